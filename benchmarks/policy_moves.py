@@ -4,11 +4,12 @@
     python benchmarks/policy_moves.py --quick    one seed
     python benchmarks/policy_moves.py --seeds 7 8
 
-Needs no vLLM: the proposals are those of `IncrementalEplbPolicy`, and *stock* is the published greedy rule,
-which vLLM's policy follows without nodes. The popularity of experts never changes. What does from
-window to window is the sample, of so many rows a layer, or also the popularity in each of 16
-sub-windows, by a log-normal factor (`jitter`). The plan made on a window is judged on the next one.
-Imbalance is max/mean - 1 of the ranks, mean over layers, by even splits. Prints; keeps nothing.
+Needs no vLLM: the proposals are those of `IncrementalEplbPolicy`, and *stock* is the published
+greedy rule, which vLLM's policy follows without nodes. The popularity of experts never changes.
+What does from window to window is the sample, of so many rows a layer, or also the popularity in
+each of 16 sub-windows, by a log-normal factor (`jitter`). The plan made on a window is judged on
+the next one. Imbalance is max/mean - 1 of the ranks, mean over layers, by even splits. Prints;
+keeps nothing.
 """
 
 import argparse
@@ -29,8 +30,8 @@ SHAPE = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 WINDOWS, SEEDS = 8, 5
 WAYS = {
     "default": EplbPolicySettings(),
-    "gain 0.05": EplbPolicySettings(gain=0.05),
-    "target 0.05": EplbPolicySettings(target=0.05),
+    "gain 0.05": EplbPolicySettings(min_improvement=0.05),
+    "target 0.05": EplbPolicySettings(target_imbalance=0.05),
 }
 NEVER = "first plan kept"
 LINE = "{load:22} {way:16} moved {moved:6.2%}, next window {after:.4f}, stock's {stock:.4f}\n"

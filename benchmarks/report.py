@@ -191,12 +191,12 @@ MAIN_JOB = Section(
         Bar("imbalance with `static` shares", "imbalance_static", form=".4f"),
         Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
         Bar("sampling-noise floor", "noise_floor", form=".4f"),
-        Bar("epochs that moved experts", "epochs", form="d", asked="at least 1 a phase"),
+        Bar("rebalances that moved experts", "epochs", form="d", asked="at least 1 a phase"),
         Bar("copies moved in all of them", "slots_moved", form="d"),
         Bar("outputs identical to one process without exchange", "outputs", asked="yes"),
         Bar("wall time of `equipoise run` after installation, s", "wall_seconds", at_most=180,
             form=".0f"),
-        Bar("stall after the first epoch, s", "stall_seconds"),
+        Bar("stall after the first rebalance, s", "stall_seconds"),
         Bar("the same without balancing, s", "stall_noise_seconds"),
     ),
 )  # fmt: skip
@@ -324,8 +324,8 @@ ENGINE = Section(
     "old placement. On a device four times as fast, with steps of 20 ms (`--slower 0.25`), what "
     "four ranks' hosts do on two cores weighs four times as much, and none of the bars holds.",
     bars=(
-        Bar("bars that `boundary` misses", "boundary", asked="none"),
-        Bar("bars that `locked` misses", "locked", asked="none"),
+        Bar("bars that `staged` misses", "boundary", asked="none"),
+        Bar("bars that `in_place` misses", "locked", asked="none"),
     ),
     tables=(
         Table("points", (
@@ -362,7 +362,8 @@ VLLM = Section(
     "288 slots, 32 ranks where nothing else is said. *Steady* windows are fresh samples of one "
     "log-normal popularity, a million tokens a layer; with *drift* each expert's popularity "
     "wanders by 5% a window. On smaller windows, or where popularity varies around one mean, (a) "
-    "moves 4 to 11% ([the placement policy](design/vllm.md#a-the-placement-policy)). Plans are "
+    "moves 4 to 11% "
+    "([the placement policy](design/vllm.md#eplb_policy-the-placement-policy)). Plans are "
     "judged on the window after the one they were made on. "
     "*Moved*: copies that ranks fetch, as part of all slots. *Balancedness*: mean by largest rank, "
     "both summed over layers, as vLLM's log has it. (a) and stock divide an expert evenly; (b) by "
@@ -630,7 +631,7 @@ GPU = Section(
     "device's events, with all that a launch reads in its cache; copies are queued before the "
     "device begins, and stand beside one plain copy of one block of as many bytes; a decode step "
     "is four layers of experts at the dimensions of DeepSeek-V3 (9 slots of one of 32 ranks), with "
-    "dense work up to 5 ms, and an epoch of the shipped engine beside it in a group of one. "
+    "dense work up to 5 ms, and a rebalance of the shipped engine beside it in a group of one. "
     "Contestants take turns; figures are medians of the rounds.",
     bars=(
         Bar("routing and counting over hash and count, 4,096 tokens and more: the slowest",
@@ -647,13 +648,13 @@ GPU = Section(
             for way in ("host to device", "staging to slot", "slot to slot")
         ),
         *(
-            Bar(f"decode step with an epoch over without, {dtype}, {path}, captured: {part}",
+            Bar(f"decode step with a rebalance over without, {dtype}, {name}, captured: {part}",
                 f"decode, {dtype}, {path}, {part}", at_most=1.05, form=".3f")
             for dtype in ("bfloat16", "float8")
-            for path in ("boundary", "locked")
+            for path, name in (("boundary", "staged"), ("locked", "in_place"))
             for part in ("median", "p99")
         ),
-        Bar("the epoch's part of a step's memory traffic: the most", "traffic", at_most=0.01,
+        Bar("the rebalance's part of a step's memory traffic: the most", "traffic", at_most=0.01,
             form=".2%"),
         Bar("decode steps: the shortest, ms", "shortest_step", at_least=5.0),
         Bar("pairs of runs", "pairs", at_least=5, form="d"),
@@ -694,7 +695,7 @@ GPU = Section(
             ("with", spread("p99_with")),
             ("ratio", spread("p99_ratio", ".3f")),
             ("moved", "{share:.2%}"),
-            ("epochs", "{epochs}"),
+            ("rebalances", "{epochs}"),
         )),
     ),
 )  # fmt: skip
@@ -718,7 +719,7 @@ EVIDENCE = Section(
     "",
     "main_job",
     "python benchmarks/run.py",
-    "{slots_moved[value]} copies moved in {epochs[value]} epochs, {wall_seconds:.0f} s in all.",
+    "{slots_moved[value]} copies moved in {epochs[value]} rebalances, {wall_seconds:.0f} s in all.",
     tables=(
         Table("variants", (
             ("4 ranks, 32 experts, three kinds of text", "{words}"),

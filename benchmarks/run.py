@@ -69,7 +69,7 @@ def main_job(quick: bool) -> int:
         found = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
     figures, tables = main_job_figures(found)
     show("main_job", figures, tables)
-    if quick:  # too few steps for two epochs in each phase
+    if quick:  # too few steps for two rebalances in each phase
         return int(not found["outputs_identical"])
     save("main_job", ["equipoise", "run"], figures, tables)
     return code
@@ -78,12 +78,12 @@ def main_job(quick: bool) -> int:
 def main_job_figures(found: Found) -> tuple[Row, dict[str, list[Row]]]:
     """What is kept of a run."""
     before, after = found["imbalance_unbalanced"], found["imbalance_balanced"]
-    phases = found["epochs_per_phase"]
+    phases = found["rebalances_per_phase"]
     figures = {
         "times_smaller": {"value": before / after, "note": f"{before:.4f} to {after:.4f}"},
         **{name: found[name] for name in ("imbalance_static", "imbalance_lagged", "noise_floor")},
         "epochs": {
-            "value": found["epochs"],
+            "value": found["rebalances"],
             "note": f"{phases} by phase",
             "met": min(phases, default=0) >= 1,
         },

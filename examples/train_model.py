@@ -14,15 +14,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from training.corpus import Corpus, build
 from training.figures import Figures, correlation, measure
 from training.loop import train
-from training.network import Network, rounded
+from training.network import Network, rounded, save_weights
 from training.windows import pack
 
 from equipoise.demo.model import ModelConfig, ModelWeights
-from equipoise.demo.model.weights import tensor_shapes
 
 RANKS = 4
 
@@ -78,8 +76,7 @@ def save(weights: ModelWeights, corpora: tuple[Corpus, ...], options: argparse.N
         "training": f"examples/train_model.py --steps {options.steps} --seed {options.seed}",
     }
     notes |= {f"corpus {corpus.name}": corpus.digests() for corpus in corpora}
-    tensors = {name: getattr(weights, name).bfloat16() for name in tensor_shapes(weights.config)}
-    save_file(tensors, options.weights, metadata=notes)
+    save_weights(weights, options.weights, notes)
     report(figures)
 
 

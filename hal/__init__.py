@@ -1,7 +1,7 @@
 """The hardware contract: protocols, capabilities, errors.
 
-Clauses: `docs/contract.md`. Every public name can be imported from here; what it needs (torch, for
-most) is imported with the first use, so that a command line which only prints its help stays light.
+Clauses: `docs/contract.md`. Every public name can be imported from here. Modules, and torch with
+them, are imported at the first use, so that a command that only prints its help starts fast.
 """
 
 from importlib import import_module
@@ -83,7 +83,7 @@ HOMES = {
     "stream": ("Event", "Role", "Stream"),
     "work": ("Work",),
 }
-"""Module by module, the names that are exported; errors stay in `equipoise.hal.errors`."""
+"""Exported names by module; errors are in `equipoise.hal.errors`."""
 
 _MODULE = {name: module for module, names in HOMES.items() for name in names}
 
@@ -96,5 +96,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What can be imported."""
+    """Names that can be imported."""
     return sorted([*globals(), *_MODULE])

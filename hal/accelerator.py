@@ -1,7 +1,4 @@
-"""Pages of host memory that copies read from.
-
-Backends, and the accelerators they open.
-"""
+"""Backends, the accelerators that they open, graphs, and pools of page-locked host memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +18,7 @@ from equipoise.hal.stream import Event, Role, Stream
 
 @runtime_checkable
 class Page(Protocol):
-    """One page, held by its taker until it is given back."""
+    """One page, owned by its caller until it is given back."""
 
     @property
     def data(self) -> Tensor:
@@ -31,8 +28,8 @@ class Page(Protocol):
     def give_back(self, after: Event | None) -> None:
         """Return it to the pool, to be handed out again once `after` is reached (A13).
 
-        `after` is recorded behind the last copy that reads the page; None when none does. Giving
-        a page back twice raises `SlotError`.
+        `after` is recorded after the last copy that reads the page; None when no copy does.
+        Raises `SlotError` when the page was given back before.
         """
         ...
 
@@ -47,7 +44,7 @@ class HostPool(Protocol):
         ...
 
     def take(self, timeout: float) -> Page:
-        """A page that no copy reads any more.
+        """Return a page that no copy reads any more.
 
         Raises:
             PoolExhausted: none became free within `timeout` seconds.
@@ -57,7 +54,7 @@ class HostPool(Protocol):
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the accelerator sits: its index, the node's name, and its NUMA node (-1: unknown)."""
+    """Where the accelerator is: its index, the node's name, and its NUMA node (-1: unknown)."""
 
     index: int
     node: str
@@ -101,46 +98,46 @@ class Accelerator(Protocol):
 
     @property
     def kernels(self) -> Kernels:
-        """The small kernels."""
+        """Routing, counting, table and checksum kernels."""
         ...
 
     def stream(self, role: Role) -> Stream:
-        """The stream of that role: always the same one."""
+        """The stream of that role; the same one at every call."""
         ...
 
     def adopt(self, native_stream: object) -> Stream:
         """Wrap a stream that a serving engine owns. Raises `Unsupported`.
 
-        It goes on when a program raises: the launch of that program does, too (clause E7).
+        It keeps working after a program raises; the launch of that program raises too (clause E7).
         """
         ...
 
     def event(self) -> Event:
-        """A fresh event."""
+        """Create an event."""
         ...
 
     def stream_lock(self, deadline: float) -> StreamLock:
-        """A fresh lock, whose waiting streams are released by a poison after `deadline` seconds.
+        """Create a lock; after `deadline` seconds a poison releases the streams that wait for it.
 
         Raises `Unsupported`.
         """
         ...
 
     def slot_store(self, layout: SlotLayout) -> SlotStore:
-        """The slots of this rank, with their staging."""
+        """Create the store of this rank's slots and their staging buffers."""
         ...
 
     def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for such a tensor in the private format, contents undefined.
 
-        Raises `Unsupported` where `slot_formats` lacks it, or it does not know the dtype.
+        Raises `Unsupported` where `slot_formats` lacks the format, or the dtype has none.
         """
         ...
 
     def storage_bytes(self, tensor: Tensor) -> Tensor:
-        """Everything that a tensor at offset 0 stores, padding included: uint8 [n], in place.
+        """A view of everything that a tensor at offset 0 stores, padding included: uint8 [n].
 
-        The memory is the tensor's own, which the caller keeps as long as it uses the result.
+        The view does not own the memory: the caller keeps `tensor` alive while it uses the view.
         """
         ...
 
@@ -149,68 +146,69 @@ class Accelerator(Protocol):
         ...
 
     def host_pool(self, page_bytes: int, pages: int) -> HostPool:
-        """So many pages of host memory, as `pinned` gives it."""
+        """Create a pool of `pages` pages, allocated as by `pinned`."""
         ...
 
     def graph(self) -> Graph:
-        """An empty graph. Raises `Unsupported`."""
+        """Create an empty graph. Raises `Unsupported`."""
         ...
 
     def topology(self) -> Topology:
-        """Where it sits."""
+        """Its index, node and NUMA node."""
         ...
 
     def memory(self) -> Memory:
-        """How much memory it has."""
+        """Total and free bytes of device memory."""
         ...
 
     def synchronize(self, timeout: float) -> None:
-        """Drain every stream. Raises as `Stream.synchronize` does."""
+        """Block the host until every stream has drained. Raises as `Stream.synchronize` does."""
         ...
 
     def close(self) -> None:
-        """End every stream; bounded."""
+        """End every stream, within a bounded time."""
         ...
 
 
 @runtime_checkable
 class EstimatesRoutingMemory(Protocol):
-    """What a backend may have besides, and the accelerators that it opens: it knows the memory that
-    its kernels keep for routing, beside `Tables`.
+    """Optional for backends and accelerators: estimates the memory that routing kernels need.
+
+    `Tables` are not included.
     """
 
     def routing_bytes(self, layers: int, experts: int, slots: int) -> int:
-        """Bytes of a device that go with tables of that shape. Opens nothing."""
+        """Bytes of device memory for tables of that shape. Opens nothing."""
         ...
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """What an entry point of `equipoise.accelerators` names."""
+    """A kind of accelerator: the object that an entry point of `equipoise.accelerators` names."""
 
     @property
     def name(self) -> str:
-        """The name it is chosen by."""
+        """The name that users select it by."""
         ...
 
     @property
     def communicator(self) -> str:
-        """Name of the communicator backend that goes with it unless another is asked for."""
+        """Name of its default communicator backend."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """Readable before anything is opened."""
+        """What its devices can do; readable before anything is opened."""
         ...
 
     def probe(self) -> Probe:
-        """Whether it can run here."""
+        """Whether it can run on this machine."""
         ...
 
     def devices(self) -> int:
-        """How many devices can be opened: 0 where `probe` says unavailable. Opens none.
+        """Number of devices that can be opened: 0 where `probe` is `Unavailable`. Opens none.
 
-        Ranks take them in turn, as `open_for_rank` says.
+        Ranks use them round-robin, see `open_for_rank`.
         """
         ...
 
@@ -220,7 +218,7 @@ class Backend(Protocol):
 
 
 def check_device_count(backend: Backend, communicator: CommunicatorBackend, ranks: int) -> None:
-    """Raise `UsageError` when so many ranks of one machine find too few devices (B9)."""
+    """Raise `UsageError` when one machine has fewer devices than `ranks` needs (B9)."""
     found = backend.devices()
     if ranks > found and not communicator.capabilities.shared_devices:
         raise UsageError(
@@ -230,7 +228,7 @@ def check_device_count(backend: Backend, communicator: CommunicatorBackend, rank
 
 
 def open_for_rank(backend: Backend, rank: int) -> Accelerator:
-    """The device of `rank`: number rank modulo `devices()`, which its communicators rely on.
+    """Open the device of `rank`, number rank modulo `devices()`; communicators rely on that.
 
     Raises `BackendUnavailable` if there is no device.
     """

@@ -1,7 +1,7 @@
 """What a backend declares about itself before anything is opened.
 
-Every default is the conservative answer: a backend that says nothing promises nothing beyond the
-clauses that `docs/contract.md` marks as required.
+Every default is the conservative answer: a backend that declares nothing promises only the clauses
+that `docs/contract.md` marks as required.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class SlotFormat(StrEnum):
     STRIDED = "strided"
     """Contiguous, any byte offset into its storage."""
     PRIVATE = "private"
-    """Known to the vendor only (FRACTAL_NZ): offset 0, copied whole between equals."""
+    """Known to the vendor only (FRACTAL_NZ): offset 0, copied whole between equal segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Capabilities:
     """What an accelerator can do beyond the required clauses.
 
     Attributes:
-        streams: how many streams truly run side by side (1: roles may alias).
+        streams: how many streams run concurrently (1: roles may share one stream).
         stream_lock: `stream_lock()` works.
         copy_independent_of_launch: a copy from the host completes while a launched stream waits;
             false forbids any device wait that depends on a host copy (TensorRT-LLM's first copy
@@ -53,8 +53,8 @@ class CommunicatorCapabilities:
         abort: `abort()` ends what is in flight.
         rebuild: `rebuild()` works after a rank's death among the survivors.
         shared_devices: two ranks may work on one device (B9).
-        dtypes: element types that travel; bytes, for weights, and integers, for counters, at least.
-        reductions: those of them that can be summed.
+        dtypes: element types that can be sent; at least bytes for weights, integers for counters.
+        reductions: the element types that can be summed.
     """
 
     stream_ordered: bool = False
@@ -68,7 +68,7 @@ class CommunicatorCapabilities:
 
 @dataclass(frozen=True)
 class Available:
-    """The backend can run here; `detail` says on what."""
+    """The backend can run here; `detail` names the device or library."""
 
     detail: str
 

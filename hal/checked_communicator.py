@@ -1,8 +1,8 @@
-"""What a rank issued, in a form that can be compared with what its peers did.
+"""Checked mode: ranks compare what they are about to issue before any operation starts.
 
-A send and its receive, compared through the control plane.
-
-Checked mode: ranks compare what they issue before anything starts.
+Collectives are compared by all members of the communicator, a send and its receive by the two ranks
+of the pair, both through ballots on the control plane. A mismatch raises `OrderMismatch` and
+nothing is started.
 """
 
 import json
@@ -74,7 +74,7 @@ def operation_signature(epoch: int, kind: str, tensor: Tensor) -> OperationSigna
 
 
 def operations_match(operations: Sequence[OperationSignature]) -> bool:
-    """Whether all ranks issued one operation, and each expects what its peers send."""
+    """Whether all ranks issued the same operation, and each expects what its peers send."""
     if len({operation.common for operation in operations}) > 1:
         return False
     sent = [list(operation.sends) for operation in operations]
@@ -85,9 +85,10 @@ def operations_match(operations: Sequence[OperationSignature]) -> bool:
 
 
 def describe_operations(operations: Sequence[OperationSignature], ranks: Sequence[int]) -> str:
-    """Who issued what; `ranks` are numbers of the run."""
-    said = (f"rank {rank} issued {o}" for rank, o in zip(ranks, operations, strict=True))
-    return "; ".join(said)
+    """The operation of each rank as text; `ranks` are numbers of the run."""
+    return "; ".join(
+        f"rank {rank} issued {one}" for rank, one in zip(ranks, operations, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class P2PCheck:
 
     Attributes:
         control: carries both ends' ballots.
-        question: that both ends answer.
+        question: the question that both ends cast a ballot on.
         ranks: sender and receiver, numbers of the run.
     """
 
@@ -105,11 +106,11 @@ class P2PCheck:
     ranks: tuple[int, int]
 
     def cast(self, operation: OperationSignature) -> None:
-        """Say what this end issues."""
+        """Publish what this end issues."""
         self.control.cast(self.question, operation.to_bytes())
 
     def mismatch(self, timeout: float) -> OrderMismatch | None:
-        """What is wrong between the two ends; None when nothing is.
+        """The mismatch between the two ends; None when they match.
 
         Raises `BallotIncomplete` when the peer has not issued its end within `timeout` seconds.
         """
@@ -121,32 +122,32 @@ class P2PCheck:
 
 
 class CheckedWork:
-    """A point-to-point operation whose other end is compared when somebody asks for the result.
+    """A point-to-point operation whose two ends are compared when its result is asked for.
 
-    A mismatch cancels the operation, which fails its communicator: nothing that follows on this
+    A mismatch cancels the operation, which fails its communicator: no later operation of this
     pair would match (P2).
 
     Args:
         inner: the operation itself.
-        pairing: where both ends stand; this one has been cast.
+        check: compares both ends; the ballot of this end has been cast.
         deadline: seconds from now until the operation fails by itself.
     """
 
-    def __init__(self, inner: Work, pairing: P2PCheck, deadline: float) -> None:
+    def __init__(self, inner: Work, check: P2PCheck, deadline: float) -> None:
         self._inner = inner
-        self._pairing: P2PCheck | None = pairing
+        self._check: P2PCheck | None = check
         self._expiry = time.monotonic() + deadline
         self._mismatch: OrderMismatch | None = None
 
     def done(self) -> bool:
-        """Whether it ended; the ends are compared by then."""
+        """Whether it has ended; the ends have been compared by then."""
         if not self._inner.done():
             return self._mismatch is not None
         self._compare(0.0)
         return True
 
     def wait(self, stream: Stream) -> None:
-        """Order `stream` behind the operation; a mismatch shows when the host asks."""
+        """Order `stream` after the operation; a mismatch shows in `done` and `result`."""
         self._inner.wait(stream)
 
     def result(self, timeout: float) -> None:
@@ -163,14 +164,14 @@ class CheckedWork:
         self._inner.cancel()
 
     def _compare(self, timeout: float) -> None:
-        pairing = self._pairing
-        if pairing is None:
+        check = self._check
+        if check is None:
             return
         try:
-            self._mismatch = pairing.mismatch(timeout)
+            self._mismatch = check.mismatch(timeout)
         except BallotIncomplete:
-            return  # the operation itself says what became of it
-        self._pairing = None
+            return  # `result` of the operation itself reports how it ended
+        self._check = None
         if self._mismatch is not None:
             self._inner.cancel()
 
@@ -182,16 +183,16 @@ GIVEN_UP = b"given up"
 class CheckedCommunicator:
     """A communicator that raises where another would hang (clause C7).
 
-    Collectives and exchange rounds first put what they are on a ballot, under a running number;
-    where the ranks differ, every rank raises `OrderMismatch`, which names what each issued, and
-    nothing starts. A rank that does not come within the deadline is named by `BallotIncomplete`,
-    and the operation then starts nowhere, not even on a rank that comes later.
+    Collectives and exchange rounds first cast a ballot that describes them, under a sequence
+    number; where the ranks differ, every rank raises `OrderMismatch`, which names what each issued,
+    and nothing starts. `BallotIncomplete` names a rank that does not arrive within the deadline,
+    and the operation then starts on no rank, not even on one that arrives later.
 
     Sends and receives do not wait for each other at the call (P1): they are compared there if the
     peer was first, else when the result is asked for.
 
-    Meant for finding faults: an operation costs some round trips to the store, which keeps every
-    ballot.
+    It is meant for debugging: an operation costs several round trips to the store, which keeps
+    every ballot.
 
     Args:
         communicator: does the work.
@@ -254,7 +255,7 @@ class CheckedCommunicator:
         return self._start_if_all_match(mine, lambda: self._inner.reduce_scatter(out, tensor))
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
-        """One rank's tensor replaces everybody's."""
+        """Copy one rank's tensor to all others."""
         mine = operation_signature(self.epoch, f"broadcast from {source}", tensor)
         return self._start_if_all_match(mine, lambda: self._inner.broadcast(tensor, source))
 
@@ -266,7 +267,7 @@ class CheckedCommunicator:
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
-        """Blocks of given row counts; what one rank sends, its peer must expect."""
+        """Blocks of the given row counts; a rank must expect what its peer sends."""
         mine = OperationSignature(
             epoch=self.epoch,
             kind="all_to_all_uneven",
@@ -285,7 +286,7 @@ class CheckedCommunicator:
         return self._start_if_all_match(mine, self._inner.barrier)
 
     def exchange(self, round: Exchange) -> Work:
-        """One round of blobs; every rank takes part in every round, be it with none."""
+        """One round of blobs; every rank takes part in every round, even without blobs."""
         mine = OperationSignature(
             epoch=self.epoch,
             kind="exchange",
@@ -315,14 +316,14 @@ class CheckedCommunicator:
         self._inner.abort()
 
     def rebuild(self, ranks: Sequence[int]) -> None:
-        """Go on among `ranks`; numbering begins anew."""
+        """Continue among `ranks`; sequence numbers restart."""
         with self._collective, self._pairwise:
             self._inner.rebuild(ranks)
             self._rebuilds += 1
             self._join(ranks)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         self._inner.close()
 
     def _join(self, ranks: Sequence[int]) -> None:
@@ -332,12 +333,14 @@ class CheckedCommunicator:
         self._sequence = 0
         self._messages: Counter[tuple[int, int]] = Counter()
 
-    def _by_rank(self, parcels: Sequence[PeerBuffer]) -> tuple[int, ...]:
-        sizes = {parcel.peer: parcel.blob.numel() for parcel in parcels}
+    def _by_rank(self, buffers: Sequence[PeerBuffer]) -> tuple[int, ...]:
+        sizes = {buffer.peer: buffer.blob.numel() for buffer in buffers}
         return tuple(sizes.get(rank, 0) for rank in range(self.size))
 
     def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
-        """Start once all ranks have issued the same; threads come one after the other (P6)."""
+        """Start once all ranks have issued the same operation."""
+        # Held over the vote: sequence numbers of all ranks must mean the same operation, although
+        # threads issue concurrently (P6).
         with self._collective:
             self._sequence += 1
             question = f"{self._label}/{self._sequence}"
@@ -349,7 +352,7 @@ class CheckedCommunicator:
             return start()
 
     def _collect_all_or_none(self, question: str) -> tuple[bytes, ...]:
-        """All ballots; either every rank gets them or none, which a decision settles."""
+        """All ballots. A decision makes sure that either every rank gets them or none does."""
         try:
             ballots = self._control.collect(question, self._deadline, self._ranks)
         except BallotIncomplete:
@@ -370,16 +373,16 @@ class CheckedCommunicator:
         with self._pairwise:
             self._messages[pair] += 1
             question = f"{self._label}/{pair[0]}-{pair[1]}/{self._messages[pair]}"
-            pairing = P2PCheck(self._control, question, ends)
-            pairing.cast(mine)
-            _refuse_mismatch(pairing)
-            return CheckedWork(start(), pairing, self._deadline)
+            check = P2PCheck(self._control, question, ends)
+            check.cast(mine)
+            _refuse_mismatch(check)
+            return CheckedWork(start(), check, self._deadline)
 
 
-def _refuse_mismatch(pairing: P2PCheck) -> None:
-    """Raise if the peer came first, and with something else."""
+def _refuse_mismatch(check: P2PCheck) -> None:
+    """Raise if the peer has already issued something else."""
     try:
-        mismatch = pairing.mismatch(0.0)
+        mismatch = check.mismatch(0.0)
     except BallotIncomplete:
         return
     if mismatch is not None:

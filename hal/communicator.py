@@ -21,7 +21,7 @@ class PeerBuffer:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one rank sends and receives in one round: at most one blob a peer and direction.
+    """What one rank sends and receives in one round: at most one blob per peer and direction.
 
     HCCL documents that rule for batched point-to-point; every backend keeps it.
     """
@@ -31,18 +31,18 @@ class Exchange:
 
     def __post_init__(self) -> None:
         for side in (self.sends, self.receives):
-            peers = [parcel.peer for parcel in side]
+            peers = [buffer.peer for buffer in side]
             if len(set(peers)) != len(peers):
                 raise ValueError(f"more than one blob for a peer in one round: {sorted(peers)}")
 
 
 @runtime_checkable
 class Communicator(Protocol):
-    """A group of ranks that does one job; every operation returns at once with its `Work`.
+    """A group of ranks with one purpose; every operation returns its `Work` at once.
 
-    Operations carry the deadline that the communicator was opened with; one that passes it, and
-    one that is unmatched, fails the communicator until `rebuild`. Matching is first in first out
-    per (source, destination); there are no tags. An unsupported dtype or layout raises
+    Operations have the deadline that the communicator was opened with; one that passes it, or that
+    no peer matches, fails the communicator until `rebuild`. Matching is first in first out per
+    (source, destination); there are no tags. An unsupported dtype or layout raises
     `Unsupported` before any side effect. All ranks issue collectives in one order.
     """
 
@@ -58,7 +58,7 @@ class Communicator(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
-        """`tensor` of rank `source` replaces everybody's."""
+        """Copy `tensor` of rank `source` to `tensor` of every other rank."""
         ...
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Work:
@@ -97,40 +97,40 @@ class Communicator(Protocol):
         ...
 
     def isend(self, tensor: Tensor, destination: int) -> Work:
-        """Send; ends at the earliest when the receive is posted (rendezvous)."""
+        """Send `tensor`; ends no earlier than its receive is posted (rendezvous)."""
         ...
 
     def irecv(self, tensor: Tensor, source: int) -> Work:
-        """Post a receive."""
+        """Receive into `tensor`."""
         ...
 
     def exchange(self, round: Exchange) -> Work:
         """One round of blobs, receives posted before sends.
 
-        A rank that only sends may be through before the others come, as in a collective.
+        A rank that only sends may finish before the others arrive, as in a collective.
         """
         ...
 
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
-        """Build the links in this order; the order is the same on every rank."""
+        """Build the links in this order, which must be the same on every rank."""
         ...
 
     def abort(self) -> None:
-        """End what is in flight with an error. Raises `Unsupported` where that cannot be."""
+        """End operations in flight with an error. Raises `Unsupported` if it is not declared."""
         ...
 
     def rebuild(self, ranks: Sequence[int]) -> None:
-        """Make the communicator usable again among `ranks`, after a failure; returns as `open`."""
+        """Make the communicator usable among `ranks` after a failure; collective like `open`."""
         ...
 
     def close(self) -> None:
-        """Give everything back; bounded by the communicator's deadline."""
+        """Release all resources, within the communicator's deadline."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one run meet. The store lives in the launcher, not on a rank."""
+    """Address of the store where the ranks of a run meet; the launcher holds it if it has one."""
 
     rank: int
     size: int
@@ -138,6 +138,10 @@ class Rendezvous:
     port: int
     deadline: float
     """Seconds that any wait may last."""
+    namespace: str = ""
+    """What the keys of this run begin with, in a store that outlives it or that others use too."""
+    hosts_store: bool = False
+    """Whether this rank holds the store at `host`:`port`, because no launcher does."""
 
 
 @runtime_checkable
@@ -150,13 +154,15 @@ class Fabric(Protocol):
         ...
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """A communicator of its own for `purpose` among `ranks`, all of them by default.
+        """Open a separate communicator for `purpose` among `ranks`, by default all ranks.
 
-        Collective: every one of these ranks opens it, in the same order of `ranks`; the place in
-        that order is its rank there. A purpose is opened once. When it has returned, no other
-        member needs this rank in order to open: it may leave at once (clause X8). Raises
-        `CommunicatorFailed` when a rank does not come by the deadline, and `Unsupported` when this
-        rank is not one of them.
+        Collective: all of `ranks` call it with the same order of `ranks`; the position in that
+        order is the rank in the communicator. A purpose is opened once. After the return no other
+        member needs this rank in order to open: it may exit at once (clause X8).
+
+        Raises:
+            CommunicatorFailed: a rank did not arrive by the deadline.
+            Unsupported: this rank is not one of `ranks`.
         """
         ...
 
@@ -167,7 +173,7 @@ class Fabric(Protocol):
 
 @runtime_checkable
 class RendezvousHost(Protocol):
-    """The store of the control plane, held by the launcher: it outlives every rank."""
+    """The store of the control plane; the launcher holds it, so it outlives every rank."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -175,59 +181,59 @@ class RendezvousHost(Protocol):
         ...
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Tell the ranks that `rank` is gone; only the first loss of a run is kept."""
+        """Tell the ranks that `rank` is lost; only the first loss of a run is kept."""
         ...
 
     def beat(self, rank: int) -> tuple[int, str]:
-        """How many heartbeats came from `rank`, and what it was doing at the last one."""
+        """Number of heartbeats from `rank`, and its operation at the last one."""
         ...
 
     def close(self) -> None:
-        """Give the port back."""
+        """Stop the store and release its port."""
         ...
 
 
 @runtime_checkable
 class EstimatesCommunicatorMemory(Protocol):
-    """What a backend may have besides: it knows the memory that its communicators take."""
+    """Optional for backends: estimates the device memory of communicators."""
 
     def device_bytes(self, communicators: int, links: int) -> int:
-        """Bytes of a device that so many communicators, and links of one rank, will hold."""
+        """Bytes of device memory for that many communicators, and links of one rank."""
         ...
 
 
 @runtime_checkable
 class CommunicatorBackend(Protocol):
-    """What an entry point of `equipoise.communicators` names."""
+    """A kind of communicator: what an entry point of `equipoise.communicators` names."""
 
     @property
     def name(self) -> str:
-        """The name it is chosen by."""
+        """The name that users select it by."""
         ...
 
     @property
     def capabilities(self) -> CommunicatorCapabilities:
-        """Readable before anything is opened."""
+        """What its communicators can do; readable before anything is opened."""
         ...
 
     def probe(self) -> Probe:
-        """Whether it can run here."""
+        """Whether it can run on this machine."""
         ...
 
     def launcher_rendezvous(self) -> Rendezvous | None:
-        """Where this process stands if the backend's own launcher started it, else None.
+        """The rendezvous of this process if the backend's own launcher started it, else None.
 
         For backends that bring a launcher (mpiexec); every process of the launch calls it.
         """
         ...
 
     def host(self) -> RendezvousHost:
-        """A store on this machine, on a free port; for launchers.
+        """Start a store on a free port of this machine; for launchers.
 
         Raises `Unsupported` where only the backend's own launcher can start ranks.
         """
         ...
 
     def connect(self, rendezvous: Rendezvous) -> Fabric:
-        """Meet the other ranks. Raises `ControlPlaneLost` when the store does not answer."""
+        """Join the other ranks. Raises `ControlPlaneLost` when the store does not answer."""
         ...

@@ -1,4 +1,4 @@
-"""The host-side plane on which ranks agree, and by which an error can name the peer."""
+"""The control plane: ballots, decisions and heartbeats between the hosts of all ranks."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -10,9 +10,8 @@ from equipoise.hal.errors import RankLost
 class ControlPlane(Protocol):
     """Ballots, decisions and heartbeats over a store that outlives any rank.
 
-    A ballot, once cast, never changes, and a decision, once taken, never changes: so two ranks
-    that learn an outcome learn the same one, whatever they timed out on before; until somebody
-    who knows that it is needed no more lets it be forgotten.
+    A ballot, once cast, and a decision, once taken, never change: two ranks that learn an outcome
+    learn the same one, whatever they timed out on before. They stay until `forget`.
     """
 
     @property
@@ -22,60 +21,60 @@ class ControlPlane(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks."""
+        """Number of ranks."""
         ...
 
     def cast(self, question: str, ballot: bytes) -> None:
-        """Put this rank's ballot on `question`; once per rank and question."""
+        """Publish this rank's ballot on `question`; once per rank and question."""
         ...
 
     def collect(
         self, question: str, timeout: float, ranks: Sequence[int] | None = None
     ) -> tuple[bytes, ...]:
-        """The ballots of `ranks` on `question`, in that order; of all ranks by default.
+        """Wait for the ballots of `ranks` on `question`, in that order; by default of all ranks.
 
         Raises:
             BallotIncomplete: one of them did not cast its ballot within `timeout` seconds.
-            ControlLost: the store does not answer.
+            ControlPlaneLost: the store does not answer.
         """
         ...
 
     def decide(self, question: str, value: bytes) -> bytes:
-        """Settle `question`: the first rank's `value` wins, and everybody is told the winner.
+        """Decide `question`: the first rank's `value` wins, and every rank gets the winner.
 
         Raises:
-            ControlLost: the store does not answer, so the outcome is unknown.
+            ControlPlaneLost: the store does not answer, so the outcome is unknown.
         """
         ...
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
-        """Let go of the ballots of `ranks` on `question`, of all by default, and of its decision.
+        """Delete the ballots of `ranks` on `question`, by default of all, and its decision.
 
-        Any rank may, once or several times, about anything; no other question is touched. Who
-        asks afterwards finds what it finds on a question that was never asked: nothing, and not
-        something old. So that is for a caller who knows that everybody is through with it: what
-        nobody forgets stays as long as the store does, and its name is taken (clause C9).
+        Any rank may call it, any number of times, for any question; no other question changes.
+        Afterwards the question is as if it had never been asked: no old ballot or decision is
+        seen. So the caller must know that no rank needs it any more. What is not forgotten stays
+        as long as the store does, and its name cannot be reused (clause C9).
 
         Raises:
-            ControlLost: the store does not answer; what was to be forgotten may be there, or not.
+            ControlPlaneLost: the store does not answer; whether it was deleted is unknown.
         """
         ...
 
     def set_operation(self, operation: str) -> None:
-        """Say what this rank is doing, for errors and heartbeats; costs one attribute write."""
+        """Set what this rank is doing, for errors and heartbeats; costs one attribute write."""
         ...
 
     def announce_exit(self, reason: str) -> None:
-        """Say that this rank ends, and why; best effort, never raises."""
+        """Announce that this rank ends, and why; best effort, never raises."""
         ...
 
     def lost_rank(self, timeout: float) -> RankLost | None:
-        """Which rank was lost: told by the launcher, by itself, or by its silence.
+        """The rank that was lost: as its launcher, itself, or its missing heartbeat reports.
 
-        Waits up to `timeout` seconds for evidence; None when every rank still beats.
+        Waits up to `timeout` seconds; None when every rank still sends heartbeats.
         """
         ...
 
     def close(self) -> None:
-        """Stop the heartbeat; bounded."""
+        """Stop the heartbeat, within a bounded time."""
         ...

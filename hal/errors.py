@@ -1,16 +1,16 @@
 """Every exception that equipoise raises on purpose.
 
 EquipoiseError
-├── UsageError                what was asked for cannot be done as asked
+├── UsageError                what the user asked for cannot be done as asked
 ├── BackendUnavailable        the named backend is unknown, or cannot run on this machine
 ├── Unsupported               a capability is not declared; raised before any side effect
 ├── StreamError
 │   ├── EventNotRecorded      waiting on an event that nothing was recorded into
-│   ├── StreamFailed          a program on the stream raised; the stream takes no more
-│   ├── StreamTimeout         the stream did not drain in time (it goes on)
+│   ├── StreamFailed          a launch on the stream raised; the stream accepts no more
+│   ├── StreamTimeout         the stream did not drain in time; its work continues
 │   ├── LockPoisoned          a stream lock was poisoned: discard what was read under it
-│   ├── LockMisuse            a mover's verb out of turn; nothing has happened
-│   └── StaleEpoch            a mover's verb for an epoch that is over; nothing has happened
+│   ├── LockMisuse            the writer called the lock out of order; nothing has happened
+│   └── StaleEpoch            the writer used an epoch that has ended; nothing has happened
 ├── SlotError                 a slot, staging buffer or source does not fit its descriptor
 │   ├── SlotLeased            a peer still reads the slot; nothing has happened
 │   └── PoolExhausted         no page of the host pool became free in time
@@ -18,47 +18,47 @@ EquipoiseError
 ├── CommunicatorError
 │   ├── CommunicatorFailed    an operation failed, or came after one that did: rebuild first
 │   │   └── OperationTimeout  an operation passed its own (hard) deadline
-│   └── ResultPending         `result(timeout)` gave up waiting; the operation lives on
+│   └── ResultPending         `result(timeout)` timed out; the operation continues
 ├── ControlError
 │   ├── BallotIncomplete      not every rank cast its ballot in time
-│   ├── ControlLost           the store of the control plane cannot be reached
+│   ├── ControlPlaneLost      the store of the control plane cannot be reached
 │   ├── OrderMismatch         checked mode: ranks issued different operations; none was started
 │   └── RankLost              a rank was killed, stopped or left; names rank and operation
 ├── Violation                 the conformance suite saw a backend break a clause
-├── FormatError               a file of statistics or of a placement cannot be read, or written
-│   ├── FileUnwritten         the system did not take it: a full disk, no permission
-│   └── RanksUnsaid           it does not say for how many ranks it is, and nobody else did
-├── ChannelError              something about what one stage hands to another
-│   ├── ShapeClassError       tensors cannot travel so, or are not the class that was announced
+├── FormatError               a file of statistics or of a placement cannot be read or written
+│   ├── FileWriteFailed       the system did not write it: a full disk, no permission
+│   └── RankCountMissing      neither the file nor the caller names the number of ranks
+├── ChannelError              an error of the channel between two pipeline stages
+│   ├── ShapeClassError       tensors cannot be sent, or are not of the announced shape class
 │   ├── MessageMismatch       what arrived is not the message that was expected: discard it
-│   ├── BuffersHeld           all buffers of an edge are still sent from, or read
-│   ├── LeaseEnded            tensors were asked for behind the end of their lease
-│   ├── NotReplicated         tensors declared alike on all slices' ranks differ: nothing was sent
+│   ├── BuffersBusy           all buffers of an edge are still being sent or read
+│   ├── LeaseEnded            tensors were accessed after their lease had ended
+│   ├── NotReplicated         tensors declared equal on all slices' ranks differ: nothing was sent
 │   └── ChannelClosed         the edge was closed, or failed before
-├── RouterError               a router of requests cannot do that; nothing has happened
+├── RouterError               the request router refuses a call; nothing has happened
 │   ├── PolicyError           no policy can be made of these settings
 │   ├── RequestError          a request is unknown, known already, or not in that state
 │   └── WorkerError           a worker does not exist, or is not in that state
-├── IntegrationError          a serving engine cannot be extended so; nothing of it was changed
-│   └── EngineUnsupported     it is another version, or lacks a symbol, or has one otherwise
+├── IntegrationError          a serving engine cannot be extended; nothing in it was changed
+│   └── EngineUnsupported     unknown version, or a symbol is missing or differs
 └── EngineError
-    ├── ConfigError           an engine cannot be configured so
+    ├── ConfigError           an engine cannot be configured like this
     ├── PlacementError        a placement, share table or load is malformed
     ├── ExpertsLost           a loss of ranks took the last copies of some experts
-    ├── RegistrationError     tensors cannot be taken for the expert weights of a layer
-    │   └── ModelIncomplete   the model holds tensors of experts that nobody registered
+    ├── RegistrationError     tensors cannot be registered as the expert weights of a layer
+    │   └── ModelIncomplete   registered tensors are not those that the model's experts have
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
-    ├── ExchangeError         rows do not fit the exchange that is given them; nothing has happened
-    │   └── ExchangeMisuse    a verb of an exchange out of turn, or with a handle that is over
-    ├── AgreementLost         the outcome of a vote could not be learnt: this rank fail-stops
-    ├── CopierError           the host copier cannot do that; nothing was copied
-    │   ├── CopyPending       a copy was not done in time; it goes on
+    ├── ExchangeError         rows do not fit their exchange; nothing has happened
+    │   └── ExchangeMisuse    an exchange was called out of order or with an ended handle
+    ├── VoteOutcomeUnknown    the outcome of a vote is unknown: this rank stops
+    ├── CopierError           the host copier refuses a call; nothing was copied
+    │   ├── CopyPending       a copy did not finish in time; it continues
     │   └── CopyAbandoned     the copier ended before the copy did: discard the destination
-    └── ExpertPoolError       the host pool of expert weights cannot be made, or used so
-        ├── NoRoom            the node's memory does not suffice; says wanted and free
-        ├── ForeignMemory     what a peer offered is not the pool that it promised
+    └── ExpertPoolError       the host pool of expert weights cannot be created, or used like this
+        ├── HostMemoryExhausted  the node has too little memory; gives required and free bytes
+        ├── PoolMismatch      a peer offers another pool than it announced
         ├── PoolIncomplete    a rank of the node has not filled, or not reserved, its part
-        ├── PoolDamaged       bytes in the pool are not those that were written
+        ├── PoolCorrupted     bytes in the pool are not those that were written
         └── PoolLeased        a reader still holds parts of the pool
 """
 
@@ -69,7 +69,11 @@ if TYPE_CHECKING:
 
 
 class EquipoiseError(Exception):
-    """Root of the tree."""
+    """Base class of every exception that Equipoise raises on purpose.
+
+    Its message is one line: what happened, with the value, and what to do. The tree of classes is
+    at the top of `hal/errors.py`.
+    """
 
 
 class UsageError(EquipoiseError):
@@ -85,31 +89,31 @@ class Unsupported(EquipoiseError):
 
 
 class StreamError(EquipoiseError):
-    """Something about a stream or an event."""
+    """An error of a stream or an event."""
 
 
 class EventNotRecorded(StreamError):
-    """Waiting on an event that nothing was recorded into (vendors silently ignore it)."""
+    """A wait for an event that nothing was recorded into (vendors silently ignore it)."""
 
 
 class StreamFailed(StreamError):
-    """A program on the stream raised; its exception is the `__cause__`."""
+    """A launch on the stream raised; its exception is the `__cause__`."""
 
 
 class StreamTimeout(StreamError):
-    """The stream did not drain in time; what it runs goes on."""
+    """The stream did not drain in time; its work continues."""
 
 
 class LockPoisoned(StreamError):
-    """A stream lock was poisoned: what was read under it is to be discarded."""
+    """A stream lock was poisoned: discard what was read under it."""
 
 
 class LockMisuse(StreamError):
-    """A mover signalled without owning the slots, or waited while owning them."""
+    """The writer signalled without owning the slots, or waited while owning them."""
 
 
 class StaleEpoch(StreamError):
-    """A mover came late, from an epoch of the stream lock that is over."""
+    """The writer called the lock for an epoch that has ended."""
 
 
 class SlotError(EquipoiseError):
@@ -117,7 +121,7 @@ class SlotError(EquipoiseError):
 
 
 class SlotLeased(SlotError):
-    """A peer still reads the slot, so nobody may write it."""
+    """A peer still reads the slot, so it may not be written."""
 
 
 class PoolExhausted(SlotError):
@@ -129,7 +133,7 @@ class KernelError(EquipoiseError):
 
 
 class CommunicatorError(EquipoiseError):
-    """Something about a communicator."""
+    """An error of a communicator."""
 
 
 class CommunicatorFailed(CommunicatorError):
@@ -141,11 +145,11 @@ class OperationTimeout(CommunicatorFailed):
 
 
 class ResultPending(CommunicatorError):
-    """`result(timeout)` gave up waiting; the operation lives on and owns its buffers."""
+    """`result(timeout)` timed out; the operation continues and owns its buffers."""
 
 
 class ControlError(EquipoiseError):
-    """Something about the control plane."""
+    """An error of the control plane."""
 
 
 class BallotIncomplete(ControlError):
@@ -173,10 +177,10 @@ class RankLost(ControlError):
         operation: what the rank that raises this was doing.
     """
 
-    def __init__(self, rank: int, how: str, operation: str) -> None:
-        super().__init__(f"rank {rank} {how} during {operation}")
+    def __init__(self, rank: int, reason: str, operation: str) -> None:
+        super().__init__(f"rank {rank} {reason} during {operation}")
         self.rank = rank
-        self.reason = how
+        self.reason = reason
         self.operation = operation
 
 
@@ -197,15 +201,15 @@ class Violation(EquipoiseError):
 
 
 class FormatError(EquipoiseError):
-    """A file of statistics or of a placement cannot be read, or written.
+    """A file of statistics or of a placement cannot be read or written.
 
     Attributes:
-        path: the file, or the folder, as it was named.
+        path: the file or folder, as the caller named it.
         what: what is wrong with it, in one line; names layer and value where there are any.
     """
 
     def __init__(self, path: str, what: str) -> None:
-        # Names and values are from outside: a terminal gets no line breaks and no controls of them.
+        # Names and values come from files: they must not send control characters to a terminal.
         line = "".join(c if c.isprintable() else "?" for c in f"{path}: {what}")
         super().__init__(line)
         self.path = path
@@ -213,35 +217,35 @@ class FormatError(EquipoiseError):
 
 
 class FileWriteFailed(FormatError):
-    """The system did not take it: a full disk, no permission."""
+    """The system did not write the file: a full disk, no permission."""
 
 
 class RankCountMissing(FormatError):
-    """A placement does not say for how many ranks it is, and nobody else did."""
+    """Neither the placement file nor the caller names the number of ranks."""
 
 
 class ChannelError(EquipoiseError):
-    """Something about what one stage hands to another."""
+    """An error of the channel between two pipeline stages."""
 
 
 class ShapeClassError(ChannelError):
-    """Tensors cannot travel so, or are not of the shape class that was announced."""
+    """Tensors cannot be sent, or are not of the shape class that was announced."""
 
 
 class MessageMismatch(ChannelError):
-    """What arrived is not the message that was expected: its tensors are to be discarded."""
+    """What arrived is not the message that was expected: discard its tensors."""
 
 
 class BuffersBusy(ChannelError):
-    """All buffers of an edge are still sent from, or read; names the message that holds one."""
+    """All buffers of an edge are still being sent or read; names the message that holds one."""
 
 
 class LeaseEnded(ChannelError):
-    """Tensors were asked for behind the end of their lease: others may be in their memory."""
+    """Tensors were accessed after their lease had ended: their memory may be reused."""
 
 
 class NotReplicated(ChannelError):
-    """Tensors that were declared alike on the ranks that send slices of them are not."""
+    """Tensors that were declared equal on the ranks that send slices of them differ."""
 
 
 class ChannelClosed(ChannelError):
@@ -249,7 +253,7 @@ class ChannelClosed(ChannelError):
 
 
 class RouterError(EquipoiseError):
-    """A router of requests cannot do that; nothing has happened."""
+    """The request router refuses a call; nothing has happened."""
 
 
 class PolicyError(RouterError):
@@ -265,19 +269,19 @@ class WorkerError(RouterError):
 
 
 class IntegrationError(EquipoiseError):
-    """A serving engine cannot be extended so; nothing of it was changed."""
+    """A serving engine cannot be extended; nothing in it was changed."""
 
 
 class EngineUnsupported(IntegrationError):
-    """The engine is another version, or lacks a symbol, or has one of another signature."""
+    """The engine has an unknown version, lacks a symbol, or has one of another signature."""
 
 
 class EngineError(EquipoiseError):
-    """Something about the balancer's engine."""
+    """An error of the balancer's engine."""
 
 
 class ConfigError(EngineError):
-    """An engine cannot be configured so."""
+    """An engine cannot be configured like this."""
 
 
 class PlacementError(EngineError):
@@ -285,34 +289,36 @@ class PlacementError(EngineError):
 
 
 class ExpertsLost(EngineError):
-    """The last copies of some experts were on ranks that are gone, and nothing else has them.
+    """The last copies of some experts were on ranks that are lost.
 
     Attributes:
         lost_experts: the experts, by layer.
     """
 
-    def __init__(self, gone: "Mapping[int, Sequence[int]]", whose: str = "") -> None:
-        layers = "; ".join(f"layer {layer}: {list(gone[layer])}" for layer in sorted(gone))
-        super().__init__(f"{whose}no copy is left of expert(s) in {layers}")
-        self.lost_experts = {layer: tuple(experts) for layer, experts in gone.items()}
+    def __init__(self, lost_experts: "Mapping[int, Sequence[int]]", prefix: str = "") -> None:
+        layers = "; ".join(
+            f"layer {layer}: {list(lost_experts[layer])}" for layer in sorted(lost_experts)
+        )
+        super().__init__(f"{prefix}no copy is left of expert(s) in {layers}")
+        self.lost_experts = {layer: tuple(experts) for layer, experts in lost_experts.items()}
 
 
 class RegistrationError(EngineError):
-    """Tensors cannot be taken for the expert weights of a layer; names model, layer and tensor."""
+    """Tensors cannot be registered as the expert weights of a layer; names all three."""
 
 
 class ModelIncomplete(RegistrationError):
-    """What is registered, and what the model holds for its experts, are not the same.
+    """The registered tensors are not those that the model's experts have.
 
     Attributes:
-        missing: names of tensors that look like experts' and would stay behind when experts move.
+        missing: names of tensors that look like experts' and would not move with them.
         unexpected: registered tensors, as "layer 3, tensor 'w'", that the model does not hold.
     """
 
-    def __init__(self, what: str, missing: tuple[str, ...], strangers: tuple[str, ...]) -> None:
+    def __init__(self, what: str, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
         super().__init__(what)
         self.missing = missing
-        self.unexpected = strangers
+        self.unexpected = unexpected
 
 
 class GenerationMismatch(EngineError):
@@ -320,55 +326,55 @@ class GenerationMismatch(EngineError):
 
 
 class ExchangeError(EngineError):
-    """Rows do not fit the exchange that is given them; nothing has happened."""
+    """Rows do not fit their exchange; nothing has happened."""
 
 
 class ExchangeMisuse(ExchangeError):
-    """A verb of an exchange out of turn, or with a handle that is over; nothing has happened."""
+    """An exchange was called out of order or with an ended handle; nothing has happened."""
 
 
 class VoteOutcomeUnknown(EngineError):
-    """The outcome of a vote could not be learnt by its deadline: this rank fail-stops."""
+    """This rank did not learn the outcome of a vote by its deadline: it stops."""
 
 
 class CopierError(EngineError):
-    """The host copier cannot do what was asked; nothing was copied."""
+    """The host copier refuses a call; nothing was copied."""
 
 
 class CopyPending(CopierError):
-    """A copy was not done in time; it goes on, and its ticket owns the memory."""
+    """A copy did not finish in time; it continues, and its ticket owns the memory."""
 
 
 class CopyAbandoned(CopierError):
-    """The copier ended before the copy did: the destination holds parts of it at most."""
+    """The copier ended before the copy did: the destination may hold a part of it."""
 
 
 class ExpertPoolError(EngineError):
-    """The host pool of expert weights cannot be made, or not be used so."""
+    """The host pool of expert weights cannot be created, or used like this."""
 
 
 class HostMemoryExhausted(ExpertPoolError):
-    """The node's memory does not suffice.
+    """The node has too little memory for the expert pool.
 
     Attributes:
-        required: bytes that the pool takes.
-        free: bytes that could be had.
-        limit: limit that is, in words.
+        required: bytes that the pool needs.
+        free: bytes that are free.
+        limit: what limits them, in words.
     """
 
-    def __init__(self, wanted: int, free: int, whose: str) -> None:
-        super().__init__(f"the expert pool wants {wanted} bytes, and {whose} leaves {free}")
-        self.required = wanted
+    def __init__(self, required: int, free: int, limit: str) -> None:
+        super().__init__(f"the expert pool wants {required} bytes, and {limit} leaves {free}")
+        self.required = required
         self.free = free
-        self.limit = whose
+        self.limit = limit
 
 
 class PoolMismatch(ExpertPoolError):
-    """What a peer offered is not the pool that it promised, or cannot be opened from here."""
+    """A peer offers another pool than it announced, or one that cannot be opened here."""
 
 
 class PoolIncomplete(ExpertPoolError):
-    """A rank of the node has not filled, or could not reserve, its part."""
+    """A rank of the node has not filled, or could not reserve, its part of the pool."""
 
 
 class PoolCorrupted(ExpertPoolError):

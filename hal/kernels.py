@@ -1,7 +1,7 @@
-"""The small kernels that run on every step, and the persistent tables they read.
+"""The kernels that run on every step, and the persistent tables that they read.
 
-Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. None of
-them synchronises the host.
+Semantics and torch references: `equipoise.hal.routing` and `equipoise.hal.routing_rules`. No kernel
+synchronises the host.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from equipoise.hal.stream import Stream
 
 @dataclass(frozen=True)
 class Tables:
-    """Routing tables of all layers: two sets, and one generation word a layer that picks the set.
+    """Routing tables of all layers: two sets, and one generation word per layer that picks the set.
 
-    A reader takes the word once and reads the set `word & 1`; a commit fills the other set and
-    then writes the word, so that no reader ever sees half of a table (clause V3).
+    A reader loads the word once and reads the set `word & 1`; a commit fills the other set and
+    then writes the word, so no reader ever sees half of a table (clause V3).
 
     Attributes:
         generation: int64 [layers], counts commits of the layer.
@@ -34,29 +34,29 @@ class Tables:
     replicas: Tensor
     cumulative: Tensor
     ranks: int
-    """How many ranks the slots are spread over, contiguously."""
+    """Number of ranks that the slots are divided among, contiguously."""
 
     @property
     def layers(self) -> int:
-        """How many layers."""
+        """Number of layers."""
         return self.generation.shape[0]
 
     @property
     def experts(self) -> int:
-        """Logical experts a layer."""
+        """Number of logical experts per layer."""
         return self.start.shape[2] - 1
 
     @property
     def slots(self) -> int:
-        """Physical slots a layer, over all ranks."""
+        """Number of slots per layer, over all ranks."""
         return self.replicas.shape[2]
 
     @staticmethod
     def empty(layers: int, experts: int, slots: int, ranks: int, device: torch.device) -> "Tables":
-        """Zeroed tables; nothing may be routed before the first commit.
+        """Create zeroed tables; nothing may be routed before the first commit.
 
-        Zeroed on the host: a device would do it on the current stream, and a commit on another
-        one may come first.
+        They are zeroed on the host: a device would zero them on the current stream, and a commit
+        on another stream could run first.
         """
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -90,7 +90,7 @@ class TableUpdate:
 
 @dataclass(frozen=True)
 class Salt:
-    """What makes the hash of a routing pass differ between ranks, layers and steps."""
+    """Inputs that make the hash of a routing pass differ between ranks, layers and steps."""
 
     rank: int
     layer: int
@@ -99,31 +99,31 @@ class Salt:
 
 @runtime_checkable
 class Kernels(Protocol):
-    """Graph-safe, stream-ordered, on persistent tensors.
+    """Kernels of one device: safe in captured graphs, stream-ordered, on persistent tensors.
 
     `ids` are expert ids, int32 [n]; an id outside [0, experts) is padding: it is routed to the
     invalid slot (= slots) and not counted. `slots` int32 [n] and `counts` int32 [experts] are
     overwritten. All operands are contiguous, on the device of the tables; any other, and a layer
-    that has no tables, raises `KernelError` at the call (clause G11): `hal.kernel_operands` has
-    the checks.
+    that has no tables, raises `KernelError` at the call (clause G11);
+    `hal.support.validation` has the checks.
     """
 
     def warm(self, tables: Tables, stream: Stream) -> None:
-        """Make everything ready that will be launched on tables of that size.
+        """Prepare every kernel that will be launched on tables of that size.
 
-        Where kernels are compiled with their first launch, that takes seconds, which belong to no
-        step. Changes nothing that anybody sees; launches what it launches on `stream`.
+        Compiling kernels at their first launch takes seconds, which must not fall into a step.
+        No visible state changes; all launches are on `stream`.
         """
         ...
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
-        """Tokens per expert."""
+        """Count the tokens of each expert."""
         ...
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        """Expert ids to slot ids, each token by the hash of its place; the shares of the table."""
+        """Map expert ids to slots by a hash of each token's position; shares are the table's."""
         ...
 
     def route_apportioned(
@@ -136,7 +136,7 @@ class Kernels(Protocol):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        """Expert ids to slot ids by integer quotas of this batch; shares from `cumulative`."""
+        """Map expert ids to slots by integer quotas of this batch; shares are `cumulative`."""
         ...
 
     def route_by_rule(
@@ -149,13 +149,13 @@ class Kernels(Protocol):
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        """Expert ids to slot ids as another engine would; the shares are not read."""
+        """Map expert ids to slots by another engine's rule, which ignores shares."""
         ...
 
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
-        """Shares that minimise the largest rank load for `counts`, int64 [experts].
+        """Compute the shares that minimise the largest rank load for `counts`, int64 [experts].
 
         Writes `cumulative`, int32 [slots], in the order of the layer's table. A layer that has no
         tables yet (generation 0) has no such order: `cumulative` is left as it is (clause G12).
@@ -165,13 +165,14 @@ class Kernels(Protocol):
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
         """Fill the idle set of the changed layers, then advance their generation words.
 
-        The update is taken at the call. Raises `KernelError` where a layer is named twice.
+        The update is read at the call: the caller may change it afterwards. Raises `KernelError`
+        where a layer is named twice.
         """
         ...
 
     def checksum(self, data: Tensor, out: Tensor, stream: Stream) -> None:
         """Write `equipoise.hal.checksum` of `data`'s bytes to `out`, int64 [1].
 
-        Both lie anywhere; `data` is C-contiguous.
+        Both may have any alignment; `data` is C-contiguous.
         """
         ...

@@ -5,8 +5,8 @@ Integers throughout, so a kernel of any backend returns these values bit for bit
 **Table.** One layer's placement (slot -> expert) and shares become three int32 arrays: the run
 `start[e] .. start[e + 1]` of `replicas` lists the slots of expert e, ascending; `cumulative` holds
 the inclusive sums of the run's shares and ends at 65536. Slot s lives on rank
-s // (slots // ranks). A slot stands in one run, once: what a kernel does with a table in which one
-stands twice is not defined.
+s // (slots // ranks). A slot is in one run, once: what a kernel does with a table that lists one
+twice is undefined.
 
 **Mix.** mix32(index, rank, layer, step), all arithmetic modulo 2**32: the words step, layer, rank,
 index are absorbed in this order into a state that starts at 0,
@@ -134,7 +134,7 @@ def window_begin(rank: int, layer: int, step: int) -> int:
 
 
 def draw_positions(places: Tensor) -> Tensor:
-    """The positions, int64 in [0, 256), that stand at `places`, int64, of the sequence of draws."""
+    """The positions, int64 in [0, 256), at `places`, int64, of the sequence of draws."""
     return mix32(places, 0, 0, 0) >> (32 - POSITION_BITS)
 
 

@@ -6,11 +6,11 @@ returns these values bit for bit (clause G8). The batch is a matrix of rows, one
 row by row; element j is expert e. An id outside [0, experts) is routed to the invalid slot
 (= slots) and not counted, whatever the engine itself writes there.
 
-**Row hash**: vLLM 0.33, `eplb_map_to_physical_and_record`. Element j stands in row t = j // top_k
+**Row hash**: vLLM 0.33, `eplb_map_to_physical_and_record`. Element j is in row t = j // top_k
 and goes to entry ((t * 2654435769) mod 2**32) mod n of its run. Only the first `rows` rows are
 counted: the rest is what fills a batch up to the size of a captured graph.
 
-**Block turns**: TensorRT-LLM, `moe_load_balance_routing`. Element j stands in block b = j // 1024.
+**Block turns**: TensorRT-LLM, `moe_load_balance_routing`. Element j is in block b = j // 1024.
 Let o be the number of earlier elements of the same block and the same expert: it goes to entry
 (o + b + offset) mod n. The offset is the rank where attention is data-parallel, else 0. Where there
 are as many slots as experts every n is 1, so that their simpler kernel for that case, which knows
@@ -73,7 +73,7 @@ def route_by_rule(ids: Tensor, table: RoutingTable, rule: ReplicaRule) -> tuple[
     Args:
         ids: int32 [n], expert ids.
         table: of this layer; its shares are not read.
-        rule: whose, with what it needs.
+        rule: one of the published rules, with its parameters.
 
     Returns:
         Slots, int32 [n]; tokens per expert, int32 [experts].

@@ -1,6 +1,6 @@
-"""Constants of shares and of their water-filling, for whoever has no torch.
+"""Constants of shares and of their water-filling, importable without torch.
 
-The planner, the simulator and the proxy need them, and run where torch is not installed;
+The planner, the simulator and the proxy need them and run where torch is not installed;
 `hal/routing.py` says what they mean.
 """
 

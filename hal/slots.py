@@ -1,4 +1,4 @@
-"""Expert weights as slots, and the batched verbs that fill them.
+"""Slots of expert weights, and the batched operations that fill them.
 
 A slot is a list of segments. Its addresses, shapes, dtypes and formats never change, so captured
 graphs and kernels may keep pointers (clause A1). New weights arrive in *staging* and reach a slot
@@ -20,15 +20,15 @@ from equipoise.hal.stream import Stream
 
 @dataclass(frozen=True)
 class SegmentType:
-    """What two slots must share for their bytes to be interchangeable.
+    """Descriptor of a segment: equal descriptors have interchangeable bytes.
 
     Attributes:
         name: of the segment.
         shape: of its elements.
         dtype: of its elements.
         format: how its bytes are laid out.
-        padding: bytes that a private format stores beyond those of its elements, wherever it keeps
-            them; a strided segment has none.
+        padding: bytes that a private format stores besides its elements, wherever they are; a
+            strided segment has none.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SegmentType:
 class Segment:
     """One tensor of a slot: a contiguous view, at any offset into its storage.
 
-    A private format has offset 0 and a storage to itself, since it is copied with all of that.
+    A private format has offset 0 and its own storage, since the whole storage is copied.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Segment:
         """What a copy takes, uint8 [type.nbytes], over the same memory.
 
         The whole storage of a private format (clause A10), else the elements. Only for storage that
-        torch can show as plain bytes; who keeps a layout with it copies by means of its own.
+        torch can view as bytes; a backend whose storage has more to it copies in its own way.
         """
         data = self.data.detach()
         if self.format is SlotFormat.PRIVATE:
@@ -87,11 +87,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """All slots of one rank, and how much staging to keep for them.
+    """All slots of one rank, and the number of staging buffers for them.
 
     Attributes:
         slots: segments by local slot number; every slot has the same descriptor.
-        staging: how many staging buffers of that descriptor to hold.
+        staging: number of staging buffers of that descriptor.
     """
 
     slots: tuple[tuple[Segment, ...], ...]
@@ -118,40 +118,40 @@ class SlotLayout:
 
 @runtime_checkable
 class Reader(Protocol):
-    """A stream whose own launches read the slots: a forward, a draft model, a replayed graph."""
+    """A stream whose launches read the slots: a forward pass, a draft model, a replayed graph."""
 
     def detach(self) -> None:
-        """It reads no more; what it has launched is still waited for. Any number of times."""
+        """End the reading; commits still wait for what was launched. May be called repeatedly."""
         ...
 
 
 @runtime_checkable
 class Lease(Protocol):
-    """Slots that a peer reads: nobody writes them until it has acknowledged (A11)."""
+    """Slots that a peer reads: they may not be written until it has acknowledged (A11)."""
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """What is held."""
+        """The leased slots."""
         ...
 
     def release(self) -> None:
-        """The peer has read. Any number of times; only the first counts."""
+        """End the lease: the peer has read. Calls after the first have no effect."""
         ...
 
 
 @runtime_checkable
 class SlotStore(Protocol):
-    """The slots of one rank; every verb takes many slots, is ordered on `stream`, and copies bytes.
+    """The slots of one rank. Every operation takes many slots and copies bytes on `stream`.
 
-    A blob is a contiguous uint8 tensor that holds slots back to back, segments in order. Verbs of
-    one store take effect as if one after another in the order of issue, whatever streams they are
-    issued on: each waits, on its stream, for the earlier ones that touch the same slots or
-    staging (A2, V2). Towards launches that read slots directly, see `attach`.
+    A blob is a contiguous uint8 tensor that holds slots back to back, segments in order. Operations
+    of one store take effect as if one after another in the order of issue, whatever streams they
+    are issued on: each waits, on its stream, for the earlier ones that touch the same slots or
+    staging (A2, V2). For launches that read slots directly see `attach`.
     """
 
     @property
     def layout(self) -> SlotLayout:
-        """What the store was made from."""
+        """The layout that the store was created with."""
         ...
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
@@ -165,14 +165,14 @@ class SlotStore(Protocol):
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
-        """Fill spare slots from tensors that match the descriptor.
+        """Fill slots from tensors that match the descriptor.
 
         `sources[i]` are the segments for `slots[i]`. Raises `SlotError` before any side effect.
         """
         ...
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
-        """Copy staging into slots, in place; `copies` are (staging, slot) pairs."""
+        """Copy staging buffers into slots, in place; `copies` are (staging, slot) pairs."""
         ...
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
@@ -180,25 +180,25 @@ class SlotStore(Protocol):
         ...
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
-        """The same for staging buffers."""
+        """As `checksum_slots`, for staging buffers."""
         ...
 
     def attach(self, stream: Stream) -> Reader:
-        """From now on `commit` and `write` respect what is launched on `stream` (A12, V4).
+        """Order `commit` and `write` against what is launched on `stream` (A12, V4).
 
-        A call of either comes, whole, after everything launched on the stream before it and
-        before everything launched after it.
+        Each such call runs, whole, after everything launched on the stream before it and before
+        everything launched after it.
         """
         ...
 
     def lease(self, slots: Sequence[int]) -> Lease:
-        """Hold slots: `commit` and `write` to any of them raise `SlotLeased` before any effect.
+        """Lease slots: `commit` and `write` to any of them raise `SlotLeased` before any effect.
 
-        Leases of a slot add up; it is free when the last of them is released.
+        A slot may have several leases; it is free when the last is released.
         """
         ...
 
     @property
     def conversions(self) -> int:
-        """How many segments were copied by anything slower than a copy of bytes (A7)."""
+        """Number of segments that were copied by anything slower than a copy of bytes (A7)."""
         ...

@@ -1,4 +1,4 @@
-"""Streams and events: who runs after whom."""
+"""Streams and events: the order in which launches run on a device."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 
 class Role(StrEnum):
-    """What a stream is for; an accelerator has one stream a role."""
+    """What a stream is for; an accelerator has one stream per role."""
 
     COMPUTE = "compute"
     COPY = "copy"
@@ -19,8 +19,8 @@ class Role(StrEnum):
 class Event(Protocol):
     """A point in a stream.
 
-    Recording again moves the point; whoever already waits keeps waiting for the point that was
-    current when its wait was issued (clause O4).
+    Recording again moves the point; a wait refers to the point that was current when the wait was
+    issued (clause O4).
     """
 
     def query(self) -> bool:
@@ -50,8 +50,8 @@ class Stream(Protocol):
     def current(self) -> AbstractContextManager[None]:
         """Make this the current stream of the calling thread.
 
-        Operations of a communicator that declares `stream_ordered` come after what was launched
-        on the stream that is current when they are issued (clause X6).
+        Operations of a communicator that declares `stream_ordered` run after what was launched on
+        the stream that is current when they are issued (clause X6).
         """
         ...
 
@@ -62,9 +62,9 @@ class Stream(Protocol):
         program itself is enqueued. A program launched from inside a program of the same stream
         runs at once, in place.
 
-        On a device nothing else is issued to the accelerator while a program runs, so a program
-        must not wait for another thread that issues; nor, between a lock's `acquire` and its
-        `release`, for the device itself: the mover's copies would be issued behind the program.
+        On a device no other thread issues work to the accelerator while a program runs. So a
+        program must not wait for another thread that issues work, nor, between a lock's `acquire`
+        and its `release`, for the device: the writer's copies would be issued after the program.
 
         Raises:
             StreamFailed: an earlier program raised; on an adopted stream, this one did (clause E7).
@@ -72,11 +72,11 @@ class Stream(Protocol):
         ...
 
     def record(self, event: Event) -> None:
-        """Move `event` to behind everything launched so far."""
+        """Move `event` to after everything launched so far."""
         ...
 
     def wait(self, event: Event) -> None:
-        """Order everything launched from now on behind `event`; the host does not block.
+        """Run everything launched from now on after `event`; the host does not block.
 
         Raises:
             EventNotRecorded: nothing was ever recorded into `event` (clause O3).

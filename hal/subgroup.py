@@ -1,7 +1,7 @@
-"""Some ranks of a run, seen as a run of their own.
+"""A fabric for a subset of the ranks, numbered from 0.
 
-A pipeline stage has a balancer, an exchange and questions of its own, which know nothing of other
-stages. They get a fabric in which only the stage's ranks are, numbered from 0.
+Each pipeline stage has its own balancer, exchange and ballots, which know nothing of other stages:
+they get a fabric that contains only the ranks of the stage.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from equipoise.hal.errors import RankLost, Unsupported
 
 
 class SubgroupControlPlane:
-    """The control plane of a run, among some of its ranks.
+    """The control plane of a run, for a subset of its ranks.
 
-    Questions are the group's own. What a rank says of itself, and who was lost, is the run's:
-    `lost` names a rank by its number in the run, and may name one outside of the group.
+    Questions belong to the group. Operations, exits and losses belong to the run: `lost_rank` gives
+    the number of a rank in the run, and may name one outside the group.
 
     Args:
         control: of the run.
-        name: of the group, part of every question; no two groups that share a rank have one name.
+        name: of the group, part of every question; groups that share a rank differ in name.
         ranks: numbers of the run, in the order of their ranks here.
     """
 
@@ -62,7 +62,7 @@ class SubgroupControlPlane:
         self._control.set_operation(operation)
 
     def announce_exit(self, reason: str) -> None:
-        """See `ControlPlane`: the rank leaves the run."""
+        """See `ControlPlane`: the rank exits the run."""
         self._control.announce_exit(reason)
 
     def lost_rank(self, timeout: float) -> RankLost | None:
@@ -70,7 +70,7 @@ class SubgroupControlPlane:
         return self._control.lost_rank(timeout)
 
     def close(self) -> None:
-        """Nothing: the control plane is the run's."""
+        """Does nothing: the control plane belongs to the run."""
 
     def _own(self, question: str) -> str:
         return f"{self._name}/{question}"
@@ -80,7 +80,7 @@ class SubgroupControlPlane:
 
 
 class _SubgroupCommunicator:
-    """A communicator that is rebuilt among ranks of a group, by their numbers in it."""
+    """A communicator whose `rebuild` takes numbers of the group."""
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
         self._communicator = communicator
@@ -95,15 +95,15 @@ class _SubgroupCommunicator:
 
 
 class SubgroupFabric:
-    """The fabric of a run, among some of its ranks.
+    """The fabric of a run, for a subset of its ranks.
 
     Args:
         fabric: of the run.
-        name: of the group; no two groups that share a rank have one name.
+        name: of the group; groups that share a rank differ in name.
         ranks: numbers of the run, in the order of their ranks here; this rank is one of them.
 
     Raises:
-        Unsupported: it is not, or one stands there twice.
+        Unsupported: it is not, or a rank is listed twice.
     """
 
     def __init__(self, fabric: Fabric, name: str, ranks: Sequence[int]) -> None:
@@ -122,12 +122,12 @@ class SubgroupFabric:
         return self._control
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        """A communicator among ranks of the group, by their numbers in it; see `Fabric`."""
+        """Open a communicator among ranks of the group, by their numbers in it; see `Fabric`."""
         here = range(len(self._ranks)) if ranks is None else ranks
         members = [self._ranks[rank] for rank in here]
         made = self._fabric.open(f"{self._name}/{purpose}", members)
         self._open.append(made)
-        # It has what it hands on, which no checker sees.
+        # mypy cannot see that `__getattr__` forwards the rest of the protocol.
         return cast(Communicator, cast(Any, _SubgroupCommunicator(made, self._ranks)))
 
     def close(self) -> None:

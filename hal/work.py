@@ -9,17 +9,17 @@ from equipoise.hal.stream import Stream
 class Work(Protocol):
     """An operation in flight.
 
-    Owns its buffers until the operation really ended, however early the caller drops it
+    It owns its buffers until the operation has ended, however early the caller drops it
     (clauses K1, K2). Every method may be called any number of times, in any order, from any
     thread (K3).
     """
 
     def done(self) -> bool:
-        """Whether it ended; true also after a failure, which `result` then raises (K5)."""
+        """Whether it has ended; true also after a failure, which `result` then raises (K5)."""
         ...
 
     def wait(self, stream: Stream) -> None:
-        """Order what is launched on `stream` from now on behind the operation.
+        """Run what is launched on `stream` from now on after the operation.
 
         A stream that waits for an operation which fails has failed too (clause E10).
 
@@ -32,7 +32,7 @@ class Work(Protocol):
         """Block the host until the operation ended.
 
         Raises:
-            ResultPending: not within `timeout` seconds; the operation lives on (soft).
+            ResultPending: not within `timeout` seconds; the operation continues (soft).
             OperationTimeout: the operation's own deadline passed (hard).
             CommunicatorFailed: the operation failed.
         """
@@ -42,6 +42,6 @@ class Work(Protocol):
         """End the operation for its issuer, and fail the communicator (clause E4).
 
         From then on `done` is true and `result` raises `CommunicatorFailed`, unless the operation
-        had ended before. The buffers stay untouchable until the library lets go of them.
+        had ended before. The buffers must not be used until the library releases them.
         """
         ...

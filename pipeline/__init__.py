@@ -1,1 +1,1 @@
-"""Hands activations between stages and expert-parallel ranks."""
+"""Transport of activations between pipeline stages and between expert-parallel ranks."""

@@ -1,9 +1,8 @@
-"""The tensors that a stage is handed while they are still on their way.
+"""Tensors that a pipeline stage gets while they are still being received.
 
-The constructor, and what is read how, follow `AsyncIntermediateTensors` of vLLM (pull request
-33368), so that a model's forward takes either. What differs: a failure stays a failure, however
-often one reads; reading is an ordinary property, which `torch.compile` can follow; and the memory
-is leased.
+The constructor and the ways of reading follow `AsyncIntermediateTensors` of vLLM (pull request
+33368), so that a model's forward takes either. The differences: after a failure every read fails;
+reading is an ordinary property, which `torch.compile` can trace; and the memory is leased.
 """
 
 import itertools
@@ -20,33 +19,33 @@ from equipoise.hal.errors import LeaseEnded, ShapeClassError
 
 
 class CommHandle(Protocol):
-    """An operation that fills some of the tensors; may have `is_completed() -> bool` besides."""
+    """An operation that fills some of the tensors; it may also have `is_completed() -> bool`."""
 
     def wait(self) -> object:
-        """Come back when whoever calls may read; called once."""
+        """Return when the caller may read the tensors; called once."""
         ...
 
 
 @runtime_checkable
 class Pollable(Protocol):
-    """A handle that can say whether `wait` would block."""
+    """A handle that knows whether `wait` would block."""
 
     def is_completed(self) -> bool:
-        """Whether it would not."""
+        """Whether `wait` would return at once."""
         ...
 
 
 class BufferLease(Protocol):
-    """What keeps the memory of the tensors from being used again."""
+    """Keeps the memory of the tensors from being reused."""
 
     def release(self) -> None:
-        """Nothing that is launched from now on reads the tensors."""
+        """Declare that nothing launched from now on reads the tensors."""
         ...
 
 
 @dataclass(frozen=True)
 class CommPending:
-    """Nobody has waited yet."""
+    """No read has waited yet."""
 
     handles: tuple[CommHandle, ...]
     postprocess: tuple[Callable[[], object], ...]
@@ -54,24 +53,24 @@ class CommPending:
 
 @dataclass(frozen=True)
 class CommDone:
-    """All waits and all post-processing are over."""
+    """All handles have been waited for, and post-processing has run."""
 
 
 @dataclass(frozen=True)
 class CommFailed:
-    """A wait or a post-processing raised; every read raises it again."""
+    """A handle or post-processing raised; every read raises it again."""
 
     error: Exception
 
 
 @dataclass(frozen=True)
 class LeaseReleased:
-    """The lease is over."""
+    """The lease was released."""
 
 
 CommState = CommPending | CommDone | CommFailed | LeaseReleased
-_ticket_numbers = itertools.count()
-_under_way: "weakref.WeakValueDictionary[int, AsyncIntermediateTensors]" = (
+_mapping_ids = itertools.count()
+_live_mappings: "weakref.WeakValueDictionary[int, AsyncIntermediateTensors]" = (
     weakref.WeakValueDictionary()
 )
 
@@ -79,16 +78,16 @@ _under_way: "weakref.WeakValueDictionary[int, AsyncIntermediateTensors]" = (
 class AsyncIntermediateTensors:
     """A mapping of tensors of which some are still being received (clause P5).
 
-    The first read of anything waits for all handles, in their order, then runs the
-    post-processing, each once; whatever one of them raises is raised by that read and by all
-    others. Any thread may read. `torch.compile(fullgraph=True)` follows a read: waiting becomes an
-    operation of the graph, `await_arrival`.
+    The first read of any tensor waits for all handles in order, then runs the post-processing; each
+    once. What one of them raises is raised by this read and all later ones. Any thread may read.
+    `torch.compile(fullgraph=True)` can trace a read: waiting becomes an operator of the graph,
+    `equipoise::wait_for_comm`.
 
     Args:
-        tensors: by name. Engines put numbers and words beside them, which are handed on.
-        comm_handles: what fills them; None or empty where they are there.
-        comm_postprocess: called behind the waits, with no arguments; None for nothing.
-        lease: of their memory; None where it is nobody else's.
+        tensors: by name. Engines also put numbers and strings there, which are passed on.
+        comm_handles: the operations that fill them; None or empty if they are complete.
+        comm_postprocess: called without arguments after the waits; None for nothing.
+        lease: of their memory; None if the memory is not reused.
     """
 
     def __init__(
@@ -106,55 +105,56 @@ class AsyncIntermediateTensors:
             tuple(comm_handles or ()), tuple(comm_postprocess or ())
         )
         self._reading = threading.RLock()
-        number = next(_ticket_numbers)
-        self._ticket = torch.tensor(number)
-        _under_way[number] = self
+        mapping_id = next(_mapping_ids)
+        self._mapping_id = torch.tensor(mapping_id)
+        _live_mappings[mapping_id] = self
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All of them, by name; waits. Raises what `wait_for_comm` raises."""
+        """All tensors by name; waits for them. Raises what `wait_for_comm` raises."""
         if torch.compiler.is_compiling():
-            await_arrival(self._ticket, [self._tensors[name] for name in self._names])
+            wait_for_comm_op(self._mapping_id, [self._tensors[name] for name in self._names])
         else:
             self.wait_for_comm()
         return self._tensors
 
     def wait_for_comm(self) -> None:
-        """Wait and post-process, unless that has been done.
+        """Wait for all handles and run the post-processing, unless that has been done.
 
         Raises:
             LeaseEnded: `release` was called.
-            Exception: whatever a handle or the post-processing raised, now or at an earlier read.
+            Exception: what a handle or the post-processing raised, now or at an earlier read.
         """
         with self._reading:
             if isinstance(self._state, CommPending):
                 self._state = _outcome(self._state)
                 if isinstance(self._state, CommFailed):
-                    self._let_go()  # whoever keeps the error keeps this, and nothing is to be read
+                    # Whoever keeps the error keeps this mapping; its buffer must not wait for that.
+                    self._drop_tensors()
             if isinstance(self._state, CommFailed):
                 raise self._state.error
             if isinstance(self._state, LeaseReleased):
-                raise LeaseEnded("these tensors were released: others may be in their memory")
+                raise LeaseEnded("these tensors were released: their memory may hold others")
 
     def ready(self) -> bool:
-        """Whether a read would return, or raise, at once. False where a handle cannot say."""
+        """Whether a read would return or raise at once. False if a handle does not know."""
         state = self._state
         if not isinstance(state, CommPending):
             return True
         return all(isinstance(h, Pollable) and h.is_completed() for h in state.handles)
 
     def release(self) -> None:
-        """End the lease: nothing launched from now on reads the tensors.
+        """End the lease: nothing launched from now on may read the tensors.
 
-        Waits for nothing but a read that is under way in another thread.
+        Waits only for a read that is in progress in another thread.
         """
         with self._reading:
             if isinstance(self._state, LeaseReleased):
                 return
             self._state = LeaseReleased()
-            self._let_go()
+            self._drop_tensors()
 
-    def _let_go(self) -> None:
+    def _drop_tensors(self) -> None:
         self._tensors = {}
         if self._lease is not None:
             self._lease.release()
@@ -166,7 +166,8 @@ class AsyncIntermediateTensors:
     def __getitem__(self, key: slice) -> "AsyncIntermediateTensors": ...
 
     def __getitem__(self, key: str | slice) -> "Tensor | AsyncIntermediateTensors":
-        """One tensor; or, for a slice, every tensor's rows of it, in a mapping that has arrived."""
+        """One tensor; or, for a slice, these rows of every tensor, in a mapping that is
+        complete."""
         tensors = self.tensors
         if isinstance(key, str):
             return tensors[key]
@@ -183,55 +184,56 @@ class AsyncIntermediateTensors:
         return len(self.tensors)
 
     def items(self) -> ItemsView[str, Tensor]:
-        """Names and tensors; waits."""
+        """Names and tensors; waits for them."""
         return self.tensors.items()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AsyncIntermediateTensors):
             return NotImplemented
-        mine, theirs = self.tensors, other.tensors
-        return mine.keys() == theirs.keys() and all(_same(mine[n], theirs[n]) for n in mine)
+        own, theirs = self.tensors, other.tensors
+        return own.keys() == theirs.keys() and all(_same(own[n], theirs[n]) for n in own)
 
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        """Does not wait: whoever looks on must not change what happens."""
+        """Does not wait, so that printing (in a debugger, say) changes nothing."""
         if isinstance(self._state, CommDone):
             return f"AsyncIntermediateTensors({self._tensors!r})"
         return f"AsyncIntermediateTensors({sorted(self._tensors)}, {type(self._state).__name__})"
 
 
-@torch.library.custom_op("equipoise::await_arrival", mutates_args=("tensors",))
-def await_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
-    """Wait until the mapping of `ticket` has its tensors: a read, as an operation of a graph.
+@torch.library.custom_op("equipoise::wait_for_comm", mutates_args=("tensors",))
+def wait_for_comm_op(mapping_id: Tensor, tensors: list[Tensor]) -> None:
+    """Wait until the tensors of a mapping have arrived: a read, as an operator of a graph.
 
-    A compiler that rewrites mutations hands in copies made before the wait, and post-processing may
-    put other tensors in their place: what was handed in is filled from what the mapping holds then.
+    A compiler that rewrites mutations passes copies made before the wait, and post-processing may
+    replace tensors in the mapping. So the arguments are filled from what the mapping holds after
+    the wait.
 
     Args:
-        ticket: int64 [], in the host's memory.
-        tensors: of the mapping, in its order, or copies of them.
+        mapping_id: int64 [], in host memory.
+        tensors: those of the mapping, in its order, or copies of them.
 
     Raises:
-        LeaseEnded: nobody holds the mapping any more, or it was released.
-        ShapeClassError: post-processing has changed a shape, which the graph cannot follow: read
-            once before what is compiled.
+        LeaseEnded: the mapping was dropped or released.
+        ShapeClassError: post-processing has changed a shape, which the graph cannot follow. Read
+            once before the compiled region.
     """
-    mapping = _under_way.get(int(ticket))
+    mapping = _live_mappings.get(int(mapping_id))
     if mapping is None:
-        raise LeaseEnded("the mapping that these tensors were read from is gone")
-    held = mapping.tensors
-    arrived = [held[name] for name in mapping._names if name in held]
+        raise LeaseEnded("the mapping of these tensors was dropped")
+    tensors_by_name = mapping.tensors
+    arrived = [tensors_by_name[name] for name in mapping._names if name in tensors_by_name]
     if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in arrived]:
-        raise ShapeClassError("post-processing changed shapes behind the back of a compiled graph")
-    for given, own in zip(tensors, arrived, strict=True):
-        if given.data_ptr() != own.data_ptr():
-            given.copy_(own)
+        raise ShapeClassError("post-processing changed shapes that a compiled graph relies on")
+    for target, source in zip(tensors, arrived, strict=True):
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
 
 
-@await_arrival.register_fake
-def _shapes_of_arrival(ticket: Tensor, tensors: list[Tensor]) -> None:
-    """Nothing changes its shape."""
+@wait_for_comm_op.register_fake
+def _fake_wait_for_comm(mapping_id: Tensor, tensors: list[Tensor]) -> None:
+    """Shapes stay as they are."""
 
 
 def _outcome(pending: CommPending) -> CommDone | CommFailed:
@@ -240,12 +242,12 @@ def _outcome(pending: CommPending) -> CommDone | CommFailed:
             handle.wait()
         for process in pending.postprocess:
             process()
-    except Exception as error:  # kept for every read to come; an interrupt is no outcome
+    except Exception as error:  # kept for later reads; an interrupt is not an outcome
         return CommFailed(error)
     return CommDone()
 
 
-def _same(mine: object, theirs: object) -> bool:
-    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
-        return torch.equal(mine, theirs)
-    return not isinstance(mine, Tensor) and mine == theirs
+def _same(own: object, other: object) -> bool:
+    if isinstance(own, Tensor) and isinstance(other, Tensor):
+        return torch.equal(own, other)
+    return not isinstance(own, Tensor) and own == other

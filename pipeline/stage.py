@@ -1,10 +1,10 @@
-"""A stage of a pipeline: what it does in a turn, and the loop that takes turns.
+"""Pipeline parallelism: what one stage computes per micro-batch, and the loop that drives it.
 
-A *turn* is one micro-batch of one step. Several are under way at once, so that every stage has
-something to compute while others do: turn t + `in_flight` is the same micro-batch, one step on, and
-needs the tokens that turn t has sampled, which come back from the last stage to the first.
+Several micro-batches are in flight at once, so that all stages compute at the same time. They are
+numbered over all steps: number t + `in_flight` is the same micro-batch as t, one step later, and
+needs the tokens that t sampled, which the last stage sends back to the first.
 
-The edges of a pipeline: from every stage to the next, and for tokens back to the first.
+The channels of a pipeline lead from every stage to the next, and from the last back to the first.
 """
 
 import threading
@@ -33,17 +33,17 @@ from equipoise.pipeline.channel.schema import RowField, SchemaTemplate
 from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 SAMPLED_TOKENS = "tokens"
-"""What the last stage hands back: one number a sequence."""
+"""Name of the tensor that the last stage sends back: one token id per sequence."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What is computed in one turn; the same on every stage.
+    """One micro-batch of one step; the same on every stage.
 
     Attributes:
-        number: turns before it.
-        rows: of what one stage hands to the next.
-        sequences: that a token is sampled for.
+        number: micro-batches before it, over all steps.
+        rows: rows of the tensors that one stage sends to the next.
+        sequences: number of sequences that a token is sampled for.
     """
 
     number: int
@@ -54,48 +54,47 @@ class MicroBatch:
 class Stage(Protocol):
     """The part of a model that one rank computes.
 
-    `begin` and `end` are called by the host, `forward` by a program of the stage's stream, each
-    once a turn and in the order of turns; `end` of a turn comes before `begin` of the one that is
-    as many turns behind it as are in flight.
+    The host calls `begin` and `end`, a program of the stage's stream calls `forward`; each once per
+    micro-batch, in order. `end` of number t is called before `begin` of number t + `in_flight`.
     """
 
     def begin(self, number: int) -> MicroBatch:
-        """Prepare a turn: which rows it has is known by now on every stage."""
+        """Prepare a micro-batch; by now every stage knows how many rows it has."""
         ...
 
     def around(self, number: int) -> AbstractContextManager[object]:
-        """Entered by the host while it launches the turn."""
+        """Return a context that the host enters while it launches the micro-batch."""
         ...
 
     def forward(
-        self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
+        self, micro_batch: MicroBatch, inputs: AsyncIntermediateTensors | None
     ) -> Mapping[str, Tensor]:
-        """Compute: from what the stage before hands over, None on the first, to what is handed on.
+        """Compute the outputs from the inputs, which are None on the first stage.
 
-        On the last stage that is `SAMPLED_TOKENS`, int64 [turn.sequences].
+        On the last stage the outputs are `SAMPLED_TOKENS`, int64 [micro_batch.sequences].
         """
         ...
 
-    def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
-        """The turn is over here.
+    def end(self, micro_batch: MicroBatch, tokens: Tensor | None) -> None:
+        """Called when the micro-batch is complete on this stage.
 
         Args:
-            turn: which.
-            tokens: int64 [turn.sequences] that it has sampled, on the first and the last stage; in
-                memory that is used again when this returns.
+            micro_batch: the micro-batch.
+            tokens: int64 [micro_batch.sequences], the sampled tokens, on the first and the last
+                stage; their memory is reused when this returns.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageChannels:
-    """The ends of edges that a stage has.
+    """The channel ends of one stage.
 
     Attributes:
-        from_previous: from the stage before; None on the first.
-        to_next: to the one behind; None on the last.
-        tokens: tokens, from the last stage to the first; the receiver on the first, the sender on
-            the last, None on others, and where there is one stage.
+        from_previous: from the previous stage; None on the first.
+        to_next: to the next stage; None on the last.
+        tokens: sampled tokens from the last stage to the first: the receiver on the first, the
+            sender on the last, None on others and if there is one stage only.
     """
 
     from_previous: Receiver | None = None
@@ -103,7 +102,7 @@ class StageChannels:
     tokens: Receiver | Sender | None = None
 
     def close(self) -> None:
-        """Give the edges back. Raises as `Sender.close` and `Receiver.close` do."""
+        """Close all ends. Raises as `Sender.close` and `Receiver.close`."""
         for end in (self.from_previous, self.to_next, self.tokens):
             if end is not None:
                 end.close()
@@ -111,7 +110,7 @@ class StageChannels:
 
 @dataclass
 class _MicroBatchInFlight:
-    """A turn under way, and what its program leaves."""
+    """A micro-batch in flight, and the tokens that its program sampled."""
 
     micro_batch: MicroBatch
     done: Event
@@ -119,15 +118,15 @@ class _MicroBatchInFlight:
 
 
 class StageLoop:
-    """Takes turns on one rank.
+    """Runs micro-batches through one stage.
 
     Args:
-        stage: what is computed.
-        ends: where it comes from and goes to.
-        accelerator: makes events.
-        stream: computes.
-        in_flight: turns under way at once; with fewer than there are stages some idle.
-        deadline: seconds that the host waits for a turn's end.
+        stage: computes.
+        ends: the channel ends of the stage.
+        accelerator: creates events.
+        stream: runs the forward passes.
+        in_flight: micro-batches in flight at once; with fewer than stages, some stages idle.
+        deadline: seconds that the host waits for the end of a micro-batch.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class StageLoop:
         deadline: float,
     ) -> None:
         if in_flight < 1:
-            raise ChannelError(f"{in_flight} turns in flight compute nothing")
+            raise ChannelError(f"{in_flight} micro-batches in flight: expected at least 1")
         self._stage = stage
         self._channels = ends
         self._stream = stream
@@ -148,22 +147,22 @@ class StageLoop:
         self._events = [accelerator.event() for _ in range(in_flight)]
         self._post_tokens_ahead = isinstance(ends.tokens, Receiver) and ends.tokens.can_post_ahead
         self._in_flight: deque[_MicroBatchInFlight] = deque()
-        self._taking = threading.Lock()
+        self._running = threading.Lock()
 
-    def run(self, turns: int) -> None:
-        """Take so many turns, from number 0, to the end of the last.
+    def run(self, count: int) -> None:
+        """Run `count` micro-batches, from number 0, to the end of the last.
 
         Raises:
-            StreamFailed: a turn's forward failed; its cause says why: a stage that is gone, say.
-            CommunicatorFailed: tokens did not come back, or a step could not be handed on.
+            StreamFailed: a forward pass failed; the cause says why (a lost stage, for example).
+            CommunicatorFailed: tokens did not arrive, or outputs could not be sent.
             MessageMismatch: a stage is out of step.
-            ChannelError: the loop is running already.
+            ChannelError: the loop is running already, or an earlier run failed.
         """
-        if not self._taking.acquire(blocking=False):
-            raise ChannelError("this stage takes turns already")
+        if not self._running.acquire(blocking=False):
+            raise ChannelError("this stage is running already")
         try:
             self._refuse_leftovers()
-            for number in range(turns):
+            for number in range(count):
                 if len(self._in_flight) == len(self._events):
                     self._finish_oldest()
                 self._launch(number)
@@ -171,67 +170,68 @@ class StageLoop:
                 self._finish_oldest()
             self._drain()
         finally:
-            self._taking.release()
+            self._running.release()
 
     def _refuse_leftovers(self) -> None:
         if self._in_flight:
-            raise ChannelError("an error has ended this stage's turns: open its edges anew")
+            raise ChannelError("an error has ended this stage: open its channels again")
 
     def _launch(self, number: int) -> None:
-        turn = self._stage.begin(number)
-        launched = _MicroBatchInFlight(turn, self._events[number % len(self._events)])
-        handed = self._receive_inputs(turn)
+        micro_batch = self._stage.begin(number)
+        in_flight = _MicroBatchInFlight(micro_batch, self._events[number % len(self._events)])
+        inputs = self._receive_inputs(micro_batch)
         with self._stage.around(number):
-            self._stream.launch(partial(self._compute, launched, handed))
-            self._stream.record(launched.done)
-        self._in_flight.append(launched)
-        self._expect_tokens(turn, self._post_tokens_ahead)
+            self._stream.launch(partial(self._compute, in_flight, inputs))
+            self._stream.record(in_flight.done)
+        self._in_flight.append(in_flight)
+        self._expect_tokens(micro_batch, self._post_tokens_ahead)
 
-    def _receive_inputs(self, turn: MicroBatch) -> AsyncIntermediateTensors | None:
-        """What the stage before hands over; its receive is posted before anything is computed."""
+    def _receive_inputs(self, micro_batch: MicroBatch) -> AsyncIntermediateTensors | None:
+        """Return the inputs; their receive is posted before anything is computed."""
         if self._channels.from_previous is None:
             return None
-        self._channels.from_previous.expect(turn.rows)
+        self._channels.from_previous.expect(micro_batch.rows)
         return self._channels.from_previous.receive()
 
     def _compute(
-        self, launched: _MicroBatchInFlight, handed: AsyncIntermediateTensors | None
+        self, in_flight: _MicroBatchInFlight, inputs: AsyncIntermediateTensors | None
     ) -> None:
-        """A program of the stream."""
-        made = self._stage.forward(launched.micro_batch, handed)
+        """Runs as a program of the stream."""
+        outputs = self._stage.forward(in_flight.micro_batch, inputs)
         if self._channels.to_next is not None:
-            self._channels.to_next.send(made)
+            self._channels.to_next.send(outputs)
         else:
-            launched.tokens = made[SAMPLED_TOKENS]
+            in_flight.tokens = outputs[SAMPLED_TOKENS]
         if isinstance(self._channels.tokens, Sender):
-            self._channels.tokens.send({SAMPLED_TOKENS: made[SAMPLED_TOKENS]})
-        if handed is not None:
-            handed.release()  # not before: what is handed on may lie where it came
+            self._channels.tokens.send({SAMPLED_TOKENS: outputs[SAMPLED_TOKENS]})
+        if inputs is not None:
+            inputs.release()  # only now: an output may be a view of an input
 
-    def _expect_tokens(self, turn: MicroBatch, now: bool) -> None:
-        """Post the receive of a turn's tokens: behind what it sends, and as early as that allows.
+    def _expect_tokens(self, micro_batch: MicroBatch, now: bool) -> None:
+        """Post the receive of a micro-batch's tokens after its sends.
 
-        Where communicators take turns in the order in which they are given operations, tokens that
-        are awaited would keep back what later turns send; there it is as late as it can be.
+        As early as possible if communicators are independent. Otherwise they execute operations in
+        the order of issue, and a pending receive would block the sends of later micro-batches: then
+        it is posted as late as possible.
         """
         if now and isinstance(self._channels.tokens, Receiver):
-            self._channels.tokens.expect(turn.sequences)
+            self._channels.tokens.expect(micro_batch.sequences)
 
     def _finish_oldest(self) -> None:
-        """The oldest turn under way comes to its end."""
-        launched = self._in_flight.popleft()
-        self._expect_tokens(launched.micro_batch, not self._post_tokens_ahead)
-        launched.done.synchronize(self._deadline)
+        """Wait for the oldest micro-batch in flight, and end it."""
+        in_flight = self._in_flight.popleft()
+        self._expect_tokens(in_flight.micro_batch, not self._post_tokens_ahead)
+        in_flight.done.synchronize(self._deadline)
         if not isinstance(self._channels.tokens, Receiver):
-            self._stage.end(launched.micro_batch, launched.tokens)
+            self._stage.end(in_flight.micro_batch, in_flight.tokens)
             return
-        back = self._channels.tokens.receive()
-        self._channels.tokens.drain()  # the host reads them, on no stream in particular
-        self._stage.end(launched.micro_batch, back[SAMPLED_TOKENS])
-        back.release()
+        tokens = self._channels.tokens.receive()
+        self._channels.tokens.drain()  # the host reads the tokens, without a stream
+        self._stage.end(in_flight.micro_batch, tokens[SAMPLED_TOKENS])
+        tokens.release()
 
     def _drain(self) -> None:
-        """Everything that was handed on has arrived, and what came was what was expected."""
+        """Wait until all outputs were sent, and all inputs checked."""
         for end in (self._channels.from_previous, self._channels.to_next, self._channels.tokens):
             if isinstance(end, Receiver) or end is not None:
                 end.drain()
@@ -239,16 +239,16 @@ class StageLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """What all stages of one pipeline say alike.
+    """Parameters of a pipeline; equal on all stages.
 
     Attributes:
-        name: no two pipelines of a run have one name.
-        ranks: of the run, one a stage, in the order of stages.
-        template: what one stage hands to the next.
-        max_sequences: that a token is sampled for in one turn, at most.
-        in_flight: turns under way at once.
-        depth: buffers at each end of an edge between stages; as many as there are turns in flight
-            keep a stage from waiting.
+        name: unique among the pipelines of a run.
+        ranks: ranks of the run, one per stage, in order.
+        template: the tensors that one stage sends to the next.
+        max_sequences: most sequences that a token is sampled for in one micro-batch.
+        in_flight: micro-batches in flight at once.
+        depth: buffers at each end of an edge between stages; with `in_flight` buffers no stage
+            waits for one.
     """
 
     name: str
@@ -259,48 +259,51 @@ class PipelineSpec:
     depth: int
 
     def stage_of(self, rank: int) -> int:
-        """Which stage a rank is. Raises `ChannelError` where it is none."""
+        """Return the stage of a rank. Raises `ChannelError` if it has none."""
         if rank not in self.ranks:
             raise ChannelError(f"{self.name}: rank {rank} is not one of its stages {self.ranks}")
         return self.ranks.index(rank)
 
     def channel_specs(self) -> Sequence[tuple[int, int, ChannelSpec]]:
-        """Every edge, from stage to stage, in the order in which they are opened."""
+        """Return every channel with its source and destination stage, in the order of opening."""
         stages = range(len(self.ranks) - 1)
-        onward = [self._plan(at, at + 1, self.template, self.depth) for at in stages]
+        onward = [self._plan(source, source + 1, self.template, self.depth) for source in stages]
         if not onward:
             return ()
         tokens = SchemaTemplate((RowField(SAMPLED_TOKENS, (), torch.int64),), self.max_sequences)
         return (*onward, self._plan(len(self.ranks) - 1, 0, tokens, self.in_flight))
 
     def _plan(
-        self, at: int, to: int, template: SchemaTemplate, depth: int
+        self, source: int, destination: int, template: SchemaTemplate, depth: int
     ) -> tuple[int, int, ChannelSpec]:
-        plan = ChannelSpec(
-            name=f"{self.name}: {'tokens of ' * (to == 0)}stage {at} to {to}",
-            source=self.ranks[at],
-            destination=self.ranks[to],
+        spec = ChannelSpec(
+            name=f"{self.name}: {'tokens of ' * (destination == 0)}stage {source} to {destination}",
+            source=self.ranks[source],
+            destination=self.ranks[destination],
             template=template,
             depth=depth,
         )
-        return at, to, plan
+        return source, destination, spec
 
 
-def open_stage_channels(pipeline: PipelineSpec, place: EdgeContext) -> StageChannels:
-    """This rank's ends of the pipeline's edges; collective of all of its stages.
+def open_stage_channels(pipeline: PipelineSpec, context: EdgeContext) -> StageChannels:
+    """Open this rank's ends of the pipeline's channels; collective of all stages.
 
-    Every rank opens its edges in the one order of all edges, so no two wait for each other.
+    Every rank opens its channels in the one order of `channel_specs`, so that no two ranks wait for
+    each other.
 
     Raises what `open_edge` raises.
     """
-    stage, ends = pipeline.stage_of(place.fabric.control.rank), StageChannels()
-    whole = replace(place, slice_group=None)
-    for at, to, plan in pipeline.channel_specs():
-        if to == 0 and stage in (at, to):
-            opened = open_sender(plan, whole) if stage == at else open_receiver(plan, whole)
+    stage, ends = pipeline.stage_of(context.fabric.control.rank), StageChannels()
+    unsliced = replace(context, slice_group=None)
+    for source, destination, spec in pipeline.channel_specs():
+        if destination == 0 and stage in (source, destination):
+            opened = (
+                open_sender(spec, unsliced) if stage == source else open_receiver(spec, unsliced)
+            )
             ends = replace(ends, tokens=opened)
-        elif stage == at:
-            ends = replace(ends, to_next=open_sender(plan, place))
-        elif stage == to:
-            ends = replace(ends, from_previous=open_receiver(plan, place))
+        elif stage == source:
+            ends = replace(ends, to_next=open_sender(spec, context))
+        elif stage == destination:
+            ends = replace(ends, from_previous=open_receiver(spec, context))
     return ends

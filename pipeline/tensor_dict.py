@@ -1,8 +1,8 @@
-"""Dictionaries of tensors between pipeline stages, called as serving engines call it.
+"""Tensor dictionaries between pipeline stages, with the interface of vLLM's group coordinator.
 
-`isend_tensor_dict` and `irecv_tensor_dict` have the signatures and the meaning of vLLM's group
-coordinator (pull requests 33368 and 49274), so that a worker can be given this object instead.
-Beneath are edges that describe a class of tensors once, in its first message, as JSON.
+`isend_tensor_dict` and `irecv_tensor_dict` have the signatures and the semantics of vLLM's
+`GroupCoordinator` (pull requests 33368 and 49274), so that a worker can use this object instead.
+They use edges that describe each schema once, as JSON in its first message.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,20 +20,20 @@ from equipoise.pipeline.intermediate_tensors import CommHandle
 
 T = TypeVar("T")
 RECVS_POSTED_AHEAD = 2
-"""Receives that are posted ahead."""
+"""Receives that each end posts ahead. Part of what both ends must agree on."""
 BUFFERS_PER_END = 4
-"""Buffers at each end of an edge."""
+"""Buffers at each end of an edge: those posted ahead, and as many that may still be read."""
 
 
 class CompletedHandle:
-    """The handle of what is gone already.
+    """A handle that is complete from the beginning.
 
-    Engines keep a handle for the description of what they send before those of the tensors, and
-    some wait for the others only. Nothing is described here, so the first one is this.
+    Engines keep a handle of the description before those of the tensors, and some wait for the
+    latter only. Here the description is not sent separately, so its handle is this one.
     """
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def wait(self) -> None:
@@ -41,14 +41,14 @@ class CompletedHandle:
 
 
 class TensorDictGroup:
-    """A pipeline's ranks, each of which hands dictionaries to the next, and the last to the first.
+    """The ranks of a pipeline; each sends dictionaries to the next, and the last to the first.
 
     Args:
-        ranks: of the run, one a stage, in their order.
-        rank: this one.
-        senders: ends by stage, to which this rank sends.
-        receivers: ends by stage, from which it receives.
-        edges: of all of them; given back when the group is closed.
+        ranks: ranks of the run, one per stage, in order.
+        rank: this rank.
+        senders: sending ends, by the stage that they send to.
+        receivers: receiving ends, by the stage that they receive from.
+        edges: the edges of all ends; closed with the group.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TensorDictGroup:
 
     @property
     def is_last_rank(self) -> bool:
-        """Whether this is the last one."""
+        """Whether this is the last stage."""
         return self.rank_in_group == self.world_size - 1
 
     def isend_tensor_dict(
@@ -83,27 +83,28 @@ class TensorDictGroup:
         all_gather_group: object | None = None,
         all_gather_tensors: Mapping[str, bool] | None = None,
     ) -> list[CommHandle]:
-        """Begin to hand over a dictionary; the tensors may be written to by what is launched next.
+        """Begin to send a dictionary; whatever is launched next may overwrite the tensors.
 
         Args:
-            tensor_dict: tensors on the group's device, and numbers and words; tensors that lie
-                elsewhere are refused.
+            tensor_dict: tensors on the group's device, numbers and strings. Tensors on other
+                devices are refused.
             dst: stage to send to; the next one by default.
-            all_gather_group: anything but None: tensors are the same on all ranks of the slices,
-                and each sends a slice of those that can be divided among them.
+            all_gather_group: if not None, the tensors are equal on all ranks of the slice group,
+                and each rank sends a slice of those that can be divided evenly.
             all_gather_tensors: by name, whether that holds for the tensor; True by default.
 
         Returns:
-            Two handles: of the description, which is gone, and of the message. Nobody need wait.
+            Two handles: of the description, already complete, and of the message. Waiting for them
+            is optional.
 
-        Raises what `SendingEnd.send` raises, and `ChannelError` where there is no such edge.
+        Raises what `SendingEnd.send` raises, and `ChannelError` if there is no such edge.
         """
         stage = (self.rank_in_group + 1) % self.world_size if dst is None else dst
         sliced: Collection[str] = ()
         if all_gather_group is not None:
-            chosen = all_gather_tensors or {}
+            gathered = all_gather_tensors or {}
             tensors = [n for n, value in tensor_dict.items() if isinstance(value, Tensor)]
-            sliced = [name for name in tensors if chosen.get(name, True)]
+            sliced = [name for name in tensors if gathered.get(name, True)]
         end = _end(self._senders, stage, "to")
         return [CompletedHandle(), end.send(tensor_dict, schema_of(tensor_dict, sliced))]
 
@@ -117,27 +118,29 @@ class TensorDictGroup:
 
         Args:
             src: stage to receive from; the one before by default.
-            all_gather_group, all_gather_tensors: what the sender says counts; kept for callers.
+            all_gather_group, all_gather_tensors: ignored, since the sender decides; kept for
+                callers.
 
         Returns:
-            A dictionary that is empty until the handles have been waited for and the callables
-            called, in that order: as `AsyncIntermediateTensors` does at the first read.
+            A dictionary, handles and callables. The dictionary is empty until the handles have been
+            waited for and then the callables called, which `AsyncIntermediateTensors` does at the
+            first read.
 
-        Raises what `DescribedReceivingEnd.receive` raises, and `ChannelError` where there is no
-        such edge.
+        Raises what `DescribedReceivingEnd.receive` raises, and `ChannelError` if there is no such
+        edge.
         """
         stage = (self.rank_in_group - 1) % self.world_size if src is None else src
-        incoming = _end(self._receivers, stage, "from").receive()
+        handle = _end(self._receivers, stage, "from").receive()
         values: ReceivedValues = {}
-        return values, [incoming], [lambda: values.update(incoming.take())]
+        return values, [handle], [lambda: values.update(handle.take())]
 
     def drain(self) -> None:
-        """Wait until everything has been sent. Raises what `SendingEnd.drain` raises."""
+        """Wait until all messages have been sent. Raises what `SendingEnd.drain` raises."""
         for end in self._senders.values():
             end.drain()
 
     def close(self) -> None:
-        """Refuse what comes from now on, and give the edges back; bounded by their deadline."""
+        """Refuse further messages and close the edges; bounded by their deadline."""
         for sender in self._senders.values():
             sender.close()
         for receiver in self._receivers.values():
@@ -146,39 +149,45 @@ class TensorDictGroup:
             edge.close()
 
 
-def open_tensor_dict_group(name: str, ranks: Sequence[int], place: EdgeContext) -> TensorDictGroup:
-    """The edges from every stage to the next, and from the last to the first; collective.
+def open_tensor_dict_group(
+    name: str, ranks: Sequence[int], context: EdgeContext
+) -> TensorDictGroup:
+    """Open the edges from every stage to the next, and from the last to the first; collective.
 
     Args:
-        name: no two groups of a run have one name.
-        ranks: of the run, one a stage, in their order; at least two.
-        place: of this rank's ends.
+        name: unique among the groups of a run.
+        ranks: ranks of the run, one per stage, in order; at least two.
+        context: of this rank's ends.
 
     Raises what `open_edge` raises.
     """
     if len(ranks) < 2:
-        raise ChannelError(f"{name}: a pipeline of {len(ranks)} stages hands nothing over")
-    rank = place.fabric.control.rank
+        raise ChannelError(f"{name}: a pipeline of {len(ranks)} stages has no edges")
+    rank = context.fabric.control.rank
     senders: dict[int, SendingEnd] = {}
     receivers: dict[int, DescribedReceivingEnd] = {}
     edges: list[Edge] = []
     for stage, source in enumerate(ranks):
-        after = (stage + 1) % len(ranks)
-        ends = (source, ranks[after])
+        next_stage = (stage + 1) % len(ranks)
+        ends = (source, ranks[next_stage])
         if rank not in ends:
             continue
-        called = f"{name} {stage} to {after}"
-        edge = open_edge(called, ends, place, BUFFERS_PER_END, {"described": RECVS_POSTED_AHEAD})
-        edge = open_second_communicator(edge, ends, place)
+        edge_name = f"{name} {stage} to {next_stage}"
+        edge = open_edge(
+            edge_name, ends, context, BUFFERS_PER_END, {"described": RECVS_POSTED_AHEAD}
+        )
+        edge = open_second_communicator(edge, ends, context)
         edges.append(edge)
         if rank == source:
-            senders[after] = SendingEnd(edge, DescribedFraming(RECVS_POSTED_AHEAD))
+            senders[next_stage] = SendingEnd(edge, DescribedFraming(RECVS_POSTED_AHEAD))
         else:
             receivers[stage] = DescribedReceivingEnd(edge, RECVS_POSTED_AHEAD)
     return TensorDictGroup(ranks, rank, senders, receivers, edges)
 
 
-def _end(ends: Mapping[int, T], stage: int, way: str) -> T:
+def _end(ends: Mapping[int, T], stage: int, direction: str) -> T:
     if stage not in ends:
-        raise ChannelError(f"there is no edge {way} stage {stage}: {way} {sorted(ends)} there is")
+        raise ChannelError(
+            f"there is no edge {direction} stage {stage}: {direction} {sorted(ends)} there is"
+        )
     return ends[stage]

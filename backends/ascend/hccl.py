@@ -8,7 +8,6 @@ from torch._C._distributed_c10d import Store
 
 from equipoise.backends.ascend import npu_runtime
 from equipoise.backends.ascend.hccl_comm import (
-    HIGH_PRIORITY_STREAMS,
     HcclComm,
     are_plain,
     make_process_group,
@@ -20,7 +19,7 @@ from equipoise.backends.ascend.hccl_settings import (
     link_buffer_mib,
     sum_dtypes,
 )
-from equipoise.backends.ascend.hccl_streams import hccl_stream_pool
+from equipoise.backends.ascend.hccl_streams import HIGH_PRIORITY_STREAMS, hccl_stream_pool
 from equipoise.backends.devices.collectives.bootstrap import Bootstrap
 from equipoise.backends.devices.collectives.ccl import TRANSFER_DTYPES, CommSpec, Warmup, WarmupOps
 from equipoise.backends.devices.collectives.fabric import DeviceCommunicatorBackend

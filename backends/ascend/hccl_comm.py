@@ -4,8 +4,6 @@ The group is constructed directly, outside torch.distributed's list of groups: t
 `init_process_group` and changes nothing of an engine's groups.
 """
 
-import os
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -21,7 +19,6 @@ from equipoise.backends.devices.collectives.ccl import CommSpec
 NO_TIMEOUT = timedelta(days=10_000)
 """Torch_npu's watchdog ends the process at a time-out; ours (`collectives.watchdog`) raises an
 error at the deadline instead."""
-HIGH_PRIORITY_VARIABLE = "TORCH_HCCL_HIGH_PRIORITY"
 PLAIN_FORMATS = (-1, 0, 2, 30)
 """The vendor's numbers of formats that are plain strided layouts: undefined, NCHW, ND, NCDHW."""
 
@@ -134,43 +131,6 @@ def make_process_group(store: Any, spec: CommSpec) -> Any:
     return private_api.make_process_group(
         store, spec.rank, spec.ranks, spec.name, buffer, NO_TIMEOUT
     )
-
-
-class HighPriorityStreams:
-    """Makes torch_npu take streams of communicators from the high-priority pool, which is unused
-    else.
-
-    Torch_npu reads an environment variable when it makes a communicator, and ignores the option of
-    the same name. The variable is restored after the last communicator in progress: one whose peer
-    was lost may still be in progress when the next is made.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before: str | None = None
-
-    def __enter__(self) -> None:
-        """Set the variable."""
-        with self._lock:
-            if not self._inside:
-                self._before = os.environ.get(HIGH_PRIORITY_VARIABLE)
-                os.environ[HIGH_PRIORITY_VARIABLE] = "1"
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        """Restore the variable after the last one."""
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                if self._before is None:
-                    del os.environ[HIGH_PRIORITY_VARIABLE]
-                else:
-                    os.environ[HIGH_PRIORITY_VARIABLE] = self._before
-
-
-HIGH_PRIORITY_STREAMS = HighPriorityStreams()
-"""Of this process."""
 
 
 def are_plain(tensors: Sequence[Tensor]) -> bool:

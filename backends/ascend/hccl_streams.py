@@ -9,12 +9,14 @@ The pool is the high-priority one, which nothing else uses here: the accelerator
 the other one.
 """
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from equipoise.hal.errors import CommunicatorFailed
 
+HIGH_PRIORITY_VARIABLE = "TORCH_HCCL_HIGH_PRIORITY"
 RELEASE_STREAM = "the release stream"
 """The owner, in error messages, of the stream that only signals to other streams are launched
 on."""
@@ -53,10 +55,10 @@ class HcclStreamPool:
         is free."""
         with self._lock:
             self._last = self._place(self._draw().stream_id)  # an engine may have drawn since
-            priority = self._free()
-            while self._ring[(self._last + 1) % len(self._ring)] is not priority:
+            free = self._free()
+            while self._ring[(self._last + 1) % len(self._ring)] is not free:
                 self._last = self._place(self._draw().stream_id)
-            return priority
+            return free
 
     def assign(self, number: int, owner: str) -> PoolStream:
         """Record that torch_npu took stream `number` for `owner`. Raises `CommunicatorFailed` if
@@ -115,3 +117,40 @@ def hccl_stream_pool(npu: Any, index: int) -> HcclStreamPool:
         if index not in _pools:
             _pools[index] = HcclStreamPool(lambda: npu.Stream(device=index, priority=-1))
         return _pools[index]
+
+
+class HighPriorityStreams:
+    """Makes torch_npu take streams of communicators from the high-priority pool, which is unused
+    else.
+
+    Torch_npu reads an environment variable when it makes a communicator, and ignores the option of
+    the same name. The variable is restored after the last communicator in progress: one whose peer
+    was lost may still be in progress when the next is made.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        """Set the variable."""
+        with self._lock:
+            if not self._inside:
+                self._before = os.environ.get(HIGH_PRIORITY_VARIABLE)
+                os.environ[HIGH_PRIORITY_VARIABLE] = "1"
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the variable after the last one."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                if self._before is None:
+                    del os.environ[HIGH_PRIORITY_VARIABLE]
+                else:
+                    os.environ[HIGH_PRIORITY_VARIABLE] = self._before
+
+
+HIGH_PRIORITY_STREAMS = HighPriorityStreams()
+"""Of this process."""

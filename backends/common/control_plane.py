@@ -19,6 +19,7 @@ from equipoise.backends.common.tcp_store import (
     LOST_RANK_KEY,
     as_text,
     connect_store,
+    hold,
     report_lost_rank,
     short_message,
     wait_for_listener,
@@ -52,6 +53,8 @@ class StoreControlPlane:
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._where = rendezvous
+        if rendezvous.hosts_store:
+            hold(rendezvous)
         wait_for_listener(rendezvous)
         self._calls = BoundedCalls(f"the store at {rendezvous.host}:{rendezvous.port}")
         self._store = self.call_store(lambda: connect_store(rendezvous))

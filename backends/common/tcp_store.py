@@ -1,12 +1,18 @@
 """torch.distributed's TCP store: who holds it, and how it is reached."""
 
+import errno
 import json
 import os
 import socket
 import time
 from datetime import timedelta
 
-from torch.distributed import DistError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistError,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from equipoise.hal.communicator import Rendezvous
 from equipoise.hal.errors import ControlPlaneLost
@@ -22,10 +28,10 @@ LOST_RANK_KEY = "gone"
 """The key under which the first loss of a rank is told: JSON {"rank": int, "how": str}."""
 
 
-def connect_store(rendezvous: Rendezvous) -> TCPStore:
-    """A connection to the store. Raises `ControlPlaneLost`."""
+def connect_store(rendezvous: Rendezvous) -> Store:
+    """A connection to the store, within the rendezvous' namespace. Raises `ControlPlaneLost`."""
     try:
-        return TCPStore(
+        store = TCPStore(
             rendezvous.host,
             rendezvous.port,
             None,
@@ -36,6 +42,50 @@ def connect_store(rendezvous: Rendezvous) -> TCPStore:
     except DistError as error:
         where = f"{rendezvous.host}:{rendezvous.port}"
         raise ControlPlaneLost(f"no store answers at {where}: {short_message(error)}") from error
+    return PrefixStore(rendezvous.namespace, store) if rendezvous.namespace else store
+
+
+_HELD: dict[int, TCPStore] = {}
+"""Stores that this process holds, by port. To its end: a peer that connects again might still reach
+one that is about to close."""
+
+
+def hold(rendezvous: Rendezvous) -> None:
+    """Hold the store where the rendezvous says that it is, as `torch.distributed` does on rank 0.
+
+    Does nothing where somebody listens there already: that is the store. Raises `ControlPlaneLost`.
+    """
+    host, port = rendezvous.host, rendezvous.port
+    if port in _HELD:
+        return
+    try:
+        with _listener(host, port) as listener:
+            _HELD[port] = TCPStore(
+                host,
+                port,
+                None,
+                True,
+                timedelta(seconds=START_TIMEOUT),
+                wait_for_workers=False,
+                multi_tenant=True,  # torch's init_process_group of this process may share it
+                master_listen_fd=os.dup(listener.fileno()),
+            )
+    except (OSError, DistError) as error:
+        if getattr(error, "errno", None) != errno.EADDRINUSE:
+            raise ControlPlaneLost(
+                f"no store can be held at {host}:{port}: {short_message(error)}"
+            ) from error
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """On the loopback interface alone where the ranks meet there; else on all, for other nodes."""
+    if host in (LOOPBACK, "localhost"):
+        return socket.create_server((host, port), backlog=BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=BACKLOG)
 
 
 def wait_for_listener(rendezvous: Rendezvous) -> None:

@@ -1,6 +1,6 @@
-"""The planner behind signatures that serving engines already call.
+"""The planner with the signatures that serving engines already call.
 
-One module for each engine, which imports nothing of that engine: `deepseek`, `vllm`,
-`vllm_ascend`, `sglang`, `tensorrt_llm`. They are also reachable as `equipoise.compat.*`. The page
-docs/compat.md says how to plug each in, and what differs from what it replaces.
+One module per engine, none of which imports the engine: `deepseek`, `vllm`, `vllm_ascend`,
+`sglang`, `tensorrt_llm`. They can also be imported as `equipoise.compat.*`. docs/compat.md says how
+to install each one and how it differs from what it replaces.
 """

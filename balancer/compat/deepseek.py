@@ -26,25 +26,26 @@ def rebalance_experts(
     installed: ArrayInput | None = None,
     policy: str = EvenSplitPolicy.BEST,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Where the copies of experts go.
+    """Plans which expert each slot holds, with an even split among replicas.
 
     Args:
-        weight: (layers, experts), tokens of each expert; `counts` says how floats are taken.
-        num_replicas: slots of a layer, a multiple of `num_gpus`.
-        num_groups: divides the experts. Groups are not tied to nodes: that costs 0.08 to 0.7 of
-            imbalance where it was measured, and only group-limited routing gains by it.
-        num_nodes: of as many ranks each; has to divide them, and changes nothing.
-        num_gpus: ranks.
-        installed: (layers, slots), what is in the slots now, so that little moves; or None.
-        policy: best, connected or greedy, as `rules` says.
+        weight: (layers, experts), tokens of each expert; `input_arrays` says how floats are
+            rounded.
+        num_replicas: slots per layer, a multiple of `num_gpus`.
+        num_groups: has to divide the experts. Groups are not tied to nodes: that cost 0.08 to 0.7
+            of imbalance when measured, and only group-limited routing gains from it.
+        num_nodes: has to divide the ranks; otherwise without effect.
+        num_gpus: number of ranks.
+        installed: (layers, slots), the expert in each slot now, so that few slots change; or None.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Returns:
-        phy2log (layers, slots), the expert in each slot; log2phy (layers, experts, most copies),
-        the slots of each expert, ascending, then -1; logcnt (layers, experts). All int64, on the
-        CPU.
+        phy2log (layers, slots), the expert in each slot; log2phy (layers, experts, most
+        replicas), the slots of each expert, ascending, padded with -1; logcnt (layers, experts).
+        All int64, on the CPU.
 
     Raises:
-        PlacementError: numbers cannot fit together, or one is no count.
+        PlacementError: sizes do not fit together, or a value is not a count.
     """
     load = integer_counts(weight)
     check_groups(load.shape[-1], num_groups, num_nodes)
@@ -58,9 +59,9 @@ def rebalance_experts(
 
 
 def check_groups(experts: int, groups: int | None, nodes: int) -> None:
-    """Raise `PlacementError` for groups that the original refuses.
+    """Raises `PlacementError` for groups that the original refuses.
 
-    It looks at groups only where they divide among the nodes, and plans without them elsewhere.
+    The original uses groups only if they divide among the nodes, and plans without them otherwise.
     """
     if groups is None or nodes < 1 or (groups > 0 and groups % nodes):
         return

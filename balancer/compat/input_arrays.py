@@ -1,9 +1,9 @@
-"""What an engine hands over, as the integers that the planner takes.
+"""Converts the arrays that engines pass to the integers that the planner takes.
 
-Engines pass tensors of floats. Floats that are whole numbers, which counts are, are taken as they
-are. Others are multiplied by a power of two for each layer, so that the layer sums to less than
-2^44, and rounded to the nearest integer: ratios to the largest keep
-some 30 bits, more than float32 has.
+Engines pass tensors of floats. If all values are integers, as counts are, they are used as they
+are. Otherwise each layer is multiplied by a power of two, so that it sums to less than 2^44, and
+rounded to the nearest integer: ratios to the largest value keep about 30 bits, more than float32
+has.
 """
 
 from typing import TypeAlias
@@ -16,63 +16,63 @@ from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
 from equipoise.hal.errors import PlacementError
 
 ArrayInput: TypeAlias = torch.Tensor | npt.ArrayLike
-"""A tensor on any device, an array of numpy, or lists."""
+"""A tensor on any device, a numpy array, or nested lists."""
 Counts: TypeAlias = npt.NDArray[np.int64]
 SCALED_SUM_BITS = 44
-"""A layer that has to be scaled sums to less than two to the power of so many."""
-UNKNOWN = -1
-"""What an engine writes for a slot that it has no count of, or that holds nothing."""
+"""A layer that has to be scaled sums to less than 2 to this power: the planner takes below 2^46."""
+UNKNOWN_COUNT = -1
+"""An engine's value for a slot without a count, or without an expert."""
 
 
-def to_host_array(given: ArrayInput) -> npt.NDArray[np.generic]:
-    """On the host. Raises `PlacementError` where it is no array."""
-    if isinstance(given, torch.Tensor):
-        host = given.detach().cpu()
+def to_host_array(array: ArrayInput) -> npt.NDArray[np.generic]:
+    """Copies to a numpy array on the host. Raises `PlacementError` if it is no array."""
+    if isinstance(array, torch.Tensor):
+        host = array.detach().cpu()
         return np.asarray(host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy())
     try:
-        return np.asarray(given)
+        return np.asarray(array)
     except ValueError as error:
         raise PlacementError(f"expected an array: {error}") from None
 
 
 def integer_counts(weight: ArrayInput, name: str = "weight") -> Counts:
-    """(layers, experts) or (windows, layers, experts) of any number type, as int64.
+    """Converts (layers, experts) or (windows, layers, experts) of any numeric dtype to int64.
 
-    Raises `PlacementError` for other shapes, and for what is negative or not finite.
+    Raises `PlacementError` for other shapes, and for negative or non-finite values.
     """
-    given = to_host_array(weight)
-    if given.ndim not in (2, 3) or 0 in given.shape:
-        raise PlacementError(f"{name} must be (layers, experts), none of them 0, got {given.shape}")
-    if given.dtype.kind not in "iuf":
-        raise PlacementError(f"{name} must be numbers, got {given.dtype}")
-    check_counts(given, name)
-    numbers = given.astype(np.float64)
+    array = to_host_array(weight)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise PlacementError(f"{name} must be (layers, experts), none of them 0, got {array.shape}")
+    if array.dtype.kind not in "iuf":
+        raise PlacementError(f"{name} must be numbers, got {array.dtype}")
+    check_counts(array, name)
+    numbers = array.astype(np.float64)
     if (numbers == np.rint(numbers)).all() and _fits(numbers):
-        return given.astype(np.int64)
+        return array.astype(np.int64)
     return _scaled(numbers)
 
 
-def check_counts(given: npt.NDArray[np.generic], name: str) -> None:
-    """Raise `PlacementError` at the first number that is no count."""
-    numbers = given.astype(np.float64)
+def check_counts(array: npt.NDArray[np.generic], name: str) -> None:
+    """Raises `PlacementError` that names the first value which is not a count."""
+    numbers = array.astype(np.float64)
     wrong = ~(np.isfinite(numbers) & (numbers >= 0))
     if not wrong.any():
         return
-    place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    where = ", ".join(str(int(part)) for part in place)
-    raise PlacementError(f"{name}[{where}] is {numbers[place]:g}, which is no count")
+    index = np.unravel_index(int(wrong.argmax()), wrong.shape)
+    where = ", ".join(str(int(part)) for part in index)
+    raise PlacementError(f"{name}[{where}] is {numbers[index]:g}, which is no count")
 
 
-def integer_ids(given: ArrayInput, name: str) -> Counts:
-    """Ids as int64; raises `PlacementError` for anything but integers."""
-    array = to_host_array(given)
+def integer_ids(ids: ArrayInput, name: str) -> Counts:
+    """Converts ids to int64. Raises `PlacementError` for other than integers."""
+    array = to_host_array(ids)
     if array.dtype.kind not in "iu":
         raise PlacementError(f"{name} must be integers, got {array.dtype}")
     return array.astype(np.int64)
 
 
 def _fits(numbers: npt.NDArray[np.float64]) -> bool:
-    """Whether the planner takes the sums of the layers."""
+    """Returns whether the sums of all layers are within the planner's limit."""
     by_layer = (
         np.minimum(numbers, MAX_LAYER_ROWS + 1).reshape(-1, *numbers.shape[-2:]).sum(axis=(0, 2))
     )
@@ -80,10 +80,10 @@ def _fits(numbers: npt.NDArray[np.float64]) -> bool:
 
 
 def _scaled(numbers: npt.NDArray[np.float64]) -> Counts:
-    """Powers of two only: they lose nothing but what is rounded at the end.
-
-    By the largest number of a layer, not by its sum, which depends on the order of adding.
-    """
+    """Scales each layer by a power of two and rounds."""
+    # A power of two is exact, so only the final rounding loses bits. It follows from the largest
+    # value of a layer, not from its sum: a float sum depends on the order of adding, and all ranks
+    # have to compute the same integers.
     layers, experts = numbers.shape[-2:]
     largest = numbers.reshape(-1, layers, experts).max(axis=(0, 2))
     bits = (numbers.size // layers).bit_length()

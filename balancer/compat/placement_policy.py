@@ -1,12 +1,12 @@
-"""Which placement an engine gets, that knows no shares: an even split of every expert.
+"""Plans placements for engines without shares, which split every expert evenly among replicas.
 
-`best`, from what is installed where the caller says what that is, moves what the target needs.
-Without it, for each layer, the most level of a few plans, none with two copies of an expert on a
-rank. `connected` is for engines that solve shares on each batch: see
-`equipoise.balancer.experts.planning.planner`.
-`greedy` is the rule that DeepSeek's EPLB and TensorRT-LLM
-publish, ties to the larger expert id, and may put two copies on a rank. Where there are more slots
-than every expert on every rank needs, copies have to share ranks, and all three are `greedy`.
+`best` starts from the installed placement, if the caller passes one, and changes as few slots as
+the target needs; otherwise it takes, for each layer, the most even of a few plans, none of which
+has two replicas of an expert on a rank. `connected` is for engines that solve shares on each batch:
+see `equipoise.balancer.experts.planning.planner`. `greedy` is the rule that DeepSeek's EPLB and
+TensorRT-LLM publish, ties to the larger expert id; it may put two replicas on a rank. With more
+slots than one for every expert on every rank, replicas have to share ranks, and all three are
+`greedy`.
 """
 
 from dataclasses import dataclass
@@ -23,30 +23,30 @@ from equipoise.balancer.experts.planning.planner import plan
 from equipoise.hal.errors import PlacementError
 
 TARGET = 0.02
-"""max/mean - 1 of the ranks that a plan which moves copies is content with."""
+"""max/mean - 1 over ranks at which a plan from an installed placement stops changing slots."""
 
 
 class EvenSplitPolicy(StrEnum):
-    """How to plan."""
+    """How to plan a placement with an even split."""
 
     BEST = "best"
-    """As level as an even split gets; from what is installed, with few moves."""
+    """As even as possible; from an installed placement, with few changed slots."""
     CONNECTED = "connected"
-    """Copies that connect all ranks, for engines that solve shares on each batch."""
+    """Replicas that connect all ranks, for engines that solve shares on each batch."""
     GREEDY = "greedy"
-    """The published rule."""
+    """The rule that DeepSeek's EPLB and TensorRT-LLM publish."""
 
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """What a plan is wanted for.
+    """Sizes and policy of a plan.
 
     Attributes:
-        slots: of a layer.
-        ranks: of as many slots each.
-        nodes: of as many ranks each; they have to divide the ranks, and change nothing.
-        policy: name of a `Rule`.
-        target: max/mean - 1 of the ranks, where something is installed.
+        slots: slots per layer.
+        ranks: number of ranks, with equally many slots each.
+        nodes: has to divide the ranks; otherwise without effect.
+        policy: name of an `EvenSplitPolicy`.
+        target: max/mean - 1 over ranks, used if a placement is installed.
     """
 
     slots: int
@@ -57,34 +57,36 @@ class PlacementRequest:
 
 
 def compute_placement(
-    load: Counts, wish: PlacementRequest, installed: Placement | None = None
+    load: Counts, request: PlacementRequest, installed: Placement | None = None
 ) -> Placement:
-    """Placement, int32 (layers, slots), for (layers, experts) or (windows, layers, experts).
+    """Plans a placement, int32 (layers, slots).
 
-    Raises `PlacementError` when the numbers cannot fit together.
+    `load` is (layers, experts) or (windows, layers, experts); windows are summed.
+
+    Raises `PlacementError` if the sizes do not fit together.
     """
     layers, experts = load.shape[-2:]
-    shape = ExpertShape(layers, experts, wish.slots, wish.ranks)
-    if wish.nodes < 1 or wish.ranks % wish.nodes:
-        raise PlacementError(f"{wish.ranks} ranks do not divide among {wish.nodes} nodes")
-    rule = parse_choice(EvenSplitPolicy, "policy", wish.policy)
+    shape = ExpertShape(layers, experts, request.slots, request.ranks)
+    if request.nodes < 1 or request.ranks % request.nodes:
+        raise PlacementError(f"{request.ranks} ranks do not divide among {request.nodes} nodes")
+    rule = parse_choice(EvenSplitPolicy, "policy", request.policy)
     if installed is not None:
         check_placement(installed, shape)
     total: Counts = load.reshape(-1, layers, experts).sum(axis=0)
     if rule is EvenSplitPolicy.GREEDY or shape.slots > shape.experts * shape.ranks:
         return _aligned_to_installed(
-            _native.plan_greedy(total, wish.slots, wish.ranks), wish, installed
+            _native.plan_greedy(total, request.slots, request.ranks), request, installed
         )
     if rule is EvenSplitPolicy.CONNECTED:
-        joined = plan(total, slots=wish.slots, ranks=wish.ranks, policy="connected")
-        return _aligned_to_installed(joined.placement, wish, installed)
+        joined = plan(total, slots=request.slots, ranks=request.ranks, policy="connected")
+        return _aligned_to_installed(joined.placement, request, installed)
     if installed is None:
-        return _plan_anew(total, wish)
-    return _plan_from_installed(total, wish, installed)
+        return _plan_anew(total, request)
+    return _plan_from_installed(total, request, installed)
 
 
 def max_rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
-    """(layers,): the fullest rank under an even split, in 1 / 65536 of a row, int64.
+    """Returns the load of the fullest rank with an even split, int64 (layers,), in row / 65536.
 
     In integers, so that all ranks of an engine compute the same plan.
     """
@@ -94,9 +96,11 @@ def max_rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
 
 
 def has_duplicates(placement: Placement, ranks: int) -> npt.NDArray[np.bool_]:
-    """(layers,): whether a rank has two copies of an expert."""
-    held = np.sort(placement.reshape(placement.shape[0], ranks, -1), axis=2)
-    twice: npt.NDArray[np.bool_] = (held[..., 1:] == held[..., :-1]).any(axis=(1, 2))
+    """Returns, bool (layers,), whether a rank has two replicas of an expert."""
+    experts_by_rank = np.sort(placement.reshape(placement.shape[0], ranks, -1), axis=2)
+    twice: npt.NDArray[np.bool_] = (experts_by_rank[..., 1:] == experts_by_rank[..., :-1]).any(
+        axis=(1, 2)
+    )
     return twice
 
 
@@ -111,49 +115,58 @@ def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
 
 
 def _aligned_to_installed(
-    proposed: Placement, wish: PlacementRequest, installed: Placement | None
+    proposed: Placement, request: PlacementRequest, installed: Placement | None
 ) -> Placement:
-    """With ranks and slots named so that little moves."""
+    """Permutes ranks and slots of `proposed` so that few slots change."""
     if installed is None:
         return proposed
-    return _native.align(np.ascontiguousarray(installed), proposed, wish.ranks)
+    return _native.align(np.ascontiguousarray(installed), proposed, request.ranks)
 
 
-def _plan_anew(load: Counts, wish: PlacementRequest) -> Placement:
-    """The most level, layer by layer."""
-    best = _plan_evenly(load, wish, EvenSplitPolicy.CONNECTED, None)
-    for start in (best, _native.plan_greedy(load, wish.slots, wish.ranks)):
-        for other in (start, _plan_evenly(load, wish, "incremental", start)):
-            lower = max_rank_rows(load, other, wish.ranks) < max_rank_rows(load, best, wish.ranks)
-            better = lower & ~has_duplicates(other, wish.ranks)
+def _plan_anew(load: Counts, request: PlacementRequest) -> Placement:
+    """Returns, layer by layer, the most even of a few plans from scratch."""
+    best = _plan_evenly(load, request, EvenSplitPolicy.CONNECTED, None)
+    for start in (best, _native.plan_greedy(load, request.slots, request.ranks)):
+        for other in (start, _plan_evenly(load, request, "incremental", start)):
+            lower = max_rank_rows(load, other, request.ranks) < max_rank_rows(
+                load, best, request.ranks
+            )
+            better = lower & ~has_duplicates(other, request.ranks)
             best = np.where(better[:, None], other, best)
     return best
 
 
-def _plan_from_installed(load: Counts, wish: PlacementRequest, installed: Placement) -> Placement:
-    """From what is installed; anew where that ends far from what a new plan would reach."""
-    moved = _plan_evenly(load, wish, "incremental", installed, wish.target)
-    mean = load.sum(axis=1) * SHARE_ONE // wish.ranks
-    margin = mean // SHARE_ONE * round(wish.target * SHARE_ONE)
-    high = np.flatnonzero(max_rank_rows(load, moved, wish.ranks) > mean + margin)
+def _plan_from_installed(
+    load: Counts, request: PlacementRequest, installed: Placement
+) -> Placement:
+    """Plans from the installed placement; layers that stay far above a new plan get that one."""
+    moved = _plan_evenly(load, request, "incremental", installed, request.target)
+    mean = load.sum(axis=1) * SHARE_ONE // request.ranks
+    margin = mean // SHARE_ONE * round(request.target * SHARE_ONE)
+    high = np.flatnonzero(max_rank_rows(load, moved, request.ranks) > mean + margin)
     if high.size == 0:
         return moved
-    fresh = _aligned_to_installed(_plan_anew(load[high], wish), wish, installed[high])
-    won = max_rank_rows(load[high], moved[high], wish.ranks) - max_rank_rows(
-        load[high], fresh, wish.ranks
+    fresh = _aligned_to_installed(_plan_anew(load[high], request), request, installed[high])
+    gain = max_rank_rows(load[high], moved[high], request.ranks) - max_rank_rows(
+        load[high], fresh, request.ranks
     )
-    worth = won > margin[high]
-    moved[high[worth]] = fresh[worth]
+    # A new plan changes most slots of a layer: it has to win more than the target's margin.
+    take = gain > margin[high]
+    moved[high[take]] = fresh[take]
     return moved
 
 
 def _plan_evenly(
-    load: Counts, wish: PlacementRequest, policy: str, start: Placement | None, target: float = 0.0
+    load: Counts,
+    request: PlacementRequest,
+    policy: str,
+    start: Placement | None,
+    target: float = 0.0,
 ) -> Placement:
     return plan(
         load,
-        slots=wish.slots,
-        ranks=wish.ranks,
+        slots=request.slots,
+        ranks=request.ranks,
         installed=start,
         policy=policy,
         target=target,

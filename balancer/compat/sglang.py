@@ -1,10 +1,10 @@
-"""SGLang's dispatcher of expert-location algorithms.
+"""SGLang's `rebalance_experts`, which dispatches to an expert-location algorithm by name.
 
 Source of the interface: sgl-project/sglang, python/sglang/srt/eplb/eplb_algorithms/__init__.py,
 and the outputs of its deepseek.py and deepseek_vec.py: the expert in each slot (layers, slots); the
-slots of each expert (layers, experts, width), ascending, then -1; and how many those are (layers,
-experts). The algorithm chooses their types and the width, and nothing else. `elasticity_aware` is
-refused: it would need to know which ranks are alive.
+slots of each expert (layers, experts, width), ascending, padded with -1; and their number (layers,
+experts). The algorithm only selects their dtypes and the width. `elasticity_aware` is refused: it
+would need to know which ranks are alive.
 """
 
 from typing import TypeAlias
@@ -29,9 +29,9 @@ DTYPES = {
     "deepseek_vec": (torch.int32, torch.int32, torch.int32),
     "deepseek_vec_hierarchical": (torch.int64, torch.int32, torch.int32),
 }
-"""By algorithm: of the three tensors that it returns."""
+"""Dtypes of the three returned tensors, by algorithm."""
 FULL_WIDTH = "deepseek_vec"
-"""Algorithms of this name make the second tensor as wide as the redundant slots allow."""
+"""Algorithms with this prefix pad the second tensor to the most replicas that fit."""
 
 
 def rebalance_experts(
@@ -45,20 +45,21 @@ def rebalance_experts(
     installed: ArrayInput | None = None,
     policy: str = EvenSplitPolicy.BEST,
 ) -> Tensors:
-    """Where the copies of experts go: the three tensors that the module describes.
+    """Plans which expert each slot holds; returns the three tensors that the module describes.
 
     Args:
         tokens_per_expert: (steps, layers, experts); the steps are summed.
-        num_physical_experts: slots of a layer.
-        num_local_physical_experts: slots of a rank.
-        num_groups: divides the experts, or None; groups are not tied to nodes.
-        num_nodes: of as many ranks each; has to divide them, and changes nothing.
+        num_physical_experts: slots per layer.
+        num_local_physical_experts: slots per rank.
+        num_groups: has to divide the experts, or None; groups are not tied to nodes.
+        num_nodes: has to divide the ranks; otherwise without effect.
         algorithm: a member of the engine's `EplbAlgorithm`, or its name.
-        installed: (layers, slots), what is in the slots now, so that little moves; or None.
-        policy: best, connected or greedy, as `rules` says.
+        installed: (layers, slots), the expert in each slot now, so that few slots change; or None.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Raises:
-        PlacementError: numbers cannot fit together, one is no count, or the algorithm is unknown.
+        PlacementError: sizes do not fit together, a value is not a count, or the algorithm is
+            unknown.
     """
     name = _algorithm(algorithm)
     load = _load(tokens_per_expert, num_groups, num_nodes)
@@ -105,5 +106,5 @@ def _tensors(placement: Placement, experts: int, name: str, device: torch.device
     return first, second, third
 
 
-def _device(given: ArrayInput) -> torch.device:
-    return given.device if isinstance(given, torch.Tensor) else torch.device("cpu")
+def _device(array: ArrayInput) -> torch.device:
+    return array.device if isinstance(array, torch.Tensor) else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `do_replication` and `do_placement`, as its Python bindings spell them.
+"""TensorRT-LLM's `do_replication` and `do_placement`, with the names of its Python bindings.
 
 Source of the interface: NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/runtime/moeLoadBalancer/
 moeLoadBalancer.cpp, and the bindings `do_replication(meta_info, expert_load_factor,
@@ -22,26 +22,26 @@ from equipoise.hal.errors import PlacementError
 
 
 class MetaInfo(Protocol):
-    """What is read of the engine's `MoeLoadBalanceMetaInfo`."""
+    """The fields of the engine's `MoeLoadBalanceMetaInfo` that are read."""
 
     @property
     def expert_count(self) -> int:
-        """Experts of the layer."""
+        """Number of experts of the layer."""
         ...
 
     @property
     def ep_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         ...
 
     @property
     def slot_count_per_rank(self) -> int:
-        """Slots of each."""
+        """Number of slots per rank."""
         ...
 
 
 class CpuPlacement(Protocol):
-    """What is written to the engine's `MoePlacementCpuInfo`."""
+    """The fields of the engine's `MoePlacementCpuInfo` that are written."""
 
     expert_replica_count: list[int]
     rank_expert_ids: list[list[int]]
@@ -49,7 +49,7 @@ class CpuPlacement(Protocol):
 
 @dataclass(frozen=True)
 class MoeLoadBalanceMetaInfo:
-    """How many of everything, for callers without the engine."""
+    """Stand-in for the engine's class of this name, for callers without the engine."""
 
     expert_count: int
     top_k: int
@@ -60,7 +60,7 @@ class MoeLoadBalanceMetaInfo:
 
 @dataclass
 class MoePlacementCpuInfo:
-    """What the two functions write, for callers without the engine.
+    """Stand-in for the engine's class of this name, for callers without the engine.
 
     Attributes:
         expert_replica_count: slots of each expert.
@@ -78,16 +78,16 @@ def do_replication(
     *,
     policy: str = EvenSplitPolicy.BEST,
 ) -> None:
-    """Write how many slots each expert gets to `cpu_placement.expert_replica_count`.
+    """Writes the number of slots of each expert to `cpu_placement.expert_replica_count`.
 
     Args:
-        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` of each.
-        expert_load_factor: (experts,), of one layer.
+        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` slots each.
+        expert_load_factor: (experts,), load of one layer.
         cpu_placement: written.
-        policy: best, connected or greedy, as `rules` says.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Raises:
-        PlacementError: numbers cannot fit together, or one is no count.
+        PlacementError: sizes do not fit together, or a value is not a count.
     """
     load = _load(meta_info, expert_load_factor)
     cpu_placement.expert_replica_count = _counts(_planned(meta_info, load, policy), load)
@@ -100,19 +100,19 @@ def do_placement(
     *,
     policy: str = EvenSplitPolicy.BEST,
 ) -> None:
-    """Write the expert in each slot to `cpu_placement.rank_expert_ids`.
+    """Writes the expert in each slot to `cpu_placement.rank_expert_ids`.
 
-    With the counts that `do_replication` found for this load and policy, its plan. With any other
-    counts, and with `greedy`, copies are dealt by size to the least loaded rank, as published.
+    If the counts are those of `do_replication` for this load and policy, the result is its plan.
+    For other counts, replicas are assigned by size to the least loaded rank, as TensorRT-LLM does.
 
     Args:
-        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` of each.
-        expert_load_factor: (experts,), of one layer.
+        meta_info: `expert_count`, `ep_size` ranks, `slot_count_per_rank` slots each.
+        expert_load_factor: (experts,), load of one layer.
         cpu_placement: `expert_replica_count` is read, `rank_expert_ids` written.
-        policy: best, connected or greedy, as `rules` says.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Raises:
-        PlacementError: numbers cannot fit together, or one is no count.
+        PlacementError: sizes do not fit together, or a value is not a count.
     """
     load = _load(meta_info, expert_load_factor)
     copies = [int(count) for count in cpu_placement.expert_replica_count]
@@ -130,12 +130,12 @@ def do_placement(
 
 
 def _load(meta_info: MetaInfo, factor: ArrayInput) -> Counts:
-    given = to_host_array(factor)
-    if given.shape != (meta_info.expert_count,):
+    array = to_host_array(factor)
+    if array.shape != (meta_info.expert_count,):
         raise PlacementError(
-            f"expert_load_factor must be ({meta_info.expert_count},), got {given.shape}"
+            f"expert_load_factor must be ({meta_info.expert_count},), got {array.shape}"
         )
-    return integer_counts(np.atleast_2d(given), "expert_load_factor")
+    return integer_counts(np.atleast_2d(array), "expert_load_factor")
 
 
 def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:

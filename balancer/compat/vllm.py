@@ -1,4 +1,4 @@
-"""vLLM's EPLB policy: what its `AbstractEplbPolicy` and `DefaultEplbPolicy` offer.
+"""vLLM's EPLB policy, with the interface of `AbstractEplbPolicy` and `DefaultEplbPolicy`.
 
 Source of the interfaces: vllm-project/vllm, vllm/distributed/eplb/policy/default.py, and
 `compute_logical_maps` in vllm/distributed/eplb/eplb_state.py.
@@ -29,46 +29,47 @@ def rebalance_experts(
     *,
     policy: str = EvenSplitPolicy.BEST,
 ) -> torch.Tensor:
-    """Where the copies of experts go.
+    """Plans which expert each slot holds.
 
     Args:
         weight: (layers, experts), tokens of each expert in the window.
-        num_replicas: slots of a layer, a multiple of `num_ranks`.
-        num_groups: divides the experts; groups are not tied to nodes.
-        num_nodes: of as many ranks each; has to divide them, and changes nothing.
-        num_ranks: ranks.
-        old_global_expert_indices: (layers, slots), what is in the slots now. With it little moves:
-            nothing where the ranks are level to 2 %. Where it lacks experts, has empty slots (-1),
-            or another number of slots, as when the group grows or shrinks, the plan is new.
-        policy: best, connected or greedy, as `rules` says.
+        num_replicas: slots per layer, a multiple of `num_ranks`.
+        num_groups: has to divide the experts; groups are not tied to nodes.
+        num_nodes: has to divide the ranks; otherwise without effect.
+        num_ranks: number of ranks.
+        old_global_expert_indices: (layers, slots), the expert in each slot now. With it few slots
+            change: none if the ranks are even to 2 %. If it lacks experts, has empty slots (-1) or
+            another number of slots, as when the group grows or shrinks, the plan starts from
+            scratch.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Returns:
         The expert in each slot, int64 (layers, slots), on the CPU.
 
     Raises:
-        PlacementError: numbers cannot fit together, or one is no count.
+        PlacementError: sizes do not fit together, or a value is not a count.
     """
     load = integer_counts(weight)
     check_groups(load.shape[-1], num_groups, num_nodes)
-    wish = PlacementRequest(num_replicas, num_ranks, num_nodes, policy)
+    request = PlacementRequest(num_replicas, num_ranks, num_nodes, policy)
     if old_global_expert_indices is None:
-        return torch.from_numpy(compute_placement(load, wish).astype(np.int64))
+        return torch.from_numpy(compute_placement(load, request).astype(np.int64))
     old = integer_ids(old_global_expert_indices, "old_global_expert_indices")
     if _is_complete(old, load, num_replicas):
         return torch.from_numpy(
-            compute_placement(load, wish, old.astype(np.int32)).astype(np.int64)
+            compute_placement(load, request, old.astype(np.int32)).astype(np.int64)
         )
-    fresh = compute_placement(load, wish).astype(np.int64)
+    fresh = compute_placement(load, request).astype(np.int64)
     return torch.from_numpy(preserve_intragpu_slots(fresh, num_ranks, old))
 
 
 def preserve_intragpu_slots(
     phy2log: npt.NDArray[np.integer], num_ranks: int, old_phy2log: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.integer]:
-    """`phy2log` (layers, slots) with each rank's experts in the slots they had, where they stay.
+    """Reorders each rank's experts in `phy2log` (layers, slots) so that they keep their old slots.
 
-    The others fill the free slots in their order. Experts stay on their rank. Unchanged where the
-    slots do not divide among the ranks, or the old map has another shape.
+    New experts fill the free slots in their order. No expert changes its rank. Returns `phy2log`
+    itself if the slots do not divide among the ranks, or the old map has another shape.
     """
     if num_ranks <= 0 or phy2log.shape != old_phy2log.shape or phy2log.shape[1] % num_ranks:
         return phy2log
@@ -84,7 +85,7 @@ def preserve_intragpu_slots(
 def compute_logical_maps(
     physical_to_logical_map: torch.Tensor, num_logical_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and number of slots of each expert.
+    """Computes the slots, and the number of slots, of each expert.
 
     Args:
         physical_to_logical_map: (layers, slots) or (slots,), on the CPU, any integers; -1 is an
@@ -92,25 +93,25 @@ def compute_logical_maps(
         num_logical_experts: experts.
 
     Returns:
-        (layers, experts, most copies), ascending, then -1; and (layers, experts). Both of the
-        dtype given, and without the layers where none were given.
+        (layers, experts, most replicas), ascending, padded with -1; and (layers, experts). Both
+        have the dtype of the argument, and no axis of layers if it has none.
 
     Raises:
         PlacementError: the map is not such a tensor, or names an unknown expert.
     """
-    given = physical_to_logical_map
-    if given.device.type != "cpu" or given.dim() not in (1, 2):
-        raise PlacementError(f"expected (layers, slots) on the CPU, got {tuple(given.shape)}")
-    placement = integer_ids(given if given.dim() == 2 else given[None], "physical_to_logical_map")
+    array = physical_to_logical_map
+    if array.device.type != "cpu" or array.dim() not in (1, 2):
+        raise PlacementError(f"expected (layers, slots) on the CPU, got {tuple(array.shape)}")
+    placement = integer_ids(array if array.dim() == 2 else array[None], "physical_to_logical_map")
     if placement.size and placement.max() >= num_logical_experts:
         raise PlacementError(f"expert {placement.max()} is outside [0, {num_logical_experts})")
     maps = logical_maps(placement, num_logical_experts)
-    slots, counts = (torch.from_numpy(array).to(given.dtype) for array in maps)
-    return (slots, counts) if given.dim() == 2 else (slots[0], counts[0])
+    slots, counts = (torch.from_numpy(table).to(array.dtype) for table in maps)
+    return (slots, counts) if array.dim() == 2 else (slots[0], counts[0])
 
 
 class EplbPolicy:
-    """For the table of policies: the class methods that vLLM calls on `DefaultEplbPolicy`."""
+    """An entry for vLLM's table of policies: the methods that it calls on `DefaultEplbPolicy`."""
 
     rebalance_experts = staticmethod(rebalance_experts)
     preserve_intragpu_slots = staticmethod(preserve_intragpu_slots)
@@ -126,7 +127,7 @@ def _is_complete(old: Counts, load: Counts, slots: int) -> bool:
 def _keep_slots(
     new: npt.NDArray[np.integer], old: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.integer]:
-    """One rank's experts."""
+    """Orders one rank's new experts so that those it had before keep their slots."""
     waiting = new.tolist()
     found: list[int | None] = []
     for expert in old.tolist():

@@ -1,8 +1,8 @@
-"""vllm-ascend's policies of its first model runner: `rebalance_experts` of tables by rank.
+"""vllm-ascend's EPLB policy for its first model runner: `rebalance_experts` on tables by rank.
 
 Source of the interface: vllm-project/vllm-ascend, vllm_ascend/eplb/core/policy/policy_abstract.py,
-policy_default_eplb.py, policy_swift_balancer.py, and what its eplb_worker.py accepts: every expert
-has a slot, none has two on a rank, and an expert that stays on its rank stays in its slot.
+policy_default_eplb.py, policy_swift_balancer.py, and the checks of its eplb_worker.py: every expert
+has a slot, none has two on a rank, and an expert that stays on its rank keeps its slot.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.compat.input_arrays import (
-    UNKNOWN,
+    UNKNOWN_COUNT,
     ArrayInput,
     Counts,
     check_counts,
@@ -39,37 +39,37 @@ def rebalance_experts(
     *,
     policy: str = EvenSplitPolicy.BEST,
 ) -> tuple[int, npt.NDArray[np.int64], Table]:
-    """A table that levels the ranks, from the present one and what each of its slots took.
+    """Plans a table with an even load from the current table and the load of its slots.
 
     Args:
         current_expert_table: (layers, ranks, slots of a rank), the expert in each slot.
-        expert_workload: likewise, the tokens that the slot took; -1 where nothing is known. One
-            more dimension in front, of stages, is summed.
-        policy: best, connected or greedy, as `rules` says.
+        expert_workload: the tokens of each slot, in the same shape; -1 if unknown. A further
+            leading axis, of stages, is summed.
+        policy: name of an `EvenSplitPolicy`: best, connected or greedy.
 
     Returns:
-        1 if the table changed, else 0; the layers, int64, those first whose fullest rank is
-        relieved most; the new table.
+        1 if the table changed, else 0; the layers, int64, ordered by how much the load of their
+        fullest rank falls; the new table.
 
     Raises:
-        PlacementError: the tables do not fit together, an expert has no slot, or a number is no
-            count.
+        PlacementError: the shapes do not fit together, an expert has no slot, or a value is not
+            a count.
     """
-    given = parse_installed_load(current_expert_table, expert_workload)
-    wish = PlacementRequest(given.shape.slots, given.shape.ranks, policy=policy)
-    placement = compute_placement(given.load, wish, given.installed)
-    changed = int((placement != given.installed).any())
-    return changed, given.layers_by_relief(placement), given.to_tables(placement).tolist()
+    current = parse_installed_load(current_expert_table, expert_workload)
+    request = PlacementRequest(current.shape.slots, current.shape.ranks, policy=policy)
+    placement = compute_placement(current.load, request, current.installed)
+    changed = int((placement != current.installed).any())
+    return changed, current.layers_by_relief(placement), current.to_tables(placement).tolist()
 
 
 @dataclass(frozen=True)
 class InstalledLoad:
-    """What the engine has installed, and what it took.
+    """The installed placement of an engine, with its load.
 
     Attributes:
         load: int64 (layers, experts), tokens of each expert.
         installed: int32 (layers, slots), the expert in each slot.
-        shape: how many of everything.
+        shape: numbers of layers, experts, slots and ranks.
     """
 
     load: Counts
@@ -77,14 +77,14 @@ class InstalledLoad:
     shape: ExpertShape
 
     def layers_by_relief(self, placement: Placement) -> npt.NDArray[np.int64]:
-        """The layers, those first whose fullest rank `placement` relieves most."""
+        """Orders the layers by how much `placement` lowers the load of their fullest rank."""
         ranks = self.shape.ranks
         before, after = (max_rank_rows(self.load, p, ranks) for p in (self.installed, placement))
         order: npt.NDArray[np.int64] = np.argsort(after / np.maximum(before, 1), kind="stable")
         return order
 
     def to_tables(self, placement: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.int64]:
-        """(layers, slots) as the engine has it: int64 (layers, ranks, slots of a rank)."""
+        """Converts (layers, slots) to the engine's int64 (layers, ranks, slots of a rank)."""
         shape = self.shape
         return placement.astype(np.int64).reshape(shape.layers, shape.ranks, -1)
 
@@ -92,7 +92,7 @@ class InstalledLoad:
 def parse_installed_load(
     current_expert_table: ArrayInput, expert_workload: ArrayInput
 ) -> InstalledLoad:
-    """What is in the arguments of `rebalance_experts`; raises as it does."""
+    """Parses the arguments of `rebalance_experts`. Raises `PlacementError`."""
     table = integer_ids(current_expert_table, "current_expert_table")
     if table.ndim != 3 or 0 in table.shape:
         raise PlacementError(
@@ -107,27 +107,27 @@ def parse_installed_load(
 
 
 class EplbPolicy:
-    """For the engine's factory of policies; `config` is not read."""
+    """An entry for the engine's factory of policies; `config` is ignored."""
 
     def __init__(self, config: object = None) -> None:
         self.config = config
 
     def set_new_ep_size(self, new_ep_size: int) -> None:
-        """Refuse: the engine calls it before its group grows or shrinks."""
+        """Raises `PlacementError`: the engine calls it before its group grows or shrinks."""
         raise PlacementError(f"a group that changes to {new_ep_size} ranks is not planned here")
 
     def rebalance_experts(
         self, current_expert_table: ArrayInput, expert_workload: ArrayInput
     ) -> tuple[int, npt.NDArray[np.int64], Table]:
-        """As the function of this name."""
+        """Calls the function of this name."""
         return rebalance_experts(current_expert_table, expert_workload)
 
 
-def _workload(given: ArrayInput, shape: tuple[int, ...]) -> Counts:
-    array = to_host_array(given)
+def _workload(workload: ArrayInput, shape: tuple[int, ...]) -> Counts:
+    array = to_host_array(workload)
     if array.shape[-3:] != shape or array.ndim > 4 or array.dtype.kind not in "iuf":
         raise PlacementError(f"expert_workload must be numbers {shape}, got {array.shape}")
-    known = np.where(array == UNKNOWN, 0, array)
+    known = np.where(array == UNKNOWN_COUNT, 0, array)
     check_counts(known, "expert_workload")
     summed: Counts = whole_numbers(known.reshape(-1, shape[0], shape[1] * shape[2])).sum(axis=0)
     return summed

@@ -49,7 +49,7 @@ from equipoise.balancer.experts.runtime.workers import (
     Workers,
     thread_workers,
 )
-from equipoise.balancer.experts.startup_check import StartupSpec
+from equipoise.balancer.experts.startup_check import check_start, start_values
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED, LayerLocks, StepKind
 from equipoise.balancer.experts.transfer.p2p import P2PTransfer
 from equipoise.hal.accelerator import Accelerator
@@ -94,7 +94,7 @@ class ExpertBalancer:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does.
+        """Around what launches `step`, on every rank; raises as its boundary does.
 
         Work beside the forward begins behind the launch, so that the host is free to launch.
         """
@@ -209,7 +209,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     layout: Layout,
     config: BalancerConfig,
     path: UpdatePathConfig = STAGED_FROM_PEERS,
-    hire: WorkerFactory | None = None,
+    new_worker: WorkerFactory | None = None,
     journal: EventSink = NO_EVENTS,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
@@ -222,7 +222,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         layout: what is installed at the start.
         config: cadence, bounds and share mode.
         path: how weights come into slots; `NO_REBALANCING` where they never do.
-        hire: makes who works beside the forward: by default threads, which tell the journal.
+        new_worker: makes who works beside the forward: by default threads, which tell the journal.
         journal: told what happens, by threads that cannot wait; whoever opened it closes it.
 
     Raises:
@@ -236,9 +236,9 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     """
     if config.log_balancedness and journal is NO_EVENTS:
         raise EngineError("log_balancedness takes a journal, and none was given")
-    control, start = fabric.control, StartupSpec(store, shape, layout, config, path)
-    start.check(control.size)
-    mine, watched = {f"balancer {config.name!r}": start.values()}, journal is not NO_EVENTS
+    control, start = fabric.control, (store, shape, layout, config, path)
+    check_start(*start, control.size)
+    mine, watched = {f"balancer {config.name!r}": start_values(*start)}, journal is not NO_EVENTS
     told = check_same_on_all_ranks(
         control, f"{config.name}/opened", config.timeout, mine, told="watched" if watched else ""
     )
@@ -248,7 +248,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         store,
         config,
         path,
-        hire or thread_workers(config, journal),
+        new_worker or thread_workers(config, journal),
         EPGroup(tuple(range(control.size)), control.rank),
         events=journal,
         loads_watched=any(told),
@@ -264,28 +264,28 @@ def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> Exper
     """
     installed = ServingState(context.accelerator, context.store, shape, layout)
     locks = _locks(context, installed, shape)
-    with ExitStack() as undoing:
-        loads, *others = opened = _communicators(context, undoing)
-        staff = _workers(context, undoing)
-        load = _load_window(context, loads, shape, staff.load)
-        renewal = _renewal(context, installed, load, shape, staff)
+    with ExitStack() as undo:
+        loads, *others = opened = _communicators(context, undo)
+        workers = _workers(context, undo)
+        load = _load_window(context, loads, shape, workers.load)
+        share_refresh = _share_refresh(context, installed, load, shape, workers)
         router = _router(context, installed, load, others)
-        path = _path(context, installed, locks, others, staff, shape)
-        archive = _key_collector(context, staff.vote)
-        group = EngineContext(context.fabric.control, context.members, context.first_step, archive)
+        path = _path(context, installed, locks, others, workers, shape)
+        keys = _key_collector(context, workers.vote)
+        group = EngineContext(context.fabric.control, context.members, context.first_step, keys)
         recorder = _recorder(context, shape, router)
         engine = RebalanceEngine(
-            installed, load, path, renewal, group, context.config, staff, recorder
+            installed, load, path, share_refresh, group, context.config, workers, recorder
         )
-        undoing.pop_all()
+        undo.pop_all()
     parts = installed, load, router, engine, locks, tuple(opened)
     return ExpertBalancer(context, shape, *parts)
 
 
-def _workers(context: BalancerContext, undoing: ExitStack) -> Workers:
+def _workers(context: BalancerContext, undo: ExitStack) -> Workers:
     def new_worker(kind: Track) -> Worker:
         worker = context.new_worker(kind)
-        undoing.callback(worker.close)
+        undo.callback(worker.close)
         return worker
 
     return Workers.create(new_worker)
@@ -306,7 +306,7 @@ def _recorder(context: BalancerContext, shape: ExpertShape, router: Router) -> E
     return EventRecorder(context.events, shape, place, slot_bytes, sub_window, router.shares)
 
 
-def _communicators(context: BalancerContext, undoing: ExitStack) -> list[Communicator]:
+def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicator]:
     """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
     wanted = ["loads"]
     if isinstance(context.path, StagedFromPeers):
@@ -316,7 +316,7 @@ def _communicators(context: BalancerContext, undoing: ExitStack) -> list[Communi
     opened = []
     for what in wanted:
         opened.append(context.open(what))
-        undoing.callback(opened[-1].close)
+        undo.callback(opened[-1].close)
     return opened
 
 
@@ -351,15 +351,15 @@ def _load_window(
     return LoadWindow(context.accelerator, loads, shape, schedule, worker)
 
 
-def _renewal(
+def _share_refresh(
     context: BalancerContext,
     installed: ServingState,
     load: LoadWindow,
     shape: ExpertShape,
-    staff: Workers,
+    workers: Workers,
 ) -> ShareRefresh:
     if context.config.shares is ShareMode.LAGGED and not isinstance(context.path, NoRebalancing):
-        return LaggedShares(installed, load, shape, context.config.min_gain, staff.shares)
+        return LaggedShares(installed, load, shape, context.config.min_gain, workers.shares)
     return StaticShares(installed, shape)
 
 
@@ -388,7 +388,7 @@ def _path(
     installed: ServingState,
     locks: LayerLocks | None,
     opened: Sequence[Communicator],
-    staff: Workers,
+    workers: Workers,
     shape: ExpertShape,
 ) -> UpdatePath | None:
     place, config = context.members.rank_in_group, context.config
@@ -397,9 +397,16 @@ def _path(
             return None
         case InPlaceFromHost(supply), LayerLocks():
             return InPlacePath(
-                context.accelerator, installed, locks, supply, staff.transfer, place, shape, config
+                context.accelerator,
+                installed,
+                locks,
+                supply,
+                workers.transfer,
+                place,
+                shape,
+                config,
             )
     ranks, journal = context.members.ranks, context.events
     ends = context.accelerator, opened[0], context.store
     mover = P2PTransfer(*ends, ranks, config.timeout, journal, config.slots_per_message)
-    return StagedPath(installed, mover, staff.transfer, place, shape, config)
+    return StagedPath(installed, mover, workers.transfer, place, shape, config)

@@ -3,6 +3,7 @@
 Imports nothing heavy, so that a command line can read it.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -57,7 +58,7 @@ class Objective(StrEnum):
 class Split(StrEnum):
     """How rows are divided among the copies of an expert."""
 
-    BY_SHARES = "level"
+    BY_SHARES = "shares"
     """By shares that level the ranks."""
     EVEN = "even"
     """All copies alike: for engines that know no shares."""
@@ -109,9 +110,9 @@ class Locality(StrEnum):
 class CommitMode(StrEnum):
     """How new weights come into slots."""
 
-    STAGED = "boundary"
+    STAGED = "staged"
     """From peers to staging beside the forward, and from there into slots between two steps."""
-    IN_PLACE = "locked"
+    IN_PLACE = "in_place"
     """From the host's memory into slots, a few layers a step, each under a stream lock."""
 
 
@@ -170,16 +171,26 @@ class PlannerOptions:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
 
+def default_sub_window(window: int, interval: int) -> int:
+    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
+    then rounded down to a multiple."""
+    wanted = max(window / 4, 1.0)
+    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
+    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BalancerConfig:
-    """Cadence and bounds.
+    """Cadence and bounds. The defaults of the first four are vLLM's, but for the share mode.
 
     Attributes:
-        name: distinguishes the votes of several engines on one control plane.
+        name: distinguishes the votes of several engines on one control plane;
+            `equipoise.open_balancer` takes the model's where it is empty.
         shares: the share mode.
         window_size: steps of load that a plan is made from.
         step_interval: steps between the boundaries at which epochs open.
-        sub_window: steps summed at a time; divides both.
+        sub_window: steps summed at a time; divides both. 0 becomes what is nearest to a quarter of
+            the window.
         step_offset: steps by which these boundaries come later, so that several engines do not all
             move weights at once; below `step_interval`, and divided by `sub_window` too.
         locality: whether rows stay on their rank as far as exact shares allow.
@@ -203,11 +214,11 @@ class BalancerConfig:
     Raises `ConfigError` for what no engine can be.
     """
 
-    name: str
-    shares: ShareMode
-    window_size: int
-    step_interval: int
-    sub_window: int
+    name: str = ""
+    shares: ShareMode = ShareMode.LAGGED
+    window_size: int = 1000
+    step_interval: int = 3000
+    sub_window: int = 0
     step_offset: int = 0
     locality: Locality = Locality.ANY
     rule: RoutingRule = RoutingRule.SHARES
@@ -229,8 +240,16 @@ class BalancerConfig:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        if self.sub_window < 1 or self.window_size < 1:
-            raise ConfigError("window_size and sub_window are at least one step")
+        if self.sub_window < 0 or self.window_size < 1 or self.step_interval < 1:
+            raise ConfigError(
+                f"window_size {self.window_size} and step_interval {self.step_interval} are at "
+                f"least one step, and sub_window {self.sub_window} at least 0"
+            )
+        if not self.sub_window:
+            sums = default_sub_window(
+                self.window_size, math.gcd(self.window_size, self.step_interval)
+            )
+            object.__setattr__(self, "sub_window", sums)
         if self.window_size % self.sub_window or self.step_interval % self.sub_window:
             raise ConfigError(
                 f"window_size {self.window_size} and step_interval {self.step_interval} "

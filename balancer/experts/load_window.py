@@ -154,12 +154,6 @@ class LoadWindow:
         return np.stack(self.sums)
 
     @property
-    def total(self) -> Load:
-        """(layers, experts): rows over the window and all ranks."""
-        total: Load = self.windows.sum(axis=0)
-        return total
-
-    @property
     def latest(self) -> Load:
         """(layers, experts): rows over the last summed sub-window and all ranks."""
         return self.sums[-1]

@@ -3,11 +3,14 @@
 One engine per layer group, one step counter per model.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 from torch import Tensor
@@ -16,57 +19,24 @@ from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.closing import close_all, close_quietly
 from equipoise.balancer.experts.engine.serving_state import ServingState
 from equipoise.balancer.experts.engine.states import RebalanceReport
-from equipoise.balancer.experts.placement import Layout
+from equipoise.balancer.experts.placement import Layout, Load
 from equipoise.balancer.experts.routing.routers import Router
+from equipoise.balancer.experts.runtime.events import EventSink
 from equipoise.balancer.experts.transfer.layer_locks import UNLOCKED
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup, format_ranges
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, format_ranges
 from equipoise.balancer.experts.weights.memory_report import MemoryReport, RoundOrder, memory_report
-from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.errors import EquipoiseError, ExpertsLost, UsageError
-from equipoise.hal.slots import Reader, SlotStore
+from equipoise.hal.slots import Reader
 from equipoise.hal.stream import Stream
 
 
-@dataclass(frozen=True, eq=False)
-class LayerGroupContext:
-    """What a commit path is made for.
-
-    Attributes:
-        accelerator: this rank's device.
-        model: whose family it is.
-        group_number: of the family, among those of the model.
-        store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
-            the layers of this family alone.
-    """
-
-    accelerator: Accelerator
-    model: ExpertModel
-    group_number: int
-    store: SlotStore
-
-    @property
-    def group(self) -> LayerGroup:
-        """Layers with slots of one descriptor."""
-        return self.model.groups[self.group_number]
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The model's own number of the layer of each row."""
-        return layer_numbers(self.model, self.group_number)
-
-    @property
-    def entries(self) -> dict[int, int]:
-        """By row: how often every step enters the layer."""
-        return {row: self.model.entries_per_step[at] for row, at in enumerate(self.group.layers)}
-
-
 def layer_numbers(model: ExpertModel, number: int) -> tuple[int, ...]:
-    """The model's own numbers of the layers of a family."""
+    """The model's own numbers of the layers of a layer group."""
     return tuple(model.layer_numbers[row] for row in model.groups[number].layers)
 
 
 def layer_group_name(model: ExpertModel, number: int) -> str:
-    """Model and layers of a family, for errors: its engine counts its layers from 0."""
+    """Model and layers of a layer group, for errors: its engine counts its layers from 0."""
     own = format_ranges(list(layer_numbers(model, number)))
     return f"model {model.name!r}, layers {own} counted from 0"
 
@@ -127,31 +97,62 @@ class ModelBalancer:
 
     A *step* is what is launched between two boundaries; it enters every layer as often as was
     registered. Steps of one model are counted apart from those of another. Errors name the model
-    and the layers of the group in which they were raised.
+    and the layers of the group in which they were raised. A context manager, which closes the
+    balancer.
 
     Attributes:
         model: that is served.
         groups: a balancer for each of its layer groups, in their order.
+        sinks: told what happens; closed behind the engines.
     """
 
     model: ExpertModel
     groups: tuple[ExpertBalancer, ...]
+    sinks: tuple[EventSink, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Behind an error, what closing raises is a consequence, and must not hide it.
+        if error is None:
+            self.close()
+        else:
+            close_quietly([self])
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as `RebalanceEngine.boundary` does."""
-        self.before_all_layers(step)
+        """A context around what launches step number `step`; every rank enters it for every step.
+
+        On entry the engine settles the vote of the step before and acts on it: a commit is launched
+        here, so that this step reads the new weights. On exit planning, transfers and the next vote
+        begin, overlapped with what was launched. Most boundaries have nothing to do.
+
+        Args:
+            step: 0, 1, 2, ... without gaps, the same on every rank.
+
+        Raises:
+            AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
+            EngineError: a step was left out, or the balancer was closed.
+        """
+        self._before_step(step)
         try:
             yield
         finally:
             self.after_launch()
 
     def before_step(self, step: int) -> None:
-        """The same where nothing says when the forward is launched: work beside begins at once."""
-        self.before_all_layers(step)
+        """As `step`, where nothing says when the forward is launched: work that overlaps with it
+        begins at once."""
+        self._before_step(step)
         self.after_launch()
 
-    def before_all_layers(self, step: int) -> None:
+    def _before_step(self, step: int) -> None:
         """The boundary before `step` alone; overlapped work begins at `after_launch`.
 
         Layer groups come in the same order on every rank, because what they issue on the calling
@@ -170,7 +171,11 @@ class ModelBalancer:
             group.engine.after_launch()
 
     def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
-        """Around everything that one entry of `layer` in `step` launches that reads its slots.
+        """A context around everything that one entry of `layer` launches that reads its slots.
+
+        Args:
+            layer: the model's own number.
+            step: of the `step` around it.
 
         Raises:
             RegistrationError: no such layer.
@@ -184,14 +189,26 @@ class ModelBalancer:
         return lock if lock is UNLOCKED else self._inside(lock, number)
 
     def router(self, layer: int) -> LayerRouter:
-        """For the step path. Raises `RegistrationError`: no such layer."""
+        """The router of a layer: from the experts that a gate picks to slots, by the shares.
+
+        Its `route(step, ids)` returns the global slot of each row, int32 [tokens, top_k], for
+        expert ids of that shape on the device, and counts the load; it is launched on the compute
+        stream. Its `generation` goes with a dispatch, so that peers can compare.
+
+        Args:
+            layer: the model's own number.
+
+        Raises:
+            RegistrationError: no such layer.
+        """
         number, row = self._place(layer)
         group = self.groups[number]
         return LayerRouter(group.router, group.serving_state, row)
 
     @property
     def layout(self) -> Layout:
-        """What is installed, by row of the model's placement."""
+        """What is installed, by row of the model's placement: `placement`, int32 (layers, slots),
+        the expert in each slot of all ranks, and `shares`, int32 alike, in 1 / 65536."""
         rows = [row for group in self.model.groups for row in group.layers]
         order = np.argsort(rows)
         parts = [group.serving_state.layout for group in self.groups]
@@ -201,10 +218,35 @@ class ModelBalancer:
         )
 
     @property
+    def load(self) -> Load | None:
+        """Rows by expert in the last sub-window that was summed, over all ranks: int64 (layers,
+        experts), by row of the model's placement. None before the first sum."""
+        if not all(group.load.sums for group in self.groups):
+            return None
+        rows = [row for group in self.model.groups for row in group.layers]
+        latest: Load = np.concatenate([group.load.latest for group in self.groups])
+        return latest[np.argsort(rows)]
+
+    def imbalance(self) -> float:
+        """Imbalance (max / mean - 1 of the rows per rank, mean over layers) of `load` under what is
+        installed; nan before the first sum. Never collective."""
+        layers = [len(group.layers) for group in self.model.groups]
+        return float(np.average([group.imbalance() for group in self.groups], weights=layers))
+
+    @property
     def reports(self) -> tuple[RebalanceReport, ...]:
-        """How each rebalance so far ended, over all layer groups, in the order of their ends."""
+        """How the latest rebalances ended, at most 1,024 of each layer group, oldest first.
+
+        Each has `step`, the boundary at which it ended; `outcome`: `committed`, `unchanged` or the
+        reason of the abort; `slots` and `bytes`, copied between ranks over all of them.
+        """
         every = chain.from_iterable(group.engine.reports for group in self.groups)
         return tuple(sorted(every, key=lambda report: report.step))
+
+    @property
+    def aborts(self) -> Counter[str]:
+        """How many rebalances were aborted, by reason."""
+        return sum((Counter(group.engine.aborts) for group in self.groups), Counter[str]())
 
     @property
     def counters(self) -> tuple[Tensor, ...]:
@@ -213,7 +255,8 @@ class ModelBalancer:
 
     @property
     def memory_report(self) -> MemoryReport:
-        """What it takes of this rank's device: slots, staging, blobs, tables, counters."""
+        """What it takes of this rank's device: slots, staging, blobs, tables, counters. As text a
+        table; `total` is bytes."""
         context, communicators = self.groups[0].context, self.groups[0].communicators
         return memory_report(
             self.model,
@@ -225,17 +268,35 @@ class ModelBalancer:
         )
 
     def attach(self, stream: Stream) -> Reader:
-        """A further stream reads slots or tables of this model; see `ExpertBalancer.attach`."""
+        """A further stream reads slots or tables of this model: every change waits for what it has
+        launched, until the result's `detach()`."""
         return ModelReader(tuple(group.attach(stream) for group in self.groups))
 
     def close(self) -> None:
-        """See `ExpertBalancer.close`; all layer groups, whatever becomes of one."""
+        """End the engines and give back their communicators; again is harmless.
+
+        Every rank closes behind the same step; nobody waits for another. A rebalance under way is
+        left; the installed placement stays.
+
+        Raises:
+            StreamTimeout: the compute stream did not come to its end.
+            StreamError, CommunicatorError: what the stream, or the last sum of loads, failed with.
+        """
         with ExitStack() as ends:
+            # The last is closed first: sinks hear that the engines are closed.
+            for sink in self.sinks:
+                ends.callback(sink.close)
             for number in range(len(self.groups)):
                 ends.callback(self._close, number)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ModelBalancer":
-        """See `ExpertBalancer.reconfigure`. This balancer is closed, whatever comes of it.
+        """Go on without the ranks that are gone; collective among `active_ranks`.
+
+        This balancer is closed, whatever comes of it; go on with the one that is returned.
+
+        Args:
+            active_ranks: numbers of the ranks that are left.
+            step: the next step to come.
 
         Raises:
             ExpertsLost: names everything that the model has lost, in all its layer groups.
@@ -255,7 +316,7 @@ class ModelBalancer:
         if gone:
             close_quietly(made)
             raise ExpertsLost(gone, f"model {self.model.name!r}: ")
-        return ModelBalancer(self.model, tuple(made))
+        return ModelBalancer(self.model, tuple(made), self.sinks)
 
     def _close(self, number: int) -> None:
         with error_context(self._names[number]):

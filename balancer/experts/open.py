@@ -14,6 +14,7 @@ the model has them. The bytes in flight are divided among the layer groups.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -32,10 +33,10 @@ from equipoise.balancer.experts.context import (
 )
 from equipoise.balancer.experts.model_balancer import (
     BalancerSet,
-    LayerGroupContext,
     ModelBalancer,
     error_context,
     layer_group_name,
+    layer_numbers,
 )
 from equipoise.balancer.experts.placement import Layout, check_placement
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, EventSink
@@ -46,6 +47,7 @@ from equipoise.hal.accelerator import Accelerator
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EngineError, UsageError
+from equipoise.hal.slots import SlotStore
 
 
 def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
@@ -79,12 +81,45 @@ def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...
     )
 
 
+@dataclass(frozen=True, eq=False)
+class LayerGroupContext:
+    """A layer group that is being opened: what its update path and its event sink are made for.
+
+    Attributes:
+        accelerator: this rank's device.
+        model: whose layer group it is.
+        group_number: of the group, among those of the model.
+        store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
+            the layers of this group alone.
+    """
+
+    accelerator: Accelerator
+    model: ExpertModel
+    group_number: int
+    store: SlotStore
+
+    @property
+    def group(self) -> LayerGroup:
+        """Layers with slots of one descriptor."""
+        return self.model.groups[self.group_number]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The model's own number of the layer of each row."""
+        return layer_numbers(self.model, self.group_number)
+
+    @property
+    def entries(self) -> dict[int, int]:
+        """By row: how often every step enters the layer."""
+        return {row: self.model.entries_per_step[at] for row, at in enumerate(self.group.layers)}
+
+
 MEMORY_LOG = logging.getLogger("equipoise.memory")
 """Told at the start, by the first rank, what balancing takes."""
 UpdatePathFactory = Callable[[LayerGroupContext], UpdatePathConfig]
-"""How weights come into the slots of a family."""
+"""How weights come into the slots of a layer group."""
 EventSinkFactory = Callable[[LayerGroupContext], EventSink]
-"""Who is told what happens to a family."""
+"""Who is told what happens to a layer group."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +137,12 @@ class ModelStart:
 
 @dataclass(frozen=True)
 class LayerGroupSpec:
-    """A family that is to be opened.
+    """What is to be opened for a layer group.
 
     Attributes:
         model: whose.
-        group_number: of the family in the model.
-        start: of this family alone, with a label and a phase of its own.
+        group_number: of the group in the model.
+        start: of this group alone, with a label and a phase of its own.
         staging: buffers.
     """
 
@@ -124,8 +159,8 @@ def open_balancers(
     starts: Mapping[str, ModelStart],
     *,
     budget: int = 0,
-    way: UpdatePathFactory = lambda berth: STAGED_FROM_PEERS,
-    journals: EventSinkFactory = lambda berth: NO_EVENTS,
+    way: UpdatePathFactory = lambda group: STAGED_FROM_PEERS,
+    journals: EventSinkFactory = lambda group: NO_EVENTS,
 ) -> BalancerSet:
     """Put balancers of all models together; collective.
 
@@ -134,10 +169,10 @@ def open_balancers(
         fabric: this rank's connection to the others.
         models: finalized; the same on every rank.
         starts: by model.
-        budget: bytes of staging over all families of all models, hence of weights in flight; 0
-            where no family takes any, because all are rewritten under locks.
-        way: how weights come into the slots of a family.
-        journals: one a family, told what happens to it.
+        budget: bytes of staging over all layer groups of all models, hence of weights in flight; 0
+            where no group takes any, because all are rewritten under locks.
+        way: how weights come into the slots of a layer group.
+        journals: one a layer group, told what happens to it.
 
     Raises:
         UsageError: not one start a model.
@@ -149,21 +184,15 @@ def open_balancers(
     _check(models, starts, fabric.control.size)
     parts = layer_group_specs(models, starts, budget)
     _check_same(fabric.control, parts)
-    opened: list[ExpertBalancer] = []
+    opened: dict[str, list[ExpertBalancer]] = {model.name: [] for model in models}
     try:
         for part in parts:
-            opened.append(_open_group(accelerator, fabric, part, way, journals))
+            opened[part.model.name].append(_open_group(accelerator, fabric, part, way, journals))
     except BaseException:
-        close_quietly(opened)
+        close_quietly(chain.from_iterable(opened.values()))
         raise
     balancers = BalancerSet(
-        {
-            model.name: ModelBalancer(
-                model,
-                tuple(one for one, part in zip(opened, parts, strict=True) if part.model is model),
-            )
-            for model in models
-        }
+        {model.name: ModelBalancer(model, tuple(opened[model.name])) for model in models}
     )
     if fabric.control.rank == 0:
         MEMORY_LOG.info("device memory of a rank:\n%s", balancers.memory_report)
@@ -173,7 +202,7 @@ def open_balancers(
 def layer_group_specs(
     models: ModelSet, starts: Mapping[str, ModelStart], budget: int
 ) -> tuple[LayerGroupSpec, ...]:
-    """All families, with what each has for itself. Raises `EngineError`: too small a budget."""
+    """All layer groups, with what each has for itself. Raises `EngineError`: too small a budget."""
     homes = [(model, number) for model in models for number in range(len(model.groups))]
     families = [model.groups[number] for model, number in homes]
     staging = split_staging(families, budget) if budget else (0,) * len(families)
@@ -191,7 +220,7 @@ def layer_group_specs(
 def _group_start(
     start: ModelStart, model: ExpertModel, number: int, place: int, places: int
 ) -> ModelStart:
-    """A start for one family: its layers, a label that no other has, a phase that few have."""
+    """A start for one layer group: its layers, a label that no other has, a phase that few have."""
     config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
     later = place * sums // places * config.sub_window
@@ -211,21 +240,21 @@ def _open_group(
     journals: EventSinkFactory,
 ) -> ExpertBalancer:
     model, start = part.model, part.start
-    family = model.groups[part.group_number]
-    store = accelerator.slot_store(family.layout(part.staging))
-    berth = LayerGroupContext(accelerator, model, part.group_number, store)
+    layers = model.groups[part.group_number]
+    store = accelerator.slot_store(layers.layout(part.staging))
+    group = LayerGroupContext(accelerator, model, part.group_number, store)
     with error_context(layer_group_name(model, part.group_number)):
-        path = _complete_path(way(berth), berth)
-        shape = replace(model.shape(fabric.control.size), layers=len(family.layers))
-        ends, told = (accelerator, fabric, store, shape), journals(berth)
+        path = _complete_path(way(group), group)
+        shape = replace(model.shape(fabric.control.size), layers=len(layers.layers))
+        ends, told = (accelerator, fabric, store, shape), journals(group)
         return open_balancer(*ends, start.layout, start.config, path, journal=told)
 
 
-def _complete_path(path: UpdatePathConfig, berth: LayerGroupContext) -> UpdatePathConfig:
+def _complete_path(path: UpdatePathConfig, group: LayerGroupContext) -> UpdatePathConfig:
     """With what was registered of entries, and not without what it needs."""
     if isinstance(path, InPlaceFromHost):
-        return replace(path, entries_per_step=berth.entries)
-    if isinstance(path, StagedFromPeers) and not berth.store.layout.staging:
+        return replace(path, entries_per_step=group.entries)
+    if isinstance(path, StagedFromPeers) and not group.store.layout.staging:
         raise EngineError("weights that come by the boundary need a budget of staging")
     return path
 
@@ -246,7 +275,8 @@ def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> Non
     """See that all ranks mean the same before anything is opened. Raises `VoteOutcomeUnknown`."""
     config = parts[0].start.config
     mine = {
-        f"model {part.model.name!r}, family {part.group_number}": _values(part) for part in parts
+        f"model {part.model.name!r}, layer group {part.group_number}": _values(part)
+        for part in parts
     }
     check_same_on_all_ranks(control, f"{config.name}/open", config.timeout, mine)
 

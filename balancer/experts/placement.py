@@ -23,7 +23,17 @@ Load = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """How many of everything. Raises `PlacementError` when the numbers cannot fit together."""
+    """How many of everything.
+
+    Attributes:
+        layers: with experts.
+        experts: of a layer, over all ranks.
+        slots: of a layer, over all ranks: as many as experts at least, and a multiple of `ranks`.
+        ranks: that divide the slots of each layer evenly: slot s is on rank s // slots_per_rank.
+
+    Raises:
+        PlacementError: the numbers cannot fit together.
+    """
 
     layers: int
     experts: int
@@ -49,9 +59,11 @@ class ExpertShape:
 
 
 def initial_placement(shape: ExpertShape) -> Placement:
-    """The start layout: slot j of rank r holds expert (r * experts // ranks + j) mod experts.
+    """The placement to begin with: contiguous experts on each rank, then those that follow.
 
-    Source: the default initial assignment that TensorRT-LLM's load-balancer test uses.
+    Slot j of rank r holds expert (r * experts // ranks + j) mod experts. Returns int32 (layers,
+    slots), the expert in each slot. Source: the default initial assignment that TensorRT-LLM's
+    load-balancer test uses.
     """
     rank, place = np.divmod(np.arange(shape.slots), shape.slots_per_rank)
     row = (rank * shape.experts // shape.ranks + place) % shape.experts

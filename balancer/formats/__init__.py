@@ -1,19 +1,19 @@
-"""Other systems' files, and our own: statistics and placements in, statistics and placements out.
+"""Reads and writes expert statistics and placements, in our own formats and those of other systems.
 
     from equipoise.balancer import formats
     statistics = formats.read_statistics("recorded/")
-    lost = formats.write_placement("moe_load_balancer.yaml", arrangement)
+    loss = formats.write_placement("moe_load_balancer.yaml", placement)
 
-Every bad file is one `FormatError`. The table of formats is docs/formats.md.
+A file that cannot be read raises one `FormatError`. docs/formats.md lists the formats.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats.iterations import Iterations
-    from equipoise.balancer.formats.placement import Arrangement
+    from equipoise.balancer.formats.iterations import IterationRange
+    from equipoise.balancer.formats.placement import ExpertPlacement
     from equipoise.balancer.formats.read_write import (
-        known,
+        known_formats,
         placement_format,
         read_either,
         read_placement,
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
         write_placement,
         write_statistics,
     )
-    from equipoise.balancer.formats.recorder import Recorder
-    from equipoise.balancer.formats.statistics import Statistics
+    from equipoise.balancer.formats.recorder import StatisticsRecorder
+    from equipoise.balancer.formats.statistics import ExpertStatistics
 
 __all__ = [
-    "Arrangement",
-    "Iterations",
-    "Recorder",
-    "Statistics",
-    "known",
+    "ExpertPlacement",
+    "ExpertStatistics",
+    "IterationRange",
+    "StatisticsRecorder",
+    "known_formats",
     "placement_format",
     "read_either",
     "read_placement",
@@ -39,19 +39,19 @@ __all__ = [
     "write_placement",
     "write_statistics",
 ]
-HOMES = {
-    "Arrangement": "placement",
-    "Iterations": "iterations",
-    "Recorder": "recorder",
-    "Statistics": "statistics",
+_MODULE_BY_NAME = {
+    "ExpertPlacement": "placement",
+    "IterationRange": "iterations",
+    "StatisticsRecorder": "recorder",
+    "ExpertStatistics": "statistics",
 }
 
 
 def __getattr__(name: str) -> object:
-    # Only when asked for: a command line reads the configuration and needs no numpy.
+    # Imported on first use: a command line that only checks its options must not wait for numpy.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    home = HOMES.get(name, "read_write")
-    return getattr(import_module(f"equipoise.balancer.formats.{home}"), name)
+    module = _MODULE_BY_NAME.get(name, "read_write")
+    return getattr(import_module(f"equipoise.balancer.formats.{module}"), name)

@@ -1,4 +1,4 @@
-"""A bundle: named fields out of one file, whatever the file is written in."""
+"""Decodes a file of any supported encoding into named fields."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from equipoise.balancer.formats.statistics_csv import decode_csv
 from equipoise.hal.errors import FormatError, PlacementError
 
 UNNAMED_ARRAY = "array"
-"""The field of a file that holds one array without a name."""
+"""Name of the field in a file that holds one array without a name."""
 Decoder = Callable[[Path, bytes], Mapping[str, object]]
 DECODERS: dict[str, Decoder] = {
     ".json": decode_json,
@@ -38,17 +38,17 @@ DECODERS: dict[str, Decoder] = {
     ".csv": decode_csv,
 }
 MAGIC_PREFIXES = ((b"\x93NUMPY", ".npy"), (b"PK", ".npz"), (b"{", ".json"), (b"layer,", ".csv"))
-"""How a file begins whose suffix says nothing."""
+"""First bytes by which a file with an unknown suffix is recognised."""
 
 
 @dataclass(frozen=True)
 class DecodedFile:
-    """Fields by name: arrays, or what JSON and YAML have.
+    """The fields of a file by name: arrays, or the values of JSON and YAML.
 
     Attributes:
         path: the file.
-        suffix: what it was read as.
-        fields: by name.
+        suffix: the encoding it was read as.
+        fields: values by name.
     """
 
     path: Path
@@ -56,36 +56,36 @@ class DecodedFile:
     fields: Mapping[str, object]
 
     def error(self, what: str) -> FormatError:
-        """An error that names the file."""
+        """Returns a `FormatError` that names the file."""
         return FormatError(str(self.path), what)
 
     def int64_array(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int64]:
-        """A field as an array with these axes. Raises `FormatError`."""
+        """Returns a field as an int64 array with these axes. Raises `FormatError`."""
         try:
             return numbers.int64_array(name, self._field(name), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
     def int32_array(self, name: str, axes: tuple[str, ...]) -> npt.NDArray[np.int32]:
-        """The same in 32 bits."""
+        """Returns a field as an int32 array with these axes. Raises `FormatError`."""
         try:
             return numbers.int32_array(name, self.int64_array(name, axes), axes)
         except PlacementError as error:
             raise self.error(str(error)) from None
 
     def integer(self, name: str) -> int:
-        """A field that is one whole number. Raises `FormatError`."""
+        """Returns a field that is one integer. Raises `FormatError`."""
         try:
             return numbers.parse_integer(name, self._field(name))
         except PlacementError as error:
             raise self.error(str(error)) from None
 
     def optional_integer(self, name: str) -> int | None:
-        """The same, or None where there is no such field, or it holds nothing."""
+        """Returns a field that is one integer; None if it is absent or null."""
         return None if self.fields.get(name) is None else self.integer(name)
 
     def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers, where the file tells them; else none."""
+        """Returns the numbers of the layers; empty if the file does not have them."""
         if "layers" not in self.fields:
             return ()
         return tuple(self.int64_array("layers", ("layer",)).tolist())
@@ -98,7 +98,7 @@ class DecodedFile:
 
 
 def decode_file(path: Path) -> DecodedFile:
-    """Read a file by its suffix, or by how it begins. Raises `FormatError`."""
+    """Decodes a file by its suffix, else by its first bytes. Raises `FormatError`."""
     data = read_bytes(path)
     if not data:
         raise FormatError(str(path), "is empty")
@@ -113,7 +113,7 @@ def decode_file(path: Path) -> DecodedFile:
 
 
 def encode_fields(suffix: str, fields: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
-    """Arrays by name as a file of JSON, npz or safetensors."""
+    """Encodes arrays by name as JSON, npz or safetensors, by `suffix`."""
     if suffix == ".npz":
         return encode_npz(dict(fields))
     if suffix == ".safetensors":

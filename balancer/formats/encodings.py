@@ -1,15 +1,10 @@
-"""Arrays of numpy's own files, decoded with the size checked before anything is allocated.
+"""Encodes and decodes npy, npz, safetensors, torch, JSON and YAML; bounds what a file can cost.
 
-Never with pickle: an array of objects is refused.
-
-Arrays of safetensors files, and of torch's own files without running what they carry.
-
-JSON documents, read strictly: a repeated key, a NaN or a too deep nesting is an error.
-
-The YAML that configurations are written in, read strictly: mappings, lists, plain scalars.
-
-Anchors are refused: they are how a small file becomes a vast one. So are repeated keys, which the
-loader would drop silently. Only decimal whole numbers are numbers.
+A file from elsewhere may be damaged or hostile, so sizes are checked before anything is allocated
+and nothing is executed: no pickle, no object arrays, torch files with `weights_only`. JSON is read
+strictly: a repeated key, a NaN or too deep nesting is an error. YAML is read as mappings, lists and
+plain scalars; only decimal integers are numbers. Anchors are refused, since with them a small file
+can expand to a vast one, and so are repeated keys, which the loader would drop silently.
 """
 
 import json
@@ -30,6 +25,9 @@ from equipoise.balancer.formats.files import MAX_FILE_BYTES, read_text
 from equipoise.balancer.formats.numbers import short_repr
 from equipoise.hal.errors import FormatError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Array = npt.NDArray[np.generic]
 HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -38,11 +36,14 @@ HEADER_READERS = {
 
 
 def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
-    """One array of numbers. Raises `FormatError`: truncated, longer than it says, objects."""
+    """Decodes one array of numbers.
+
+    Raises `FormatError` if it is truncated, longer than its header says, or holds objects.
+    """
     stream = BytesIO(data)
     try:
         shape, column_major, dtype = HEADER_READERS[np.lib.format.read_magic(stream)](stream)
-    except Exception as error:  # whatever the parser says, the file is at fault
+    except Exception as error:  # numpy's parser raises many types for a damaged header
         what = str(error).partition("\n")[0][:80]
         raise FormatError(str(path), f"{name}: not an npy header: {what}") from None
     if dtype.kind not in "iuf":
@@ -53,19 +54,19 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
             str(path), f"{name}: {len(data) - begin} bytes do not fill {dtype} {shape}"
         )
     flat: Array = np.frombuffer(data, dtype, offset=begin) if prod(shape) else np.zeros(0, dtype)
-    # As rows, whatever the order in the file: the native core takes no other.
+    # C order, whatever the order in the file: the native core takes no other.
     return np.ascontiguousarray(flat.reshape(shape, order="F" if column_major else "C"))
 
 
 def encode_npy(array: Array) -> bytes:
-    """The bytes of an .npy file."""
+    """Encodes an array as an .npy file."""
     stream = BytesIO()
     np.save(stream, array, allow_pickle=False)
     return stream.getvalue()
 
 
 def decode_npz(path: Path, data: bytes) -> dict[str, Array]:
-    """Arrays by name. Raises `FormatError`."""
+    """Decodes an .npz file to arrays by name. Raises `FormatError`."""
     members = unzip(path, data)
     return {
         name.removesuffix(".npy"): decode_npy(path, inner, name) for name, inner in members.items()
@@ -73,59 +74,57 @@ def decode_npz(path: Path, data: bytes) -> dict[str, Array]:
 
 
 def encode_npz(arrays: dict[str, Array]) -> bytes:
-    """The bytes of an .npz file, the same for the same arrays."""
+    """Encodes arrays as an .npz file; equal arrays give equal bytes."""
     stream = BytesIO()
     with ZipFile(stream, "w", ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
-            # Members are of 1980: the bytes do not tell when they were written.
+            # `ZipInfo` dates a member 1980, so the bytes do not depend on the time of writing.
             archive.writestr(ZipInfo(f"{name}.npy"), encode_npy(array), ZIP_DEFLATED)
     return stream.getvalue()
 
 
 def unzip(path: Path, data: bytes) -> dict[str, bytes]:
-    """Members of a zip archive by name, their sums checked. Raises `FormatError`."""
+    """Returns the members of a zip archive by name, their CRCs checked. Raises `FormatError`."""
     try:
         with ZipFile(BytesIO(data)) as archive:
+            # Before reading: a small archive can declare members of any size.
             if sum(member.file_size for member in archive.infolist()) > MAX_FILE_BYTES:
                 raise FormatError(str(path), f"unpacks to more than {MAX_FILE_BYTES} bytes")
             return {member.filename: archive.read(member) for member in archive.infolist()}
     except FormatError:
         raise
-    except Exception as error:  # zip, zlib, and the many ways in which both can be damaged
+    except Exception as error:  # zipfile and zlib raise many types for a damaged archive
         what = str(error).partition("\n")[0][:80]
         raise FormatError(str(path), f"is not a whole zip archive: {what}") from None
 
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ZIP_MAGIC = b"PK\x03\x04"
 
 
 def decode_safetensors(path: Path, data: bytes) -> dict[str, Array]:
-    """Arrays by name. Raises `FormatError`."""
+    """Decodes a safetensors file to arrays by name. Raises `FormatError`."""
     try:
         return dict(load(data))
-    except Exception as error:  # its own class, and numpy's for types that it lacks
+    except Exception as error:  # SafetensorError, or numpy's for dtypes that numpy lacks
         what = str(error).partition("\n")[0][:80]
         raise FormatError(str(path), f"is not a whole safetensors file: {what}") from None
 
 
 def encode_safetensors(arrays: Mapping[str, Array]) -> bytes:
-    """The bytes of a safetensors file."""
+    """Encodes arrays by name as a safetensors file."""
     return save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
 def decode_torch(path: Path, data: bytes) -> dict[str, object]:
-    """The dictionary that `torch.save` wrote: tensors as arrays, plain values as they are.
+    """Decodes a dictionary that `torch.save` wrote: tensors to arrays, other values as they are.
 
-    Only tensors and plain values are read, by `weights_only`: a file that needs anything else
-    could run code as it is read, so it is refused. Raises `FormatError`.
+    Only tensors and plain values are read, by `weights_only`: a file that needs anything else could
+    run code while it is read. Raises `FormatError`.
     """
-    import torch  # only for this one suffix
+    import torch  # here, since only this suffix needs it, and importing takes seconds
 
     if data.startswith(ZIP_MAGIC):
-        unzip(path, data)  # torch would believe the sizes that the archive declares
+        unzip(path, data)  # for its checks: torch allocates the sizes that the archive declares
     try:
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -142,20 +141,20 @@ def decode_torch(path: Path, data: bytes) -> dict[str, object]:
 
 
 def _array_of_tensor(path: Path, name: str, tensor: "Tensor") -> Array:
-    # A damaged or sly file may describe a few bytes as a vast tensor of repeated ones.
+    # With strides of 0, a few stored bytes can describe a tensor of any size.
     if tensor.numel() * 8 > MAX_FILE_BYTES:
         raise FormatError(str(path), f"{name} has {tensor.numel()} entries")
     try:
         plain = tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
         array: Array = plain.contiguous().numpy()
-    except Exception as error:  # quantised, sparse, on no device
+    except Exception as error:  # quantised, sparse, meta device
         what = str(error).partition("\n")[0][:80]
         raise FormatError(str(path), f"{name} is no plain tensor: {what}") from None
     return array
 
 
 def decode_json(path: Path, data: bytes) -> dict[str, object]:
-    """The object that the file holds. Raises `FormatError` that names line and column."""
+    """Decodes a JSON object. Raises `FormatError` that names line and column."""
     text = read_text(path, data)
     try:
         loaded: object = json.loads(
@@ -174,7 +173,7 @@ def decode_json(path: Path, data: bytes) -> dict[str, object]:
 
 
 def encode_json(fields: Mapping[str, object]) -> bytes:
-    """One key a line, and of a list of rows one row a line."""
+    """Encodes a JSON object: one key per line, and one row per line of a list of rows."""
     lines = [f"  {json.dumps(key)}: {_json_value(value)}" for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -186,7 +185,7 @@ def _json_value(value: object) -> str:
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The parser itself would silently keep the last."""
+    """Builds an object; refuses repeated keys, of which the parser would keep the last."""
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -200,15 +199,16 @@ def _refuse_constant(name: str) -> object:
 
 
 MAX_YAML_BYTES = 64 << 20
-"""Bytes at most: a thousand layers of ten thousand slots."""
+"""Enough for a thousand layers of ten thousand slots."""
 MAX_YAML_DEPTH = 8
-# The one in C is ten times faster, where PyYAML was built with it.
+"""More than any format here nests; the composer recurses once per level."""
+# The loader in C is ten times faster; PyYAML may have been built without it.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 YAML_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 
 
 def decode_yaml(path: Path, data: bytes) -> dict[str, object]:
-    """The mapping that the file holds; keys as they are spelt. Raises `FormatError`."""
+    """Decodes a YAML mapping, with keys as strings. Raises `FormatError`."""
     if len(data) > MAX_YAML_BYTES:
         raise FormatError(str(path), f"is larger than {MAX_YAML_BYTES} bytes")
     text = read_text(path, data)
@@ -224,7 +224,7 @@ def decode_yaml(path: Path, data: bytes) -> dict[str, object]:
 
 
 def encode_yaml(fields: Mapping[str, object]) -> bytes:
-    """Keys sorted, lists on one line each however long, as the engines' own tools write them."""
+    """Encodes YAML with sorted keys and each list on one line, as the engines' own tools do."""
     text = ""
     for key, value in sorted(fields.items()):
         if isinstance(value, Mapping):
@@ -236,7 +236,7 @@ def encode_yaml(fields: Mapping[str, object]) -> bytes:
 
 
 def _check_yaml_events(path: Path, text: str) -> None:
-    """Depth and anchors, before the parser that calls itself for each level sees the text."""
+    """Refuses deep nesting and anchors, before the recursive composer sees the text."""
     depth = 0
     for event in yaml.parse(text, Loader=YAML_LOADER):
         if isinstance(event, yaml.AliasEvent):

@@ -1,4 +1,4 @@
-"""Our own files: `equipoise-placement` as JSON, statistics as npz."""
+"""Our own formats: `equipoise-placement` (JSON), statistics (npz), and unnamed arrays of counts."""
 
 from hashlib import blake2b
 
@@ -8,82 +8,82 @@ import numpy.typing as npt
 from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile
 from equipoise.balancer.formats.encodings import encode_json
 from equipoise.balancer.formats.numbers import short_repr
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import COUNT_AXES, RANK_AXES, Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import COUNT_AXES, RANK_AXES, ExpertStatistics
 
 FORMAT_FIELD = "format"
-"""The field by which a placement is recognised."""
+"""The field by which a placement file is recognised."""
 COUNTS_FIELD = "counts"
-"""And statistics."""
+"""The field by which a statistics file is recognised."""
 NAME = "equipoise-placement"
 VERSION = 1
 SLOT_AXES = "layer", "slot"
 
 
-def unpack_placement(bundle: DecodedFile, ranks: int) -> Arrangement:
-    """The arrangement. Raises `FormatError`, also where a digest is not that of the rest."""
-    if bundle.fields.get(FORMAT_FIELD) != NAME:
-        raise bundle.error(
-            f"{FORMAT_FIELD} is {short_repr(bundle.fields.get(FORMAT_FIELD))}, not {NAME!r}"
+def unpack_placement(file: DecodedFile, ranks: int) -> ExpertPlacement:
+    """Reads a placement. Raises `FormatError`, also if a digest does not match the content."""
+    if file.fields.get(FORMAT_FIELD) != NAME:
+        raise file.error(
+            f"{FORMAT_FIELD} is {short_repr(file.fields.get(FORMAT_FIELD))}, not {NAME!r}"
         )
-    if bundle.integer("version") != VERSION:
-        raise bundle.error(f"is of version {bundle.integer('version')}, not {VERSION}")
-    found = Arrangement(
-        bundle.int32_array("placement", SLOT_AXES),
-        bundle.int32_array("shares", SLOT_AXES),
+    if file.integer("version") != VERSION:
+        raise file.error(f"is of version {file.integer('version')}, not {VERSION}")
+    found = ExpertPlacement(
+        file.int32_array("placement", SLOT_AXES),
+        file.int32_array("shares", SLOT_AXES),
         ranks,
-        bundle.layer_numbers(),
+        file.layer_numbers(),
     )
     sizes = {"slots": found.slots, "experts": found.experts}
     for name, size in sizes.items():
-        if bundle.integer(name) != size:
-            raise bundle.error(f"says {bundle.integer(name)} {name}, and has {size}")
+        if file.integer(name) != size:
+            raise file.error(f"says {file.integer(name)} {name}, and has {size}")
     for name, digest in (("digest", found.digest), ("seal", seal(found))):
-        if bundle.fields.get(name) != digest:
-            said = short_repr(bundle.fields.get(name))
-            raise bundle.error(f"{name} is {said}, and of what is in it {digest}")
+        if file.fields.get(name) != digest:
+            stored = short_repr(file.fields.get(name))
+            raise file.error(f"{name} is {stored}, and of what is in it {digest}")
     return found
 
 
-def pack_placement(arrangement: Arrangement) -> bytes:
-    """The bytes of the file."""
+def pack_placement(placement: ExpertPlacement) -> bytes:
+    """Encodes a placement as a file."""
     return encode_json(
         {
             FORMAT_FIELD: NAME,
             "version": VERSION,
-            "ranks": arrangement.ranks,
-            "slots": arrangement.slots,
-            "experts": arrangement.experts,
-            "layers": list(arrangement.layers),
-            "digest": arrangement.digest,
-            "seal": seal(arrangement),
-            "placement": arrangement.placement.tolist(),
-            "shares": arrangement.shares.tolist(),
+            "ranks": placement.ranks,
+            "slots": placement.slots,
+            "experts": placement.experts,
+            "layers": list(placement.layers),
+            "digest": placement.digest,
+            "seal": seal(placement),
+            "placement": placement.placement.tolist(),
+            "shares": placement.shares.tolist(),
         }
     )
 
 
-def seal(arrangement: Arrangement) -> str:
-    """Digest of what the plan's own leaves out: ranks and numbers of layers."""
-    rest = [VERSION, arrangement.ranks, *arrangement.layers]
-    state = blake2b(arrangement.digest.encode(), digest_size=16)
+def seal(placement: ExpertPlacement) -> str:
+    """Digest over the plan's digest and what that leaves out: ranks and layer numbers."""
+    rest = [VERSION, placement.ranks, *placement.layers]
+    state = blake2b(placement.digest.encode(), digest_size=16)
     state.update(np.array(rest, dtype="<i8").tobytes())
     return state.hexdigest()
 
 
-def unpack_statistics(bundle: DecodedFile) -> Statistics:
-    """Statistics out of npz, or fields of the same names elsewhere. Raises `FormatError`."""
-    return Statistics(
-        bundle.int64_array(COUNTS_FIELD, COUNT_AXES),
-        bundle.layer_numbers(),
-        bundle.int64_array("by_rank", RANK_AXES) if "by_rank" in bundle.fields else None,
-        bundle.optional_integer("iterations"),
-        bundle.optional_integer("top_k"),
+def unpack_statistics(file: DecodedFile) -> ExpertStatistics:
+    """Reads statistics from npz, or from fields of these names. Raises `FormatError`."""
+    return ExpertStatistics(
+        file.int64_array(COUNTS_FIELD, COUNT_AXES),
+        file.layer_numbers(),
+        file.int64_array("by_rank", RANK_AXES) if "by_rank" in file.fields else None,
+        file.optional_integer("iterations"),
+        file.optional_integer("top_k"),
     )
 
 
-def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]]:
-    """Fields of an npz file."""
+def pack_statistics(statistics: ExpertStatistics) -> dict[str, npt.NDArray[np.generic]]:
+    """Returns the fields of an npz file."""
     fields: dict[str, npt.NDArray[np.generic]] = {
         COUNTS_FIELD: statistics.counts,
         "layers": np.array(statistics.layers, dtype=np.int64),
@@ -96,20 +96,20 @@ def pack_statistics(statistics: Statistics) -> dict[str, npt.NDArray[np.generic]
     return fields
 
 
-def unpack_counts(bundle: DecodedFile) -> Statistics:
-    """One array without a name: (layers, experts) or (windows, layers, experts)."""
-    return Statistics(counts_of(bundle, UNNAMED_ARRAY))
+def unpack_counts(file: DecodedFile) -> ExpertStatistics:
+    """Reads an unnamed array: (layers, experts) or (windows, layers, experts)."""
+    return ExpertStatistics(counts_of(file, UNNAMED_ARRAY))
 
 
-def counts_of(bundle: DecodedFile, name: str) -> npt.NDArray[np.int64]:
-    """A field of counts with or without windows, as (windows, layers, experts)."""
-    if nesting_depth(bundle.fields[name]) == len(COUNT_AXES):
-        return bundle.int64_array(name, COUNT_AXES)
-    return bundle.int64_array(name, COUNT_AXES[1:])[None]
+def counts_of(file: DecodedFile, name: str) -> npt.NDArray[np.int64]:
+    """Returns a field of counts, with or without windows, as (windows, layers, experts)."""
+    if nesting_depth(file.fields[name]) == len(COUNT_AXES):
+        return file.int64_array(name, COUNT_AXES)
+    return file.int64_array(name, COUNT_AXES[1:])[None]
 
 
 def nesting_depth(value: object) -> int:
-    """Axes of an array, or how deep the first entry of nested lists lies."""
+    """Returns the number of axes of an array, or the depth of nested lists by first entries."""
     if isinstance(value, np.ndarray):
         return value.ndim
     levels = 0

@@ -1,4 +1,4 @@
-"""Files as bytes: read whole, written whole or not at all."""
+"""Reads files as bytes and writes them atomically: whole or not at all."""
 
 import os
 import stat
@@ -12,26 +12,27 @@ from uuid import uuid4
 from equipoise.hal.errors import FileWriteFailed, FormatError
 
 MAX_FILE_BYTES = 1 << 30
-"""Bytes of a file at most: more is another kind of file, or an attack on memory."""
+"""Upper limit of a file: a larger one is of another kind, or meant to exhaust memory."""
 Outcome = TypeVar("Outcome")
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is a folder. Raises `FormatError` where that cannot be seen."""
+    """Returns whether `path` is a folder. Raises `FormatError` if it cannot be read."""
     return stat.S_ISDIR(_mode(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole of a regular file. Raises `FormatError`, for a folder too."""
+    """Reads a regular file. Raises `FormatError` for anything else."""
     mode = _mode(path)
     if stat.S_ISDIR(mode):
         raise FormatError(str(path), "is a folder, not a file")
     if not stat.S_ISREG(mode):
-        # A pipe would block for ever, and a device never end.
+        # Reading a pipe could block for ever, and a device may never end.
         raise FormatError(str(path), "is not a regular file")
 
     def read() -> bytes:
         with path.open("rb") as stream:
+            # One byte more than allowed, to notice a file that grew since its size was read.
             return stream.read(MAX_FILE_BYTES + 1)
 
     data = _with_file_errors(path, "read", read)
@@ -41,7 +42,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, data: bytes) -> str:
-    """Bytes of a file as UTF-8. Raises `FormatError` that says where they are not."""
+    """Decodes UTF-8. Raises `FormatError` that names the byte at which it is not."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -49,48 +50,49 @@ def read_text(path: Path, data: bytes) -> str:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Names in a folder, sorted. Raises `FormatError`."""
+    """Returns the sorted names in a folder. Raises `FormatError`."""
     return sorted(_with_file_errors(folder, "read", lambda: os.listdir(folder)))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Make or replace a file. Raises `FormatError`; then what was there before is still there."""
+    """Creates or replaces a file. Raises `FormatError`; the previous file is then intact."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise FormatError(str(path), "is there already, and is not a regular file")
-    beside = _temporary_path(target)
+    temporary = _temporary_path(target)
 
     def write() -> None:
-        _write_synced(beside, data)
-        beside.replace(target)
+        # Synced before the rename: after a crash the name must not refer to an empty file.
+        _write_synced(temporary, data)
+        temporary.replace(target)
 
     try:
         _with_file_errors(path, "written", write)
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a folder of files, all of them or none. Raises `FormatError`, where it has files too."""
-    beside = _temporary_path(path)
+    """Creates a folder with all files or none. Raises `FormatError`, also if it has files."""
+    temporary = _temporary_path(path)
 
     def write() -> None:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise FormatError(str(path), "is there already, and is not an empty folder")
-        beside.mkdir()
+        temporary.mkdir()
         for name, data in files.items():
-            _write_synced(beside / name, data)
-        beside.replace(path)
+            _write_synced(temporary / name, data)
+        temporary.replace(path)
 
     try:
         _with_file_errors(path, "written", write)
     finally:
-        rmtree(beside, ignore_errors=True)
+        rmtree(temporary, ignore_errors=True)
 
 
 def _temporary_path(path: Path) -> Path:
-    # In the same folder, so that renaming is one step; hidden, and named by nobody else.
+    # In the same folder, so that the rename is atomic (same file system); hidden, and unique.
     return path.parent / f".{path.name[:100]}.{uuid4().hex}"
 
 
@@ -111,5 +113,5 @@ def _with_file_errors(path: Path, what: str, action: Callable[[], Outcome]) -> O
         return action()
     except OSError as error:
         raise kind(str(path), f"cannot be {what}: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a zero byte
+    except ValueError as error:  # a path with a NUL byte
         raise kind(repr(str(path)), f"cannot be {what}: {error}") from None

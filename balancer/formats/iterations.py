@@ -1,16 +1,17 @@
-"""A range of iterations, as operators write it: START-STOP."""
+"""A range of iterations, written START-STOP on the command line."""
 
 import re
 from dataclasses import dataclass
 
 RANGE_PATTERN = re.compile(r"([0-9]{1,12})-([0-9]{1,12})")
+"""At most twelve digits, so that an int64 holds any iteration."""
 
 
 @dataclass(frozen=True)
-class Iterations:
-    """Iterations `start` to `stop` - 1, at least one; raises ValueError for none.
+class IterationRange:
+    """The iterations `start` to `stop` - 1, at least one. Raises ValueError for none.
 
-    Half-open, as TensorRT-LLM takes `EXPERT_STATISTIC_ITER_RANGE`: 10-20 are ten iterations, of
+    Half-open, as TensorRT-LLM reads `EXPERT_STATISTIC_ITER_RANGE`: 10-20 is ten iterations, of
     which the last is 19.
     """
 
@@ -22,21 +23,21 @@ class Iterations:
             raise ValueError(f"{self.start}-{self.stop} has no iteration")
 
     @staticmethod
-    def parse(text: str) -> "Iterations":
-        """From START-STOP in decimal digits. Raises ValueError."""
+    def parse(text: str) -> "IterationRange":
+        """Parses START-STOP in decimal digits. Raises ValueError."""
         match = RANGE_PATTERN.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not START-STOP")
-        return Iterations(int(match[1]), int(match[2]))
+        return IterationRange(int(match[1]), int(match[2]))
 
     def __len__(self) -> int:
-        """How many."""
+        """Returns the number of iterations."""
         return self.stop - self.start
 
     def __contains__(self, iteration: int) -> bool:
-        """Whether it is one of them."""
+        """Returns whether `iteration` is in the range."""
         return self.start <= iteration < self.stop
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Returns START-STOP."""
         return f"{self.start}-{self.stop}"

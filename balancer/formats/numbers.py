@@ -1,4 +1,4 @@
-"""Whole numbers out of what files hold: nested lists, and arrays of any numeric type."""
+"""Converts the values in files (nested lists, arrays of any numeric type) to integers."""
 
 from collections.abc import Sequence
 from reprlib import Repr
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from equipoise.hal.errors import PlacementError
 
 MAX_LAYERS = 1 << 16
-"""Numbers of layers are below this."""
+"""Upper limit of layer numbers, far above any model: writing some formats takes memory for each."""
 INT64_LIMIT = 1 << 63
 _SHORT = Repr()
 _SHORT.maxlevel = 2
@@ -17,12 +17,12 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 40
 
 
 def short_repr(value: object) -> str:
-    """A value in an error, however long it is."""
+    """Returns a short text of a value for an error message."""
     return _SHORT.repr(value)
 
 
 def format_index(axes: Sequence[str], index: Sequence[int], layers: Sequence[int] = ()) -> str:
-    """Where in an array: `layer 3, expert 5`. `layers` numbers what axis `layer` counts."""
+    """Formats an index as `layer 3, expert 5`; `layers` maps the axis `layer` to layer numbers."""
     names = []
     for axis, at in zip(axes, index, strict=False):
         number = layers[at] if axis == "layer" and layers else at
@@ -31,10 +31,10 @@ def format_index(axes: Sequence[str], index: Sequence[int], layers: Sequence[int
 
 
 def int64_array(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """An array, or nested lists, with these axes, as int64.
+    """Converts an array, or nested lists, with these axes to int64.
 
-    Raises `PlacementError` that names place and value: not so deep, ragged, not numbers,
-    fractional, not finite, beyond 64 bits.
+    Raises `PlacementError` that names index and value if it has other axes, is ragged, or holds
+    what is not a finite integer of 64 bits.
     """
     if isinstance(value, np.ndarray):
         return _from_array(name, value, axes)
@@ -44,7 +44,7 @@ def int64_array(name: str, value: object, axes: Sequence[str]) -> npt.NDArray[np
 def int32_array(
     name: str, numbers: npt.NDArray[np.int64], axes: Sequence[str]
 ) -> npt.NDArray[np.int32]:
-    """The same in 32 bits. Raises `PlacementError` for what does not fit."""
+    """Converts to int32. Raises `PlacementError` for a value that does not fit."""
     wrong = np.argwhere(numbers != numbers.astype(np.int32))
     if wrong.size:
         where = tuple(wrong[0].tolist())
@@ -55,7 +55,7 @@ def int32_array(
 
 
 def parse_integer(name: str, value: object) -> int:
-    """One number. Raises `PlacementError`."""
+    """Converts to one integer. Raises `PlacementError`."""
     if isinstance(value, np.ndarray):
         value = value.item() if value.size == 1 else value
     return _check_integer(value, f"{name} is")
@@ -86,19 +86,22 @@ def _from_array(
 
 
 def _fits(array: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Which are whole and within 64 bits; -2^63 and 2^63 are exact as floats."""
+    """Returns which values are integers of 64 bits."""
     if array.dtype.kind == "i":
         return np.ones(array.shape, dtype=np.bool_)
     if array.dtype.kind == "u":
         return array.astype(np.uint64) < np.uint64(INT64_LIMIT)
+    # 2^63 is exact as a float, so the comparison is too; -2^63 as a float is refused with it.
     with np.errstate(invalid="ignore"):
-        rough = array.astype(np.float64)
-        fits: npt.NDArray[np.bool_] = (abs(rough) < float(INT64_LIMIT)) & (np.floor(rough) == rough)
+        values = array.astype(np.float64)
+        fits: npt.NDArray[np.bool_] = (abs(values) < float(INT64_LIMIT)) & (
+            np.floor(values) == values
+        )
     return fits
 
 
 class _NestedLists:
-    """Walks nested lists once, and knows how long they are on each axis."""
+    """Flattens nested lists in one pass and checks their lengths on each axis."""
 
     def __init__(self, name: str, axes: Sequence[str]) -> None:
         self._name = name
@@ -107,7 +110,7 @@ class _NestedLists:
         self._flat: list[int] = []
 
     def array(self, value: object) -> npt.NDArray[np.int64]:
-        """As int64."""
+        """Returns the lists as an int64 array."""
         self._walk(value, ())
         shape = [length or 0 for length in self._lengths]
         return np.array(self._flat, dtype=np.int64).reshape(shape)
@@ -129,7 +132,7 @@ class _NestedLists:
             self._walk(inner, (*index, at))
 
     def _numbers(self, row: list[object], index: tuple[int, ...]) -> None:
-        # Most files hold nothing but good numbers: a place is put into words only where not.
+        # Most files hold only valid integers: the text of an index is built only for others.
         for at, value in enumerate(row):
             if type(value) is int and -INT64_LIMIT <= value < INT64_LIMIT:
                 self._flat.append(value)

@@ -1,4 +1,4 @@
-"""An arrangement: which expert sits in which slot of which rank, and what part each copy takes."""
+"""The content of a placement file: experts by slot, shares, ranks, layer numbers."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,27 +18,29 @@ from equipoise.hal.errors import PlacementError
 
 
 class LayerNumbering(StrEnum):
-    """What the numbers of layers mean."""
+    """Which layers a file numbers."""
 
     MODEL = "model"
-    """The model's own, of layers with experts; those between are dense."""
+    """The model's numbers; only layers with experts are listed."""
     EVERY_LAYER = "every"
-    """The model's own, of every layer: a file that has a row for dense ones too."""
+    """The model's numbers; every layer is listed, dense ones too."""
     UNKNOWN = "unknown"
-    """0, 1, ... of the layers in a file that does not tell: perhaps those with experts only."""
+    """0, 1, ... because the file has no numbers; perhaps it lists layers with experts only."""
 
 
 @dataclass(frozen=True, eq=False)
-class Arrangement:
-    """What a file of a placement says. Raises `PlacementError` that names layer and value.
+class ExpertPlacement:
+    """A placement with its shares, as read from or written to a file.
+
+    Raises `PlacementError` that names layer and value.
 
     Attributes:
         placement: int32 (layers, slots), the expert in each slot; slots of a rank are neighbours.
-        shares: int32 (layers, slots), the part of its expert that a slot takes, in 1 / 65536.
-        ranks: slots divide among so many.
-        layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
-        source: where it is from, for people.
-        numbering: what `layers` are.
+        shares: int32 (layers, slots), share of its expert's rows that a slot takes, in 1 / 65536.
+        ranks: number of ranks, which divides the number of slots.
+        layers: the model's number of each layer, ascending; 0, 1, ... by default.
+        source: format and path, for messages.
+        numbering: which layers `layers` numbers.
     """
 
     placement: Placement
@@ -55,36 +57,37 @@ class Arrangement:
 
     @classmethod
     def with_even_shares(
-        cls, placement: Placement, ranks: int, layers: tuple[int, ...] = (), origin: str = ""
-    ) -> "Arrangement":
-        """One whose copies of an expert take the same part each."""
+        cls, placement: Placement, ranks: int, layers: tuple[int, ...] = (), source: str = ""
+    ) -> "ExpertPlacement":
+        """Builds one in which all replicas of an expert have the same share."""
         layers = _check_placement(placement, layers)
         shares = even_shares(placement, int(placement.max()) + 1)
-        return cls(placement, shares, ranks, layers, origin)
+        return cls(placement, shares, ranks, layers, source)
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has: each has a slot."""
+        """Number of experts per layer."""
         return int(self.placement.max()) + 1
 
     @property
     def slots(self) -> int:
-        """Slots of all ranks, per layer."""
+        """Number of slots per layer, over all ranks."""
         return int(self.placement.shape[1])
 
     @property
     def digest(self) -> str:
-        """Of placement and shares, as that of a plan."""
+        """Digest of placement and shares, the same as that of a plan."""
         return placement_digest(self.placement, self.shares)
 
     @property
     def is_even(self) -> bool:
-        """Whether all copies of an expert take the same part, but for rounding."""
+        """Whether all replicas of an expert have the same share, up to rounding."""
         even = even_shares(self.placement, self.experts)
+        # 65,536 does not divide by every number of replicas: shares of one expert may differ by 1.
         return bool((np.abs(even.astype(np.int64) - self.shares) <= 1).all())
 
-    def same(self, other: "Arrangement") -> bool:
-        """Whether all but the origin is equal."""
+    def same(self, other: "ExpertPlacement") -> bool:
+        """Returns whether placement, shares, ranks and layers are equal; ignores `source`."""
         return (
             np.array_equal(self.placement, other.placement)
             and np.array_equal(self.shares, other.shares)
@@ -93,7 +96,7 @@ class Arrangement:
 
 
 def _check_placement(placement: Placement, layers: tuple[int, ...]) -> tuple[int, ...]:
-    """The numbers of its layers, given or not."""
+    """Checks a placement; returns its layer numbers, 0, 1, ... by default."""
     if placement.ndim != 2 or 0 in placement.shape:
         raise PlacementError(
             f"a placement is (layers, slots), none of them 0, not {placement.shape}"
@@ -117,28 +120,28 @@ def _check_experts(placement: Placement, layers: tuple[int, ...]) -> None:
         )
     experts = np.arange(int(placement.max()) + 1)
     for layer, row in zip(layers, placement, strict=True):
-        homeless = np.setdiff1d(experts, row)
-        if homeless.size:
+        missing = np.setdiff1d(experts, row)
+        if missing.size:
             raise PlacementError(
-                f"layer {layer} has no slot for expert {homeless[0]}"
-                + (f" and {homeless.size - 1} more" if homeless.size > 1 else "")
+                f"layer {layer} has no slot for expert {missing[0]}"
+                + (f" and {missing.size - 1} more" if missing.size > 1 else "")
             )
 
 
-def _check_shares(arrangement: Arrangement) -> None:
-    shares, placement = arrangement.shares, arrangement.placement
+def _check_shares(found: ExpertPlacement) -> None:
+    shares, placement = found.shares, found.placement
     if shares.shape != placement.shape or shares.dtype != np.int32:
         raise PlacementError(
             f"shares are int32 {placement.shape}, got {shares.dtype} {shares.shape}"
         )
-    for layer, row, held in zip(arrangement.layers, shares, placement, strict=True):
+    for layer, row, experts in zip(found.layers, shares, placement, strict=True):
         for slot in np.flatnonzero((row < 0) | (row > SHARE_ONE))[:1].tolist():
             raise PlacementError(
                 f"layer {layer}, slot {slot}: share {row[slot]} is not 0 to {SHARE_ONE}"
             )
-        whole = np.zeros(arrangement.experts, dtype=np.int64)
-        np.add.at(whole, held, row)
-        for expert in np.flatnonzero(whole != SHARE_ONE)[:1].tolist():
+        total = np.zeros(found.experts, dtype=np.int64)
+        np.add.at(total, experts, row)
+        for expert in np.flatnonzero(total != SHARE_ONE)[:1].tolist():
             raise PlacementError(
-                f"layer {layer}: shares of expert {expert} sum to {whole[expert]}, not {SHARE_ONE}"
+                f"layer {layer}: shares of expert {expert} sum to {total[expert]}, not {SHARE_ONE}"
             )

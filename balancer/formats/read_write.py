@@ -1,4 +1,4 @@
-"""Reading and writing: the format is found, the value checked, and what is lost is said."""
+"""Reads and writes files: finds the format, checks the values, reports what a format loses."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import TypeVar
 from equipoise.balancer.formats.decoded_file import DecodedFile, decode_file
 from equipoise.balancer.formats.eplb_maps import PHYSICAL_TO_LOGICAL
 from equipoise.balancer.formats.files import is_folder
-from equipoise.balancer.formats.placement import Arrangement, LayerNumbering
+from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
 from equipoise.balancer.formats.registry import (
     FOLDER_SUFFIX,
     PLACEMENT_FORMATS,
@@ -19,7 +19,7 @@ from equipoise.balancer.formats.registry import (
     PlacementFormat,
     StatisticsFormat,
 )
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError, PlacementError
 
 FilePath = str | os.PathLike[str]
@@ -27,153 +27,192 @@ Kind = TypeVar("Kind", bound=Format)
 Value = TypeVar("Value")
 
 
-def known() -> tuple[Format, ...]:
-    """Every format, of statistics first."""
+def known_formats() -> tuple[Format, ...]:
+    """Returns all formats, those of statistics first."""
     return *STATISTICS_FORMATS, *PLACEMENT_FORMATS
 
 
-def read_statistics(path: FilePath) -> Statistics:
-    """The statistics in a file, or in a folder; the format is found by suffix and content.
+def read_statistics(path: FilePath) -> ExpertStatistics:
+    """Reads statistics from a file or folder; the format is found by suffix and content.
 
-    Raises `FormatError`, in one line that names file, layer and value.
+    Args:
+        path: in any of the formats of docs/formats.md: TensorRT-LLM's, SGLang's, CSV, ...
+
+    Raises:
+        FormatError: the file cannot be read; one line that names file, layer and value.
     """
-    bundle = _open(Path(path))
-    return _statistics(bundle, _find_format(bundle, STATISTICS_FORMATS, "statistics"))
+    file = _open(Path(path))
+    return _statistics(file, _find_format(file, STATISTICS_FORMATS, "statistics"))
 
 
-def read_placement(path: FilePath, *, ranks: int | None = None) -> Arrangement:
-    """The placement in a file; the format is found by suffix and content.
+def read_placement(path: FilePath, *, ranks: int | None = None) -> ExpertPlacement:
+    """Reads a placement from a file; the format is found by suffix and content.
 
-    `ranks` is needed where the file does not say it, and must agree where it does. Shares are even
-    where the file has none. Raises `FormatError`, in one line that names file, layer and value.
+    Shares are even where the file has none.
+
+    Args:
+        path: in any of the formats of docs/formats.md: TensorRT-LLM's, vLLM's, SGLang's,
+            vllm-ascend's, NumPy's, ours.
+        ranks: needed where the file does not say it; must agree where it does.
+
+    Raises:
+        FormatError: the file cannot be read; one line that names file, layer and value.
+        RanksUnsaid: neither the file nor `ranks` says how many ranks there are.
     """
-    bundle = _open(Path(path))
-    return _placement(bundle, _find_format(bundle, PLACEMENT_FORMATS, "a placement"), ranks)
+    file = _open(Path(path))
+    return _placement(file, _find_format(file, PLACEMENT_FORMATS, "a placement"), ranks)
 
 
-def read_either(path: FilePath, *, ranks: int | None = None) -> Statistics | Arrangement:
-    """What a file holds; the format is found by suffix and content.
+def read_either(path: FilePath, *, ranks: int | None = None) -> ExpertStatistics | ExpertPlacement:
+    """Reads statistics or a placement; the format is found by suffix and content.
 
-    With `ranks` it is taken for a placement: an array without a name may be either, and only a
+    With `ranks` the file is read as a placement: an unnamed array may be either, and only a
     placement has ranks. Raises `FormatError`, in one line that names file, layer and value.
     """
-    bundle = _open(Path(path))
+    file = _open(Path(path))
     if ranks is not None:
-        return _placement(bundle, _find_format(bundle, PLACEMENT_FORMATS, "a placement"), ranks)
+        return _placement(file, _find_format(file, PLACEMENT_FORMATS, "a placement"), ranks)
     formats: tuple[StatisticsFormat | PlacementFormat, ...] = (
         *STATISTICS_FORMATS,
         *PLACEMENT_FORMATS,
     )
-    form = _find_format(bundle, formats, "statistics or a placement")
-    if isinstance(form, StatisticsFormat):
-        return _statistics(bundle, form)
-    return _placement(bundle, form, None)
+    file_format = _find_format(file, formats, "statistics or a placement")
+    if isinstance(file_format, StatisticsFormat):
+        return _statistics(file, file_format)
+    return _placement(file, file_format, None)
 
 
 def write_statistics(
-    path: FilePath, statistics: Statistics, format: str | None = None
+    path: FilePath, statistics: ExpertStatistics, format: str | None = None
 ) -> str | None:
-    """Write a file, or a folder, whole or not at all; what the format loses, in words, or None.
+    """Write a file, or a folder, whole or not at all.
 
-    Without `format` the suffix says it. Raises `FormatError`.
+    Args:
+        path: what is there is replaced.
+        statistics: what to write.
+        format: a name of docs/formats.md; None for the one of the path's suffix.
+
+    Returns:
+        What the format loses, in words, or None.
+
+    Raises:
+        FormatError: no such format, or the system did not take the file.
     """
-    form = _choose_format(Path(path), STATISTICS_FORMATS, format)
-    form.write(Path(path), statistics)
-    lost = _loss(form, _statistics_content(statistics))
-    return "; ".join(filter(None, (lost, _rank_warning(form, statistics)))) or None
+    file_format = _choose_format(Path(path), STATISTICS_FORMATS, format)
+    file_format.write(Path(path), statistics)
+    lost = _loss(file_format, _statistics_content(statistics))
+    return "; ".join(filter(None, (lost, _rank_warning(file_format, statistics)))) or None
 
 
-def write_placement(path: FilePath, layout: Arrangement, format: str | None = None) -> str | None:
-    """Write a file whole or not at all; what the format loses, in words, or None.
+def write_placement(
+    path: FilePath, placement: ExpertPlacement, format: str | None = None
+) -> str | None:
+    """Write a file whole or not at all.
 
-    Even shares are nothing to lose. Without `format` the suffix says it. Raises `FormatError`.
+    Args:
+        path: what is there is replaced.
+        placement: what to write.
+        format: a name of docs/formats.md; None for the one of the path's suffix.
+
+    Returns:
+        What the format loses, in words, or None. Even shares are nothing to lose.
+
+    Raises:
+        FormatError: no such format, or the system did not take the file.
     """
-    form = _choose_format(Path(path), PLACEMENT_FORMATS, format)
-    form.write(Path(path), layout)
-    lost = _loss(form, _placement_content(layout))
-    return "; ".join(filter(None, (lost, _layer_number_warning(form, layout)))) or None
+    file_format = _choose_format(Path(path), PLACEMENT_FORMATS, format)
+    file_format.write(Path(path), placement)
+    lost = _loss(file_format, _placement_content(placement))
+    return "; ".join(filter(None, (lost, _layer_number_warning(file_format, placement)))) or None
 
 
 def statistics_format(path: FilePath, format: str | None = None) -> Format:
-    """The format that statistics would be written to `path` in. Raises `FormatError`."""
+    """Returns the format in which statistics are written to `path`. Raises `FormatError`."""
     return _choose_format(Path(path), STATISTICS_FORMATS, format)
 
 
 def placement_format(path: FilePath, format: str | None = None) -> Format:
-    """The format that a placement would be written to `path` in. Raises `FormatError`."""
+    """Returns the format in which a placement is written to `path`. Raises `FormatError`."""
     return _choose_format(Path(path), PLACEMENT_FORMATS, format)
 
 
-def _statistics(bundle: DecodedFile, form: StatisticsFormat) -> Statistics:
-    found = _name_file_in_errors(bundle, lambda: form.read(bundle))
-    return replace(found, source=f"{form.name}: {bundle.path}")
+def _statistics(file: DecodedFile, file_format: StatisticsFormat) -> ExpertStatistics:
+    found = _name_file_in_errors(file, lambda: file_format.read(file))
+    return replace(found, source=f"{file_format.name}: {file.path}")
 
 
-def _placement(bundle: DecodedFile, form: PlacementFormat, ranks: int | None) -> Arrangement:
-    found = _name_file_in_errors(bundle, lambda: form.read(bundle, ranks))
-    numbering = _numbering(form, found, bundle)
-    return replace(found, source=f"{form.name}: {bundle.path}", numbering=numbering)
+def _placement(
+    file: DecodedFile, file_format: PlacementFormat, ranks: int | None
+) -> ExpertPlacement:
+    found = _name_file_in_errors(file, lambda: file_format.read(file, ranks))
+    numbering = _numbering(file_format, found, file)
+    return replace(found, source=f"{file_format.name}: {file.path}", numbering=numbering)
 
 
-def _numbering(form: PlacementFormat, found: Arrangement, bundle: DecodedFile) -> LayerNumbering:
-    """Engines that go by the place of a layer number the layers with experts: 0, 1, ..."""
-    if set(bundle.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's
+def _numbering(
+    file_format: PlacementFormat, found: ExpertPlacement, file: DecodedFile
+) -> LayerNumbering:
+    """Returns which layers the file numbers."""
+    if set(file.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's own file
         return LayerNumbering.EVERY_LAYER
-    if form.by_layer_number or found.layers != tuple(range(len(found.layers))):
+    if file_format.by_layer_number or found.layers != tuple(range(len(found.layers))):
         return LayerNumbering.MODEL
-    # The files that we write tell the model's numbers beside the maps.
-    return LayerNumbering.MODEL if "layers" in bundle.fields else LayerNumbering.UNKNOWN
+    # Engines number the layers with experts 0, 1, ...; files that we write have the model's
+    # numbers.
+    return LayerNumbering.MODEL if "layers" in file.fields else LayerNumbering.UNKNOWN
 
 
 def _open(path: Path) -> DecodedFile:
     if is_folder(path):
-        # Its one format reads the files in it.
+        # The reader of a folder's format opens the files in it; here it only has to be recognised.
         marks = {
-            form.key_field: None
-            for form in STATISTICS_FORMATS
-            if FOLDER_SUFFIX in form.read_suffixes
+            file_format.key_field: None
+            for file_format in STATISTICS_FORMATS
+            if FOLDER_SUFFIX in file_format.read_suffixes
         }
         return DecodedFile(path, FOLDER_SUFFIX, marks)
     return decode_file(path)
 
 
-def _find_format(bundle: DecodedFile, formats: Sequence[Kind], what: str) -> Kind:
-    for form in formats:
-        if form.key_field in bundle.fields and bundle.suffix in form.read_suffixes:
-            return form
-    if bundle.suffix == FOLDER_SUFFIX:
-        raise bundle.error(f"is a folder, and not {what}")
-    for other in known():
-        if other.key_field in bundle.fields and bundle.suffix in other.read_suffixes:
+def _find_format(file: DecodedFile, formats: Sequence[Kind], what: str) -> Kind:
+    for file_format in formats:
+        if file_format.key_field in file.fields and file.suffix in file_format.read_suffixes:
+            return file_format
+    if file.suffix == FOLDER_SUFFIX:
+        raise file.error(f"is a folder, and not {what}")
+    for other in known_formats():
+        if other.key_field in file.fields and file.suffix in other.read_suffixes:
             kind = "statistics" if isinstance(other, StatisticsFormat) else "a placement"
-            raise bundle.error(f"is {kind} (format {other.name}), not {what}")
-    marks = ", ".join(
-        dict.fromkeys(f.key_field for f in formats if bundle.suffix in f.read_suffixes)
-    )
+            raise file.error(f"is {kind} (format {other.name}), not {what}")
+    marks = ", ".join(dict.fromkeys(f.key_field for f in formats if file.suffix in f.read_suffixes))
     if not marks:
-        raise bundle.error(f"is not {what}: a {bundle.suffix} file never is")
-    raise bundle.error(f"is not {what}: has none of the fields {marks}")
+        raise file.error(f"is not {what}: a {file.suffix} file never is")
+    raise file.error(f"is not {what}: has none of the fields {marks}")
 
 
-def _name_file_in_errors(bundle: DecodedFile, read: Callable[[], Value]) -> Value:
-    """What the values themselves refuse does not name the file yet."""
+def _name_file_in_errors(file: DecodedFile, read: Callable[[], Value]) -> Value:
+    """Calls `read`; adds the file to a `PlacementError`, which names only the value."""
     try:
         return read()
     except PlacementError as error:
-        raise bundle.error(str(error)) from None
+        raise file.error(str(error)) from None
 
 
 def _choose_format(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
     suffix = path.suffix.lower()
     if name is None:
-        found = [form for form in formats if suffix in form.write_suffixes]
+        found = [file_format for file_format in formats if suffix in file_format.write_suffixes]
         if not found:
             suffixes = ", ".join(dict.fromkeys(s for f in formats for s in f.write_suffixes if s))
             raise FormatError(str(path), f"has a suffix that is not known to write: {suffixes}")
         return found[0]
-    found = [form for form in formats if form.name == name and form.write_suffixes]
+    found = [
+        file_format
+        for file_format in formats
+        if file_format.name == name and file_format.write_suffixes
+    ]
     if not found:
-        names = ", ".join(form.name for form in formats if form.write_suffixes)
+        names = ", ".join(file_format.name for file_format in formats if file_format.write_suffixes)
         raise FormatError(str(path), f"cannot be written as {name}: known are {names}")
     if suffix not in found[0].write_suffixes and FOLDER_SUFFIX not in found[0].write_suffixes:
         suffixes = ", ".join(found[0].write_suffixes)
@@ -181,7 +220,7 @@ def _choose_format(path: Path, formats: Sequence[Kind], name: str | None) -> Kin
     return found[0]
 
 
-def _statistics_content(statistics: Statistics) -> dict[FileContent, bool]:
+def _statistics_content(statistics: ExpertStatistics) -> dict[FileContent, bool]:
     return {
         FileContent.WINDOWS: statistics.windows > 1,
         FileContent.LAYERS: statistics.layers != tuple(range(len(statistics.layers))),
@@ -191,37 +230,42 @@ def _statistics_content(statistics: Statistics) -> dict[FileContent, bool]:
     }
 
 
-def _placement_content(layout: Arrangement) -> dict[FileContent, bool]:
-    # Not the number of ranks: whoever starts the engine says it again.
+def _placement_content(placement: ExpertPlacement) -> dict[FileContent, bool]:
+    # The number of ranks does not count as lost: it is given again when the engine is started.
     return {
-        FileContent.SHARES: not layout.is_even,
-        FileContent.LAYERS: layout.layers != tuple(range(len(layout.layers))),
+        FileContent.SHARES: not placement.is_even,
+        FileContent.LAYERS: placement.layers != tuple(range(len(placement.layers))),
     }
 
 
-def _loss(form: Format, cargo: dict[FileContent, bool]) -> str | None:
-    lost = [what for what, present in cargo.items() if present and what not in form.carries]
-    return f"{form.name} does not carry {', '.join(lost)}: lost" if lost else None
+def _loss(file_format: Format, content: dict[FileContent, bool]) -> str | None:
+    lost = [
+        what for what, present in content.items() if present and what not in file_format.carries
+    ]
+    return f"{file_format.name} does not carry {', '.join(lost)}: lost" if lost else None
 
 
-def _layer_number_warning(form: PlacementFormat, layout: Arrangement) -> str | None:
-    """What a reader takes for the numbers of layers, where they may be others."""
-    if form.by_layer_number and layout.numbering is LayerNumbering.UNKNOWN:
-        said = "the model's numbers of layers, which the source does not tell"
-    elif not form.by_layer_number and layout.numbering is LayerNumbering.EVERY_LAYER:
-        said = "the place among layers with experts, and the source has a row for dense ones too"
+def _layer_number_warning(file_format: PlacementFormat, placement: ExpertPlacement) -> str | None:
+    """Returns a warning if a reader would take `layers` for other layers."""
+    if file_format.by_layer_number and placement.numbering is LayerNumbering.UNKNOWN:
+        meaning = "the model's numbers of layers, which the source does not tell"
+    elif not file_format.by_layer_number and placement.numbering is LayerNumbering.EVERY_LAYER:
+        meaning = "the place among layers with experts, and the source has a row for dense ones too"
     else:
         return None
-    last = layout.layers[-1]
-    return f"{form.name} goes by {said}: 0 to {last} are right only where every layer has experts"
+    last = placement.layers[-1]
+    return (
+        f"{file_format.name} goes by {meaning}: "
+        f"0 to {last} are right only where every layer has experts"
+    )
 
 
-def _rank_warning(form: Format, statistics: Statistics) -> str | None:
-    """What a reader of the format would take for known, and is not."""
+def _rank_warning(file_format: Format, statistics: ExpertStatistics) -> str | None:
+    """Returns a warning if a reader would take counts by rank for known that are not."""
     if (
-        FileContent.BY_RANK in form.carries
-        and FOLDER_SUFFIX in form.write_suffixes
+        FileContent.BY_RANK in file_format.carries
+        and FOLDER_SUFFIX in file_format.write_suffixes
         and statistics.by_rank is None
     ):
-        return f"{form.name} has counts by rank: all were written as those of rank 0"
+        return f"{file_format.name} has counts by rank: all were written as those of rank 0"
     return None

@@ -1,12 +1,14 @@
-"""Records, on one rank of any engine, how many rows its tokens asked of every expert.
+"""Records the rows of every expert on one rank of any engine, in TensorRT-LLM's folder format.
 
-    recorder = Recorder(folder, rank=rank, ranks=ranks, iterations=Iterations(100, 200),
-                        layers=layers, experts=256, top_k=8)
-    recorder.record(iteration, counts)      # each step: (layers, experts) of this rank's tokens
-    ended = recorder.close()
+    recorder = StatisticsRecorder(
+        folder, rank=rank, ranks=ranks, layers=layers, experts=256, top_k=8,
+        iterations=IterationRange(100, 200),
+    )
+    recorder.record(iteration, counts)  # each step: (layers, experts) of this rank's tokens
+    result = recorder.close()
 
-The files are those of `statistics_folder`. What is counted are logical experts, before any copy is
-chosen: the counts are the same whatever placement is installed.
+The files are those of `trtllm_statistics`. Logical experts are counted, before a replica is chosen:
+the counts are the same for any placement.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from equipoise.balancer.formats import trtllm_statistics as folders
 from equipoise.balancer.formats.files import MAX_FILE_BYTES, list_folder, write_bytes
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.formats.statistics import Counts, check_layers
 from equipoise.hal.errors import FileWriteFailed, FormatError, PlacementError
 
@@ -28,16 +30,16 @@ RowCounts = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Waiting:
-    """The range has not begun."""
+    """The range has not begun yet."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Within the range.
+    """An iteration of the range was recorded.
 
     Attributes:
         counts: int64 (iterations, layers, experts) of the whole range.
-        last: the iteration fed last.
+        last: the latest recorded iteration.
     """
 
     counts: Counts
@@ -46,46 +48,46 @@ class Recording:
 
 @dataclass(frozen=True)
 class Complete:
-    """The files have every iteration of the range."""
+    """The file has every iteration of the range."""
 
-    iterations: Iterations
+    iterations: IterationRange
 
 
 @dataclass(frozen=True)
 class Partial:
-    """Closed within the range: the files have the iterations up to there."""
+    """Closed within the range: the file has the iterations up to the latest recorded one."""
 
-    iterations: Iterations
+    iterations: IterationRange
 
 
 @dataclass(frozen=True)
 class Empty:
-    """Nothing was fed within the range, and nothing was written."""
+    """Nothing was recorded within the range, and nothing was written."""
 
 
 State = Waiting | Recording | Complete | Partial | Empty
 
 
-class Recorder:
-    """One rank's. Not for several threads.
+class StatisticsRecorder:
+    """Records the statistics of one rank; not thread-safe.
 
-    The file is written when an iteration at or behind the end of the range is fed, or at `close`;
-    whole or not at all. Rank 0 writes `meta_info.json` too. Memory is that of the range, taken when
-    it begins: iterations * layers * experts * 8 bytes.
+    The file is written, whole or not at all, when an iteration after the range is recorded or at
+    `close`. Rank 0 also writes `meta_info.json`. When the range begins, iterations * layers *
+    experts * 8 bytes of host memory are allocated.
 
     Args:
-        folder: made where there is none; all ranks of one machine share it.
-        rank: this one's.
-        ranks: how many record.
-        iterations: to be recorded.
-        layers: the model's numbers of the layers that are counted, ascending.
-        experts: logical ones, of a layer.
-        top_k: experts of a token; None where unknown.
+        folder: created if missing; shared by all ranks of a machine.
+        rank: this rank.
+        ranks: number of ranks that record.
+        iterations: the iterations to record.
+        layers: the model's numbers of the counted layers, ascending.
+        experts: logical experts per layer.
+        top_k: experts per token; None if unknown.
 
     Raises:
-        FormatError: the folder has files of another recording, the range takes more memory than
-            a file that is read may have, or the system has no room for the folder.
-        PlacementError: layers, experts or ranks cannot be.
+        FormatError: the folder has files of another recording, the range takes more bytes than a
+            file may have, or the folder cannot be created.
+        PlacementError: layers, experts or ranks are invalid.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Recorder:
         *,
         rank: int,
         ranks: int,
-        iterations: Iterations,
+        iterations: IterationRange,
         layers: Sequence[int],
         experts: int,
         top_k: int | None = None,
@@ -113,21 +115,22 @@ class Recorder:
 
     @property
     def state(self) -> State:
-        """How far it is."""
+        """The current state."""
         return self._state
 
     def record(self, iteration: int, counts: RowCounts) -> None:
-        """Add what this rank's tokens asked for; call on every step.
+        """Adds the rows of this rank's tokens; called on every step.
 
-        An iteration may be fed in several parts, which are added; one that is left out counts as
-        one without tokens. Iterations outside the range are not kept.
+        Several calls for one iteration add up; an iteration without a call has no rows. Iterations
+        outside the range are ignored.
 
         Args:
-            iteration: the engine's step, never less than before.
-            counts: (layers, experts), integers, none negative; read at once and not kept.
+            iteration: the engine's step, never less than in the call before.
+            counts: (layers, experts), integers, none negative; copied.
 
         Raises:
-            PlacementError: counts of another shape or kind, or an iteration before the last.
+            PlacementError: counts have another shape or dtype, or the iteration is lower than
+                before.
             FormatError: the range ended here, and the file could not be written.
         """
         match self._state:
@@ -135,7 +138,7 @@ class Recorder:
                 grid = np.zeros((len(self._iterations), *self._shape), dtype=np.int64)
                 self._add(Recording(grid, iteration), iteration, counts)
             case Waiting() if iteration >= self._iterations.stop:
-                # Begun too late. A step path is no place to raise for it: `close` says so.
+                # Started too late. `close` reports it: an error here would end the engine's step.
                 self._state = Empty()
             case Recording() as now if iteration >= self._iterations.stop:
                 self._write(now, self._iterations)
@@ -146,15 +149,15 @@ class Recorder:
                 pass
 
     def close(self) -> Complete | Partial | Empty:
-        """Write what there is; a second call does nothing. Raises `FormatError`."""
+        """Writes what was recorded; a second call does nothing. Raises `FormatError`."""
         match self._state:
             case Waiting():
                 self._state = Empty()
             case Recording(_, last) as now:
-                found = Iterations(self._iterations.start, last + 1)
+                found = IterationRange(self._iterations.start, last + 1)
                 self._write(now, found)
-                whole = found == self._iterations
-                self._state = Complete(found) if whole else Partial(found)
+                complete = found == self._iterations
+                self._state = Complete(found) if complete else Partial(found)
             case _:
                 pass
         assert isinstance(self._state, Complete | Partial | Empty)
@@ -173,7 +176,7 @@ class Recorder:
         now.counts[iteration - self._iterations.start] += counts.astype(np.int64)
         self._state = Recording(now.counts, iteration)
 
-    def _write(self, now: Recording, found: Iterations) -> None:
+    def _write(self, now: Recording, found: IterationRange) -> None:
         counts = now.counts[: len(found)]
         data = folders.encode_rank(counts, self._layers, found.start)
         write_bytes(self._folder / folders.rank_file(self._rank), data)
@@ -182,10 +185,14 @@ class Recorder:
             write_bytes(self._folder / folders.META_FILE, meta)
 
     def _check_size(self) -> None:
+        # Checked before recording: a larger file could be written, but not read again.
         needed = len(self._iterations) * self._shape[0] * self._shape[1] * 8
         if needed > MAX_FILE_BYTES:
-            what = f"iterations {self._iterations} take {needed} bytes a rank, at most {MAX_FILE_BYTES}"
-            raise FormatError(str(self._folder), what)
+            raise FormatError(
+                str(self._folder),
+                f"iterations {self._iterations} take {needed} bytes a rank, "
+                f"at most {MAX_FILE_BYTES}",
+            )
 
 
 def _make_folder(folder: Path) -> None:
@@ -197,9 +204,9 @@ def _make_folder(folder: Path) -> None:
 
 
 def _check_unused(folder: Path, rank: int, ranks: int) -> None:
-    """Files of this rank, or of ranks that are not there, would mix two recordings."""
+    """Raises `FormatError` if files of this or absent ranks would mix two recordings."""
     for name in list_folder(folder):
         match = folders.RANK_FILE.fullmatch(name)
-        mine = match is not None and (int(match[1]) == rank or int(match[1]) >= ranks)
-        if mine or (rank == 0 and name == folders.META_FILE):
+        in_use = match is not None and (int(match[1]) == rank or int(match[1]) >= ranks)
+        if in_use or (rank == 0 and name == folders.META_FILE):
             raise FormatError(str(folder), f"has {name} already: it was recorded into before")

@@ -1,4 +1,4 @@
-"""Every format that is known, and how a file of it is recognised."""
+"""Lists the known formats: how a file is recognised, read and written, and what it can carry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from equipoise.balancer.formats import (
 from equipoise.balancer.formats.decoded_file import UNNAMED_ARRAY, DecodedFile, encode_fields
 from equipoise.balancer.formats.encodings import encode_npy
 from equipoise.balancer.formats.files import write_bytes
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import RankCountMissing
 
 
 class FileContent(StrEnum):
-    """What a file can carry beside counts, or beside which expert is in which slot."""
+    """What a file can carry in addition to counts, or to experts by slot."""
 
     SHARES = "shares"
     RANKS = "the number of ranks"
@@ -39,15 +39,15 @@ class FileContent(StrEnum):
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """A file format.
 
     Attributes:
-        name: what `format=` takes.
-        written_by: who writes it.
-        key_field: the field by which a file is recognised; none for a folder.
+        name: value of the argument `format=`.
+        written_by: the system that writes it, for listings.
+        key_field: the field, or file in a folder, by which it is recognised.
         read_suffixes: suffixes that it is read from.
-        write_suffixes: suffixes that it is written to, first the one it is best known by.
-        carries: what is kept; all else is lost.
+        write_suffixes: suffixes that it is written to, the most common first; none if read only.
+        carries: what it keeps; anything else is lost.
     """
 
     name: str
@@ -60,27 +60,30 @@ class Format:
 
 @dataclass(frozen=True)
 class StatisticsFormat(Format):
-    """One of statistics: how a bundle is read, and a path written."""
+    """A format of statistics, with its reader and writer."""
 
-    read: Callable[[DecodedFile], Statistics]
-    write: Callable[[Path, Statistics], None]
+    read: Callable[[DecodedFile], ExpertStatistics]
+    write: Callable[[Path, ExpertStatistics], None]
 
 
 @dataclass(frozen=True)
 class PlacementFormat(Format):
-    """One of placements. `read` is told how many ranks there are, where anybody knows.
+    """A format of placements, with its reader and writer.
 
-    `by_number`: who reads the file goes by the model's number of a layer, dense layers included;
-    else by its place among those with experts.
+    `read` takes the number of ranks, or None if the caller does not know it.
+
+    Attributes:
+        by_layer_number: readers of the file identify a layer by its number in the model, dense
+            layers counted; otherwise by its position among the layers with experts.
     """
 
-    read: Callable[[DecodedFile, int | None], Arrangement]
-    write: Callable[[Path, Arrangement], None]
+    read: Callable[[DecodedFile, int | None], ExpertPlacement]
+    write: Callable[[Path, ExpertPlacement], None]
     by_layer_number: bool = False
 
 
 FIELD_SUFFIXES = ".json", ".npz", ".safetensors"
-"""Suffixes of files that hold several fields."""
+"""Suffixes of encodings that hold several named fields."""
 TORCH_SUFFIXES = ".pt", ".pth"
 FOLDER_SUFFIX = ""
 """The suffix of a folder."""
@@ -94,26 +97,29 @@ PLACEMENT_CONTENT = frozenset({FileContent.RANKS, FileContent.LAYERS})
 
 
 def _with_rank_count(
-    read: Callable[[DecodedFile, int], Arrangement],
-) -> Callable[[DecodedFile, int | None], Arrangement]:
-    """For files that say how many ranks there are in a field, or not at all."""
+    read: Callable[[DecodedFile, int], ExpertPlacement],
+) -> Callable[[DecodedFile, int | None], ExpertPlacement]:
+    """Wraps a reader of files that may have the number of ranks in a field.
 
-    def told(bundle: DecodedFile, ranks: int | None) -> Arrangement:
-        said = [bundle.integer(name) for name in ("ranks", "ep_size") if name in bundle.fields]
-        if not said and ranks is None:
+    Raises `RankCountMissing` if neither the file nor the caller has it.
+    """
+
+    def read_with_ranks(file: DecodedFile, ranks: int | None) -> ExpertPlacement:
+        stored = [file.integer(name) for name in ("ranks", "ep_size") if name in file.fields]
+        if not stored and ranks is None:
             what = "does not say how many ranks there are: it has to be said beside it"
-            raise RankCountMissing(str(bundle.path), what)
-        if said and ranks not in (None, said[0]):
-            raise bundle.error(f"is for {said[0]} ranks, not {ranks}")
-        return read(bundle, said[0] if said else int(ranks or 0))
+            raise RankCountMissing(str(file.path), what)
+        if stored and ranks not in (None, stored[0]):
+            raise file.error(f"is for {stored[0]} ranks, not {ranks}")
+        return read(file, stored[0] if stored else int(ranks or 0))
 
-    return told
+    return read_with_ranks
 
 
 def _write_fields(
-    pack: Callable[[Arrangement], dict[str, npt.NDArray[np.generic]]],
-) -> Callable[[Path, Arrangement], None]:
-    """Named arrays, as the suffix says."""
+    pack: Callable[[ExpertPlacement], dict[str, npt.NDArray[np.generic]]],
+) -> Callable[[Path, ExpertPlacement], None]:
+    """Returns a writer of named arrays, in the encoding of the suffix."""
     return lambda path, value: write_bytes(path, encode_fields(path.suffix.lower(), pack(value)))
 
 
@@ -125,7 +131,7 @@ STATISTICS_FORMATS = (
         (FOLDER_SUFFIX,),
         (FOLDER_SUFFIX,),
         ALL_COUNTS_CONTENT,
-        lambda bundle: trtllm_statistics.read_statistics_folder(bundle.path),
+        lambda file: trtllm_statistics.read_statistics_folder(file.path),
         trtllm_statistics.write_statistics_folder,
     ),
     StatisticsFormat(
@@ -179,7 +185,7 @@ STATISTICS_FORMATS = (
         (".csv",),
         (".csv",),
         COUNTS_CONTENT | {FileContent.ITERATIONS},
-        lambda bundle: statistics_csv.unpack(bundle.path, bundle.fields),
+        lambda file: statistics_csv.unpack(file.path, file.fields),
         lambda path, value: write_bytes(path, statistics_csv.encode_csv(value)),
     ),
 )
@@ -258,4 +264,4 @@ PLACEMENT_FORMATS = (
         lambda path, value: write_bytes(path, encode_npy(value.placement)),
     ),
 )
-"""The first that is written to a suffix is what the suffix alone means."""
+"""In order of preference: of the formats written to a suffix, the first is its default."""

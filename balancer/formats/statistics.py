@@ -1,4 +1,4 @@
-"""Statistics: how many rows every expert of every layer took, window by window."""
+"""Expert statistics: rows of every expert of every layer, by window."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.formats.numbers import MAX_LAYERS, format_index
 from equipoise.hal.errors import PlacementError
 
@@ -17,19 +17,19 @@ RANK_AXES = "rank", *COUNT_AXES
 
 
 @dataclass(frozen=True, eq=False)
-class Statistics:
-    """What a run recorded. Raises `PlacementError` that names layer and value.
+class ExpertStatistics:
+    """The recorded load of a run. Raises `PlacementError` that names layer and value.
 
     Attributes:
         counts: int64 (windows, layers, experts), none negative.
-        layers: the model's number of each layer, ascending; 0, 1, ... where none are given.
+        layers: the model's number of each layer, ascending; 0, 1, ... by default.
         by_rank: int64 (ranks, windows, layers, experts), whose sum over ranks is `counts`; the
-            rank is the one that the rows came from. None where only the sum is known.
-        first_iteration: number of the first window, where windows are iterations; None where not.
-        top_k: experts of a token; None where unknown.
-        empty_layers: numbers of layers that the file has and that are not here, because no window has
-            a row of them: layers without experts.
-        source: where they are from, for people.
+            rank is the one that the tokens came from. None if only the sum is known.
+        first_iteration: number of the first window if windows are iterations, else None.
+        top_k: experts per token; None if unknown.
+        empty_layers: numbers of layers that the file has and `counts` leaves out, because no window
+            has a row of them: layers without experts.
+        source: format and path, for messages.
     """
 
     counts: Counts
@@ -58,22 +58,22 @@ class Statistics:
 
     @property
     def windows(self) -> int:
-        """How many windows."""
+        """Number of windows."""
         return int(self.counts.shape[0])
 
     @property
     def experts(self) -> int:
-        """How many experts a layer has."""
+        """Number of experts per layer."""
         return int(self.counts.shape[2])
 
     @property
-    def iteration_range(self) -> Iterations:
-        """The iterations that the windows are; counted from 0 where they have no numbers."""
+    def iteration_range(self) -> IterationRange:
+        """The iterations of the windows; counted from 0 if they have no numbers."""
         first = self.first_iteration or 0
-        return Iterations(first, first + self.windows)
+        return IterationRange(first, first + self.windows)
 
-    def select_iterations(self, iterations: Iterations) -> "Statistics":
-        """Only these iterations. Raises `PlacementError` where not all of them were recorded."""
+    def select_iterations(self, iterations: IterationRange) -> "ExpertStatistics":
+        """Returns only these iterations. Raises `PlacementError` if some were not recorded."""
         span = self.iteration_range
         if iterations.start < span.start or iterations.stop > span.stop:
             numbered = (
@@ -88,11 +88,11 @@ class Statistics:
             first_iteration=None if self.first_iteration is None else iterations.start,
         )
 
-    def without_empty_layers(self) -> "Statistics":
-        """Only the layers that have rows; all of them where none has.
+    def without_empty_layers(self) -> "ExpertStatistics":
+        """Returns only the layers that have rows; all layers if none has.
 
-        Systems that count a row for every layer of the model have zeros for dense ones, and engines
-        that count layers with experts only would take the plan of another layer for theirs.
+        Systems that list every layer of the model have zeros for dense ones. Engines that number
+        only layers with experts would otherwise apply the plan of another layer.
         """
         held = self.counts.any(axis=(0, 2))
         if held.all() or not held.any():
@@ -107,8 +107,8 @@ class Statistics:
             empty_layers=tuple(sorted((*self.empty_layers, *empty))),
         )
 
-    def same(self, other: "Statistics") -> bool:
-        """Whether all but the origin is equal."""
+    def same(self, other: "ExpertStatistics") -> bool:
+        """Returns whether all fields but `source` and `empty_layers` are equal."""
         return (
             np.array_equal(self.counts, other.counts)
             and (self.layers, self.first_iteration, self.top_k)
@@ -127,13 +127,14 @@ class Statistics:
         if wrong.size:
             where = tuple(wrong[0].tolist())
             raise PlacementError(
-                f"{format_index(COUNT_AXES, where, self.layers)}: count {self.counts[where]} is not the sum "
-                f"of the ranks' counts, {by_rank.sum(axis=0)[where]}"
+                f"{format_index(COUNT_AXES, where, self.layers)}: "
+                f"count {self.counts[where]} is not the sum of the ranks' counts, "
+                f"{by_rank.sum(axis=0)[where]}"
             )
 
 
 def check_layers(layers: tuple[int, ...], expected: int) -> None:
-    """Raise `PlacementError` unless these are so many numbers of layers, ascending."""
+    """Raises `PlacementError` unless `layers` are `expected` ascending layer numbers."""
     if len(layers) != expected:
         raise PlacementError(f"{len(layers)} numbers of layers for {expected} layers")
     for before, layer in zip((-1, *layers), layers, strict=False):

@@ -1,4 +1,4 @@
-"""Counts as CSV: columns layer, expert, count and, where there are several, window."""
+"""Reads and writes counts as CSV with the columns layer, expert, count and optionally window."""
 
 import csv
 import re
@@ -12,18 +12,18 @@ import numpy as np
 
 from equipoise.balancer.formats.files import read_text
 from equipoise.balancer.formats.numbers import MAX_LAYERS, parse_integer, short_repr
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError, PlacementError
 
 COUNT = "count"
 COLUMNS = "window", "layer", "expert", COUNT
 INTEGER_PATTERN = re.compile(r"[+-]?[0-9]+")
 MAX_NUMBER_CHARS = 4096
-"""Characters of a number at most: a file of digits would be converted for hours."""
+"""Upper limit of a number's length: `int` takes quadratic time in the number of digits."""
 
 
 def decode_csv(path: Path, data: bytes) -> dict[str, object]:
-    """Columns by name, each a list of integers. Raises `FormatError` that names the line."""
+    """Decodes columns by name, each a list of integers. Raises `FormatError` with the line."""
     reader = csv.reader(StringIO(read_text(path, data), newline=""), strict=True)
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -39,7 +39,7 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
                 )
             for name, value in zip(header, row, strict=True):
                 number = _parse_number(path, reader.line_num, name, value)
-                if name == "layer" and number >= MAX_LAYERS:  # said here, where the line is known
+                if name == "layer" and number >= MAX_LAYERS:  # raised here, where the line is known
                     what = f"line {reader.line_num}: layer {number} is above {MAX_LAYERS - 1}"
                     raise FormatError(str(path), what)
                 columns[name].append(number)
@@ -48,8 +48,11 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
     return {**columns}
 
 
-def unpack(path: Path, fields: Mapping[str, object]) -> Statistics:
-    """Rows in any order; every expert of every layer and window has one. Raises `FormatError`."""
+def unpack(path: Path, fields: Mapping[str, object]) -> ExpertStatistics:
+    """Builds statistics from rows in any order, one per window, layer and expert.
+
+    Raises `FormatError`.
+    """
     columns = {name: column for name, column in fields.items() if isinstance(column, list)}
     rows = len(columns[COUNT])
     table: dict[str, list[int]] = {"window": [0] * rows, **columns}
@@ -65,15 +68,15 @@ def unpack(path: Path, fields: Mapping[str, object]) -> Statistics:
     _check_complete(path, table, expected)
     order = np.lexsort([table["expert"], table["layer"], table["window"]])
     counts = np.array(table[COUNT], dtype=np.int64)[order]
-    return Statistics(
+    return ExpertStatistics(
         counts.reshape(len(windows), len(layers), experts),
         tuple(layers),
         first_iteration=windows[0] if "window" in columns else None,
     )
 
 
-def encode_csv(statistics: Statistics) -> bytes:
-    """The bytes of a .csv file; the window is left out where there is one that has no number."""
+def encode_csv(statistics: ExpertStatistics) -> bytes:
+    """Encodes a .csv file; the column `window` is left out for a single unnumbered window."""
     first = statistics.first_iteration
     numbered = statistics.windows > 1 or first is not None
     lines = [",".join(COLUMNS if numbered else COLUMNS[1:])]
@@ -87,7 +90,7 @@ def encode_csv(statistics: Statistics) -> bytes:
 def _parse_number(path: Path, line: int, name: str, value: str) -> int:
     try:
         text = value.strip()
-        if len(text) > MAX_NUMBER_CHARS or "_" in text:  # which Python itself reads over
+        if len(text) > MAX_NUMBER_CHARS or "_" in text:  # `int` would ignore underscores
             raise ValueError(text)
         return parse_integer(name, int(text) if INTEGER_PATTERN.fullmatch(text) else float(text))
     except (ValueError, PlacementError):
@@ -106,7 +109,7 @@ def _check_complete(path: Path, table: dict[str, list[int]], expected: int) -> N
         return
     axes = (sorted(set(table["window"])), sorted(set(table["layer"])))
     for window, layer in product(*axes):
-        # However far the numbers of experts reach, one is missing after as many as there are rows.
+        # Ends early however large the largest expert is: there are more experts than rows.
         for expert in range(max(table["expert"]) + 1):
             if (window, layer, expert) not in found:
                 what = f"layer {layer} of window {window} has no count of expert {expert}"

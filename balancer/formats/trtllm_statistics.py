@@ -1,8 +1,9 @@
-"""The folder of statistics that TensorRT-LLM records by `EXPERT_STATISTIC_PATH`.
+"""Reads and writes the folder of statistics that TensorRT-LLM records by `EXPERT_STATISTIC_PATH`.
 
-`meta_info.json` says `num_experts` (slots, where it balanced as it recorded) and
-`num_experts_per_token`; `rank0.safetensors` and on hold int64 (num_experts,) by `iteration_layer`:
-the rows of that rank. Iterations are contiguous, and every layer has every iteration.
+`meta_info.json` has `num_experts` (the number of slots, if it balanced while recording) and
+`num_experts_per_token`; `rank0.safetensors` and so on hold int64 (num_experts,) by
+`ITERATION_LAYER`: the rows of that rank. Iterations are contiguous, and every layer has all of
+    them.
 """
 
 import re
@@ -16,44 +17,44 @@ from equipoise.balancer.formats.decoded_file import DecodedFile, decode_file
 from equipoise.balancer.formats.encodings import encode_json, encode_safetensors
 from equipoise.balancer.formats.files import list_folder, write_folder
 from equipoise.balancer.formats.numbers import short_repr
-from equipoise.balancer.formats.statistics import Counts, Statistics
+from equipoise.balancer.formats.statistics import Counts, ExpertStatistics
 from equipoise.hal.errors import FormatError
 
 META_FILE = "meta_info.json"
 EXPERTS_KEY = "num_experts"
-TOP_K = "num_experts_per_token"
+TOP_K_KEY = "num_experts_per_token"
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,5})\.safetensors")
 COUNTS_KEY = re.compile(r"(0|[1-9][0-9]{0,11})_(0|[1-9][0-9]{0,4})")
 IterationGrid = tuple[list[int], list[int]]
 """Iterations and layers."""
 
 
-def read_statistics_folder(folder: Path) -> Statistics:
-    """Counts by rank and their sum. Raises `FormatError` that names the file in the folder."""
+def read_statistics_folder(folder: Path) -> ExpertStatistics:
+    """Reads counts by rank and their sum. Raises `FormatError` that names the file."""
     if META_FILE not in list_folder(folder):
         raise FormatError(
             str(folder), f"is a folder without {META_FILE}: a folder has to be TensorRT-LLM's"
         )
     meta = decode_file(folder / META_FILE)
     experts = meta.integer(EXPERTS_KEY)
-    bundles = [decode_file(folder / name) for name in _rank_files(folder)]
+    files = [decode_file(folder / name) for name in _rank_files(folder)]
     first: IterationGrid | None = None
     tables = []
-    for bundle in bundles:
-        grid = _iteration_grid(bundle)
+    for file in files:
+        grid = _iteration_grid(file)
         if first is not None and grid != first:
-            raise bundle.error("has other iterations or layers than rank0.safetensors")
+            raise file.error("has other iterations or layers than rank0.safetensors")
         first = grid
-        tables.append(_counts_of_rank(bundle, grid, experts))
+        tables.append(_counts_of_rank(file, grid, experts))
     iterations, layers = first or ([], [])
     by_rank = np.stack(tables)
-    return Statistics(
-        by_rank.sum(axis=0), tuple(layers), by_rank, iterations[0], meta.optional_integer(TOP_K)
+    return ExpertStatistics(
+        by_rank.sum(axis=0), tuple(layers), by_rank, iterations[0], meta.optional_integer(TOP_K_KEY)
     )
 
 
-def write_statistics_folder(folder: Path, statistics: Statistics) -> None:
-    """All files or none. Where the ranks are unknown there is one, which has all rows."""
+def write_statistics_folder(folder: Path, statistics: ExpertStatistics) -> None:
+    """Writes all files or none. If counts by rank are unknown, rank 0 gets all rows."""
     by_rank = statistics.by_rank if statistics.by_rank is not None else statistics.counts[None]
     files = {META_FILE: encode_meta(statistics.experts, statistics.top_k)}
     for rank, windows in enumerate(by_rank):
@@ -64,17 +65,17 @@ def write_statistics_folder(folder: Path, statistics: Statistics) -> None:
 
 
 def rank_file(rank: int) -> str:
-    """The name of a rank's file."""
+    """Returns the name of a rank's file."""
     return f"rank{rank}.safetensors"
 
 
 def encode_meta(experts: int, top_k: int | None) -> bytes:
-    """`meta_info.json`."""
-    return encode_json({EXPERTS_KEY: experts, TOP_K: top_k})
+    """Encodes `meta_info.json`."""
+    return encode_json({EXPERTS_KEY: experts, TOP_K_KEY: top_k})
 
 
 def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
-    """A rank's file of (iterations, layers, experts), the first of which is iteration `first`."""
+    """Encodes a rank's (iterations, layers, experts); `first` numbers the first iteration."""
     return encode_safetensors(
         {
             f"{iteration}_{layer}": row
@@ -85,7 +86,7 @@ def encode_rank(counts: Counts, layers: tuple[int, ...], first: int) -> bytes:
 
 
 def _rank_files(folder: Path) -> list[str]:
-    """In order of ranks; what else is in the folder (raw ids, say) is not for us."""
+    """Returns the files in order of ranks; ignores others in the folder, such as raw ids."""
     ranks = sorted(
         int(match[1]) for name in list_folder(folder) if (match := RANK_FILE.fullmatch(name))
     )
@@ -97,37 +98,37 @@ def _rank_files(folder: Path) -> list[str]:
     return [rank_file(rank) for rank in ranks]
 
 
-def _iteration_grid(bundle: DecodedFile) -> IterationGrid:
-    """Which iterations and layers a file has: a full grid of them. Raises `FormatError`."""
-    keys = {_key(bundle, name) for name in bundle.fields}
+def _iteration_grid(file: DecodedFile) -> IterationGrid:
+    """Returns the iterations and layers of a file. Raises `FormatError` if one is missing."""
+    keys = {_key(file, name) for name in file.fields}
     iterations, layers = (sorted({key[axis] for key in keys}) for axis in (0, 1))
     if not keys:
-        raise bundle.error("has no counts")
+        raise file.error("has no counts")
     for before, after in pairwise(iterations):
         if after != before + 1:
-            raise bundle.error(f"has iterations {before} and {after}, and none between")
+            raise file.error(f"has iterations {before} and {after}, and none between")
     for iteration, layer in product(iterations, layers):
         if (iteration, layer) not in keys:
-            raise bundle.error(f"layer {layer} has no counts of iteration {iteration}")
+            raise file.error(f"layer {layer} has no counts of iteration {iteration}")
     return iterations, layers
 
 
-def _key(bundle: DecodedFile, name: str) -> tuple[int, int]:
+def _key(file: DecodedFile, name: str) -> tuple[int, int]:
     match = COUNTS_KEY.fullmatch(name)
     if match is None:
-        raise bundle.error(f"field {short_repr(name)} is not ITERATION_LAYER")
+        raise file.error(f"field {short_repr(name)} is not ITERATION_LAYER")
     return int(match[1]), int(match[2])
 
 
-def _counts_of_rank(bundle: DecodedFile, grid: IterationGrid, experts: int) -> Counts:
-    """(iterations, layers, experts) of a rank."""
+def _counts_of_rank(file: DecodedFile, grid: IterationGrid, experts: int) -> Counts:
+    """Returns the counts of a rank, int64 (iterations, layers, experts)."""
     iterations, layers = grid
     rows: list[npt.NDArray[np.int64]] = []
     for iteration in iterations:
         for layer in layers:
-            row = bundle.int64_array(f"{iteration}_{layer}", ("expert",))
+            row = file.int64_array(f"{iteration}_{layer}", ("expert",))
             if row.size != experts:
                 what = f"layer {layer} has {row.size} counts in iteration {iteration}"
-                raise bundle.error(f"{what}, {META_FILE} says {experts} experts")
+                raise file.error(f"{what}, {META_FILE} says {experts} experts")
             rows.append(row)
     return np.array(rows, dtype=np.int64).reshape(len(iterations), len(layers), experts)

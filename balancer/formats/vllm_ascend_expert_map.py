@@ -1,4 +1,4 @@
-"""The expert map that vllm-ascend reads and records (`expert_map_path`), a JSON file.
+"""Reads and writes the expert map of vllm-ascend (`expert_map_path`), a JSON file.
 
     {"moe_layer_count": 1, "layer_list": [
         {"layer_id": 0, "device_count": 2, "device_list": [
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from equipoise.balancer.formats.decoded_file import DecodedFile
 from equipoise.balancer.formats.encodings import encode_json
 from equipoise.balancer.formats.numbers import int32_array, int64_array, parse_integer, short_repr
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.hal.errors import PlacementError
 
 LAYER_COUNT = "moe_layer_count"
@@ -21,39 +21,43 @@ LAYER_LIST = "layer_list"
 DEVICE_AXES = "device", "slot"
 
 
-def unpack(bundle: DecodedFile, ranks: int | None) -> Arrangement:
-    """The map of every layer; devices are ranks. Raises `FormatError` and `PlacementError`."""
-    entries = _entries(bundle.fields, LAYER_LIST, "the file")
-    if bundle.integer(LAYER_COUNT) != len(entries):
-        raise bundle.error(
-            f"{LAYER_COUNT} is {bundle.integer(LAYER_COUNT)}, and {LAYER_LIST} has {len(entries)}"
+def unpack(file: DecodedFile, ranks: int | None) -> ExpertPlacement:
+    """Reads the map of every layer; devices are ranks.
+
+    Raises `FormatError` and `PlacementError`.
+    """
+    entries = _entries(file.fields, LAYER_LIST, "the file")
+    if file.integer(LAYER_COUNT) != len(entries):
+        raise file.error(
+            f"{LAYER_COUNT} is {file.integer(LAYER_COUNT)}, and {LAYER_LIST} has {len(entries)}"
         )
     rows: dict[int, npt.NDArray[np.int32]] = {}
     for at, entry in enumerate(entries):
         layer = _number(entry, "layer_id", f"entry {at} of {LAYER_LIST}")
         if layer in rows:
-            raise bundle.error(f"layer {layer} is given twice")
+            raise file.error(f"layer {layer} is given twice")
         rows[layer] = _devices(entry, f"layer {layer}")
-    # vllm-ascend goes by the place in the list: that and the number have to mean the same.
+    # vllm-ascend ignores `layer_id` and uses the position in the list, so positions must ascend
+    # with the numbers; `ExpertPlacement` refuses other orders.
     layers = tuple(rows)
     shape = rows[layers[0]].shape if layers else (0, 0)
     for layer in layers:
         if rows[layer].shape != shape:
-            raise bundle.error(
+            raise file.error(
                 f"layer {layer} has devices x slots {rows[layer].shape}, layer {layers[0]} {shape}"
             )
     if ranks not in (None, shape[0]):
-        raise bundle.error(f"has {shape[0]} devices, not {ranks}")
+        raise file.error(f"has {shape[0]} devices, not {ranks}")
     placement = np.array([rows[layer].ravel() for layer in layers], dtype=np.int32)
-    return Arrangement.with_even_shares(placement.reshape(len(layers), -1), shape[0], layers)
+    return ExpertPlacement.with_even_shares(placement.reshape(len(layers), -1), shape[0], layers)
 
 
-def pack(arrangement: Arrangement) -> bytes:
-    """The bytes of the file."""
-    shape = len(arrangement.layers), arrangement.ranks, -1
+def pack(placement: ExpertPlacement) -> bytes:
+    """Encodes the file."""
+    shape = len(placement.layers), placement.ranks, -1
     return encode_json(
         {
-            LAYER_COUNT: len(arrangement.layers),
+            LAYER_COUNT: len(placement.layers),
             LAYER_LIST: [
                 {
                     "layer_id": layer,
@@ -64,8 +68,8 @@ def pack(arrangement: Arrangement) -> bytes:
                     ],
                 }
                 for layer, devices in zip(
-                    arrangement.layers,
-                    arrangement.placement.reshape(shape).tolist(),
+                    placement.layers,
+                    placement.placement.reshape(shape).tolist(),
                     strict=True,
                 )
             ],
@@ -74,11 +78,11 @@ def pack(arrangement: Arrangement) -> bytes:
 
 
 def _devices(entry: dict[str, object], where: str) -> npt.NDArray[np.int32]:
-    """(devices, slots) of a layer, by device_id."""
+    """Returns int32 (devices, slots) of a layer, in order of device_id."""
     listed = _entries(entry, "device_list", where)
     if _number(entry, "device_count", where) != len(listed):
-        said = short_repr(entry["device_count"])
-        raise PlacementError(f"{where}: device_count is {said}, and there are {len(listed)}")
+        count = short_repr(entry["device_count"])
+        raise PlacementError(f"{where}: device_count is {count}, and there are {len(listed)}")
     experts: dict[int, object] = {}
     for device in listed:
         experts[_number(device, "device_id", where)] = device.get("device_expert")

@@ -1,1 +1,1 @@
-"""What becomes of an engine's entries: log lines, metrics, traces."""
+"""Turns the events of an engine into log lines, metrics, traces and charts."""

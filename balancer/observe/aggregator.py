@@ -1,7 +1,7 @@
-"""Works out what entries come to: how even a sub-window was, and how an epoch really went.
+"""Derives figures from the engine's events: balance of a sub-window, result of a rebalance.
 
-A courier asks it on its own thread, and tells all journals, so that all show the same. Formulas:
-`docs/metrics.md`.
+`AsyncEventSink` calls it on its own thread and gives the derived events to all sinks, so that a log
+line, a metric and a chart show the same figure. Formulas: `docs/metrics.md`.
 """
 
 from collections import deque
@@ -28,29 +28,33 @@ from equipoise.balancer.experts.runtime.events import (
 )
 
 BASELINE_STEPS = 65
-"""Steps outside epochs whose median is the usual length of a step."""
+"""Steps outside rebalances whose median is the usual length of a step.
+
+Odd, so that the median is a step that was measured; small, so that it follows the traffic."""
 MIN_BASELINE_STEPS = 5
-"""Of them, before anything is called a stall."""
+"""Steps outside rebalances needed before a longer step counts as a stall."""
 
 
 class StallMeter:
-    """By how much steps within epochs are longer than those outside, lately."""
+    """Measures how much longer steps are during a rebalance than outside of one."""
 
     def __init__(self) -> None:
         self._baseline: deque[float] = deque(maxlen=BASELINE_STEPS)
         self._outside_rebalance = True
         self._stall: float | None = None
 
-    def on_state_change(self, entry: StateChanged) -> None:
-        """Steps from now on are of an epoch, or are not."""
-        self._outside_rebalance = entry.rebalance is None and entry.state == "idle"
-        if entry.rebalance is None:
+    def on_state_change(self, event: StateChanged) -> None:
+        """Notes whether the following steps belong to a rebalance."""
+        # A step that drains an aborted rebalance has no rebalance and is not idle: it belongs to
+        # neither side, since it is longer than usual through no plan that is open.
+        self._outside_rebalance = event.rebalance is None and event.state == "idle"
+        if event.rebalance is None:
             return
         if self._stall is None:
             self._stall = 0.0 if len(self._baseline) >= MIN_BASELINE_STEPS else None
 
     def on_step(self, step: StepDone) -> float:
-        """Seconds of stall in this step."""
+        """Returns the seconds by which `step` stalled: 0 outside rebalances."""
         seconds = step.end - step.begin
         if self._outside_rebalance:
             self._baseline.append(seconds)
@@ -62,55 +66,60 @@ class StallMeter:
         return stall
 
     def take(self) -> float | None:
-        """Stall since it was last taken; None where nothing is known of usual steps."""
+        """Returns the seconds of stall since the last call, and starts anew.
+
+        None where too few steps outside rebalances were seen to tell what is usual.
+        """
         known, self._stall = self._stall, None
         return known
 
 
 class EventAggregator:
-    """Reads entries in order, and says what they come to.
+    """Reads the events of one engine in order and derives further events from them.
 
-    An epoch's record is settled by the first sub-window that began when the epoch was over; without
-    an actual imbalance, if before that another epoch has moved copies, or the engine was closed. An
-    aborted epoch's is settled at once, since nothing was promised of it.
+    The actual imbalance of a rebalance is that of the first sub-window that began after its end. It
+    stays unknown if another rebalance copies slots before that, or if the engine is closed. The
+    record of an aborted rebalance is emitted at once: it predicted nothing.
     """
 
     def __init__(self) -> None:
         self._stall_meter = StallMeter()
         self._unmeasured: list[RebalanceRecord] = []
 
-    def process(self, entry: Event) -> tuple[Event, ...]:
-        """What is known now that `entry` is, and was not before."""
-        match entry:
+    def process(self, event: Event) -> tuple[Event, ...]:
+        """Returns the events that follow from `event`, in order."""
+        match event:
             case StateChanged():
-                self._stall_meter.on_state_change(entry)
+                self._stall_meter.on_state_change(event)
             case StepDone():
-                return self._step_done(entry)
+                return self._step_done(event)
             case LoadReduced():
-                return self._load_reduced(entry)
+                return self._load_reduced(event)
             case RebalanceEnded():
-                return self._rebalance_ended(entry)
+                return self._rebalance_ended(event)
             case EngineClosed():
                 return self._measure(self._unmeasured, None)
         return ()
 
-    def _step_done(self, entry: StepDone) -> tuple[Event, ...]:
-        stall = self._stall_meter.on_step(entry)
-        return (StepStalled(entry.step, stall),) if stall else ()
+    def _step_done(self, event: StepDone) -> tuple[Event, ...]:
+        stall = self._stall_meter.on_step(event)
+        return (StepStalled(event.step, stall),) if stall else ()
 
-    def _load_reduced(self, entry: LoadReduced) -> tuple[Event, ...]:
-        balance = measure_balance(entry)
-        began = entry.step - entry.steps
+    def _load_reduced(self, event: LoadReduced) -> tuple[Event, ...]:
+        balance = measure_balance(event)
+        # A sub-window that began before the end holds rows that the previous layout routed.
+        began = event.step - event.steps
         over = [record for record in self._unmeasured if record.ended_at <= began]
         return balance, *self._measure(over, balance.imbalance)
 
-    def _rebalance_ended(self, entry: RebalanceEnded) -> tuple[Event, ...]:
-        copies = slots_received(*entry.placements, entry.rank_in_group, entry.shape)
+    def _rebalance_ended(self, event: RebalanceEnded) -> tuple[Event, ...]:
+        copies = slots_received(*event.placements, event.rank_in_group, event.shape)
         record = replace(
-            entry.record,
-            bytes_received=copies * entry.slot_bytes,
+            event.record,
+            bytes_received=copies * event.slot_bytes,
             stall_seconds=self._stall_meter.take(),
         )
+        # Once these copies are in place, no sub-window shows the effect of earlier rebalances.
         left = self._measure(self._unmeasured, None) if record.copies else ()
         if record.outcome not in COMPLETED:
             return *left, RebalanceMeasured(record)
@@ -125,37 +134,37 @@ class EventAggregator:
 
 
 def rank_loads(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.float64]:
-    """(layers, ranks): rows that each rank has of `load`, by the shares of `layout`."""
+    """Returns the rows of each rank, float64 (layers, ranks), when `layout` serves `load`."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     parts = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return np.asarray(parts / SHARE_ONE, dtype=np.float64)
 
 
-def measure_balance(entry: LoadReduced) -> BalanceMeasured:
-    """How even the sub-window was; nan where no layer had rows."""
-    shares = entry.shares(entry.load, entry.layout, entry.shape)
-    loads = rank_loads(entry.load, replace(entry.layout, shares=shares), entry.shape)
+def measure_balance(event: LoadReduced) -> BalanceMeasured:
+    """Measures how even the load of a sub-window was; nan where no layer had rows."""
+    shares = event.shares(event.load, event.layout, event.shape)
+    loads = rank_loads(event.load, replace(event.layout, shares=shares), event.shape)
     busy = loads[loads.sum(axis=1) > 0]
     mean, most = busy.mean(axis=1), busy.max(axis=1)
     average, largest = float(mean.sum()), float(most.sum())
     return BalanceMeasured(
-        step=entry.step,
+        step=event.step,
         at=now(),
         imbalance=float((most / mean - 1).mean()) if busy.size else float("nan"),
         balancedness=average / largest if busy.size else float("nan"),
-        mean_rows=average / entry.steps,
-        max_rows=largest / entry.steps,
+        mean_rows=average / event.steps,
+        max_rows=largest / event.steps,
     )
 
 
-def slots_received(before: Placement, after: Placement, place: int, shape: ExpertShape) -> int:
-    """Copies that the rank at `place` holds in `after` and did not hold in `before`.
+def slots_received(before: Placement, after: Placement, rank: int, shape: ExpertShape) -> int:
+    """Counts the slots that a rank had to receive to get from `before` to `after`.
 
-    Over all ranks they add up to what an epoch says was copied.
+    Summed over all ranks it equals the `copies` of the rebalance's record.
     """
-    mine = slice(place * shape.slots_per_rank, (place + 1) * shape.slots_per_rank)
+    own = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
     counts = np.zeros((2, shape.layers, shape.experts), dtype=np.int64)
     rows = np.arange(shape.layers)[:, None]
     for count, placement in zip(counts, (before, after), strict=True):
-        np.add.at(count, (rows, placement[:, mine]), 1)
+        np.add.at(count, (rows, placement[:, own]), 1)
     return int(np.maximum(counts[1] - counts[0], 0).sum())

@@ -1,11 +1,12 @@
-"""Carries entries from the threads that serve to the journals that write, and never waits.
+"""Carries events from the serving threads to the event sinks, on a thread of its own.
 
-    step thread, workers --note--> bounded queue --courier's thread--> digest --> each journal
+    step thread, workers --emit--> bounded queue --sink thread--> aggregator --> each sink
 
-The journals are told each entry, and what it comes to (`balancer/observe/aggregator.py`).
+Each sink receives every event and the events derived from it (`balancer/observe/aggregator.py`).
 
-What does not fit into the queue is dropped and counted. A journal that raises is reported once,
-counted each time, and told the next entry all the same: nothing that it does reaches serving.
+`emit` never waits: an event that does not fit into the queue is dropped and counted. A sink that
+raises is logged once and counted each time, and still receives the next event: no fault of a sink
+reaches the serving threads.
 """
 
 import logging
@@ -17,26 +18,28 @@ from equipoise.balancer.experts.runtime.events import Event, EventsDropped, Even
 from equipoise.balancer.observe.aggregator import EventAggregator
 
 QUEUE_CAPACITY = 65_536
-"""Entries that wait at most: minutes of serving."""
+"""Maximum number of queued events: minutes of serving."""
 LOG = logging.getLogger(__name__)
 
 
 class _EndOfQueue:
-    """The last thing in the queue."""
+    """Marks the end of the queue."""
 
 
 class AsyncEventSink:
-    """A journal that hands entries on to others, on a thread of its own.
+    """An event sink that forwards events to other sinks, on a thread of its own.
+
+    One engine has one: what the aggregator derives depends on the events of the same engine.
 
     Args:
-        journals: told everything, in order, by that thread.
-        capacity: entries that wait at most.
+        sinks: receive every event in order, called by that thread only.
+        capacity: maximum number of queued events.
     """
 
-    def __init__(self, journals: Sequence[EventSink], capacity: int = QUEUE_CAPACITY) -> None:
+    def __init__(self, sinks: Sequence[EventSink], capacity: int = QUEUE_CAPACITY) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be positive, got {capacity}")
-        self._sinks = tuple(journals)
+        self._sinks = tuple(sinks)
         self._capacity = capacity
         self._aggregator = EventAggregator()
         self._queue: SimpleQueue[Event | _EndOfQueue] = SimpleQueue()
@@ -44,60 +47,63 @@ class AsyncEventSink:
         self._dropped_reported = 0
         self._open = True
         self.dropped = 0
-        """Entries that were dropped."""
+        """Events that were dropped because the queue was full, or the sink closed."""
         self.failures = 0
-        """Entries that a journal could not take."""
-        self._thread = threading.Thread(target=self._run, name="equipoise.courier", daemon=True)
+        """Events for which a sink or the aggregator raised."""
+        # A daemon: a sink that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="equipoise.events", daemon=True)
         self._thread.start()
 
-    def emit(self, entry: Event) -> None:
-        """Hand `entry` on; from any thread, at once."""
-        # Several threads may find the last place free at a time: the bound is soft by so many.
+    def emit(self, event: Event) -> None:
+        """Queues `event` and returns at once; callable from any thread."""
+        # Without a lock, several threads may see the last free place: the queue may then exceed
+        # its capacity by as many events as there are threads. A lock would be one that serving
+        # waits for.
         if not self._open or self._queue.qsize() >= self._capacity:
             self.dropped += 1
             return
-        self._queue.put(entry)
+        self._queue.put(event)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Hand on what waits, then close the journals; at most `timeout` seconds."""
+        """Forwards what is queued, then closes the sinks; waits at most `timeout` seconds."""
         if self._open:
             self._open = False
             self._queue.put(_EndOfQueue())
         self._thread.join(timeout)
         if self._thread.is_alive():
-            LOG.warning("journals did not keep up: %d entries are left", self._queue.qsize())
+            LOG.warning("event sinks did not keep up: %d events are left", self._queue.qsize())
 
     def _run(self) -> None:
-        while not isinstance(entry := self._queue.get(), _EndOfQueue):
+        while not isinstance(event := self._queue.get(), _EndOfQueue):
             self._report_dropped()
-            self._emit_to_sinks(entry)
-            self._emit_derived(entry)
+            self._emit_to_sinks(event)
+            self._emit_derived(event)
         self._report_dropped()
-        for journal in self._sinks:
+        for sink in self._sinks:
             try:
-                journal.close()
+                sink.close()
             except Exception as error:
-                self._count_failure(journal, error)
+                self._count_failure(sink, error)
 
-    def _emit_derived(self, entry: Event) -> None:
-        """What follows from `entry`."""
+    def _emit_derived(self, event: Event) -> None:
         try:
-            following = self._aggregator.process(entry)
+            following = self._aggregator.process(event)
         except Exception as error:
             self._count_failure(self._aggregator, error)
             return
         for derived in following:
             self._emit_to_sinks(derived)
 
-    def _emit_to_sinks(self, entry: Event) -> None:
-        for journal in self._sinks:
+    def _emit_to_sinks(self, event: Event) -> None:
+        for sink in self._sinks:
             try:
-                journal.emit(entry)
+                sink.emit(event)
             except Exception as error:
-                self._count_failure(journal, error)
+                self._count_failure(sink, error)
 
     def _count_failure(self, part: EventSink | EventAggregator, error: Exception) -> None:
         self.failures += 1
+        # One traceback for each sink: one that fails once tends to fail for every event.
         if id(part) not in self._failed_parts:
             self._failed_parts.add(id(part))
             name = type(part).__name__
@@ -108,6 +114,6 @@ class AsyncEventSink:
         if not lost:
             return
         if not self._dropped_reported:
-            LOG.warning("journals do not keep up: entries are dropped, and counted")
+            LOG.warning("event sinks do not keep up: events are dropped and counted")
         self._dropped_reported += lost
         self._emit_to_sinks(EventsDropped(lost))

@@ -1,4 +1,4 @@
-"""Log lines: one an epoch, and how even the load is, now and then. In logfmt: `key=value`."""
+"""Writes log lines in logfmt (`key=value`): one per rebalance, balancedness at intervals."""
 
 import json
 import logging
@@ -14,94 +14,94 @@ from equipoise.balancer.experts.runtime.events import (
     RebalanceRecord,
 )
 
-REBALANCE_LOG = logging.getLogger("equipoise.epochs")
-"""INFO for an epoch that was committed or changed nothing, WARNING for an aborted one."""
+REBALANCE_LOG = logging.getLogger("equipoise.rebalances")
+"""INFO for a rebalance that was committed or changed nothing, WARNING for an aborted one."""
 BALANCEDNESS_LOG = logging.getLogger("equipoise.balancedness")
-"""INFO."""
+"""INFO only."""
 
 
 class RebalanceLogSink:
-    """One line an epoch, when all is known of it.
+    """Writes one line per rebalance, once its actual imbalance is known.
 
     Args:
-        label: whose epochs they are.
+        engine: value of the key `engine`: the name in the configuration.
     """
 
-    def __init__(self, label: str) -> None:
-        self._engine = label
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
 
-    def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
-        if isinstance(entry, RebalanceMeasured):
-            level = logging.INFO if entry.record.outcome in COMPLETED else logging.WARNING
-            fields = {"engine": self._engine, **rebalance_fields(entry.record)}
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        if isinstance(event, RebalanceMeasured):
+            level = logging.INFO if event.record.outcome in COMPLETED else logging.WARNING
+            fields = {"engine": self._engine, **rebalance_fields(event.record)}
             REBALANCE_LOG.log(level, "%s", logfmt(fields), extra={"equipoise": fields})
 
     def close(self) -> None:
-        """See `StatLogger`."""
+        """Implements `EventSink`."""
 
 
 class BalancednessLogSink:
-    """A line every `interval` steps, or with the first sum behind them.
+    """Writes a line every `interval` steps, with the first load sum after them.
 
-    The word, its meaning and the interval are vLLM's; sums are those that the engine takes anyway,
-    so there is no further collective.
+    Key, meaning and interval are vLLM's. The sums are those that the engine reduces for planning,
+    so no further collective is needed.
 
     Args:
-        label: whose load it is.
+        engine: value of the key `engine`: the name in the configuration.
         interval: steps.
     """
 
-    def __init__(self, label: str, interval: int) -> None:
+    def __init__(self, engine: str, interval: int) -> None:
         if interval < 1:
             raise ValueError(f"log_balancedness_interval must be positive, got {interval}")
-        self._engine = label
+        self._engine = engine
         self._interval = interval
         self._next_step = 0
 
-    def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
-        if isinstance(entry, BalanceMeasured) and entry.step >= self._next_step:
-            self._next_step = (entry.step // self._interval + 1) * self._interval
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        if isinstance(event, BalanceMeasured) and event.step >= self._next_step:
+            self._next_step = (event.step // self._interval + 1) * self._interval
             fields = {
                 "engine": self._engine,
-                "step": entry.step,
-                "avg_tokens": entry.mean_rows,
-                "max_tokens": entry.max_rows,
-                "balancedness": entry.balancedness,
-                "imbalance": entry.imbalance,
+                "step": event.step,
+                "avg_tokens": event.mean_rows,
+                "max_tokens": event.max_rows,
+                "balancedness": event.balancedness,
+                "imbalance": event.imbalance,
             }
             BALANCEDNESS_LOG.info("%s", logfmt(fields), extra={"equipoise": fields})
 
     def close(self) -> None:
-        """See `StatLogger`."""
+        """Implements `EventSink`."""
 
 
 def log_sinks(config: BalancerConfig, rank: int) -> tuple[EventSink, ...]:
-    """The lines that a configuration asks for, of the rank that writes them: the first.
+    """Returns the sinks of the lines that `config` asks for; none except on the first rank.
 
-    All ranks know the same, and seventy copies of a line help nobody.
+    All ranks have the same figures except their own seconds: one line is enough.
     """
     if rank:
         return ()
-    epochs = RebalanceLogSink(config.name)
+    rebalances = RebalanceLogSink(config.name)
     if not config.log_balancedness:
-        return (epochs,)
-    return epochs, BalancednessLogSink(config.name, config.log_balancedness_interval)
+        return (rebalances,)
+    return rebalances, BalancednessLogSink(config.name, config.log_balancedness_interval)
 
 
 def rebalance_fields(record: RebalanceRecord) -> dict[str, object]:
-    """What a line, or a point of a chart, says of an epoch; None is left out."""
+    """Returns the fields of a log line or chart point of a rebalance; unknown ones are left out."""
     aborted = record.outcome not in COMPLETED
     fields: dict[str, object | None] = {
-        "epoch": record.number,
+        "rebalance": record.number,
         "outcome": "aborted" if aborted else record.outcome,
         "reason": record.outcome if aborted else None,
         "opened": record.opened_at,
         "ended": record.ended_at,
         "layers": record.layers,
         "layers_short_of_staging": record.short_of_staging or None,
-        "lots": record.chunks,
+        "chunks": record.chunks,
         "copies": record.copies,
         "bytes": record.bytes,
         **{f"{phase}_s": seconds for phase, seconds in record.phase_seconds.items()},
@@ -114,7 +114,10 @@ def rebalance_fields(record: RebalanceRecord) -> dict[str, object]:
 
 
 def logfmt(fields: dict[str, object]) -> str:
-    """`key=value`, blanks between; a value with a blank, a quote or an equals sign is quoted."""
+    """Formats `key=value` pairs with spaces between them.
+
+    A value with a space, a quote, an equals sign or an unprintable character is quoted as in JSON.
+    """
     return " ".join(f"{key}={_format_value(value)}" for key, value in fields.items())
 
 

@@ -1,14 +1,12 @@
-"""Why epochs are aborted, in a closed set of words: what a label of a metric may be.
+"""Exports Prometheus metrics of engines; names, units and labels are in `docs/observability.md`.
 
-Reasons are free text: some name ranks, and a peer may say what this version has never heard. A
-label must not be: every new value is a new series, on every rank (vLLM's maintainers declined
-metrics of its balancer over that, issue 21038).
+Labels have few values, known beforehand: there is no series per layer, expert or rank. A rank
+exports its own metrics, so its number is the scraper's `instance`; its engines, one per layer group
+of each model, share a registry and differ in the label `engine`.
 
-Metrics for Prometheus: names, units and labels are those of `docs/observability.md`.
-
-Labels have few values, known beforehand: no series a layer, an expert or a rank. A rank exports
-for itself, so its number is the scraper's `instance`; its engines, one a family of layers of each
-model, share a registry, and are told apart by the label `engine`.
+The reasons of aborts are free text that may name ranks, and a peer of another version may send one
+that is unknown here. `abort_label` maps them to a closed set: every further value would be another
+series on every rank (vLLM's maintainers declined metrics of its balancer over that, issue 21038).
 """
 
 import socket
@@ -34,52 +32,55 @@ from equipoise.balancer.experts.runtime.events import (
 )
 from equipoise.hal.errors import EquipoiseError, UsageError
 
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
 OTHER_LABEL = "other"
 LABEL_BY_REASON = {
     "plans differ": "plans_differ",
     "tables differ": "tables_differ",
     "staged bytes differ": "staged_bytes_differ",
     "ranks out of step": "ranks_out_of_step",
-    "out of patience": "out_of_patience",
+    "out of patience": "stalled",
     "no ballot from rank": "ballot_missing",
     "planner failed": "planner_failed",
-    "move failed": "move_failed",
+    "move failed": "transfer_failed",
     "a rank still drains": "still_draining",
-    "a rank is still in the epoch before": "still_in_epoch",
+    "a rank is still in the epoch before": "still_rebalancing",
 }
-"""How a reason begins, and its label."""
+"""The label of a reason that begins with the key."""
 ABORT_LABELS = (*LABEL_BY_REASON.values(), OTHER_LABEL)
 
 
 def abort_label(reason: str) -> str:
-    """One of `ABORT_LABELS`."""
-    found = (label for start, label in LABEL_BY_REASON.items() if reason.startswith(start))
+    """Returns the label of an abort's reason: one of `ABORT_LABELS`."""
+    found = (engine for start, engine in LABEL_BY_REASON.items() if reason.startswith(start))
     return next(found, OTHER_LABEL)
 
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
 PHASES = ("planning", "proposed", "transferring", "staged", "updating", "failed")
-"""States of the engine in which an epoch spends its time."""
+"""States of the engine in which a rebalance spends its time."""
 PHASE_BUCKETS = (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
+"""Upper limits in seconds; few, since each is a series for every phase of every engine."""
 BOUNDARY_BUCKETS = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.01, 0.1)
+"""Upper limits in seconds: a boundary is shorter than a phase by far."""
 ENGINE_LABELS = ("engine",)
-"""The label that every metric has."""
+"""Names of the labels that every metric has."""
 LOOPBACK = "127.0.0.1"
+"""Default address: metrics are not shown to the network unless asked for."""
 MISSING_MESSAGE = f"prometheus_client is missing: {install_command('serve')}"
 
 
 class MetricsMissing(UsageError):
-    """prometheus_client, which is optional, is not installed."""
+    """The optional package prometheus_client is not installed."""
 
 
 class PortTaken(EquipoiseError):
-    """Metrics cannot be served there."""
+    """Metrics cannot be served on this address and port."""
 
 
 def require_prometheus() -> None:
-    """Raises `MetricsMissing` where there is nothing to export with."""
+    """Raises `MetricsMissing` if prometheus_client cannot be imported."""
     try:
         import prometheus_client
     except ImportError as error:
@@ -88,15 +89,15 @@ def require_prometheus() -> None:
 
 
 class PrometheusSink:
-    """A journal that keeps what Prometheus asks for, of one engine.
+    """An event sink that keeps the Prometheus metrics of one engine.
 
-    A gauge is nan until its figure is known, and again once the engine is closed: an alert compares
-    what is known, and with nan every comparison is false.
+    A gauge is nan until its figure is known, and again after the engine is closed: every comparison
+    with nan is false, so no alert fires on a figure that is unknown.
 
     Args:
         registry: where the metrics are registered; several engines may share it.
-        engine: the value of the label `engine`: the configuration's label, or another short name.
-            Two journals of one name and registry add to the same counters.
+        engine: value of the label `engine`: the name in the configuration, or another short name.
+            Two sinks with the same name and registry add to the same counters.
 
     Raises:
         MetricsMissing: prometheus_client is not installed.
@@ -114,25 +115,25 @@ class PrometheusSink:
         self._boundaries = found.boundaries.labels(engine=engine)
         self._reset_gauges()
 
-    def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
-        match entry:
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        match event:
             case BoundaryDone(_, begin, end):
                 self._boundaries.observe(end - begin)
             case BalanceMeasured():
-                self._gauges["balancedness"].set(entry.balancedness)
-                self._gauges["actual_imbalance"].set(entry.imbalance)
+                self._gauges["balancedness"].set(event.balancedness)
+                self._gauges["actual_imbalance"].set(event.imbalance)
             case StepStalled(_, seconds):
                 self._counters["stall_seconds"].inc(seconds)
             case RebalanceMeasured(record):
                 self._count_rebalance(record)
             case RebalanceSkipped():
-                self._counters["epochs_skipped"].inc()
-            case EventsDropped(entries):
-                self._counters["journal_lost"].inc(entries)
+                self._counters["rebalances_skipped"].inc()
+            case EventsDropped(count):
+                self._counters["events_dropped"].inc(count)
 
     def close(self) -> None:
-        """What was counted stays as it is; of what is now, nothing more is known."""
+        """Resets the gauges; counters keep their values."""
         self._reset_gauges()
 
     def _reset_gauges(self) -> None:
@@ -140,7 +141,7 @@ class PrometheusSink:
             gauge.set(nan)
 
     def _count_rebalance(self, record: RebalanceRecord) -> None:
-        self._counters["epochs"].inc()
+        self._counters["rebalances"].inc()
         self._counters["slot_copy_bytes"].inc(record.bytes_received)
         for phase, seconds in record.phase_seconds.items():
             self._phases[phase].observe(seconds)
@@ -148,7 +149,7 @@ class PrometheusSink:
             self._aborted[abort_label(record.outcome)].inc()
             return
         if record.outcome == UNCHANGED:
-            self._counters["epochs_unchanged"].inc()
+            self._counters["rebalances_unchanged"].inc()
         self._gauges["layers_short_of_staging"].set(record.short_of_staging)
         if record.imbalance_predicted is not None:
             self._gauges["predicted_imbalance"].set(record.imbalance_predicted)
@@ -156,7 +157,7 @@ class PrometheusSink:
 
 @dataclass(frozen=True)
 class _Instruments:
-    """What is registered once in a registry; each engine has series of its own in them."""
+    """The metrics of a registry, registered once; each engine has its own series in them."""
 
     gauges: dict[str, Any]
     counters: dict[str, Any]
@@ -167,7 +168,8 @@ class _Instruments:
 
 _REGISTERED: MutableMapping["CollectorRegistry", _Instruments] = WeakKeyDictionary()
 _REGISTERING = Lock()
-"""A registry refuses a name that it has already."""
+"""Held while metrics are registered: a registry refuses a name that it has already, so two engines
+that are opened at once must not both register."""
 
 
 def _instruments(registry: "CollectorRegistry") -> _Instruments:
@@ -185,8 +187,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
     what = {
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
-        "predicted_imbalance": "the same as the last plan has it that was not aborted",
-        "layers_short_of_staging": "layers that more staging would have brought lower in it",
+        "predicted_imbalance": "actual_imbalance as the last plan that was not aborted predicts it",
+        "layers_short_of_staging": "layers whose imbalance more staging would have lowered in it",
     }
     return {
         name: Gauge(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
@@ -198,12 +200,12 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
     from prometheus_client import Counter
 
     what = {
-        "epochs": "epochs that ended: committed, unchanged or aborted",
-        "epochs_unchanged": "epochs whose plan left every slot as it was",
-        "epochs_skipped": "epochs that were due while the one before was still open here",
-        "slot_copy_bytes": "weights that this rank installed and did not hold",
-        "stall_seconds": "what steps within epochs took longer than the median step outside",
-        "journal_lost": "entries of the journal that were dropped",
+        "rebalances": "rebalances that ended: committed, unchanged or aborted",
+        "rebalances_unchanged": "rebalances whose plan left every slot as it was",
+        "rebalances_skipped": "rebalances that were due while the previous one was still open",
+        "slot_copy_bytes": "weights that this rank installed and did not hold before",
+        "stall_seconds": "time that steps during rebalances took beyond the median step outside",
+        "events_dropped": "events that were dropped because the sinks did not keep up",
     }
     return {
         name: Counter(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
@@ -215,21 +217,21 @@ def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
     from prometheus_client import Counter, Histogram
 
     aborted = Counter(
-        "equipoise_epochs_aborted",
-        "epochs that were left",
+        "equipoise_rebalances_aborted",
+        "rebalances that were aborted, by reason",
         [*ENGINE_LABELS, "reason"],
         registry=registry,
     )
     phases = Histogram(
-        "equipoise_epoch_seconds",
-        "seconds of an epoch by phase",
+        "equipoise_rebalance_seconds",
+        "seconds of a rebalance in each of its phases",
         [*ENGINE_LABELS, "phase"],
         buckets=PHASE_BUCKETS,
         registry=registry,
     )
     boundaries = Histogram(
         "equipoise_boundary_seconds",
-        "host seconds of a boundary that had something to do",
+        "host seconds of a boundary between steps that had work to do",
         ENGINE_LABELS,
         buckets=BOUNDARY_BUCKETS,
         registry=registry,
@@ -238,20 +240,20 @@ def _by_label(registry: "CollectorRegistry") -> tuple[Any, Any, Any]:
 
 
 def check_port_free(port: int, address: str = LOOPBACK) -> None:
-    """See whether metrics could be served there, by taking the port for a moment.
+    """Checks that metrics can be served there, by binding the port for a moment.
 
     Raises:
-        PortTaken: somebody else is there, or the address is not of this machine.
+        PortTaken: the port is in use, or the address is not one of this machine.
     """
     try:
         family, kind, _, _, where = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as one:
-            # As the server does: a port that was served on a moment ago is free.
+            # As the server does: a port in TIME_WAIT after an earlier run is free.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(where)
-    except (OSError, UnicodeError) as error:  # a label of more than 63 letters is no name
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host name label above 63 letters
         raise _port_taken(port, address, error) from error
 
 
@@ -262,10 +264,10 @@ def _port_taken(port: int, address: str, error: OSError | UnicodeError) -> PortT
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """Serves a registry over HTTP, until it is closed.
+    """Serves a registry over HTTP until it is closed.
 
     Attributes:
-        port: on which it is served.
+        port: the TCP port that it listens on.
     """
 
     port: int
@@ -273,7 +275,7 @@ class MetricsServer:
     _thread: Thread
 
     def close(self, timeout: float = 5.0) -> None:
-        """Serve no more; bounded."""
+        """Stops serving; waits at most `timeout` seconds for the server's thread."""
         self._stop()
         self._thread.join(timeout)
 
@@ -281,11 +283,11 @@ class MetricsServer:
 def serve_metrics(
     registry: "CollectorRegistry", port: int, address: str = LOOPBACK
 ) -> MetricsServer:
-    """Serve `registry` on `address`:`port`; 0 picks a free port.
+    """Serves `registry` on `address`:`port`; port 0 picks a free one.
 
     Raises:
         MetricsMissing: prometheus_client is not installed.
-        PortTaken: somebody else is there, or the address is not of this machine.
+        PortTaken: the port is in use, or the address is not one of this machine.
     """
     require_prometheus()
     from prometheus_client import start_http_server

@@ -1,4 +1,4 @@
-"""Keeps what one rank did, when, and on which track: what a trace and a Gantt chart are made of."""
+"""Keeps the spans and imbalance samples of one rank, from which traces and charts are drawn."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from equipoise.balancer.experts.runtime.events import (
 )
 
 MAX_SPANS = 20_000
-"""Spans that are kept of a rank, the last ones."""
+"""Maximum number of spans kept per rank: the last ones. It bounds memory over a long run."""
 
 
 @dataclass(frozen=True)
 class RecordedSpan:
-    """A span of a rank.
+    """A span of time on a track of a rank.
 
     Attributes:
-        begin: seconds of the wall clock.
-        end: likewise.
-        details: numbers and words, as JSON has them.
+        begin: wall-clock time in seconds.
+        end: wall-clock time in seconds.
+        details: values that JSON can hold.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class RecordedSpan:
 
 @dataclass(frozen=True)
 class ImbalanceSample:
-    """The imbalance that was seen at a time."""
+    """The imbalance of a sub-window, at the wall-clock time in seconds when it was measured."""
 
     rank: int
     at: float
@@ -47,66 +47,68 @@ class ImbalanceSample:
 
 
 def wall_clock_offset() -> float:
-    """Seconds that the wall clock is ahead of the journal's clock, read once for a whole trace.
+    """Returns the seconds by which the wall clock is ahead of the clock of events.
 
-    Of several readings the one with the least time between: within a machine all ranks then agree
-    to a microsecond or so; between machines as well as their wall clocks do.
+    Read once per trace: an adjustment of the wall clock during a run must not bend it. Ranks of one
+    machine agree to about a microsecond, machines as well as their wall clocks do.
     """
     readings = []
+    # The reading with the least time between the two clocks has the least error; nine are enough
+    # for one without a context switch.
     for _ in range(9):
-        before, wall, behind = perf_counter(), time(), perf_counter()
-        readings.append((behind - before, wall - (before + behind) / 2))
+        before, wall, after = perf_counter(), time(), perf_counter()
+        readings.append((after - before, wall - (before + after) / 2))
     return min(readings)[1]
 
 
 class TraceBuffer:
-    """A journal that keeps spans.
+    """An event sink that keeps spans, imbalance samples and records of rebalances.
 
     Args:
-        rank: whose they are.
-        most: spans that are kept; older ones are forgotten, and counted.
+        rank: the rank whose events it receives.
+        max_spans: number of spans kept; older ones are dropped and counted.
     """
 
-    def __init__(self, rank: int, most: int = MAX_SPANS) -> None:
+    def __init__(self, rank: int, max_spans: int = MAX_SPANS) -> None:
         self._rank = rank
         self._clock_offset = wall_clock_offset()
-        self._spans: deque[RecordedSpan] = deque(maxlen=most)
-        self._imbalance_samples: deque[ImbalanceSample] = deque(maxlen=most)
+        self._spans: deque[RecordedSpan] = deque(maxlen=max_spans)
+        self._imbalance_samples: deque[ImbalanceSample] = deque(maxlen=max_spans)
         self.spans_dropped = 0
-        self.rebalances: deque[RebalanceRecord] = deque(maxlen=most)
-        """What is known of each epoch, in order."""
+        self.rebalances: deque[RebalanceRecord] = deque(maxlen=max_spans)
+        """Records of the rebalances, in order."""
 
     @property
     def spans(self) -> tuple[RecordedSpan, ...]:
-        """In the order in which they ended."""
+        """The kept spans, in the order in which they ended."""
         return tuple(self._spans)
 
     @property
     def imbalance_samples(self) -> tuple[ImbalanceSample, ...]:
-        """In order."""
+        """The kept samples, in order."""
         return tuple(self._imbalance_samples)
 
-    def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
-        match entry:
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        match event:
             case TraceSpan(name, track, begin, end, details):
                 self._append(track, name, begin, end, dict(details))
             case BoundaryDone(step, begin, end):
                 self._append(Track.BOUNDARY, "boundary", begin, end, {"step": step})
             case BalanceMeasured():
                 self._imbalance_samples.append(
-                    ImbalanceSample(self._rank, entry.at + self._clock_offset, entry.imbalance)
+                    ImbalanceSample(self._rank, event.at + self._clock_offset, event.imbalance)
                 )
-
             case RebalanceMeasured(record):
                 self.rebalances.append(record)
 
     def close(self) -> None:
-        """What was kept stays."""
+        """Does nothing: the spans stay readable."""
 
     def _append(
         self, track: Track, name: str, begin: float, end: float, details: dict[str, Any]
     ) -> None:
+        # Counted first: the deque drops its oldest span silently.
         if len(self._spans) == self._spans.maxlen:
             self.spans_dropped += 1
         begin, end = begin + self._clock_offset, end + self._clock_offset

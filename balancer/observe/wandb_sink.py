@@ -1,4 +1,4 @@
-"""Epochs as points of a chart at Weights & Biases; asked for by name, imported only then."""
+"""Logs rebalances and load to Weights & Biases; imports wandb only when it is asked for."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -14,18 +14,15 @@ MODULE = "wandb"
 
 
 class WandbMissing(UsageError):
-    """wandb, which is optional, is not installed."""
+    """The optional package wandb is not installed."""
 
 
 class WandbSink:
-    """Logs every epoch, and how even every sub-window was.
-
-    The run is opened by the first thing to log, on the courier's thread: to sign on takes seconds,
-    which no step waits for.
+    """Logs every rebalance and the balance of every sub-window to one run.
 
     Args:
-        project: where the run is shown.
-        settings: kept with the run.
+        project: name of the project.
+        settings: stored as the run's configuration.
 
     Raises:
         WandbMissing: wandb is not installed.
@@ -37,28 +34,30 @@ class WandbSink:
         self._settings = dict(settings)
         self._run: Any = None
 
-    def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
-        match entry:
+    def emit(self, event: Event) -> None:
+        """Implements `EventSink`."""
+        match event:
             case RebalanceMeasured(record):
-                self._log("epoch", rebalance_fields(record))
+                self._log("rebalance", rebalance_fields(record))
             case BalanceMeasured():
-                even = {"balancedness": entry.balancedness, "imbalance": entry.imbalance}
-                self._log("load", {"step": entry.step, **even})
+                even = {"balancedness": event.balancedness, "imbalance": event.imbalance}
+                self._log("load", {"step": event.step, **even})
 
     def close(self) -> None:
-        """End the run, if there is one."""
+        """Finishes the run, if one was started."""
         if self._run is not None:
             self._run.finish()
             self._run = None
 
     def _log(self, group: str, fields: Mapping[str, object]) -> None:
+        # Started here, on the thread of `AsyncEventSink`: signing on takes seconds, which neither
+        # the opening of an engine nor a step should wait for.
         if self._run is None:
             self._run = import_module(MODULE).init(project=self._project, config=self._settings)
         self._run.log({f"{group}/{name}": value for name, value in fields.items()})
 
 
 def require_wandb() -> None:
-    """Raises `WandbMissing`; imports nothing."""
+    """Raises `WandbMissing` if wandb is not installed; does not import it."""
     if find_spec(MODULE) is None:
         raise WandbMissing(f"wandb is missing: {install_command('wandb')}")

@@ -1,4 +1,4 @@
-"""What no policy can beat: a bound on the makespan, and the best assignment of tiny cases."""
+"""Lower bound of the makespan of a workload, and the best assignment of tiny cases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
 MAX_REQUESTS = 8
-"""Of which the best assignment is looked for: there are (workers * starts) ** requests."""
+"""Upper limit of the exhaustive search: there are (workers * starts) ** requests assignments."""
 
 
 def makespan_bound(workload: Workload, cluster: Cluster) -> float:
-    """Seconds that serving all of `workload` takes at least, whoever decides.
+    """Returns the seconds that serving `workload` takes at least, under any policy.
 
     T >= fixed * K + (per_token + per_mean) * A / G, where K = max(max n, ceil(sum n / (G B))) steps
     are needed for requests of n = ceil(o / (1 + drafts)) steps each, and A KV tokens are read, the
-    sum of n s + n (n - 1) / 2: s at the first step of a request, at least one more at each that
-    follows. Spreading them evenly needs no migration to be a bound: the largest work of a step is
-    never below the mean. Where workers compute prompts, the step that ends a prompt reads none of
-    it: one step of each request is not in A, nor any at all where the KV cache is bounded, since a
-    request that is put back makes a token each time it is computed anew.
+    sum of n s + n (n - 1) / 2: s at the first step of a request, at least one more at each later
+    step. Dividing A by G is a bound although requests cannot migrate: the largest work of a step is
+    never below the mean. If workers compute prompts, the step that ends a prompt reads none of it,
+    so one step of each request is not in A. If the KV cache is bounded too, A is 0, since a
+    preempted request makes a token each time it is computed again.
 
-    Not a bound for runs in which requests fail. Raises: UsageError with noise, which may make any
+    Not a bound for runs in which requests fail. Raises UsageError with noise, which can make any
     step short.
     """
     step = cluster.step
@@ -47,11 +47,11 @@ def _tokens_read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> in
 
 @dataclass(frozen=True)
 class BestAssignment:
-    """Where and when requests are served.
+    """Where and when each request is served.
 
     Attributes:
-        workers: by request.
-        starts: by request, the step at which it begins.
+        workers: worker of each request.
+        starts: step at which each request begins.
         imbalance: sum over steps of G * largest - sum of the loads, KV tokens.
     """
 
@@ -63,17 +63,14 @@ class BestAssignment:
 def best_assignment(
     workload: Workload, workers: int, slots: int, latest: int | None = None
 ) -> BestAssignment:
-    """The assignment with the least imbalance over all steps, by trying every one.
+    """Finds the assignment with the least imbalance over all steps, by exhaustive search.
 
-    All requests are there from the beginning; each has one of `slots` of its worker from its start
-    on, reads s + j tokens at its j-th step, j = 0 to o - 1, and is never moved. `latest` is the
-    last step at which one may begin; None: as late as can help, that is, as if all were served one
-    after the other. 0 asks for workers alone.
+    All requests are present from the beginning. Each takes one of its worker's `slots` from its
+    start on, reads s + j tokens at its j-th step, j = 0 to o - 1, and does not move. `latest` is
+    the last step at which a request may begin; None allows any that can help, up to serving all
+    requests one after another; 0 chooses only workers.
 
-    Branches are left when the envelope so far is no better: it never shrinks as requests join, and
-    what is read in all is the same for every assignment.
-
-    Raises: UsageError for more than `MAX_REQUESTS` requests, and where nothing fits.
+    Raises UsageError for more than `MAX_REQUESTS` requests, and if no assignment fits.
     """
     if workload.count > MAX_REQUESTS:
         raise UsageError(f"the best of {workload.count} requests is not looked for: too many")
@@ -88,7 +85,7 @@ def best_assignment(
 
 
 class _Search:
-    """Depth first, the requests with most to read first."""
+    """Branch and bound, depth first, requests with most tokens to read first."""
 
     def __init__(
         self, prompts: Sequence[int], outputs: Sequence[int], workers: int, slots: int, latest: int
@@ -113,6 +110,8 @@ class _Search:
         return BestAssignment(workers, starts, self._workers * self._least - self._read)
 
     def _descend(self, depth: int) -> None:
+        # The sum of the fullest workers never falls as requests are added, and the tokens read are
+        # the same for every assignment: a branch that is no better already can be cut.
         envelope = int(self._loads.max(axis=0).sum())
         if self._least is not None and envelope >= self._least:
             return
@@ -134,7 +133,7 @@ class _Search:
             self._counts[worker, steps] -= 1
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
-        """Of workers that have had nothing yet one is as good as another."""
+        """Yields workers and starts; of the unused workers only one, since all are alike."""
         used = {worker for worker, _ in self._places.values()}
         fresh = next((w for w in range(self._workers) if w not in used), None)
         for worker in sorted(used | ({fresh} if fresh is not None else set())):

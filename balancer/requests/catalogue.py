@@ -1,5 +1,4 @@
-"""The names of workloads, of formats of traces and of step times, for help that must not wait for
-numpy."""
+"""Names of workloads, trace formats and step times, for help texts that must not wait for numpy."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,7 +11,7 @@ WORKLOADS: Mapping[str, str] = MappingProxyType(
         "sharegpt": "chat: prompts about 156, outputs about 321 tokens, at most 1024 each",
     }
 )
-"""What `generate` draws, in one line each."""
+"""Workloads of `generate`, described in a line each."""
 FORMATS: Mapping[str, str] = MappingProxyType(
     {
         "azure": "Azure LLM inference traces of 2023 and 2024, CSV",
@@ -21,7 +20,7 @@ FORMATS: Mapping[str, str] = MappingProxyType(
         "sharegpt": "ShareGPT's conversations, JSON; no times, and tokens are estimated",
     }
 )
-"""What `read_trace` reads, in one line each."""
+"""Trace formats of `read_trace`, described in a line each."""
 STEP_MODELS: Mapping[str, str] = MappingProxyType(
     {
         "share": "a fixed part, a share of a step at full load, and tokens of the fullest worker",
@@ -30,4 +29,4 @@ STEP_MODELS: Mapping[str, str] = MappingProxyType(
         "dyntralb": "that of a planner of pauses: a fixed part of 133,333 tokens",
     }
 )
-"""What `published` makes, and `share`, which takes a workload to be made, in one line each."""
+"""Step times of `published_step_time`, and `share` (`with_fixed_share`), in a line each."""

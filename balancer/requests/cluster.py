@@ -1,7 +1,4 @@
-"""What a simulation runs on: workers in lockstep, and how long their steps take.
-
-Step times that others published, so that their figures can be compared.
-"""
+"""The simulated cluster: workers in lockstep, the time of their steps, and published step times."""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +6,7 @@ from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
 PER_TOKEN = 1e-7
-"""Seconds that a worker takes to read one token of KV cache, all layers: a 576-wide latent cache of
+"""Seconds to read one token of KV cache, all layers: a 576-wide latent cache of
 61 layers at about 1 TB/s (dp-routing figures of BF-IO: 1.005e-7)."""
 
 
@@ -37,18 +34,18 @@ class StepTime:
             raise UsageError("step time: a step that takes no time cannot be simulated")
 
     def seconds(self, load: float) -> float:
-        """Of a step in which every worker has `load` tokens."""
+        """Returns the seconds of a step in which every worker has `load` tokens."""
         return self.fixed + (self.per_token + self.per_mean) * load
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
-    """Workers that compute prompts themselves, `chunk` tokens a step at most, beside decoding.
+    """Workers compute prompts themselves, in chunks, in the same steps as decoding.
 
     Attributes:
-        chunk: tokens.
-        cached_blocks: blocks of prompts whose KV a worker keeps for others, least recently used
-            go first; 0: none.
+        chunk: maximum number of prompt tokens per step.
+        cached_blocks: prompt blocks in a worker's prefix cache, evicted least recently used first;
+            0: no prefix cache.
     """
 
     chunk: int = 8192
@@ -61,8 +58,8 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Speculative decoding: `tokens` are drafted a step, each accepted with probability
-    `acceptance` if those before it were."""
+    """Speculative decoding: `tokens` drafts per step, each accepted with probability `acceptance`
+    if those before it were."""
 
     tokens: int
     acceptance: float
@@ -74,15 +71,15 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Workers, all alike.
+    """A cluster of identical workers.
 
     Attributes:
-        workers: how many.
-        slots: requests that each has at once.
-        kv_tokens: tokens that the KV cache of each holds; None: no bound. A worker whose cache
-            is full puts the request that it admitted last back to the head of its queue.
-        step: how long steps take.
-        prefill: None where prompts come computed (disaggregated prefill).
+        workers: number of workers.
+        slots: maximum number of running requests per worker.
+        kv_tokens: KV cache of a worker in tokens; None: unbounded. A worker with a full cache
+            preempts the request that it admitted last, to the head of its queue.
+        step: time of a step.
+        prefill: None if prompts arrive computed (disaggregated prefill).
         drafting: None without speculative decoding.
     """
 
@@ -101,7 +98,7 @@ class Cluster:
             raise UsageError(f"kv_tokens must be at least 1, got {self.kv_tokens}")
 
     def full_load(self, workload: Workload) -> float:
-        """KV tokens of a worker whose slots are all taken, in the mean over a long run.
+        """Returns the mean KV tokens of a worker with all slots taken, over a long run.
 
         A request weighs s + o / 2 in the mean of the o steps for which it has a slot.
         """
@@ -110,15 +107,15 @@ class Cluster:
         return float(self.slots * (outputs * weights).sum() / outputs.sum())
 
     def capacity(self, workload: Workload) -> float:
-        """Requests a second at most: all slots taken, perfectly balanced."""
+        """Returns the highest rate in requests per second: all slots taken, perfectly balanced."""
         seconds = self.step.seconds(self.full_load(workload))
         return float(self.workers * self.slots / (seconds * workload.outputs.mean()))
 
 
 def with_fixed_share(cluster: Cluster, workload: Workload, share: float) -> Cluster:
-    """`cluster` with a fixed part of the step that is `share` of a step at full load.
+    """Returns `cluster` with a fixed step time that is `share` of a step at full load.
 
-    Raises: UsageError unless 0 <= share < 1.
+    Raises UsageError unless 0 <= share < 1.
     """
     if not 0 <= share < 1:
         raise UsageError(f"the fixed share of a step must be at least 0 and below 1, got {share}")
@@ -127,18 +124,20 @@ def with_fixed_share(cluster: Cluster, workload: Workload, share: float) -> Clus
 
 
 DYNTRALB_FIXED, DYNTRALB_BLOCK, DYNTRALB_BLOCK_TOKENS = 20_000, 19.2, 128
+"""Cost of a step, cost of a block, tokens of a block; the first two in the same arbitrary unit."""
 BLOG_MEAN = 0.5
+"""Time per mean token over time per largest token."""
 
 
 def published_step_time(name: str, slots: int, per_token: float = PER_TOKEN) -> StepTime:
-    """The step time called `name`, one of `STEP_MODELS` but `share`.
+    """Returns the published step time `name`: one of `STEP_MODELS` except `share`.
 
-    `bfio` is that of the simulator of BF-IO (arXiv 2601.17855), in seconds: it has a rate of its
-    own and goes by `slots`. `blog` is that of DP-BalanceRouter's, at the ratio that it calls
-    realistic. `dyntralb` is the cost of vllm-ascend's PR 12292 in units of its own, of blocks that
-    have 128 tokens; both are scaled to `per_token` seconds.
+    `bfio` is that of the simulator of BF-IO (arXiv 2601.17855), in seconds; it has its own rate and
+    depends on `slots`. `blog` is that of DP-BalanceRouter, at the ratio that it calls realistic.
+    `dyntralb` is the cost of vllm-ascend's PR 12292, in its own unit per block of 128 tokens. The
+    last two are scaled to `per_token` seconds.
 
-    Raises: UsageError for another name.
+    Raises UsageError for another name.
     """
     if name == "bfio":
         fixed = (slots * 0.6e-3 + 35e-3) / 16

@@ -1,4 +1,4 @@
-"""What a front end tells a policy, and what it is told: which request goes to which worker."""
+"""The protocol of request routing policies: events from a front end, assignments to workers."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import Enum, unique
 from typing import Protocol, TypeAlias
 
 RequestId: TypeAlias = Hashable
-"""Whatever the caller calls a request; unique among those that are not gone."""
+"""The caller's name of a request, unique among the requests that have not ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +14,11 @@ class Request:
     """A request that arrived.
 
     Attributes:
-        id: the caller's name for it.
+        id: the caller's name of it.
         size: prompt tokens, at least 1.
-        worker: the only worker that may serve it; None: any. An explicit data-parallel rank.
-        hits: by worker, tokens of the prompt whose KV is cached there; None: none anywhere.
-        expected: output tokens, where somebody knows them; only an oracle does.
+        worker: the only worker that may serve it (an explicit data-parallel rank); None: any.
+        hits: by worker, prompt tokens whose KV is cached there; None: none anywhere.
+        expected: output tokens, if known; only an oracle knows them.
     """
 
     id: RequestId
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Assignment:
-    """`request` is to be sent to `worker` now."""
+    """An instruction to send `request` to `worker` now."""
 
     request: RequestId
     worker: int
@@ -42,20 +42,20 @@ class WorkerState(Enum):
 
     SERVING = "serving"
     DRAINING = "draining"
-    """Keeps what it has, and gets nothing more."""
+    """Finishes its requests and gets no more."""
     LOST = "lost"
-    """Has nothing any more."""
+    """Gone, with all its requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """What a worker says of itself, of all front ends' requests together, at one moment.
+    """A worker's report on itself, at one moment, over the requests of all front ends.
 
     Attributes:
         waiting: requests that it has not admitted.
-        running: requests that it has.
-        tokens: of its requests: in its KV cache, and prompts that wait.
-        kv_usage: the part of its KV cache that is taken, 0 to 1.
+        running: requests that it has admitted.
+        tokens: tokens of its requests: in its KV cache, and of waiting prompts.
+        kv_usage: used fraction of its KV cache, 0 to 1.
     """
 
     waiting: int
@@ -66,11 +66,11 @@ class WorkerReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """How much a worker takes; None: more than anybody will ask for.
+    """The capacity of a worker; None means unlimited.
 
     Attributes:
-        slots: requests at once.
-        kv_tokens: tokens in its KV cache.
+        slots: maximum number of running requests.
+        kv_tokens: size of its KV cache in tokens.
     """
 
     slots: int | None = None
@@ -79,9 +79,9 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerChange:
-    """Something changed about worker `worker`: what is not None here.
+    """A change of worker `worker`: the fields that are not None.
 
-    A worker whose number is the number of workers so far is a new one.
+    A number equal to the number of workers so far adds a worker.
     """
 
     worker: int
@@ -92,12 +92,12 @@ class WorkerChange:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from an event.
+    """The consequences of an event.
 
     Attributes:
-        assignments: send these now, in this order.
-        lost: requests that had begun on a worker that is lost; they are forgotten, and it is for
-            the caller to fail them.
+        assignments: to be sent now, in this order.
+        lost: requests that had begun on a lost worker. The policy no longer knows them; the caller
+            has to fail them.
     """
 
     assignments: tuple[Assignment, ...] = ()
@@ -105,33 +105,33 @@ class Decision:
 
 
 class RoutingPolicy(Protocol):
-    """Decides which worker serves a request, and when; not to be called by two threads at once.
+    """Decides which worker serves a request, and when; not thread-safe.
 
-    Every method returns what follows at once. A request that is in no assignment waits in the
-    policy, and is in one of a later event.
+    Each method returns the decisions that follow from the event. A request without an assignment
+    waits in the policy and is assigned after a later event.
 
-    Raises: RequestError for a request that is known already, unknown, or in a state in which that
-    cannot happen; WorkerError for a worker that does not exist.
+    Raises RequestError for a request that arrives twice, is unknown, or whose state does not allow
+    the event; WorkerError for a worker that does not exist.
     """
 
     def on_arrival(self, request: Request) -> Decision:
-        """A request arrived."""
+        """Handles the arrival of a request."""
         ...
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
-        """Requests made so many tokens each, and some of them ended: what one step brings."""
+        """Handles a step: the number of new tokens by request, and the requests that ended."""
         ...
 
     def on_finish(self, request: RequestId) -> Decision:
-        """A request ended."""
+        """Handles the end of a request."""
         ...
 
     def on_abort(self, request: RequestId) -> Decision:
-        """A request was given up, wherever it is."""
+        """Handles the abort of a request, waiting or running."""
         ...
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
-        """A worker began or ceased to serve, or reported."""
+        """Handles a change of a worker: its state, its capacity or its report."""
         ...

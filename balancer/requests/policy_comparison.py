@@ -1,4 +1,4 @@
-"""Several policies on the same workloads, several seeds each, and what may be said of them."""
+"""Compares policies on the same workloads over several seeds, with confidence intervals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from equipoise.balancer.requests.simulation_run import SimulationMetrics, Simula
 from equipoise.balancer.requests.workload import Workload
 
 WorkloadFactory: TypeAlias = Callable[[int], Workload]
-"""The workload of a seed."""
+"""Builds the workload of a seed."""
 ComparisonProgress: TypeAlias = Callable[[str, int, int], None]
-"""Label of the policy, seed, and how many requests of this run have ended."""
+"""Called with the policy's label, the seed, and the number of ended requests of this run."""
 
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy under the name that tables give it."""
+    """A policy with its label in tables."""
 
     label: str
     policy: RoutingPolicySettings
@@ -29,51 +29,51 @@ class NamedPolicy:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its 95 % confidence interval (Student's t over seeds); the
-    half width is NaN with one seed."""
+    """A mean with half the width of its 95 % confidence interval (Student's t over seeds), which is
+    NaN with one seed."""
 
     mean: float
     half: float
 
     @property
     def low(self) -> float:
-        """Where it begins."""
+        """Lower end."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Where it ends."""
+        """Upper end."""
         return self.mean + self.half
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What one contender did, a run for each seed."""
+    """The metrics of one policy, one run per seed."""
 
     named_policy: NamedPolicy
     metrics: tuple[SimulationMetrics, ...]
 
     def interval(self, figure: str) -> Interval:
-        """Of a figure, by name."""
+        """Returns the interval of a metric, by name."""
         return interval([getattr(run, figure) for run in self.metrics])
 
     def relative_to(self, other: "PolicyResult", figure: str) -> Interval:
-        """Of the relative difference to `other`, seed by seed: 0.1 is ten per cent above."""
+        """Returns the interval of the relative difference to `other` by seed: 0.1 is 10 % more."""
         pairs = zip(self.metrics, other.metrics, strict=True)
         return interval([_relative(getattr(a, figure), getattr(b, figure)) for a, b in pairs])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSetup:
-    """What contenders are compared on.
+    """Workloads, seeds and scenario of a comparison.
 
     Attributes:
-        workload_factory: the workload of a seed.
-        seeds: one run of each contender for each.
+        workload_factory: builds the workload of a seed.
+        seeds: each policy runs once per seed.
         scenario: its policy and seed are replaced.
-        fixed_share: fixed part of a step at full load; None: as the scenario's step time says.
-        load: part of the capacity at which requests come (Poisson); None: as the scenario says.
-        keep_arrival_gaps: the workload's times, stretched to the load, in place of Poisson's.
+        fixed_share: fixed part of a step at full load; None: the scenario's step time as it is.
+        load: arrival rate as a fraction of the capacity (Poisson); None: the scenario's arrivals.
+        keep_arrival_gaps: scale the workload's own times to the load, instead of Poisson arrivals.
     """
 
     workload_factory: WorkloadFactory
@@ -84,7 +84,7 @@ class ComparisonSetup:
     keep_arrival_gaps: bool = False
 
     def scenario_of_seed(self, seed: int) -> tuple[Workload, Scenario]:
-        """The workload of a seed, with its times, and the scenario without its policy."""
+        """Returns the workload of a seed, with arrival times, and the scenario to run it in."""
         workload = self.workload_factory(seed)
         cluster: Cluster = self.scenario.cluster
         if self.fixed_share is not None:
@@ -102,11 +102,11 @@ class ComparisonSetup:
 
 
 ResultCallback: TypeAlias = Callable[[NamedPolicy, int, SimulationRun], None]
-"""Is given every outcome, before the next run begins."""
+"""Called with every run, before the next one begins."""
 
 
 def named_policies(names: Iterable[str]) -> tuple[NamedPolicy, ...]:
-    """Of names of policies; `brh` is there with both predictors, and `brh_oracle` with that one."""
+    """Returns policies by name; `brh_oracle` is `brh` with the oracle as its predictor."""
     made = []
     for name in names:
         if name == "brh_oracle":
@@ -118,33 +118,33 @@ def named_policies(names: Iterable[str]) -> tuple[NamedPolicy, ...]:
 
 
 def compare_policies(
-    trial: ComparisonSetup,
-    entered: Sequence[NamedPolicy],
-    told: ComparisonProgress | None = None,
-    kept: ResultCallback | None = None,
+    setup: ComparisonSetup,
+    policies: Sequence[NamedPolicy],
+    progress: ComparisonProgress | None = None,
+    on_result: ResultCallback | None = None,
 ) -> tuple[PolicyResult, ...]:
-    """Run every contender on every seed; results in the order of `entered`.
+    """Runs every policy on every seed; returns results in the order of `policies`.
 
-    Contenders meet the same requests at the same times on the same cluster, so differences are to
+    All policies get the same requests at the same times on the same cluster, so differences should
     be taken seed by seed. Raises what `simulate` raises.
     """
-    found: Mapping[str, list[SimulationMetrics]] = {contender.label: [] for contender in entered}
-    for seed in trial.seeds:
-        workload, scenario = trial.scenario_of_seed(seed)
-        for contender in entered:
-            outcome = simulate(
+    metrics: Mapping[str, list[SimulationMetrics]] = {named.label: [] for named in policies}
+    for seed in setup.seeds:
+        workload, scenario = setup.scenario_of_seed(seed)
+        for named in policies:
+            run = simulate(
                 workload,
-                replace(scenario, policy=contender.policy),
-                None if told is None else _progress(told, contender.label, seed),
+                replace(scenario, policy=named.policy),
+                None if progress is None else _progress(progress, named.label, seed),
             )
-            found[contender.label].append(outcome.metrics())
-            if kept is not None:
-                kept(contender, seed, outcome)
-    return tuple(PolicyResult(contender, tuple(found[contender.label])) for contender in entered)
+            metrics[named.label].append(run.metrics())
+            if on_result is not None:
+                on_result(named, seed, run)
+    return tuple(PolicyResult(named, tuple(metrics[named.label])) for named in policies)
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and half width of its 95 % confidence interval, by Student's t."""
+    """Returns the mean of `values` with its 95 % confidence interval, by Student's t."""
     array = np.asarray(values, dtype=np.float64)
     if array.size < 2:
         return Interval(float(array.mean()), float("nan"))
@@ -153,8 +153,10 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def student_t_975(freedom: int) -> float:
-    """The 97.5 % point of Student's t: exact to four digits up to 10 degrees of freedom, beyond by
-    the expansion of Hill (CACM 396, 1970) in the normal's."""
+    """Returns the 97.5 % quantile of Student's t.
+
+    Exact to four digits up to 10 degrees of freedom; above, by Hill's expansion (CACM 396, 1970).
+    """
     table = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
     if freedom <= len(table):
         return table[freedom - 1]
@@ -164,8 +166,8 @@ def student_t_975(freedom: int) -> float:
     return z + first / freedom + second / freedom**2
 
 
-def _progress(told: ComparisonProgress, label: str, seed: int) -> Callable[[int], None]:
-    return lambda done: told(label, seed, done)
+def _progress(progress: ComparisonProgress, label: str, seed: int) -> Callable[[int], None]:
+    return lambda done: progress(label, seed, done)
 
 
 def _relative(value: float, other: float) -> float:

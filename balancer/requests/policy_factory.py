@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""Creates routing policies from a name and options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -15,20 +15,25 @@ POLICY_METHODS = ("on_arrival", "on_tokens", "on_finish", "on_abort", "on_worker
 
 
 class PolicyFactory(Protocol):
-    """Makes a policy over workers; they are numbered in the order of the arguments."""
+    """Creates a policy for workers, which are numbered in the order of the arguments."""
 
-    def __call__(self, slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
-        """`slots`: requests that each has at once; `rooms`: tokens that each has, None: any."""
+    def __call__(self, slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
+        """Creates a policy.
+
+        Args:
+            slots: maximum number of running requests, by worker.
+            kv_tokens: KV cache in tokens, by worker; None: unlimited.
+        """
         ...
 
 
 def routing_policy_factory(name: str, options: Mapping[str, object]) -> PolicyFactory:
-    """A name of `POLICIES`, set by `options`, or PACKAGE:OBJECT, which takes none.
+    """Returns the factory of a policy in `POLICIES`, or of PACKAGE:OBJECT, which takes no options.
 
-    A policy that pushes holds what comes while all workers are full, unless it is told otherwise:
-    what is bound to a full worker could not be moved any more.
+    By default a push policy holds requests while all workers are full: a request that is bound to a
+    full worker cannot move any more.
 
-    Raises: UsageError where there is no such policy, or it cannot be set so.
+    Raises UsageError if there is no such policy, or it does not accept the options.
     """
     if ":" not in name:
         return _native_factory(name, options)
@@ -36,22 +41,22 @@ def routing_policy_factory(name: str, options: Mapping[str, object]) -> PolicyFa
         raise UsageError(f"--policy-options are for policies by name, not for {name!r}")
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        factory = getattr(import_module(module), attribute)
     except Exception as error:
-        # The user's own module may fail to import in any way it likes.
+        # The import runs the user's code, which may raise anything.
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"--policy: {name!r} does not import: {reason}") from error
-    if not callable(found):
+    if not callable(factory):
         raise UsageError(f"--policy: {name!r} cannot be called")
-    return _imported_factory(name, cast(PolicyFactory, found))
+    return _imported_factory(name, cast(PolicyFactory, factory))
 
 
-def _imported_factory(name: str, found: PolicyFactory) -> PolicyFactory:
-    """`found`, whose mistakes are its user's to mend. What is made raises UsageError."""
+def _imported_factory(name: str, factory: PolicyFactory) -> PolicyFactory:
+    """Wraps a user's factory: an error in it becomes a UsageError that names the option."""
 
-    def make(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
+    def make(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
         try:
-            policy = found(slots, rooms)
+            policy = factory(slots, kv_tokens)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(f"--policy: {name!r} makes no policy: {reason}") from error
@@ -69,19 +74,19 @@ def _native_factory(name: str, options: Mapping[str, object]) -> PolicyFactory:
         raise UsageError(f"--policy: unknown name {name!r}; known: {known}, PACKAGE:OBJECT")
     settings = settings_of(name, options)
 
-    def make(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
-        pairs = zip(slots, rooms, strict=True)
-        return RequestRouter(settings, [Capacity(slots=n, kv_tokens=room) for n, room in pairs])
+    def make(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
+        pairs = zip(slots, kv_tokens, strict=True)
+        return RequestRouter(settings, [Capacity(slots=n, kv_tokens=tokens) for n, tokens in pairs])
 
     try:
-        make([1], [None])  # what cannot be set so is said before anything listens
+        make([1], [None])  # refuses bad options before any socket is opened
     except PolicyError as error:
         raise UsageError(f"--policy {name}: {error}") from error
     return make
 
 
 def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettings:
-    """Raises UsageError for an option that policies do not have, or that is set here."""
+    """Builds settings from options. Raises UsageError for an unknown option or a bad value."""
     known = {one.name: one.default for one in fields(RoutingPolicySettings) if one.name != "name"}
     values: dict[str, Any] = {"when_full": WhenFull.HOLD}
     for key, value in options.items():
@@ -92,7 +97,7 @@ def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettin
 
 
 def _coerce(key: str, value: Any, default: object) -> object:
-    """`value` as the default is. Raises UsageError."""
+    """Converts `value` to the type of the default. Raises UsageError."""
     kind: Any = type(default)
     try:
         if isinstance(default, Enum):

@@ -1,4 +1,4 @@
-"""The policies by name: what each does, and how it is set."""
+"""The routing policies by name, with their settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,23 +11,23 @@ from equipoise.hal.errors import PolicyError
 
 @unique
 class Binding(Enum):
-    """When a request gets its worker."""
+    """When a request is bound to a worker."""
 
     PUSH = "push"
-    """As it arrives, whether the worker has a free slot or not."""
+    """On arrival, whether or not the worker has a free slot."""
     POOL = "pool"
-    """As late as possible: when a worker has a free slot for it."""
+    """As late as possible: when a worker has a free slot."""
 
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """A policy.
+    """Description of a policy.
 
     Attributes:
-        binding: when it binds.
+        binding: when it binds requests.
         description: one line.
-        report_every: seconds between the reports of workers that it was published with; 0: it
-            needs none, but knows every token.
+        report_every: seconds between reports of workers in its publication; 0: it needs no reports,
+            but every token.
     """
 
     binding: Binding
@@ -58,59 +58,60 @@ POLICIES: Mapping[str, PolicyInfo] = MappingProxyType(
         "fit": PolicyInfo(_POOL, "nearest to the level that all workers will have (default)"),
     }
 )
-"""In the order of tables."""
+"""In the order of tables in reports."""
 
 
 @unique
 class WhenFull(Enum):
-    """What a policy that pushes does with a request while every worker is full."""
+    """What a push policy does with a request while every worker is full."""
 
     QUEUE = "queue"
-    """Binds it all the same, as published: it waits at the worker."""
+    """Binds it, as published: it waits in the worker's queue."""
     HOLD = "hold"
-    """Keeps it, and binds to workers that are not full only."""
+    """Keeps it until a worker is not full."""
 
 
 @unique
 class Predictor(Enum):
-    """How `brh` knows when requests end."""
+    """How `brh` predicts when requests end."""
 
     SURVIVAL = "survival"
-    """From the lengths of those that have, given how far a request has come."""
+    """From the lengths of ended requests, given the tokens that a request has made."""
     ORACLE = "oracle"
     """From `Request.expected`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingPolicySettings:
-    """Which policy, and how it is set.
+    """The settings of a policy.
 
     Attributes:
-        name: of `POLICIES`.
-        when_full: of policies that push.
-        predictor: of `brh`.
-        front_ends: how many processes route to these workers; each sees its own requests, and
-            of the others' what workers report, or, before they do, as much as its own.
-        front_end: which of them this is.
-        seed: of policies that draw.
-        greedy_slots: `br0`, `brh`: with more free slots than that in all, requests are bound one
-            by one. Not published; with 1 the published imbalances are met, BF-IO's code has 7.
-        subset: `br0`, `brh`: waiting requests of which a worker takes the best subset, 1 to 16.
-        candidates: `br0`, `brh`: waiting requests that are looked at one by one.
+        name: a key of `POLICIES`.
+        when_full: push policies: what to do while all workers are full.
+        predictor: `brh`: how ends are predicted.
+        front_ends: number of processes that route to these workers. Each knows its own requests;
+            of the others' it knows what workers report, and assumes as many as its own before.
+        front_end: number of this process.
+        seed: policies that draw: seed of the random numbers.
+        greedy_slots: `br0`, `brh`: with more free slots in total than this, requests are bound one
+            by one. Not published: 1 reproduces the published imbalances; BF-IO's code has 7.
+        subset: `br0`, `brh`: number of waiting requests of which a worker takes the best subset, 1
+            to 16.
+        candidates: `br0`, `brh`: number of waiting requests that are considered one by one.
         horizon: `brh`: steps ahead.
-        alpha: `brh`: what load is worth.
-        beta: `brh`: what overflow costs; 0: as much as there are workers.
-        gamma: `brh`: what a step counts, in terms of the one before; above 0, at most 1.
+        alpha: `brh`: weight of the load.
+        beta: `brh`: cost of overflow; 0: the number of workers.
+        gamma: `brh`: weight of a step relative to the one before; above 0, at most 1.
         points: `fast_phi`: points of the distribution of outputs.
-        window: `fit`: waiting requests that are chosen from.
-        ageing: `fit`: what having waited for a decision is worth, in tokens. More is fairer, less
-            is more even.
-        slack: `fit`: how far above the mean load a worker still takes requests, as a part of it.
-        prompt_weight: `fit`: what computing a prompt token costs, in KV tokens read in one step;
-            0: workers do not compute prompts, or it is not looked at.
+        window: `fit`: number of waiting requests to choose from.
+        ageing: `fit`: bonus, in tokens, for each decision that a request has waited. More is
+            fairer, less is more even.
+        slack: `fit`: up to which fraction above the mean load a worker still takes requests.
+        prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
+            workers do not compute prompts, or their cost is ignored.
         gather: `fit`, with a `prompt_weight`: requests wait for each other, so that workers compute
-            prompts at the same time, until so many times the cost of computing one alone is lost;
-            0: never.
+            prompts in the same step, until the wait costs this many times a prompt computed alone;
+            0: they do not wait.
     """
 
     name: str = "fit"
@@ -135,13 +136,13 @@ class RoutingPolicySettings:
 
     @property
     def info(self) -> PolicyInfo:
-        """What the policy is. Raises PolicyError for an unknown name."""
+        """The description of the policy. Raises PolicyError for an unknown name."""
         if self.name not in POLICIES:
             raise PolicyError(f"no policy is called {self.name!r}: there are {', '.join(POLICIES)}")
         return POLICIES[self.name]
 
     def native(self) -> _native.PolicySettings:
-        """The same, for the native core. Raises PolicyError for what it cannot hold."""
+        """Converts to the native settings. Raises PolicyError for a value of another type."""
         made = _native.PolicySettings()
         for field in fields(self):
             value = getattr(self, field.name)

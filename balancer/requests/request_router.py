@@ -1,4 +1,4 @@
-"""The native policies, behind the protocol."""
+"""Implements the protocol `RoutingPolicy` with the native policies."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,17 +19,27 @@ from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 UNLIMITED = 1 << 59
-"""A capacity that nothing reaches."""
+"""A capacity that no load reaches; sums of a few still fit in int64."""
 
 
 class RequestRouter:
-    """One front end: its workers, its requests, and the policy that decides; keeps `Policy`.
+    """Decides which data-parallel worker serves a request, and when: one front end's view.
+
+        router = RequestRouter(PolicySettings(name="fit"), [Capacity(slots=128)] * 4)
+        for assignment in router.on_arrival(Request(id="a", size=900)).assignments:
+            send(assignment.request, to=assignment.worker)
+
+    Tell it what happens; each method returns the `Decision` that follows: `assignments`, the
+    requests to send now, and `lost`, those that a lost worker had begun. A request that is in no
+    assignment waits in the router. Decisions are made by the native core, as in `equipoise
+    simulate`. Not to be called by two threads at once.
 
     Args:
-        settings: of the policy.
-        workers: what each takes; they serve.
+        settings: which policy, and how it is set.
+        workers: what each takes at once; they serve.
 
-    Raises PolicyError for settings of which there is no policy.
+    Raises:
+        PolicyError: no policy can be made of these settings.
     """
 
     def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
@@ -43,31 +53,32 @@ class RequestRouter:
 
     @property
     def settings(self) -> RoutingPolicySettings:
-        """Of the policy."""
+        """The settings of the policy."""
         return self._settings
 
     @property
     def states(self) -> tuple[WorkerState, ...]:
-        """Of the workers."""
+        """The states of the workers."""
         return tuple(self._states)
 
     @property
     def loads(self) -> list[int]:
-        """KV tokens by worker: of bound requests and, as far as known, of other front ends'."""
+        """KV tokens by worker: of bound requests and, as far as reported, of other front ends'."""
         return self._native.loads()
 
     @property
     def counts(self) -> list[int]:
-        """Requests by worker, as `loads`."""
+        """Requests by worker, counted as in `loads`."""
         return self._native.counts()
 
     @property
     def unassigned(self) -> int:
-        """Requests that no worker has."""
+        """Number of requests without a worker."""
         return self._native.pooled()
 
     def on_arrival(self, request: Request) -> Decision:
-        """See `Policy`."""
+        """A request arrived. Raises `RequestError` where it has already, `WorkerError` where it
+        names a worker that does not exist."""
         if request.id in self._handles:
             raise RequestError(f"request {request.id!r} has arrived already")
         worker = -1 if request.worker is None else request.worker
@@ -84,7 +95,10 @@ class RequestRouter:
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
-        """See `Policy`."""
+        """What a step brings: so many tokens for each of these requests, and those that ended.
+
+        Raises `RequestError` for one that is not known, or not on a worker.
+        """
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
         gone = [self._handle(name) for name in ended]
@@ -95,20 +109,24 @@ class RequestRouter:
         return self._decide()
 
     def on_finish(self, request: RequestId) -> Decision:
-        """See `Policy`."""
+        """A request ended. Raises `RequestError` where it is not known."""
         return self.on_tokens({}, (request,))
 
     def on_abort(self, request: RequestId) -> Decision:
-        """See `Policy`."""
+        """A request was given up, wherever it is. Raises `RequestError` where it is not known."""
         self._native.abort(self._handle(request))
         self._forget(request)
         return self._decide()
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
-        """See `Policy`."""
+        """A worker began or ceased to serve, takes another number of requests, or reported.
+
+        Raises `WorkerError` where there is no such worker, or it cannot change so.
+        """
         amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
             _check_report(change.report)
+        # All checks come before the first native call, so that a refused change has no effect.
         self._check_worker(change)
         lost: tuple[RequestId, ...] = ()
         if amounts is not None:
@@ -123,7 +141,7 @@ class RequestRouter:
         return Decision(self._decide().assignments, lost)
 
     def _check_worker(self, change: WorkerChange) -> None:
-        """Raises WorkerError where the worker, or its change of state, cannot be."""
+        """Adds a new worker; raises WorkerError for an impossible worker or change of state."""
         known = len(self._states)
         if change.worker == known:
             self._native.add_worker(UNLIMITED, UNLIMITED)
@@ -173,10 +191,10 @@ def _native_router(settings: RoutingPolicySettings, workers: int) -> _native.Rou
 
 def _native_capacity(capacity: Capacity) -> tuple[int, int]:
     slots = UNLIMITED if capacity.slots is None else capacity.slots
-    room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
-    if slots < 0 or room < 0:
+    kv_tokens = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
+    if slots < 0 or kv_tokens < 0:
         raise WorkerError(f"a capacity is at least 0, got {capacity}")
-    return min(slots, UNLIMITED), min(room, UNLIMITED)
+    return min(slots, UNLIMITED), min(kv_tokens, UNLIMITED)
 
 
 def _check_report(report: WorkerReport) -> None:

@@ -1,4 +1,4 @@
-"""One policy on one workload: a run of the native simulator."""
+"""Simulates one policy on one workload, in the native simulator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,18 +16,19 @@ from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
 
 ProgressCallback: TypeAlias = Callable[[int], None]
-"""Is told now and then how many requests have ended."""
+"""Called between batches of steps with the number of ended requests."""
 BACKLOG_PER_WORKER = 4
-"""Requests for each worker that always wait in a saturated run."""
+"""Default number of waiting requests per worker in a saturated run."""
 STEPS_PER_CALL = 4096
+"""Steps between two calls of the progress callback: the call into C++ cannot be interrupted."""
 
 
 @dataclass(frozen=True)
 class SaturatedArrivals:
-    """Closed loop: as soon as one is served, another comes; the times of the workload are not used.
+    """Closed loop: when a request is admitted, another arrives; the workload's times are not used.
 
-    `backlog` requests always wait, in the pool and in the queues of workers together; None: four
-    for each worker.
+    `backlog` requests always wait, in the pool and in the workers' queues together; None: four per
+    worker.
     """
 
     backlog: int | None = None
@@ -39,7 +40,7 @@ class SaturatedArrivals:
 
 @dataclass(frozen=True)
 class TimedArrivals:
-    """Requests come at the times of the workload."""
+    """Requests arrive at the times of the workload."""
 
 
 Arrivals: TypeAlias = SaturatedArrivals | TimedArrivals
@@ -47,20 +48,20 @@ Arrivals: TypeAlias = SaturatedArrivals | TimedArrivals
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is simulated, but the workload.
+    """Everything that is simulated except the workload.
 
     Attributes:
         cluster: the workers.
-        policy: of every front end.
-        arrivals: how requests come.
-        front_ends: requests go to them in turn.
-        report_every: seconds between the reports of workers; None: what the policy was published
-            with; 0: before every decision.
-        tell_every: seconds between what a front end is told of its requests' tokens and ends;
-            0: at every step.
-        patience: seconds after which a request that waits is given up; None: never.
-        trajectory: steps of which the load of every worker is kept.
-        seed: of the simulation, and, with the front end's number, of policies that draw.
+        policy: settings of every front end's policy.
+        arrivals: how requests arrive.
+        front_ends: number of front ends, which get requests in turn.
+        report_every: seconds between reports of workers; None: as in the policy's publication; 0:
+            before every decision.
+        tell_every: seconds between updates of a front end on its requests' tokens and ends; 0: at
+            every step.
+        patience: seconds after which a waiting request is aborted; None: never.
+        trajectory: number of first steps of which the load of every worker is kept.
+        seed: seed of the simulation and, with the front end's number, of policies that draw.
     """
 
     cluster: Cluster = field(default_factory=Cluster)
@@ -85,10 +86,10 @@ class Scenario:
 def simulate(
     workload: Workload, scenario: Scenario, progress: ProgressCallback | None = None
 ) -> SimulationRun:
-    """Run until every request has ended or failed.
+    """Runs until every request has ended or failed.
 
-    Raises: PolicyError for settings of which there is no policy; UsageError for arrivals at times
-        that the workload does not have.
+    Raises PolicyError for settings without a policy; UsageError for timed arrivals if the workload
+    has no times.
     """
     settings = _native_settings(scenario)
     if isinstance(scenario.arrivals, TimedArrivals) and workload.arrivals is None:

@@ -1,4 +1,4 @@
-"""What a simulation has seen: every step and every request, and the figures of both."""
+"""The result of a simulation: times of requests, series of steps, and metrics of both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,33 +13,33 @@ from equipoise.balancer.requests.workload import Workload
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-WARM_UP = 0.15
-"""The part of the steps before the last admission that no figure is taken of."""
+WARM_UP_FRACTION = 0.15
+"""Fraction of the steps, up to the last admission, that metrics leave out as warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationMetrics:
-    """Of one run; docs/metrics.md has the formulas.
+    """The metrics of one run; docs/metrics.md has the formulas.
 
     Attributes:
         imbalance: G * largest - sum of the workers' work, KV tokens, mean over steps.
-        idle: the part of the work-dependent time that workers wait at the barrier, 0 to 1.
-        throughput: tokens a second.
-        bound: the same for the same steps, had the work been spread evenly (perfect balance).
+        idle: fraction of the work-dependent time that workers wait at the barrier, 0 to 1.
+        throughput: tokens per second.
+        bound: tokens per second if the work of the same steps had been spread evenly.
         gap: 1 - throughput / bound.
-        tpot_mean: seconds a token from admission to the end, mean over requests.
+        tpot_mean: seconds per token from admission to the end, mean over requests.
         tpot_p95: its 95th percentile.
         ttft_mean: seconds from arrival to the first token.
         ttft_p99: its 99th percentile.
         wait_mean: seconds from arrival to a slot.
         wait_p99: its 99th percentile.
         wait_max: its largest.
-        failed: part of the requests that failed.
-        fairness: Jain's index of the waits of requests by size, in ten classes: 1 where large and
-            small ones wait alike, 0.1 where one class waits alone.
-        occupancy: slots taken, part of all.
-        preempted: requests put back into a queue, times, per request.
-        steps: how many the figures are taken of.
+        failed: fraction of the requests that failed.
+        fairness: Jain's index of the waits of requests by size, in ten classes: 1 if large and
+            small ones wait alike, 0.1 if only one class waits.
+        occupancy: fraction of the slots that is taken.
+        preempted: preemptions per request.
+        steps: number of measured steps.
     """
 
     imbalance: float
@@ -62,13 +62,13 @@ class SimulationMetrics:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Of all figures."""
+        """Returns the names of all metrics."""
         return tuple(field.name for field in fields(cls))
 
 
 @dataclass(frozen=True, eq=False)
 class RequestTimes:
-    """By request, all [n]; times in seconds, -1 where that never came."""
+    """Times of each request, all [n]; in seconds, -1 if it never happened."""
 
     arrival: FloatArray
     admitted: FloatArray
@@ -82,18 +82,18 @@ class RequestTimes:
 
 @dataclass(frozen=True, eq=False)
 class StepSeries:
-    """By step, all [k].
+    """Values of each step, all [k].
 
     Attributes:
-        clock: seconds at which it began.
-        seconds: it took.
-        ideal_seconds: it would have taken with its work spread evenly.
-        largest: work of the worker that had most.
-        sum: work of all.
-        tokens: made.
+        clock: time at which it began, in seconds.
+        seconds: its duration.
+        ideal_seconds: its duration if its work had been spread evenly.
+        largest: work of the worker with most work.
+        sum: work of all workers.
+        tokens: tokens made.
         active: requests with a slot.
-        waiting: requests without, behind the step.
-        loads: of the first steps, KV tokens by worker, [steps kept, workers].
+        waiting: requests without a slot after the step.
+        loads: KV tokens by worker in the first steps, [steps kept, workers].
     """
 
     clock: FloatArray
@@ -109,7 +109,7 @@ class StepSeries:
 
 @dataclass(frozen=True, eq=False)
 class SimulationRun:
-    """A run of the simulator."""
+    """One run of the simulator."""
 
     workload: Workload
     cluster: Cluster
@@ -121,22 +121,22 @@ class SimulationRun:
         cls,
         workload: Workload,
         cluster: Cluster,
-        jobs: Mapping[str, Any],
+        requests: Mapping[str, Any],
         steps: Mapping[str, Any],
     ) -> "SimulationRun":
-        """From what the native simulator returns."""
+        """Builds it from the dictionaries that the native simulator returns."""
         shaped = dict(steps) | {"loads": steps["loads"].reshape(-1, cluster.workers)}
-        return cls(workload, cluster, RequestTimes(**jobs), StepSeries(**shaped))
+        return cls(workload, cluster, RequestTimes(**requests), StepSeries(**shaped))
 
     @cached_property
     def window(self) -> slice:
-        """The steps that figures are taken of: warm, and while requests still came."""
+        """The measured steps: after the warm-up, and up to the last admission."""
         end = int(self.requests.admitted_step.max(initial=-1)) + 1
-        return slice(int(WARM_UP * end), max(end, 1))
+        return slice(int(WARM_UP_FRACTION * end), max(end, 1))
 
     @cached_property
     def measured(self) -> npt.NDArray[np.bool_]:
-        """The requests that figures are taken of: admitted in the window, and not failed."""
+        """The measured requests: admitted in the window, and not failed."""
         inside = self.requests.admitted_step >= self.window.start
         kept: npt.NDArray[np.bool_] = (
             inside & (self.requests.admitted >= 0) & (self.requests.failed == 0)
@@ -155,7 +155,7 @@ class SimulationRun:
 
     @property
     def time_per_output_token(self) -> FloatArray:
-        """Seconds a token, of the measured requests."""
+        """Seconds per token, of the measured requests."""
         spent = (self.requests.end - self.requests.admitted)[self.measured]
         return np.asarray(spent / self.workload.outputs[self.measured], dtype=np.float64)
 
@@ -167,7 +167,7 @@ class SimulationRun:
         return np.asarray(mean / np.maximum(largest, 1e-300), dtype=np.float64)
 
     def metrics(self) -> SimulationMetrics:
-        """Of the window."""
+        """Computes the metrics over the window."""
         steps, window, workers = self.steps, self.window, self.cluster.workers
         largest, total = steps.largest[window], steps.sum[window]
         idle = workers * largest - total
@@ -203,8 +203,11 @@ class SimulationRun:
 
 
 def fairness(sizes: IntArray, waits: FloatArray, classes: int = 10) -> float:
-    """Jain's index of the mean waits of `classes` classes of requests by size (Jain, Chiu and
-    Hawe, 1984): (sum of x)^2 / (n * sum of x^2). NaN without waits; 1 where nobody waits."""
+    """Returns Jain's fairness index of the mean waits of classes of requests by size.
+
+    (sum of x)^2 / (n * sum of x^2), after Jain, Chiu and Hawe, 1984. NaN without requests; 1 if
+    none waits.
+    """
     if not waits.size:
         return float("nan")
     ranked = waits[np.argsort(sizes, kind="stable")]
@@ -214,7 +217,7 @@ def fairness(sizes: IntArray, waits: FloatArray, classes: int = 10) -> float:
 
 
 def _ratio(value: float, by: float) -> float:
-    """NaN where nothing took any time: every request failed, or no step is in the window."""
+    """Divides; NaN if `by` is 0: every request failed, or no step is in the window."""
     return value / by if by > 0 else float("nan")
 
 

@@ -1,13 +1,8 @@
-"""Seeds to generators of random numbers: one stream for each purpose.
+"""Workloads: requests over time, which a simulation serves and a load client sends.
 
-Hashes of the blocks of prompts: flat ids, and where those of each request begin.
-
-Two prompts that begin with the same blocks begin with the same ids, so ids tell what a prefix cache
-could keep.
-
-What a workload looks like, in a few figures.
-
-Requests that arrive over time: what a simulation runs on, and a load client sends.
+A request has a prompt and an output, in tokens, and may have hashes of the blocks of its prompt:
+two prompts that begin with the same blocks begin with the same ids, so ids show what a prefix cache
+could reuse.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +18,8 @@ from equipoise.hal.errors import UsageError
 
 @unique
 class RandomStream(IntEnum):
-    """What is drawn. Sizes and times of one seed must not come of the same bits: they would be
-    correlated."""
+    """The streams of random numbers of a seed: one per purpose, so that sizes and times do not
+    come from the same bits and correlate."""
 
     SIZES = 0
     ORDER = 1
@@ -32,25 +27,25 @@ class RandomStream(IntEnum):
     ARRIVALS = 3
 
 
-def random_generator(seed: int, purpose: RandomStream) -> np.random.Generator:
-    """PCG64 of the seed; for all but `SIZES`, of a child of the seed.
+def random_generator(seed: int, stream: RandomStream) -> np.random.Generator:
+    """Returns PCG64 of the seed for `SIZES`, and of a child of the seed for other streams.
 
-    Raises: UsageError for a seed that is negative or no integer.
+    Raises UsageError for a seed that is negative or no integer.
     """
     if type(seed) is not int or seed < 0:
         raise UsageError(f"a seed is a whole number from 0 on, not {seed!r}")
-    key = () if purpose is RandomStream.SIZES else (int(purpose),)
+    key = () if stream is RandomStream.SIZES else (int(stream),)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 BlockHashes: TypeAlias = tuple[Counts, Counts]
-"""int64 [h] ids, none negative, and int64 [n + 1] offsets: of request i are ids[offsets[i] :
-offsets[i + 1]]."""
+"""int64 [h] ids, none negative, and int64 [n + 1] offsets; request i has
+ids[offsets[i] : offsets[i + 1]]."""
 
 
 def check_block_hashes(hashes: BlockHashes, prompts: Counts, block: int) -> None:
-    """Raise `UsageError` unless these are hashes of such prompts, of `block` tokens each."""
+    """Raises `UsageError` unless the hashes fit the prompts, in blocks of `block` tokens."""
     ids, offsets = hashes
     if any(array.ndim != 1 or array.dtype != np.int64 for array in hashes):
         raise UsageError("hashes are two int64 arrays of one axis: ids, and offsets into them")
@@ -70,23 +65,23 @@ def check_block_hashes(hashes: BlockHashes, prompts: Counts, block: int) -> None
 
 
 def select_hashes(hashes: BlockHashes, rows: Counts) -> BlockHashes:
-    """Those of requests `rows` (int64 [m]), in that order."""
+    """Returns the hashes of requests `rows` (int64 [m]), in that order."""
     ids, offsets = hashes
     lengths = np.diff(offsets)[rows]
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    # Position in the new ids, plus by how much the row that it is of has moved.
-    moved = np.repeat(offsets[:-1][rows] - ends[:-1], lengths)
-    return ids[np.arange(ends[-1]) + moved], ends
+    # Old position of each new id: its new position plus the shift of its request.
+    shifts = np.repeat(offsets[:-1][rows] - ends[:-1], lengths)
+    return ids[np.arange(ends[-1]) + shifts], ends
 
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """Tokens of prompts, or of outputs; p50 and p95 are interpolated.
+    """Statistics of the lengths of prompts or outputs, in tokens; percentiles are interpolated.
 
     Attributes:
-        mean: the average.
+        mean: the mean.
         p50: the median.
-        p95: what one in twenty is above.
+        p95: the 95th percentile.
         most: the largest.
     """
 
@@ -97,25 +92,26 @@ class TokenLengths:
 
     @staticmethod
     def of(counts: Counts) -> "TokenLengths":
-        """Of int64 [n], n >= 1."""
+        """Computes them of int64 [n], n >= 1."""
         half, high = np.percentile(counts, [50, 95])
         return TokenLengths(float(counts.mean()), float(half), float(high), int(counts.max()))
 
 
 @dataclass(frozen=True)
 class WorkloadSummary:
-    """Figures of a workload; None where there is nothing to compute them of.
+    """Statistics of a workload; None if there is no data for one.
 
     Attributes:
-        count: requests.
+        count: number of requests.
         span: seconds from the first arrival to the last.
         rate: requests per second, (count - 1) / span.
-        variation: standard deviation of the gaps between arrivals over their mean; Poisson has 1.
-        prompts: tokens of prompts.
-        outputs: tokens of outputs.
-        correlation: Pearson's, of prompt and output.
-        reuse: the part of the block hashes that came before, which a prefix cache without limits
-            would hit.
+        variation: standard deviation of the gaps between arrivals over their mean; 1 for Poisson
+            arrivals.
+        prompts: lengths of prompts.
+        outputs: lengths of outputs.
+        correlation: Pearson's, of prompt and output length.
+        reuse: fraction of the block hashes that occurred before: the hit rate of an unbounded
+            prefix cache.
     """
 
     count: int
@@ -129,14 +125,14 @@ class WorkloadSummary:
 
 
 def correlation(prompts: Counts, outputs: Counts) -> float | None:
-    """Pearson's; None where one of them is constant."""
+    """Returns Pearson's correlation; None if an argument is constant."""
     if np.ptp(prompts) == 0 or np.ptp(outputs) == 0:
         return None
     return float(np.corrcoef(prompts, outputs)[0, 1])
 
 
 def prefix_reuse(hashes: BlockHashes | None) -> float | None:
-    """The part of the ids that another one of the same value comes before."""
+    """Returns the fraction of the ids that occurred before; None without ids."""
     if hashes is None or not hashes[0].size:
         return None
     return float(1 - np.unique(hashes[0]).size / hashes[0].size)
@@ -145,9 +141,9 @@ def prefix_reuse(hashes: BlockHashes | None) -> float | None:
 Seconds: TypeAlias = npt.NDArray[np.float64]
 Kind = TypeVar("Kind", bound=np.generic)
 MAX_TOKENS = (1 << 31) - 1
-"""Tokens of a prompt or of an output at most: sums over 2^32 requests stay within 64 bits."""
+"""Upper limit of a prompt or output: sums over 2^32 requests stay within 64 bits."""
 BLOCK_TOKENS = 512
-"""Tokens of a block with a hash, in Mooncake's traces."""
+"""Tokens per hashed block in Mooncake's traces."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,15 +151,15 @@ class Workload:
     """n >= 1 requests in order of arrival; arrays are read-only. Raises `UsageError`.
 
     Attributes:
-        name: for people.
-        arrivals: float64 [n], seconds from the first, which is 0.0, never falling; None where
-            the source has no times.
+        name: name in reports.
+        arrivals: float64 [n], seconds since the first arrival, ascending; None if the source has no
+            times.
         prompts: int64 [n], tokens, 1 to `MAX_TOKENS`.
         outputs: int64 [n], tokens, 1 to `MAX_TOKENS`.
-        hashes: of the blocks of the prompts, see `BlockHashes`: at most as many as blocks, the last of
-            which may not be full. None where the source has none.
-        block: tokens of a block.
-        notes: what was dropped, sorted or estimated on the way, for people.
+        hashes: of the blocks of the prompts, see `BlockHashes`: at most one per block, of which the
+            last may be partly filled. None where the source has none.
+        block: tokens per block.
+        notes: texts for reports: what was dropped, sorted or estimated.
     """
 
     name: str
@@ -190,63 +186,62 @@ class Workload:
 
     @property
     def count(self) -> int:
-        """How many requests."""
+        """Number of requests."""
         return int(self.prompts.size)
 
     def block_hashes_of(self, request: int) -> Counts:
-        """Hashes of the blocks of one request's prompt. Raises `UsageError` without hashes."""
+        """Returns the block hashes of one request. Raises `UsageError` if there are none."""
         if self.hashes is None:
             raise UsageError(f"{self.name} has no hashes of prompts")
         ids, offsets = self.hashes
         return ids[offsets[request] : offsets[request + 1]]
 
     def same_requests(self, other: "Workload") -> bool:
-        """Whether the requests are the same, whatever name and notes say."""
-        mine, theirs = self._arrays(), other._arrays()
+        """Returns whether the requests are equal; ignores name and notes."""
+        own, others = self._arrays(), other._arrays()
         return self.block == other.block and all(
             (a is None) == (b is None) and (a is None or np.array_equal(a, np.asarray(b)))
-            for a, b in zip(mine, theirs, strict=True)
+            for a, b in zip(own, others, strict=True)
         )
 
     def first(self, count: int) -> "Workload":
-        """The first `count`. Raises `UsageError` where there are not so many."""
+        """Returns the first `count` requests. Raises `UsageError` if there are fewer."""
         if not 1 <= count <= self.count:
             raise UsageError(f"{self.name} has {self.count} requests: cannot take {count}")
         return self._select(np.arange(count), self.arrivals)
 
     def shuffled(self, seed: int) -> "Workload":
-        """The same requests in another order, at the same times.
+        """Returns the same requests in another order, at the same arrival times.
 
-        Kept: every request with its prompt, output and hashes; when one arrives. Lost: which one
-        arrives then, and with it the nearness of requests that share a prefix.
+        Each request keeps its prompt, output and hashes. Requests that share a prefix no longer
+        arrive close together.
         """
         order = random_generator(seed, RandomStream.ORDER).permutation(self.count)
         return self._select(order, self.arrivals)
 
     def resampled(self, seed: int) -> "Workload":
-        """As many requests drawn with replacement: several seeds of one trace (bootstrap).
+        """Draws as many requests with replacement, at the same arrival times (bootstrap).
 
-        Kept: the distribution of (prompt, output) pairs, and when requests arrive. Lost: their
-        order; and the hashes, since a request that is drawn twice would find all of its prompt in
-        the cache.
+        The distribution of (prompt, output) pairs stays, the order does not. Hashes are dropped: a
+        request that is drawn twice would find its whole prompt in the cache.
         """
         rows = random_generator(seed, RandomStream.SAMPLE).integers(0, self.count, self.count)
         drawn = replace(self, hashes=None)._select(rows, self.arrivals)
         return drawn if self.hashes is None else drawn._with_note("hashes are dropped: resampled")
 
     def with_poisson_arrivals(self, rate: float, seed: int) -> "Workload":
-        """The same requests in the same order, arriving at random, `rate` per second in the mean.
+        """Returns the same requests with Poisson arrivals, `rate` per second on average.
 
-        Raises: UsageError for a rate that is not above 0.
+        Raises UsageError for a rate that is not above 0.
         """
         gaps = random_generator(seed, RandomStream.ARRIVALS).standard_exponential(self.count - 1)
         arrivals = np.concatenate([[0.0], np.cumsum(gaps / _check_rate(rate))])
         return replace(self, arrivals=arrivals)
 
     def scaled_to_rate(self, rate: float) -> "Workload":
-        """The source's own times stretched or shrunk: (n - 1) / span becomes `rate` per second.
+        """Scales the arrival times so that (n - 1) / span is `rate` per second.
 
-        Raises: UsageError for a rate that is not above 0, and where there are no times to scale.
+        Raises UsageError for a rate that is not above 0, and if there are no times to scale.
         """
         wanted = (self.count - 1) / _check_rate(rate)
         if self.arrivals is None or not self.arrivals[-1] > 0:
@@ -254,9 +249,9 @@ class Workload:
         return replace(self, arrivals=self.arrivals * (wanted / float(self.arrivals[-1])))
 
     def with_prompt_limit(self, limit: int) -> "Workload":
-        """Without the requests whose prompt is longer; a note says how many those are.
+        """Drops requests with longer prompts; a note counts them.
 
-        The first that is left arrives at 0.0. Raises `UsageError` where none is left.
+        The first remaining request arrives at 0.0. Raises `UsageError` if none remains.
         """
         rows = np.flatnonzero(self.prompts <= limit)
         if not rows.size:
@@ -270,7 +265,7 @@ class Workload:
         )
 
     def summary(self) -> WorkloadSummary:
-        """What it looks like, in figures."""
+        """Computes the statistics of the workload."""
         span = None if self.arrivals is None else float(self.arrivals[-1])
         return WorkloadSummary(
             self.count,
@@ -291,7 +286,7 @@ class Workload:
         return (self.arrivals, self.prompts, self.outputs, *(self.hashes or (None, None)))
 
     def _select(self, rows: Counts, arrivals: Seconds | None) -> "Workload":
-        """Requests `rows`, the first of which arrives at the first of `arrivals`."""
+        """Returns requests `rows`, which arrive at the first of `arrivals`."""
         return replace(
             self,
             arrivals=None if arrivals is None else arrivals[: rows.size],
@@ -334,6 +329,6 @@ def _check_rate(rate: float) -> float:
 
 
 def _read_only(array: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    still = array.view()
-    still.setflags(write=False)
-    return still
+    view = array.view()
+    view.setflags(write=False)
+    return view

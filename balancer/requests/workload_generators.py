@@ -1,10 +1,8 @@
-"""Workloads that are drawn: stand-ins for data that cannot be had, with the published parameters.
+"""Synthetic workloads, with published parameters, in place of traces that are not available.
 
-The same seed draws the same requests on every machine, as far as numpy's `Generator` keeps its
-streams and its exponential functions agree to the last bit but one: what is drawn is rounded to
-whole tokens, and the tests hold samples of it.
-
-A lognormal's "mean" is the mean of the distribution itself, not that of its logarithm.
+A seed draws the same requests on every machine, if numpy's `Generator` keeps its streams and the
+exponential functions agree to the last bit but one: draws are rounded to tokens. Tests compare
+samples. The "mean" of a lognormal is that of the distribution, not of its logarithm.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,13 +23,13 @@ from equipoise.balancer.requests.workload import (
 from equipoise.hal.errors import UsageError
 
 LengthSampler: TypeAlias = Callable[[np.random.Generator, int], tuple[Counts, Counts]]
-"""From a generator and n: prompts and outputs, int64 [n] each."""
+"""Draws n prompts and outputs from a generator, int64 [n] each."""
 
 
 def generate(name: str, count: int, seed: int) -> Workload:
-    """`count` requests of the workload `name`, one of `WORKLOADS`; no arrival times.
+    """Draws `count` requests of the workload `name`, a key of `WORKLOADS`, without arrival times.
 
-    Raises: UsageError for an unknown name, for less than one request, for a bad seed.
+    Raises UsageError for an unknown name, for less than one request, and for a bad seed.
     """
     if name not in LENGTH_SAMPLERS:
         raise UsageError(f"no workload is called {name!r}: there are {', '.join(WORKLOADS)}")
@@ -44,8 +42,8 @@ def generate(name: str, count: int, seed: int) -> Workload:
 def prop(generator: np.random.Generator, count: int) -> tuple[Counts, Counts]:
     """Bivariate normal, prompts (3200, 2600), outputs (1200, 700), correlation -0.1, both > 0.
 
-    The parameters are those of the BF-IO simulator's default (arXiv 2601.17855), which stand for a
-    proprietary trace. They are of the normal before it is truncated: what is left has means of
+    The parameters are those of the BF-IO simulator's default (arXiv 2601.17855), which model a
+    proprietary trace. They are those of the normal before truncation; the result has means of
     about 3730 and 1254, standard deviations of 2166 and 634, and a correlation of -0.075.
     """
     found = np.zeros((0, 2))

@@ -1,9 +1,11 @@
 """The same model with gradients: whole windows at once, on any number of threads."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from equipoise.demo.model.config import ModelConfig
@@ -84,3 +86,9 @@ def rounded(network: Network) -> ModelWeights:
     """The weights as they will be shipped: rounded to bfloat16, held in float32."""
     tensors = {name: value.detach().bfloat16().float() for name, value in network.weights.items()}
     return ModelWeights(config=network.config, **tensors)
+
+
+def save_weights(weights: ModelWeights, path: Path, notes: dict[str, str]) -> None:
+    """Write them as bfloat16 safetensors; `notes` become the file's metadata."""
+    tensors = {name: getattr(weights, name).bfloat16() for name in tensor_shapes(weights.config)}
+    save_file(tensors, path, metadata=notes)

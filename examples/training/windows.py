@@ -1,6 +1,6 @@
 """Proof, without shipping the training text, that no held-out text was trained on.
 
-The training text leaves a set of hashed blocks: `BLOCK_TOKENS` bytes at every `STRIDE`-th offset. Any
+The training text leaves a set of hashed blocks: `BLOCK` bytes at every `STRIDE`-th offset. Any
 window of `WINDOW` = BLOCK + STRIDE - 1 bytes of it contains one whole block, wherever the window
 lies. So a text that shares a window has a block that is in the set, and it is found by hashing
 the text's blocks at *every* offset.

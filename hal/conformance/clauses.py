@@ -1,4 +1,4 @@
-"""The clauses of the contract in a few words each; the whole text stands in `docs/contract.md`."""
+"""The clauses of the contract in a few words each; `docs/contract.md` has the whole text."""
 
 from collections.abc import Mapping
 

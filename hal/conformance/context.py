@@ -1,8 +1,7 @@
-"""What a host of one rank works with while it plays a program.
+"""What the code of a property works with: its rank, device and fabric, waiting, and checks.
 
-What properties do with the control plane, on every executor alike.
-
-What takes the memory of buffers that were dropped in flight, and tells who still wrote to it.
+A check names the clause that it judges. `Play` is the generator that an executor runs: it yields
+each condition that it waits for, so that a controlled world can choose every interleaving.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,11 +28,11 @@ GUARD_FILL = 0x5A
 
 @dataclass(frozen=True)
 class Until:
-    """What a host waits for when it yields: on a controlled world it is not resumed before.
+    """What a thread waits for when it yields: a controlled world resumes it no earlier.
 
     Attributes:
-        ready: whether it may go on; must have no side effect.
-        what: in words, for the report of a hang.
+        ready: whether the thread may continue; must have no side effect.
+        what: description, for the report of a hang.
     """
 
     ready: Callable[[], bool]
@@ -41,28 +40,28 @@ class Until:
 
 
 NEXT = Until(lambda: True, "its next step")
-"""Anybody may overtake here, nothing is waited for."""
+"""Other threads may overtake here; nothing is waited for."""
 RANK_ENDED = Until(lambda: False, "nothing: its rank has ended")
-"""What a host yields last when its rank has ended; it is never resumed."""
+"""What a thread yields last when its rank has ended; it is never resumed."""
 PAUSE_YIELDS = 16
-"""How often a host that pauses lets others overtake, where there is no clock."""
+"""How often a thread that pauses yields, where there is no clock."""
 PAUSE_FRACTION = 0.25
 """The part of the deadline that a rank pauses for."""
 Play = Generator[Until, None, Any]
-"""A host that plays its part: yields what it waits for, returns what it observed (JSON)."""
+"""A thread that plays a program: yields what it waits for, returns what it observed (JSON)."""
 
 
 class Termination(StrEnum):
     """How a rank ends."""
 
     KILL = "kill"
-    """At once, as by SIGKILL; the launcher notices and tells the others."""
+    """At once, as by SIGKILL; the launcher notices and reports the loss."""
     STOP = "stop"
-    """Nothing of it moves any more, as by SIGSTOP; nobody is told."""
+    """All its threads stop, as by SIGSTOP; no rank is notified."""
 
 
 class Environment(Protocol):
-    """What only the executor can do for a bench."""
+    """What only the executor can do for a rank context."""
 
     def empty(self, nbytes: int) -> Tensor:
         """uint8 [nbytes] in device memory, contents undefined."""
@@ -71,68 +70,68 @@ class Environment(Protocol):
     def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """Device memory in a private format, contents undefined.
 
-        So many elements, and where the format leaves that open so many bytes of padding.
+        `padding` is used where the format does not determine it.
         """
         ...
 
     def storage_bytes(self, tensor: Tensor) -> Tensor:
-        """What such a tensor stores, padding included, as bytes over the same memory."""
+        """What such a tensor stores, padding included, as bytes of the same memory."""
         ...
 
     def scribble_freed_memory(self) -> None:
-        """Let memory that was dropped be reused and scribbled."""
+        """Reuse and overwrite memory that was dropped."""
         ...
 
     def hold(self, stream: Stream) -> Callable[[], None]:
-        """Keep `stream` from running what is launched from now on, until the result is called.
+        """Keep `stream` from running later launches until the returned function is called.
 
         Raises `Unsupported` where nothing can hold a stream.
         """
         ...
 
     def inject_delay(self, stream: Stream) -> None:
-        """Let a delay of the executor's choice happen on `stream`, to widen races."""
+        """Insert a delay on `stream`, to widen races; the executor chooses its length."""
         ...
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
-        """A fresh communicator whose purpose no earlier case has used."""
+        """Open a communicator whose purpose no earlier case has used."""
         ...
 
     def leftovers(self) -> Mapping[str, int]:
-        """What is not given back yet, by name; only equal names can be compared (R1)."""
+        """Resources that are not released yet, by name; only equal names can be compared (R1)."""
         ...
 
     def end_rank(self, how: Termination) -> None:
-        """End this rank, for good. Only where `Traits.expendable`."""
+        """End this rank for good. Only where `Traits.can_end_ranks`."""
         ...
 
     def lose_store(self, how: Termination) -> None:
-        """End the store of the control plane, or what is left of it; it does not answer any more.
+        """End the store of the control plane: it stops answering.
 
-        Only where `Traits.expendable`, for a property that `takes_store`.
+        Only where `Traits.can_end_ranks`, for a property that `ends_store`.
         """
         ...
 
     def pause(self, seconds: float) -> None:
-        """Let nothing of this rank move for so long."""
+        """Stop all threads of this rank for that long."""
         ...
 
 
 @dataclass
 class RankContext:
-    """One host's place: its rank, its device, its fabric.
+    """What one thread of a rank works with: its rank, device and fabric.
 
     Attributes:
         rank: this rank.
         size: ranks that play.
-        thread: which host of the rank this is.
+        thread: number of the thread within the rank.
         backend: what the device was opened by.
-        accelerator: the device, shared by the rank's hosts.
+        accelerator: the device, shared by the rank's threads.
         fabric: this rank's connection to the others; absent in programs of one rank.
         deadline: seconds after which an operation of this fabric fails.
         timeout: seconds that any wait which must succeed may take.
         environment: the executor's part.
-        shared: what the hosts of this rank share.
+        shared: what the threads of this rank share.
     """
 
     rank: int
@@ -178,11 +177,11 @@ class RankContext:
         return segment.bytes
 
     def scribble_freed_memory(self) -> None:
-        """Let memory that was dropped be reused and scribbled."""
+        """Reuse and overwrite memory that was dropped."""
         self.environment.scribble_freed_memory()
 
     def hold(self, stream: Stream) -> Callable[[], None]:
-        """Keep `stream` from running what is launched from now on; the result lets it go."""
+        """Keep `stream` from running later launches; returns a function that releases it."""
         return self.environment.hold(stream)
 
     def inject_delay(self, stream: Stream) -> None:
@@ -215,7 +214,7 @@ class RankContext:
 
 @dataclass(frozen=True)
 class GuardedBuffer:
-    """A buffer inside a larger one, whose other bytes nobody may touch."""
+    """A buffer inside a larger one, whose other bytes must not be touched."""
 
     whole: Tensor
     start: int
@@ -234,7 +233,7 @@ class GuardedBuffer:
 
 
 def sync_current_stream(made: Tensor) -> Tensor:
-    """The tensor once it holds what it was filled with, whatever stream uses it next.
+    """Wait until the tensor holds what it was filled with, so that any stream may use it next.
 
     Waits for the stream that filled it, the calling thread's current one, and for no other:
     another may wait for the host.
@@ -250,9 +249,9 @@ def native_stream(device: torch.device) -> Any:
 
 
 def to_host(held: Tensor) -> Tensor:
-    """What a tensor holds, on the host, read at once: comparing costs a launch on a device.
+    """Copy a tensor to the host at once: comparing on the device would cost a launch.
 
-    Only for what has ended: a drained stream, a work whose result has returned.
+    Only after its writers have ended: a drained stream, a work whose result has returned.
     """
     if held.device.type == "cpu":
         return held.detach()
@@ -260,17 +259,17 @@ def to_host(held: Tensor) -> Tensor:
     return flat.view(held.dtype).view(held.shape)
 
 
-def wait_for_success(bench: RankContext, work: Work, what: str = "an operation") -> Play:
+def wait_for_success(ctx: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that must end well; to be used with `yield from`."""
     yield Until(work.done, what)
-    work.result(bench.timeout)
+    work.result(ctx.timeout)
 
 
-def wait_for_outcome(bench: RankContext, work: Work, what: str = "an operation") -> Play:
+def wait_for_outcome(ctx: RankContext, work: Work, what: str = "an operation") -> Play:
     """Wait for a work that may fail; returns the error, or None when it ended well."""
     yield Until(work.done, what)
     try:
-        work.result(bench.timeout)
+        work.result(ctx.timeout)
     except EquipoiseError as error:
         return error
     return None
@@ -301,21 +300,23 @@ def require_equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None
     wrong = (left != right).nonzero()
     if wrong.numel():
         place = int(wrong[0])
-        seen, due = int(left[place]), int(right[place])
+        seen, expected = int(left[place]), int(right[place])
         count = f"{wrong.numel()} of {left.numel()} bytes differ"
-        raise Violation(clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {due:#04x}")
+        raise Violation(
+            clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {expected:#04x}"
+        )
 
 
-def control_plane(bench: RankContext) -> ControlPlane:
+def control_plane(ctx: RankContext) -> ControlPlane:
     """The rank's control plane. Raises `Unsupported` where there is no fabric."""
-    if bench.fabric is None:
+    if ctx.fabric is None:
         raise Unsupported("a device by itself has no control plane")
-    return bench.fabric.control
+    return ctx.fabric.control
 
 
-def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | None = None) -> Play:
+def gather_ballots(ctx: RankContext, question: str, ranks: Sequence[int] | None = None) -> Play:
     """Wait for all ballots, and return them; to be used with `yield from`."""
-    control = control_plane(bench)
+    control = control_plane(ctx)
 
     def complete() -> bool:
         try:
@@ -325,26 +326,26 @@ def gather_ballots(bench: RankContext, question: str, ranks: Sequence[int] | Non
         return True
 
     yield Until(complete, f"ballots on {question!r}")
-    return control.collect(question, bench.timeout, ranks)
+    return control.collect(question, ctx.timeout, ranks)
 
 
-def control_barrier(bench: RankContext, point: str) -> Play:
-    """Wait until every rank has come to this point; to be used with `yield from`."""
-    control_plane(bench).cast(point, b"here")
-    yield from gather_ballots(bench, point)
+def control_barrier(ctx: RankContext, point: str) -> Play:
+    """Wait until every rank has reached this point; to be used with `yield from`."""
+    control_plane(ctx).cast(point, b"here")
+    yield from gather_ballots(ctx, point)
 
 
 JUNK_BYTE = 0x3C
 
 
-def occupy_freed_memory(bench: RankContext, *dropped: int) -> list[Tensor]:
+def occupy_freed_memory(ctx: RankContext, *dropped: int) -> list[Tensor]:
     """Buffers of these sizes (bytes): they take the memory of what was dropped, if it is free."""
-    bench.scribble_freed_memory()
-    return [bench.full((nbytes,), JUNK_BYTE) for nbytes in dropped]
+    ctx.scribble_freed_memory()
+    return [ctx.full((nbytes,), JUNK_BYTE) for nbytes in dropped]
 
 
 def require_junk_untouched(clause: str, junk: list[Tensor]) -> None:
-    """Demand that nobody has written to memory that was not his any more."""
+    """Require that no operation has written to memory that was freed in flight."""
     for buffer in junk:
         late = int((to_host(buffer) != JUNK_BYTE).sum())
         require(clause, late == 0, f"{late} bytes written to memory that was freed in flight")

@@ -1,18 +1,18 @@
-"""How hard the suite looks, and where."""
+"""How many cases the suite plays, and how far it shrinks a violation."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 
 class Profile(StrEnum):
-    """How hard to look."""
+    """How many cases to play."""
 
     CI = "ci"
     DEEP = "deep"
 
 
 class Executor(StrEnum):
-    """Where properties are played; the value is what the tables call it."""
+    """Where properties are played; the value is its name in the tables."""
 
     VIRTUAL = "virtual"
     DEVICE = "device"
@@ -30,7 +30,7 @@ FAULT_CASES: Mapping[Profile, Mapping[Executor, int]] = {
 }
 """How many faults are injected."""
 SHORT_DEADLINE_SHARE = 4
-"""A property that waits until deadlines strike gets so many times fewer cases on real ranks."""
+"""A property that waits until deadlines expire gets this many times fewer cases on real ranks."""
 MAX_SHRINKS: Mapping[Executor, int] = {
     Executor.VIRTUAL: 2000,
     Executor.DEVICE: 500,
@@ -40,5 +40,5 @@ MAX_SHRINKS: Mapping[Executor, int] = {
 
 The mutants of the virtual backend need 987 at most, and all but one of them fewer than 325. Ranks
 get fewer, since a case that breaks a property there may last until a deadline or the watchdog
-strikes. hypothesis stops shrinking after five minutes by itself; only cases that hang take so long.
+expires. hypothesis stops shrinking after five minutes by itself; only cases that hang reach that.
 """

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 Argument = int | str
-"""What a step is given: a number, or the name of something."""
+"""Argument of a step: a number, or a name."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call that a host makes.
+    """One call that a thread makes.
 
     Attributes:
-        op: what is done; the property's `play` knows the word.
-        args: with what.
-        rank: on which rank; -1 means on every rank.
-        thread: by which host of that rank.
+        op: name of the call; the property's `play` implements it.
+        args: its arguments.
+        rank: the rank that makes it; -1 means every rank.
+        thread: the thread of that rank that makes it.
     """
 
     op: str
@@ -33,10 +33,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """Steps in the order of issue, on so many ranks, and named settings of the whole.
+    """Steps in the order of issue, the number of ranks, and settings of the whole program.
 
     Attributes:
-        steps: what the hosts do.
+        steps: the calls.
         size: how many ranks play it.
         settings: numbers or names that hold for the whole program, sorted by name.
     """
@@ -53,9 +53,9 @@ class Program:
         """The setting of that name, which is a number."""
         return int(self.setting(name))
 
-    def steps_of(self, rank: int, host: int = 0) -> tuple[Step, ...]:
-        """The steps that this host of this rank makes."""
-        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.thread == host)
+    def steps_of(self, rank: int, thread: int = 0) -> tuple[Step, ...]:
+        """The steps of one thread of one rank."""
+        return tuple(s for s in self.steps if s.rank in (-1, rank) and s.thread == thread)
 
     def lines(self) -> list[str]:
         """As text: one line for the settings, one for each step."""
@@ -67,13 +67,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Case:
-    """A program, and the bytes that decide who moves next where somebody decides it."""
+    """A program, and the bytes that decide the interleaving on a controlled world."""
 
     program: Program
     schedule: bytes = b""
 
 
-def program(
+def make_program(
     steps: Iterable[Step], size: int = 1, settings: Mapping[str, Argument] | None = None
 ) -> Program:
     """A program with sorted settings."""
@@ -81,7 +81,7 @@ def program(
 
 
 def case_to_json(case: Case) -> dict[str, Any]:
-    """What a rank in another process is sent."""
+    """The case as JSON, for a rank in another process."""
     found = case.program
     return {
         "steps": [[s.op, list(s.args), s.rank, s.thread] for s in found.steps],
@@ -92,7 +92,7 @@ def case_to_json(case: Case) -> dict[str, Any]:
 
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
-    """The case that `to_json` was given. Raises `KeyError` or `ValueError` on anything else."""
+    """Inverse of `case_to_json`. Raises `KeyError` or `ValueError` on anything else."""
     steps = [Step(op, tuple(args), rank, host) for op, args, rank, host in data["steps"]]
-    found = program(steps, data["size"], data["settings"])
+    found = make_program(steps, data["size"], data["settings"])
     return Case(found, base64.b64decode(data["schedule"]))

@@ -1,7 +1,4 @@
-"""Properties: what must be true of every backend, and how to find out.
-
-What several properties cannot do without.
-"""
+"""What a property is: programs, play and judge, and the capabilities that it needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,12 +29,12 @@ class DeadlineLength(StrEnum):
     LONG = "calm"
     """Long: no operation of the property is meant to reach it."""
     SHORT = "brisk"
-    """Short: the property waits until deadlines strike."""
+    """Short: the property waits until deadlines expire."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of the subject before anything is drawn.
+    """What is known about the subject before anything is drawn.
 
     Attributes:
         accelerator: what the device declares.
@@ -45,7 +42,7 @@ class Traits:
         group_sizes: how many ranks a program may have, ascending.
         controlled: whether the schedule decides every interleaving.
         can_end_ranks: whether a rank, or the store, may be ended: the executor replaces it.
-        steered: whether the schedule decides for a device that nobody else controls; its choices
+        steered: whether the schedule decides the order on a real or simulated device; its choices
             are many, since every small step of a library is one.
     """
 
@@ -71,7 +68,7 @@ class StatefulPrograms:
     """Programs composed by a rule-based machine, which knows at each rule what can follow.
 
     Attributes:
-        new_machine: a fresh machine for these traits; at its teardown it plays the case it composed.
+        new_machine: makes a machine for these traits; its teardown plays the composed case.
     """
 
     new_machine: Callable[[Traits, Callable[[Case], None]], RuleBasedStateMachine]
@@ -82,12 +79,12 @@ Requirement = Callable[[Traits], str | None]
 LostRanks = Callable[[Program], frozenset[int]]
 """Which ranks a program of the property ends for good."""
 Judge = Callable[[Program, Sequence[Any]], str | None]
-"""Compares what the ranks observed (by rank; by host within a rank). Raises `Violation`.
+"""Compares what the ranks observed (by rank; by thread within a rank). Raises `Violation`.
 
-Returns a figure in words where one is measured and reported, else None.
+Returns a measurement as text where one is reported, else None.
 """
 AppliesTo = Callable[[Traits], bool]
-"""Whether the executor can play the property at all; where not, nothing is said of it."""
+"""Whether the executor can play the property; where it cannot, nothing is reported."""
 
 
 def no_requirement(_: Traits) -> str | None:
@@ -101,7 +98,7 @@ def every_executor(_: Traits) -> bool:
 
 
 def no_comparison(_program: Program, _answers: Sequence[Any]) -> None:
-    """Everything was judged by the ranks themselves."""
+    """Compares nothing: the ranks judged everything themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,16 +111,16 @@ class Property:
         clauses: which clauses it judges; a `Violation` names one of them (or C8, for a hang).
         claim: one sentence.
         programs: where valid programs come from.
-        play: what one host does; raises `Violation`, returns what `judge` is to see.
-        judge: compares the answers of all hosts.
-        needs: which capability it cannot do without.
+        play: what one thread does; raises `Violation`, returns what `judge` compares.
+        judge: compares the answers of all threads.
+        needs: the capability that it needs.
         applies_to: which executors can play it.
         scope: whether it needs a fabric.
         threads: threads of control on each rank.
         deadline: what deadline it needs.
-        lost_ranks: given by a property that breaks things on purpose: each of its cases has a fabric of
-            its own, and what the survivors hold afterwards is measured.
-        ends_store: whether its cases end the store as well: it is held where that harms nobody.
+        lost_ranks: set by a property that breaks things on purpose: each of its cases gets its own
+            fabric, and the resources of the survivors are measured afterwards.
+        ends_store: whether its cases end the store as well: a separate process then holds it.
         large: whether a case has the sizes of a real model. One case then holds every size, and
             `search` plays a sixtieth of the cases of other properties, two at least.
     """
@@ -146,38 +143,38 @@ class Property:
 
 
 def concurrent_roles(traits: Traits) -> tuple[str, ...]:
-    """The roles whose streams run side by side: the first ones, as many as are declared (B8)."""
+    """The roles whose streams run concurrently: the first ones, as many as are declared (B8)."""
     return tuple(role.value for role in Role)[: traits.accelerator.streams]
 
 
 def concurrent_streams(traits: Traits) -> str | None:
-    """Two streams that run side by side."""
+    """Requires two streams that run concurrently."""
     return None if len(concurrent_roles(traits)) > 1 else "streams"
 
 
 def lock_support(traits: Traits) -> str | None:
-    """A stream lock."""
+    """Requires the stream lock."""
     return None if traits.accelerator.stream_lock else "stream_lock"
 
 
 def holdable_stream(traits: Traits) -> str | None:
-    """A stream that can be held while another one runs."""
+    """Requires a stream that can be held while another one runs."""
     if not traits.controlled and lock_support(traits):
         return "stream_lock"
     return concurrent_streams(traits)
 
 
 def graph_support(traits: Traits) -> str | None:
-    """Capturing."""
+    """Requires graph capture."""
     return None if traits.accelerator.graph_capture else "graph_capture"
 
 
 def all_of(*needs: Requirement) -> Requirement:
-    """The first that is missing."""
+    """The first requirement that is missing."""
     return lambda traits: next(filter(None, (need(traits) for need in needs)), None)
 
 
 def independent_copies(traits: Traits) -> str | None:
-    """Copies from the host that end while a launched stream waits."""
+    """Requires copies from the host that end while a launched stream waits."""
     declared = traits.accelerator.copy_independent_of_launch
     return None if declared else "copy_independent_of_launch"

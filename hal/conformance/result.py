@@ -16,7 +16,7 @@ from equipoise.hal.conformance.search import (
 
 
 class Status(StrEnum):
-    """What can be said of a clause."""
+    """Status of a clause."""
 
     HELD = "held"
     VIOLATED = "violated"
@@ -69,7 +69,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; a violation with its program."""
-        told = {
+        fields = {
             "property": self.property_name,
             "family": self.family,
             "clauses": list(self.clauses),
@@ -77,7 +77,7 @@ class Finding:
             "status": self.status.value,
             "seconds": round(self.seconds, 3),
         }
-        return told | _detail(self.verdict)
+        return fields | _detail(self.verdict)
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ class SuiteResult:
 
 def combine_findings(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
     """What `findings` together say of `clause`."""
-    told = [(finding, finding.status_for(clause)) for finding in findings]
-    kept = tuple(finding for finding, status in told if status is not None)
-    seen = {status for _, status in told if status is not None}
+    statuses = [(finding, finding.status_for(clause)) for finding in findings]
+    kept = tuple(finding for finding, status in statuses if status is not None)
+    seen = {status for _, status in statuses if status is not None}
     return ClauseFinding(clause, next(s for s in STATUS_PRECEDENCE if s in seen), kept)
 
 

@@ -1,7 +1,4 @@
-"""Runs properties on subjects, one after the other.
-
-One run of the suite on one backend: which executors, which properties, what came of it.
-"""
+"""One run of the suite on one backend: which properties on which executors, and their results."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,13 +39,13 @@ class PropertyRun:
 
 
 class ProgressListener(Protocol):
-    """Who is told how far the run is."""
+    """Called with the progress of the run."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
         ...
 
-    def next(self, bout: PropertyRun) -> None:
+    def next(self, run: PropertyRun) -> None:
         """This one starts."""
         ...
 
@@ -62,10 +59,10 @@ def plan_runs(
 ) -> tuple[PropertyRun, ...]:
     """Which property plays where: groups need ranks, devices by themselves need none."""
     return tuple(
-        PropertyRun(claim, subject, executor)
-        for claim in claims
+        PropertyRun(prop, subject, executor)
+        for prop in claims
         for executor, subject in subjects.items()
-        if _fits(claim, executor) and claim.applies_to(subject.traits)
+        if _fits(prop, executor) and prop.applies_to(subject.traits)
     )
 
 
@@ -85,46 +82,46 @@ class RunOptions:
 
 
 def run_properties(
-    plan: Sequence[PropertyRun], how: RunOptions, watcher: ProgressListener
+    plan: Sequence[PropertyRun], options: RunOptions, watcher: ProgressListener
 ) -> Iterator[Finding]:
     """Play them all; a finding for each as soon as it is known."""
     watcher.begin(len(plan))
     for bout in plan:
         watcher.next(bout)
-        finding = _play(bout, search_settings(bout, how))
+        finding = _play(bout, search_settings(bout, options))
         watcher.found(finding)
         yield finding
 
 
-def search_settings(bout: PropertyRun, how: RunOptions) -> SearchSettings:
+def search_settings(run: PropertyRun, options: RunOptions) -> SearchSettings:
     """How hard to look at one property."""
-    cases = how.cases or _cases(bout, how.profile)
-    return SearchSettings(cases=cases, seed=how.seed, max_shrinks=MAX_SHRINKS[bout.executor])
+    cases = options.cases or _cases(run, options.profile)
+    return SearchSettings(cases=cases, seed=options.seed, max_shrinks=MAX_SHRINKS[run.executor])
 
 
-def _cases(bout: PropertyRun, profile: Profile) -> int:
-    if bout.claim.lost_ranks is not None:
-        return FAULT_CASES[profile][bout.executor]
-    cases = CASES[profile][bout.executor]
-    if bout.executor is Executor.RANKS and bout.claim.deadline is DeadlineLength.SHORT:
+def _cases(run: PropertyRun, profile: Profile) -> int:
+    if run.claim.lost_ranks is not None:
+        return FAULT_CASES[profile][run.executor]
+    cases = CASES[profile][run.executor]
+    if run.executor is Executor.RANKS and run.claim.deadline is DeadlineLength.SHORT:
         return max(1, cases // SHORT_DEADLINE_SHARE)
     return cases
 
 
-def _fits(claim: Property, executor: Executor) -> bool:
+def _fits(prop: Property, executor: Executor) -> bool:
     if executor is Executor.VIRTUAL:
         return True
-    return (claim.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
+    return (prop.scope is PropertyScope.GROUP) == (executor is Executor.RANKS)
 
 
-def _play(bout: PropertyRun, how: SearchSettings) -> Finding:
+def _play(run: PropertyRun, settings: SearchSettings) -> Finding:
     began = time.monotonic()
-    verdict = search(bout.claim, bout.subject, how)
+    verdict = search(run.claim, run.subject, settings)
     return Finding(
-        property_name=bout.claim.name,
-        family=bout.claim.family,
-        clauses=bout.claim.clauses,
-        executor=bout.executor.value,
+        property_name=run.claim.name,
+        family=run.claim.family,
+        clauses=run.claim.clauses,
+        executor=run.executor.value,
         verdict=verdict,
         seconds=time.monotonic() - began,
     )
@@ -142,7 +139,7 @@ class ConformanceRun:
         families: which properties.
         seed: what the draws start from.
         cases: how many of each property, where the profile is not to say so.
-        steer: who is told the schedule of each case, as PACKAGE:OBJECT; then one device by itself
+        steer: receives the schedule of each case, as PACKAGE:OBJECT; then one device by itself
             is played, since a schedule is chosen within a process.
     """
 
@@ -162,14 +159,14 @@ class ConformanceRun:
             BackendUnavailable: a backend is unknown, or cannot run here.
             UsageError: the device cannot be steered.
         """
-        seat = registry.communicator(self.communicator).launcher_rendezvous()
-        if seat is not None and self.steer is not None:
+        rendezvous = registry.communicator(self.communicator).launcher_rendezvous()
+        if rendezvous is not None and self.steer is not None:
             raise UsageError("a device is steered in one process, not in the ranks of a launch")
-        if seat is not None and seat.rank > 0:
-            launched.serve_rank(self.backend, self.communicator, seat)
+        if rendezvous is not None and rendezvous.rank > 0:
+            launched.serve_rank(self.backend, self.communicator, rendezvous)
             return None
         began = time.monotonic()
-        with self.subjects(seat) as subjects:
+        with self.subjects(rendezvous) as subjects:
             plan = plan_runs(self.properties(), subjects)
             how = RunOptions(self.profile, self.seed, self.cases)
             findings = tuple(run_properties(plan, how, watcher))
@@ -186,26 +183,26 @@ class ConformanceRun:
 
     def properties(self) -> list[Property]:
         """The properties of the families asked for, in the suite's order."""
-        return [claim for claim in suite.properties() if claim.family in self.families]
+        return [prop for prop in suite.properties() if prop.family in self.families]
 
     @contextmanager
-    def subjects(self, seat: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
+    def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
         """The executors that fit the backend, closed at the end."""
         with ExitStack() as stack:
-            made = self._subjects(seat)
+            made = self._subjects(rendezvous)
             for subject in made.values():
                 stack.enter_context(closing(subject))
             yield made
 
-    def _subjects(self, seat: Rendezvous | None) -> dict[Executor, Subject]:
+    def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)
         if isinstance(backend, ControlledBackend):
             return {Executor.VIRTUAL: ControlledSubject(backend)}
         if self.steer is not None:
             return {Executor.DEVICE: DeviceSubject(backend, load_steer(self.steer))}
         ranks: Subject
-        if seat is None:
+        if rendezvous is None:
             ranks = ProcessSubject(self.backend, self.communicator, self.ranks)
         else:
-            ranks = launched.LaunchedSubject(self.backend, self.communicator, seat)
+            ranks = launched.LaunchedSubject(self.backend, self.communicator, rendezvous)
         return {Executor.DEVICE: DeviceSubject(backend), Executor.RANKS: ranks}

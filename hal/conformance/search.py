@@ -17,7 +17,7 @@ from equipoise.hal.errors import Violation
 RULES = 20
 """Rules that a machine applies to compose one program."""
 LARGE_CASES_DIVISOR = 60
-"""A property with the sizes of a real model is played on so many times fewer cases."""
+"""A property with the sizes of a real model gets this many times fewer cases."""
 MIN_LARGE_CASES = 2
 """Cases of such a property, unless fewer are asked for."""
 
@@ -31,7 +31,7 @@ class PropertyHeld:
 
 @dataclass(frozen=True)
 class PropertyReported:
-    """It is measured, and nobody is judged by it."""
+    """It is measured, not judged."""
 
     figure: str
 
@@ -58,7 +58,7 @@ Verdict = PropertyHeld | PropertyReported | PropertyViolated | PropertyUnsupport
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """How hard to look.
+    """How many cases to play.
 
     Attributes:
         cases: how many to try.
@@ -98,13 +98,13 @@ class _Trial:
             raise
 
 
-def search(claim: Property, subject: Subject, effort: SearchSettings) -> Verdict:
+def search(prop: Property, subject: Subject, effort: SearchSettings) -> Verdict:
     """Try `effort.cases` cases; the smallest one that breaks the property, if any does."""
-    lacking = missing_capability(claim, subject.traits)
+    lacking = missing_capability(prop, subject.traits)
     if lacking is not None:
         return PropertyUnsupported(lacking)
-    trial = _Trial(claim, subject, _fewer(effort) if claim.large else effort)
-    test = _test(trial, claim.programs)
+    trial = _Trial(prop, subject, _fewer(effort) if prop.large else effort)
+    test = _test(trial, prop.programs)
     try:
         test()
     except Violation as violation:

@@ -21,7 +21,7 @@ class Subject(Protocol):
         """What properties may ask of it."""
         ...
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """Play one case of a property; returns what it reports. Raises `Violation`."""
         ...
 
@@ -30,16 +30,16 @@ class Subject(Protocol):
         ...
 
 
-def compare_answers(claim: Property, case: Case, answers: Sequence[Any]) -> str | None:
-    """Let the property compare what all hosts observed; what it reports."""
-    return claim.judge(case.program, answers)
+def compare_answers(prop: Property, case: Case, answers: Sequence[Any]) -> str | None:
+    """Let the property compare what all threads observed; returns what it reports."""
+    return prop.judge(case.program, answers)
 
 
-def to_violation(claim: Property, error: BaseException) -> Violation:
-    """The violation that an error means: a `Violation` is one already, any other was not due."""
+def to_violation(prop: Property, error: BaseException) -> Violation:
+    """The violation that an error means: itself if it is one, else that of an unexpected error."""
     if isinstance(error, Violation):
         return error
-    return Violation(claim.clauses[0], describe_error(error))
+    return Violation(prop.clauses[0], describe_error(error))
 
 
 def describe_error(error: BaseException) -> str:
@@ -50,8 +50,8 @@ def describe_error(error: BaseException) -> str:
     return f"raised {what}{because}"
 
 
-def missing_capability(claim: Property, traits: Traits) -> str | None:
+def missing_capability(prop: Property, traits: Traits) -> str | None:
     """What the subject does not declare and the property needs, or None."""
-    if claim.scope is PropertyScope.GROUP and traits.communicator is None:
+    if prop.scope is PropertyScope.GROUP and traits.communicator is None:
         return "communicator"
-    return claim.needs(traits)
+    return prop.needs(traits)

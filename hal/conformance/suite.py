@@ -18,18 +18,18 @@ def family(name: str) -> tuple[Property, ...]:
 
 def properties() -> tuple[Property, ...]:
     """All of them, in the order of the families."""
-    return tuple(claim for name in FAMILIES for claim in family(name))
+    return tuple(prop for name in FAMILIES for prop in family(name))
 
 
 def find(name: str) -> Property:
     """The property of that name. Raises `KeyError`."""
-    for claim in properties():
-        if claim.name == name:
-            return claim
+    for prop in properties():
+        if prop.name == name:
+            return prop
     raise KeyError(name)
 
 
 def clauses() -> tuple[str, ...]:
     """Every clause that some property judges, in the order of the contract."""
-    named = {clause for claim in properties() for clause in claim.clauses}
+    named = {clause for prop in properties() for clause in prop.clauses}
     return tuple(sorted(named, key=clause_sort_key))

@@ -1,1 +1,1 @@
-"""What backends share: checks of arguments, access to slots, pages of host memory, and threads in native calls."""
+"""What backends share: argument checks, slot access, host pages, threads in native calls."""

@@ -1,11 +1,11 @@
-"""Calls into C++ from daemon threads, and the end of the interpreter.
+"""Keeps the interpreter alive while daemon threads are inside C++ calls.
 
-Up to CPython 3.13 a thread that asks for the interpreter's lock while the interpreter ends is
-unwound where it stands (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
+Up to CPython 3.13 a thread that asks for the interpreter's lock while the interpreter shuts down is
+unwound where it is (`pthread_exit`; python/cpython issue 87135). A binding asks for it in a
 destructor, which must not be unwound: the process, with all its work done, dies of `terminate
-called without an active exception`. So a daemon thread says that it is abroad while it calls into
-torch or a device's library, and the interpreter waits at its end until nobody is, if not for long.
-Threads of `backends/mpi` do not say so yet: there it has not been seen.
+called without an active exception`. So daemon threads enter this guard around calls into torch or a
+device's library, and the interpreter waits at exit, for a bounded time, until no thread is inside.
+Threads of `backends/mpi` do not use it yet: the crash was not seen there.
 """
 
 import atexit
@@ -14,20 +14,20 @@ import threading
 from contextlib import ContextDecorator
 
 EXIT_TIMEOUT = 1.0
-"""Seconds that the end of the interpreter waits for those who are abroad."""
+"""Seconds that the interpreter waits at exit for threads inside native calls."""
 
 
 class NativeCallGuard(ContextDecorator):
-    """A context that daemon threads hold around calls that let go of the interpreter's lock.
+    """A context that daemon threads hold around calls that release the interpreter's lock.
 
-    Also a decorator, of what a thread runs for one call's sake.
+    Also a decorator, for a function that makes one such call.
     """
 
     def __init__(self) -> None:
         self._reset()
 
     def __enter__(self) -> None:
-        """Raises `SystemExit`, which ends a thread silently, once the interpreter ends."""
+        """Raises `SystemExit`, which ends a thread silently, once the interpreter shuts down."""
         with self._changed:
             if self._over:
                 raise SystemExit
@@ -40,13 +40,13 @@ class NativeCallGuard(ContextDecorator):
                 self._changed.notify_all()
 
     def close(self, timeout: float) -> bool:
-        """Let nobody in any more; whether all were back within `timeout` seconds."""
+        """Admit no more threads; returns whether all have left within `timeout` seconds."""
         with self._changed:
             self._over = True
             return self._changed.wait_for(lambda: not self._inside, timeout)
 
     def _reset(self) -> None:
-        """As in a process that has no thread yet, such as the child of a fork."""
+        """Reset to the state of a process without threads, such as the child of a fork."""
         self._changed = threading.Condition()
         self._inside = 0
         self._over = False

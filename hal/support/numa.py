@@ -1,14 +1,11 @@
-"""Which processors the system lists as those of a NUMA node.
-
-Which NUMA node this process runs on, as the system lists it.
-"""
+"""NUMA nodes as Linux lists them: the node of this process, and the processors of a node."""
 
 import os
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
 UNKNOWN_NODE = -1
-"""What `Topology.numa` says where nobody knows, or where it is more than one."""
+"""`Topology.numa` where the node is unknown, or is more than one."""
 
 
 def cpulist(node: int, root: Path = NODES) -> Path:
@@ -31,7 +28,7 @@ def parse_cpus(text: str) -> frozenset[int]:
 
 
 def numa_node(root: Path = NODES) -> int:
-    """The node that has all processors on which this process may run; `UNKNOWN` where none has.
+    """The node that has all processors on which this process may run, or `UNKNOWN_NODE`.
 
     Args:
         root: where the kernel lists nodes; what cannot be read there is passed over.

@@ -1,4 +1,4 @@
-"""A fixed number of pages, handed out in turn."""
+"""A host pool: a fixed number of pages, reused in turn once no copy reads them."""
 
 import threading
 import time
@@ -50,7 +50,7 @@ class PagePool:
             self._await(left)
 
     def put(self, page: "PoolPage", after: Event | None) -> None:
-        """Take a page back, once."""
+        """Return a page to the pool, once."""
         if after is not None:
             with suppress(StreamTimeout, StreamFailed):
                 after.synchronize(0.0)  # raises for an event that was never recorded (clause O3)
@@ -71,7 +71,7 @@ class PagePool:
         return None
 
     def _await(self, left: float) -> None:
-        """Until a page may have become free; not much longer than `SLICE` if one has."""
+        """Wait until a page may have become free; returns within `POLL_INTERVAL` if one has."""
         with self._changed:
             if not self._returned:
                 self._changed.wait(left)
@@ -83,7 +83,7 @@ class PagePool:
 
 
 class PoolPage:
-    """A page in its taker's hands."""
+    """A page that was taken from the pool."""
 
     def __init__(self, pool: PagePool, data: Tensor) -> None:
         self._pool = pool

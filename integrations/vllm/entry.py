@@ -1,8 +1,8 @@
-"""What vLLM loads as a plugin, and nothing beside it: imports nothing that could fail.
+"""Entry point of the vLLM plugin; imports nothing that could fail.
 
-vLLM logs what goes wrong while it loads a plugin, and serves without it; what goes wrong in the
-plugin's function ends its start. So everything else is imported there: who has asked for a part
-learns that it cannot be had, and nobody else is stopped.
+vLLM logs errors while it loads a plugin's module, and goes on without it; an error in the plugin's
+function ends the start. So everything else is imported in `register`: a user who has configured a
+feature gets the error, and other users are not affected.
 """
 
 import logging
@@ -11,16 +11,17 @@ import sys
 from importlib import import_module
 
 LOG = logging.getLogger("vllm.equipoise")
-"""Below vLLM's own logger, whose format and level it takes."""
+"""A child of vLLM's logger, whose format and level it inherits."""
 PLUGIN = "equipoise.integrations.vllm.plugin"
 OWN_NAME = "equipoise"
 SETTINGS_VARIABLE = "EQUIPOISE_VLLM"
 
 
 def register() -> None:
-    """Put the hooks in; harmless where nothing is switched on.
+    """Install the hooks; they do nothing unless a feature is on.
 
-    Raises whatever keeps it from that, where the environment or the command line name us.
+    Raises whatever prevents that if the environment or the command line mention equipoise;
+    otherwise logs it.
     """
     try:
         plugin = import_module(PLUGIN)
@@ -33,5 +34,8 @@ def register() -> None:
 
 
 def is_requested() -> bool:
-    """Whether the environment or the command line name us, as far as can be told without hooks."""
+    """Whether the environment or the command line mention equipoise.
+
+    The configuration itself is not available before the hooks are installed.
+    """
     return SETTINGS_VARIABLE in os.environ or any(OWN_NAME in argument for argument in sys.argv[1:])

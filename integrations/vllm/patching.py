@@ -1,6 +1,6 @@
-"""Replacing attributes of an engine: all of them or none, once, and so that it can be seen.
+"""Replaces attributes of an engine: all or none, once, and reversibly.
 
-What is put in carries what it replaced, so that a second call finds its own work and leaves it.
+A replacement carries the original in an attribute, so that applying a patch again does nothing.
 """
 
 import inspect
@@ -13,17 +13,17 @@ from typing import Any
 from equipoise.hal.errors import IntegrationError
 
 ORIGINAL_ATTRIBUTE = "__equipoise_replaces__"
-"""Attribute of what was put in: what it replaced."""
+"""Attribute of a replacement that holds the original."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One attribute that is replaced.
+    """Replacement of one attribute.
 
     Attributes:
         module: of the engine.
-        name: in it; dotted within a class.
-        wrap: what to put in, made from what is there.
+        name: in the module; dotted within a class.
+        wrap: returns the replacement for the original.
     """
 
     module: str
@@ -32,14 +32,14 @@ class Patch:
 
     @property
     def owner(self) -> Any:
-        """What has the attribute."""
+        """The module or class that has the attribute."""
         parents = self.name.split(".")[:-1]
         module: Any = import_module(self.module)
         return reduce(getattr, parents, module)
 
     @property
     def attribute(self) -> str:
-        """Its last name."""
+        """Last component of the name."""
         return self.name.rpartition(".")[2]
 
     def __str__(self) -> str:
@@ -47,46 +47,46 @@ class Patch:
 
 
 def apply_patches(patches: Iterable[Patch]) -> tuple[str, ...]:
-    """Replace all of them; what is replaced already stays as it is.
+    """Apply all patches; those applied before stay as they are.
 
     Returns:
-        What was replaced now.
+        Names of those that were applied now.
 
     Raises:
-        IntegrationError: one could not be; everything is as it was.
+        IntegrationError: one failed; those before it were undone.
     """
-    done: list[Patch] = []
+    applied: list[Patch] = []
     for patch in patches:
         try:
-            if _put(patch):
-                done.append(patch)
+            if _apply(patch):
+                applied.append(patch)
         except Exception as error:
-            undo_patches(reversed(done))
+            undo_patches(reversed(applied))
             raise IntegrationError(f"{patch} cannot be replaced: {error}") from error
-    return tuple(map(str, done))
+    return tuple(map(str, applied))
 
 
 def undo_patches(patches: Iterable[Patch]) -> None:
-    """Put back what was replaced."""
+    """Restore the originals."""
     for patch in patches:
-        made = inspect.getattr_static(patch.owner, patch.attribute)
-        if hasattr(made, ORIGINAL_ATTRIBUTE):
-            setattr(patch.owner, patch.attribute, getattr(made, ORIGINAL_ATTRIBUTE))
+        replacement = inspect.getattr_static(patch.owner, patch.attribute)
+        if hasattr(replacement, ORIGINAL_ATTRIBUTE):
+            setattr(patch.owner, patch.attribute, getattr(replacement, ORIGINAL_ATTRIBUTE))
 
 
-def _put(patch: Patch) -> bool:
-    """Replace one; whether it was not replaced before."""
-    before = inspect.getattr_static(patch.owner, patch.attribute)
-    if hasattr(before, ORIGINAL_ATTRIBUTE):
+def _apply(patch: Patch) -> bool:
+    """Apply one patch. Returns False if it was applied before."""
+    original = inspect.getattr_static(patch.owner, patch.attribute)
+    if hasattr(original, ORIGINAL_ATTRIBUTE):
         return False
-    made = _made(patch, before)
-    setattr(made, ORIGINAL_ATTRIBUTE, before)
-    setattr(patch.owner, patch.attribute, made)
+    replacement = _wrapped(patch, original)
+    setattr(replacement, ORIGINAL_ATTRIBUTE, original)
+    setattr(patch.owner, patch.attribute, replacement)
     return True
 
 
-def _made(patch: Patch, before: Any) -> Any:
-    """In the place of a static method comes a static method."""
-    if isinstance(before, staticmethod):
-        return staticmethod(patch.wrap(before.__func__))
-    return patch.wrap(before)
+def _wrapped(patch: Patch, original: Any) -> Any:
+    """Return the replacement; a static method is replaced by a static method."""
+    if isinstance(original, staticmethod):
+        return staticmethod(patch.wrap(original.__func__))
+    return patch.wrap(original)

@@ -1,8 +1,9 @@
-"""Behind the entry point of vLLM's general plugins: in every process of an engine, once or often.
+"""The vLLM plugin: hooks that switch features on, in every process of an engine.
 
-It puts in two hooks that do nothing by themselves. One looks at the configuration when it is made,
-and names our worker extension in it where a part is switched on; the other calls what later
-versions of vLLM call by themselves, `init_worker_extension`, when a worker has its device.
+vLLM may call `register` several times. It installs two hooks, which do nothing by themselves. The
+first runs when a configuration is created: if a feature is on, it sets our worker extension. The
+second calls `init_worker_extension` when a worker has its device, which later versions of vLLM do
+themselves.
 """
 
 import json
@@ -33,29 +34,29 @@ from equipoise.integrations.vllm.settings import (
 from equipoise.integrations.vllm.worker_extension import disable_features
 
 EXTENSION_CLASS = "equipoise.integrations.vllm.worker_extension.WorkerExtension"
-"""What is named in the configuration."""
+"""The worker extension that is set in the configuration."""
 OWN_WORKER_PREFIX = "equipoise.integrations."
-"""Worker classes of ours are in modules that have a `prepare` of their own."""
+"""Our own worker classes; their packages have a `prepare` of their own."""
 ASCEND_WORKER_PREFIX = "vllm_ascend."
-"""Its platform names one of its own workers where none is asked for."""
+"""vllm-ascend's workers; its platform sets one of them if the user sets none."""
 ASCEND_WORKER_FLAG = "--worker-cls equipoise.integrations.vllm_ascend.Worker"
 INIT_HOOK = "init_worker_extension"
-"""Called on a worker that has its device, and no model yet."""
+"""Called on a worker that has its device, but no model yet."""
 
 
 def register() -> None:
-    """Put the hooks in; harmless where nothing is switched on.
+    """Install the hooks; they do nothing unless a feature is on.
 
-    Raises `EngineUnsupported` where a part is asked for, and this vLLM has no place for a hook.
+    Raises `EngineUnsupported` if a feature is configured and this vLLM lacks what a hook needs.
     """
-    wrong = symbol_problems(compatibility.HOOK_SYMBOLS)
-    if not wrong:
+    problems = symbol_problems(compatibility.HOOK_SYMBOLS)
+    if not problems:
         apply_patches(HOOKS)
         return
-    why = f"equipoise finds no place in this vLLM: {'; '.join(wrong)}"
+    message = f"equipoise finds no place in this vLLM: {'; '.join(problems)}"
     if is_requested():
-        raise EngineUnsupported(f"{why} (tested: {', '.join(compatibility.TESTED_VERSIONS)})")
-    LOG.warning("%s; it stays switched off", why)
+        raise EngineUnsupported(f"{message} (tested: {', '.join(compatibility.TESTED_VERSIONS)})")
+    LOG.warning("%s; it stays switched off", message)
 
 
 def _configured(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +75,7 @@ def _wrap_init_device(init: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(init)
     def init_device(self: Any) -> None:
         init(self)
-        # Later versions have called the hook by now; to call it again does nothing.
+        # Later versions have called the extension by now; a second call does nothing.
         extend = getattr(self.worker, INIT_HOOK, None) or partial(disable_features, self.worker)
         extend()
 
@@ -85,89 +86,93 @@ HOOKS = (
     Patch("vllm.engine.arg_utils", "EngineArgs.create_engine_config", _configured),
     Patch("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_device", _wrap_init_device),
 )
-"""Everything that is put in where nothing is switched on."""
+"""All that is replaced while no feature is on."""
 
 
 def prepare(config: Any, settings: Settings) -> None:
-    """Have workers and clients that are made from `config` switch the parts on.
+    """Make workers and clients that are created from `config` switch the features on.
 
-    A worker class of ours brings what it needs, and knows what it can serve; any other is extended.
+    Our own worker classes check and set up what they need; any other worker gets the extension.
 
     Raises:
-        EngineUnsupported: this vLLM lacks what a part touches.
-        IntegrationError: a part makes no sense with this configuration.
+        EngineUnsupported: this vLLM lacks a symbol that a feature uses.
+        IntegrationError: a feature cannot work with this configuration.
     """
-    named = str(getattr(config.parallel_config, "worker_cls", ""))
-    if named.startswith(OWN_WORKER_PREFIX):
-        import_module(named.rpartition(".")[0]).prepare(config, settings)
+    worker_class = str(getattr(config.parallel_config, "worker_cls", ""))
+    if worker_class.startswith(OWN_WORKER_PREFIX):
+        import_module(worker_class.rpartition(".")[0]).prepare(config, settings)
     else:
-        _extend(config, settings, named)
-    if settings.routing is not None:
-        core_client.prepare(settings.routing)
+        _extend(config, settings, worker_class)
+    if settings.dp_load_balancer is not None:
+        core_client.prepare(settings.dp_load_balancer)
     if SETTINGS_KEY not in config.additional_config:
-        # It came by the environment, which processes of the engine need not share.
+        # They came from the environment, which other processes of the engine may not share.
         config.additional_config[SETTINGS_KEY] = json.loads(os.environ[SETTINGS_VARIABLE])
     LOG.info("equipoise: %s switched on", ", ".join(settings.enabled_features))
 
 
-def _extend(config: Any, settings: Settings, named: str) -> None:
-    """For a worker of vLLM's own. Raises as `prepare`."""
-    if named.startswith(ASCEND_WORKER_PREFIX):
+def _extend(config: Any, settings: Settings, worker_class: str) -> None:
+    """Set the extension for a worker of vLLM. Raises as `prepare`."""
+    if worker_class.startswith(ASCEND_WORKER_PREFIX):
         raise IntegrationError(
-            f"equipoise serves vllm-ascend's worker as {ASCEND_WORKER_FLAG}: not {named}"
+            f"equipoise serves vllm-ascend's worker as {ASCEND_WORKER_FLAG}: not {worker_class}"
         )
     compatibility.check_supported(
-        settings.enabled_features, os.environ.get(compatibility.UNTESTED_VARIABLE)
+        settings.enabled_features, os.environ.get(compatibility.ACCEPT_VERSION_VARIABLE)
     )
     raise_config_errors(config_errors(config, settings))
     _set_worker_extension(config.parallel_config)
-    if settings.engine is not None or settings.handover is not None:
-        # Read when a process first uses its device, which a worker does before we come.
+    if settings.eplb is not None or settings.pp_transport is not None:
+        # CUDA reads it when a process first uses its device, before the extension runs in a worker.
         request_queues()
 
 
-def raise_config_errors(wrong: Sequence[str]) -> None:
-    """Raises `IntegrationError` if anything is wrong, naming all of it."""
-    if wrong:
-        raise IntegrationError(f"equipoise cannot be switched on: {'; '.join(wrong)}")
+def raise_config_errors(errors: Sequence[str]) -> None:
+    """Raise one `IntegrationError` that lists all problems, if there are any."""
+    if errors:
+        raise IntegrationError(f"equipoise cannot be switched on: {'; '.join(errors)}")
 
 
 def config_errors(config: Any, settings: Settings) -> list[str]:
-    """What of the engine's configuration leaves a part nothing to do, or is beyond it."""
+    """List why features cannot work with this configuration, or would have no effect."""
     parallel = config.parallel_config
-    wrong = []
-    if (settings.policy or settings.engine) and not parallel.enable_eplb:
-        wrong.append("policy and engine need --enable-eplb")
-    if settings.engine is not None:
-        wrong += eplb_config_errors(config, settings.engine)
-    return wrong + non_eplb_config_errors(config, settings)
+    errors = []
+    if (settings.eplb_policy or settings.eplb) and not parallel.enable_eplb:
+        errors.append("eplb_policy and eplb need --enable-eplb")
+    if settings.eplb is not None:
+        errors += eplb_config_errors(config, settings.eplb)
+    return errors + non_eplb_config_errors(config, settings)
 
 
 def non_eplb_config_errors(config: Any, settings: Settings) -> list[str]:
-    """The same of the parts that have nothing to do with experts."""
+    """The same for the features other than `eplb` and `eplb_policy`."""
     parallel = config.parallel_config
-    wrong = []
-    if settings.handover and parallel.pipeline_parallel_size < 2:
-        wrong.append("handover needs --pipeline-parallel-size of at least 2")
-    if settings.handover and uses_ray_compiled_graph(config):
-        wrong.append(f"handover has no part in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)")
-    if settings.routing:
-        wrong += core_client.dp_config_errors(config, settings.routing, os.environ)
-    return wrong
+    errors = []
+    if settings.pp_transport and parallel.pipeline_parallel_size < 2:
+        errors.append("pp_transport needs --pipeline-parallel-size of at least 2")
+    if settings.pp_transport and uses_ray_compiled_graph(config):
+        errors.append(
+            f"pp_transport is not used in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)"
+        )
+    if settings.dp_load_balancer:
+        errors += core_client.dp_config_errors(config, settings.dp_load_balancer, os.environ)
+    return errors
 
 
 def _set_worker_extension(parallel: Any) -> None:
-    """Raises `IntegrationError` where another extension is named already."""
-    named = parallel.worker_extension_cls
-    if named and not issubclass(_import_class(named), _import_class(EXTENSION_CLASS)):
+    """Set the worker extension. Raises `IntegrationError` if another one is set."""
+    extension_class = parallel.worker_extension_cls
+    if extension_class and not issubclass(
+        _import_class(extension_class), _import_class(EXTENSION_CLASS)
+    ):
         raise IntegrationError(
-            f"--worker-extension-cls is {named}: a worker takes one extension, so derive that "
-            f"class from {EXTENSION_CLASS}"
+            f"--worker-extension-cls is {extension_class}: a worker takes one extension, so "
+            f"derive that class from {EXTENSION_CLASS}"
         )
-    parallel.worker_extension_cls = named or EXTENSION_CLASS
+    parallel.worker_extension_cls = extension_class or EXTENSION_CLASS
 
 
 def _import_class(name: str) -> type:
     module, _, attribute = name.rpartition(".")
-    found: type = getattr(import_module(module), attribute)
-    return found
+    cls: type = getattr(import_module(module), attribute)
+    return cls

@@ -1,9 +1,10 @@
-"""What a user asks of the integration: read from vLLM's `additional_config`, or the environment.
+"""Settings of the vLLM integration, from vLLM's `additional_config` or the environment.
 
-    --additional-config '{"equipoise": {"engine": true, "handover": true, "routing": "fit"}}'
+    --additional-config
+        '{"equipoise": {"eplb": true, "pp_transport": true, "dp_load_balancer": "fit"}}'
 
-Each key is a part. A part is off if its key is absent, null or false; `true` switches it on as it
-comes; anything else are its options.
+Each key is a feature. It is off if its key is absent, null or false; `true` switches it on with
+defaults; an object has its options.
 """
 
 import json
@@ -14,76 +15,82 @@ from typing import Any, TypeVar
 from equipoise.hal.errors import ConfigError
 
 SETTINGS_KEY = "equipoise"
-"""In `additional_config`."""
+"""Key in `additional_config`."""
 SETTINGS_VARIABLE = "EQUIPOISE_VLLM"
-"""In the environment: the same object as JSON, where the command line cannot be changed."""
+"""Environment variable with the same object as JSON, for when the command line is fixed."""
 
 MAX_PORT = 65535
 
 T = TypeVar("T")
 
 COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gloo")}
-"""By type of the engine's device, the default first. On a device gloo goes through the host."""
+"""By device type, the default first. With gloo, tensors of a device are staged in host memory."""
 
 MAX_IMBALANCE = 1000
 MAX_MIB = 1 << 20
-MIN_DEADLINE, MAX_DEADLINE = 0.1, 86_400.0
-MAX_HOLD_SECONDS = 1e9
-"""Seconds."""
+MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.1, 86_400.0
+MAX_QUEUE_SECONDS = 1e9
+"""Bounds of options: values beyond them are typing errors, not wishes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EplbPolicySettings:
-    """Our placement policy, in the engine's own balancer.
+    """Our placement policy, used by vLLM's own EPLB.
 
     Attributes:
-        target: imbalance (max/mean - 1), mean over layers, that is good enough.
-        gain: imbalance that a layer must gain to be touched.
-        most: part of all slots that one call may change; the most uneven layers come first.
+        target_imbalance: imbalance (max/mean - 1), mean over layers, below which nothing moves.
+        min_improvement: imbalance that a layer must gain to be changed.
+        max_move_fraction: fraction of all slots that one call may change; the most imbalanced
+            layers come first.
     """
 
-    target: float = 0.02
-    gain: float = 0.01
-    most: float = 1.0
+    target_imbalance: float = 0.02
+    min_improvement: float = 0.01
+    max_move_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE, most=1)
+        _check_numbers(
+            self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE, max_move_fraction=1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EplbSettings:
-    """Our engine as the engine's balancer.
+    """Our balancer in place of vLLM's EPLB.
 
     Attributes:
-        shares: `static`, `lagged` or `exact`.
-        sub_window: steps summed at a time; None: about a quarter of the window.
-        staging_mb: MiB of a device for weights that are on their way; None: as much as the slots of
-            a layer take. With less, what a layer needs may take several rebalances.
-        target: imbalance (max/mean - 1) that is good enough.
-        gain: imbalance that a layer must gain to be touched.
-        metrics_port: worker r answers Prometheus on this port + r, on the loopback interface: by
-            rank in the expert-parallel group, stage by stage; None: nobody does.
-        deadline: seconds that any wait may last.
-        communicator: carries weights and sums of load: one of `COMMUNICATORS` for the device; None:
-            the first of them.
+        replica_split: how tokens are split among replicas: `static`, `lagged` or `exact`.
+        sub_window: steps of load summed at a time; None: about a quarter of the window.
+        staging_mib: MiB of device memory for weights in transfer; None: the size of a layer's
+            slots. With less, one layer may take several rebalances.
+        target_imbalance: imbalance (max/mean - 1) below which nothing moves.
+        min_improvement: imbalance that a layer must gain to be changed.
+        metrics_port: worker r serves Prometheus metrics on this port + r, on the loopback
+            interface. Workers are counted by rank in the expert-parallel group, stage by stage.
+            None: no metrics.
+        timeout_seconds: bound of every wait.
+        communicator: for weights and load sums: one of `COMMUNICATORS` for the device; None: the
+            first of them.
     """
 
-    shares: str = "lagged"
+    replica_split: str = "lagged"
     sub_window: int | None = None
-    staging_mb: float | None = None
-    target: float = 0.02
-    gain: float = 0.01
+    staging_mib: float | None = None
+    target_imbalance: float = 0.02
+    min_improvement: float = 0.01
     metrics_port: int | None = None
-    deadline: float = 60.0
+    timeout_seconds: float = 60.0
     communicator: str | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target=MAX_IMBALANCE, gain=MAX_IMBALANCE)
-        if self.staging_mb is not None:
-            _check_numbers(self, staging_mb=MAX_MIB)
-        _check_deadline(self.deadline)
-        if self.shares not in ("static", "lagged", "exact"):
-            raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
+        _check_numbers(self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE)
+        if self.staging_mib is not None:
+            _check_numbers(self, staging_mib=MAX_MIB)
+        _check_timeout(self.timeout_seconds)
+        if self.replica_split not in ("static", "lagged", "exact"):
+            raise ConfigError(
+                f"replica_split must be static, lagged or exact, got {self.replica_split!r}"
+            )
         if self.sub_window is not None and (
             type(self.sub_window) is not int or self.sub_window < 1
         ):
@@ -103,13 +110,13 @@ class PpTransportSettings:
     """Our channel between pipeline stages.
 
     Attributes:
-        deadline: seconds that any wait may last.
+        timeout_seconds: bound of every wait.
     """
 
-    deadline: float = 300.0
+    timeout_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        _check_deadline(self.deadline)
+        _check_timeout(self.timeout_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,25 +126,26 @@ class DpLoadBalancerSettings:
     Attributes:
         policy: one of `equipoise route --help`.
         options: of the policy, by name.
-        hold_seconds: a request waits for a rank no longer; then the engine's own rule chooses.
-        slots: requests that a rank has at once; None: the engine's `--max-num-seqs`.
-        room: tokens in a rank's KV cache, as far as the policy is to keep to it; None: what the
-            engine says, or no limit where it keeps prefixes, which prompts share.
+        max_queue_seconds: longest time that a request waits for a rank; then vLLM's own rule
+            chooses one.
+        max_running: requests that a rank runs at once; None: vLLM's `--max-num-seqs`.
+        kv_token_capacity: tokens of a rank's KV cache that the policy may fill; None: what vLLM
+            reports, or no limit with prefix caching, where prompts share tokens.
     """
 
     policy: str = "fit"
     options: Mapping[str, Any] | None = None
-    hold_seconds: float = 60.0
-    slots: int | None = None
-    room: int | None = None
+    max_queue_seconds: float = 60.0
+    max_running: int | None = None
+    kv_token_capacity: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, str):
             raise ConfigError(f"policy is a name, got {self.policy!r}")
         if self.options is not None and not isinstance(self.options, Mapping):
             raise ConfigError(f"options is an object, got {self.options!r}")
-        _check_numbers(self, hold_seconds=MAX_HOLD_SECONDS)
-        for name in ("slots", "room"):
+        _check_numbers(self, max_queue_seconds=MAX_QUEUE_SECONDS)
+        for name in ("max_running", "kv_token_capacity"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number from 1, got {value!r}")
@@ -145,40 +153,40 @@ class DpLoadBalancerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The parts that are on; None is off."""
+    """The settings of each feature; None is off."""
 
-    policy: EplbPolicySettings | None = None
-    engine: EplbSettings | None = None
-    handover: PpTransportSettings | None = None
-    routing: DpLoadBalancerSettings | None = None
+    eplb_policy: EplbPolicySettings | None = None
+    eplb: EplbSettings | None = None
+    pp_transport: PpTransportSettings | None = None
+    dp_load_balancer: DpLoadBalancerSettings | None = None
 
     def __post_init__(self) -> None:
-        if self.policy is not None and self.engine is not None:
-            raise ConfigError("the engine plans by itself: switch on `policy` or `engine`")
+        if self.eplb_policy is not None and self.eplb is not None:
+            raise ConfigError("eplb plans by itself: switch on `eplb_policy` or `eplb`")
 
     @property
     def enabled_features(self) -> tuple[str, ...]:
-        """Names of those that are on."""
+        """Names of the features that are on."""
         return tuple(each.name for each in fields(self) if getattr(self, each.name) is not None)
 
 
 def parse_settings(additional: object, environment: Mapping[str, str]) -> Settings | None:
-    """What is asked for; None if nothing is.
+    """Parse the settings; None if no feature is on.
 
     Args:
-        additional: vLLM's `additional_config`; what is not a mapping asks for nothing.
-        environment: `EQUIPOISE_VLLM` counts where `additional` says nothing.
+        additional: vLLM's `additional_config`; anything but a mapping has no settings.
+        environment: `EQUIPOISE_VLLM` is read if `additional` has no settings.
 
-    Raises `ConfigError` for what is not understood, naming the key.
+    Raises `ConfigError` that names the key of an invalid setting.
     """
-    given = additional.get(SETTINGS_KEY) if isinstance(additional, Mapping) else None
-    if given is None and SETTINGS_VARIABLE in environment:
-        given = _parse_variable(environment[SETTINGS_VARIABLE])
-    if given is None or given is False:
+    value = additional.get(SETTINGS_KEY) if isinstance(additional, Mapping) else None
+    if value is None and SETTINGS_VARIABLE in environment:
+        value = _parse_variable(environment[SETTINGS_VARIABLE])
+    if value is None or value is False:
         return None
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{SETTINGS_KEY} must be an object of parts, got {given!r}")
-    settings = _settings(given)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{SETTINGS_KEY} must be an object of features, got {value!r}")
+    settings = _settings(value)
     return settings if settings.enabled_features else None
 
 
@@ -191,28 +199,30 @@ def _parse_variable(text: str) -> object:
         raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
 
 
-def _settings(given: Mapping[str, object]) -> Settings:
-    kinds: dict[str, Callable[[object], object]] = {
-        "policy": lambda value: _part("policy", EplbPolicySettings, value),
-        "engine": lambda value: _part("engine", EplbSettings, value),
-        "handover": lambda value: _part("handover", PpTransportSettings, value),
-        "routing": lambda value: _part("routing", DpLoadBalancerSettings, _named(value)),
+def _settings(features: Mapping[str, object]) -> Settings:
+    parsers: dict[str, Callable[[object], object]] = {
+        "eplb_policy": lambda value: _parse_feature("eplb_policy", EplbPolicySettings, value),
+        "eplb": lambda value: _parse_feature("eplb", EplbSettings, value),
+        "pp_transport": lambda value: _parse_feature("pp_transport", PpTransportSettings, value),
+        "dp_load_balancer": lambda value: _parse_feature(
+            "dp_load_balancer", DpLoadBalancerSettings, _policy_by_name(value)
+        ),
     }
-    unknown = sorted(set(map(str, given)) - set(kinds))
+    unknown = sorted(set(map(str, features)) - set(parsers))
     if unknown:
         raise ConfigError(
-            f"{SETTINGS_KEY}: unknown {', '.join(unknown)}; parts are {', '.join(kinds)}"
+            f"{SETTINGS_KEY}: unknown {', '.join(unknown)}; features are {', '.join(parsers)}"
         )
-    parts: dict[str, Any] = {name: kinds[name](value) for name, value in given.items()}
-    return Settings(**parts)
+    parsed: dict[str, Any] = {name: parsers[name](value) for name, value in features.items()}
+    return Settings(**parsed)
 
 
-def _named(value: object) -> object:
-    """A routing policy may be given by its name alone."""
+def _policy_by_name(value: object) -> object:
+    """Accept the name of a policy in place of an object."""
     return {"policy": value} if isinstance(value, str) else value
 
 
-def _part(name: str, kind: type[T], value: object) -> T | None:
+def _parse_feature(name: str, kind: type[T], value: object) -> T | None:
     if value is None or value is False:
         return None
     if value is True:
@@ -231,22 +241,21 @@ def _part(name: str, kind: type[T], value: object) -> T | None:
         raise ConfigError(f"{SETTINGS_KEY}.{name}: {error}") from None
 
 
-def _check_deadline(value: object) -> None:
-    if not _is_number(value, MIN_DEADLINE, MAX_DEADLINE):
+def _check_timeout(value: object) -> None:
+    if not _is_number(value, MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS):
         raise ConfigError(
-            f"deadline must be {MIN_DEADLINE:g} to {MAX_DEADLINE:g} seconds, got {value!r}"
+            f"timeout_seconds must be {MIN_TIMEOUT_SECONDS:g} to {MAX_TIMEOUT_SECONDS:g} seconds, "
+            f"got {value!r}"
         )
 
 
-def _check_numbers(settings: object, **most: float) -> None:
-    """Numbers from 0 to the most that makes sense, by name."""
-    for name, end in most.items():
+def _check_numbers(settings: object, **bounds: float) -> None:
+    """Check that the named settings are numbers from 0 to the bound. Raises `ConfigError`."""
+    for name, end in bounds.items():
         value = getattr(settings, name)
         if not _is_number(value, 0, end):
             raise ConfigError(f"{name} must be a number from 0 to {end:g}, got {value!r}")
 
 
-def _is_number(value: object, least: float, most: float) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-    )
+def _is_number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

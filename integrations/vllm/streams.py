@@ -1,13 +1,13 @@
-"""The engine's streams: what is launched here comes behind what the engine launched before, and
-ahead of what it launches next.
+"""Ordering of our work with the engine's streams.
 
-An engine computes on one stream, most of the time. It captures its forward on another, replays the
-graph on the first, and some change theirs for good behind the first forward. So nothing here
-relies on the stream that was current when the device was opened, *home*, where our boundaries are:
+Our work has to run after what the engine launched before, and before what it launches next. An
+engine computes on one stream most of the time; but it captures its forward pass on another, and
+some engines change their stream after the first forward pass. So nothing relies on the *compute
+stream*, which was current when the device was opened, being current later:
 
-- routing is a part of the forward, and is launched on the stream that is current, whichever it is;
-- all else is ours, and is launched at home, with an event before and behind it where the engine is
-  elsewhere.
+- routing is part of the forward pass, and is launched on whichever stream is current;
+- all other work is launched on the compute stream. If the engine is on another stream, events
+  before and after it order the two.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,53 +19,52 @@ from equipoise.hal.stream import Role, Stream
 
 
 class EngineStreams(Protocol):
-    """Of one worker."""
+    """The streams of one worker."""
 
     @property
     def compute_stream(self) -> Stream:
-        """What is ours is launched here."""
+        """The stream that our work is launched on."""
         ...
 
     def ordered_section(self) -> AbstractContextManager[None]:
-        """Around what is launched at home, outside of captures."""
+        """Return a context for launching our work on the compute stream, outside of captures."""
         ...
 
     def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
-        """Launch a part of the engine's forward, and tell it on which stream."""
+        """Launch a part of the forward pass; the program gets the stream it runs on."""
         ...
 
 
 class HostEngineStreams:
-    """The host has no stream that the engine could be on: programs run on a thread of ours, and are
-    waited for.
+    """Streams on a CPU, where the engine has none: programs run on our thread, and are waited for.
 
     Args:
-        compute_stream: the compute stream.
+        compute_stream: runs the programs.
         deadline: seconds that a wait may last.
     """
 
-    def __init__(self, home: Stream, deadline: float) -> None:
-        self.compute_stream = home
+    def __init__(self, compute_stream: Stream, deadline: float) -> None:
+        self.compute_stream = compute_stream
         self._deadline = deadline
 
     @contextmanager
     def ordered_section(self) -> Iterator[None]:
-        """Waits for what was launched within. Raises `StreamFailed`, `StreamTimeout`."""
+        """Wait for what was launched in the context. Raises `StreamFailed`, `StreamTimeout`."""
         yield
         self.compute_stream.synchronize(self._deadline)
 
     def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
-        """Waited for. Raises `StreamFailed`, `StreamTimeout`."""
+        """Launch the program and wait for it. Raises `StreamFailed`, `StreamTimeout`."""
         self.compute_stream.launch(lambda: program(self.compute_stream))
         self.compute_stream.synchronize(self._deadline)
 
 
 class DeviceEngineStreams:
-    """The engine is on a stream of the device, and nobody waits on the host.
+    """Streams on a device; the host does not wait.
 
     Args:
-        accelerator: the device; it adopts what the engine is on.
-        current: the vendor's stream that is current on the calling thread.
+        accelerator: the device; adopts the engine's streams.
+        current: returns the vendor's stream that is current on the calling thread.
     """
 
     def __init__(self, accelerator: Accelerator, current: Callable[[], object]) -> None:
@@ -75,19 +74,20 @@ class DeviceEngineStreams:
 
     @contextmanager
     def ordered_section(self) -> Iterator[None]:
-        """Two events, where the engine is elsewhere. Raises `StreamFailed`."""
-        here = self._current_stream()
-        self._order(here, self.compute_stream)
+        """Order both ways by events if the engine is on another stream. Raises `StreamFailed`."""
+        current = self._current_stream()
+        self._order(current, self.compute_stream)
         yield
-        self._order(self.compute_stream, here)
+        self._order(self.compute_stream, current)
 
     def launch_in_forward(self, program: Callable[[Stream], object]) -> None:
-        """On the engine's own stream, and into a graph it captures. Raises `StreamFailed`."""
-        here = self._current_stream()
-        here.launch(lambda: program(here))
+        """Launch on the current stream, and so into a graph being captured. Raises
+        `StreamFailed`."""
+        current = self._current_stream()
+        current.launch(lambda: program(current))
 
     def _current_stream(self) -> Stream:
-        """What the calling thread is on; adopted at the first meeting."""
+        """Return the current stream of the calling thread; adopted at its first use."""
         return self._accelerator.adopt(self._current())
 
     def _order(self, first: Stream, then: Stream) -> None:
@@ -98,20 +98,20 @@ class DeviceEngineStreams:
 
 
 class EngineAccelerator:
-    """An accelerator whose compute stream is the one that an engine is at home on.
+    """An accelerator whose compute stream is the engine's.
 
     Args:
-        inner: the device; all else is its own.
-        home: adopted from the engine.
+        inner: the device; everything else is delegated to it.
+        compute_stream: adopted from the engine.
     """
 
-    def __init__(self, inner: Accelerator, home: Stream) -> None:
+    def __init__(self, inner: Accelerator, compute_stream: Stream) -> None:
         self._inner = inner
-        self._home = home
+        self._compute_stream = compute_stream
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def stream(self, role: Role) -> Stream:
-        """The engine's for computing, the device's own for everything beside it."""
-        return self._home if role is Role.COMPUTE else self._inner.stream(role)
+        """Return the engine's stream for `COMPUTE`, and the device's own for other roles."""
+        return self._compute_stream if role is Role.COMPUTE else self._inner.stream(role)

@@ -1,9 +1,9 @@
-"""Where a worker is: its device as an accelerator of ours, and the ranks of one of its groups.
+"""Access of a worker to its device and to the other ranks of one of its groups.
 
-The engine has a device, process groups and streams already. The device is opened once more, which
-takes nothing; the stream that the engine is on becomes the compute stream. Ranks meet over a store
-that the first rank of the group holds: an engine has no launcher of ours that would outlive every
-rank, and ends as a whole when a worker dies.
+The engine already has a device, process groups and streams. Our accelerator opens the same device
+again, which takes no memory, and uses the engine's stream as compute stream. Ranks connect through
+a store on the group's first rank. That is sufficient, although the store ends with that rank: an
+engine ends as a whole when a worker dies.
 """
 
 import json
@@ -31,13 +31,13 @@ from equipoise.integrations.vllm.streams import (
 )
 
 MAX_ADDRESS_BYTES = 256
-"""Bytes."""
+"""Size of the broadcast that carries the store's address: all ranks need the size beforehand."""
 BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
-"""By type of the engine's device."""
+"""Our backend by device type."""
 
 
 class EngineGroup(Protocol):
-    """A process group of the engine, as far as it is needed here."""
+    """The part of an engine's process group that is used here."""
 
     ranks: list[int]
     rank_in_group: int
@@ -47,14 +47,14 @@ class EngineGroup(Protocol):
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """One worker's place in one group.
+    """Device, streams and connections of one worker in one group.
 
     Attributes:
-        accelerator: the worker's device, with the engine's stream as its compute stream.
-        streams: the engine's, which our work comes between.
+        accelerator: the worker's device, with the engine's stream as compute stream.
+        streams: order our work with the engine's.
         fabric: to the other ranks of the group.
-        node_of_rank: the node of each rank of the group, numbered as they first come.
-        store_host: the store, on the group's first rank.
+        node_of_rank: the node of each rank of the group, numbered by first occurrence.
+        store_host: the store, on the group's first rank; else None.
         deadline: seconds that any wait may last.
     """
 
@@ -66,7 +66,7 @@ class WorkerContext:
     deadline: float
 
     def close(self) -> None:
-        """Part from the other ranks."""
+        """Disconnect from the other ranks, and close the device."""
         self.fabric.close()
         self.accelerator.close()
         if self.store_host is not None:
@@ -76,68 +76,73 @@ class WorkerContext:
 def open_worker_context(
     group: EngineGroup, device: torch.device, deadline: float, communicator: str | None = None
 ) -> WorkerContext:
-    """Meet the ranks of `group`; collective.
+    """Connect to the ranks of `group`; collective.
 
     Args:
         group: of the engine.
-        device: the worker's; the group's own attribute of that name is a number in some engines.
+        device: the worker's device (not `group.device`, which is a number in some engines).
         deadline: seconds that any wait may last.
         communicator: one of `COMMUNICATORS` for the device; None: the first of them.
 
     Raises:
-        IntegrationError: no backend of ours is for the engine's device, or the communicator is not.
-        BackendUnavailable, ControlLost: the backend does not run here; the ranks did not meet.
+        IntegrationError: we have no backend for the device, or the communicator does not support
+            it.
+        BackendUnavailable: the backend does not run here.
+        ControlPlaneLost: the ranks did not connect.
     """
-    kind = device.type
-    if kind not in BACKEND_OF_DEVICE:
-        known = ", ".join(BACKEND_OF_DEVICE)
-        raise IntegrationError(f"no backend for a device of type {kind!r}: {known}")
-    named = _choose_communicator(kind, communicator)
-    with ExitStack() as opened:
-        accelerator, streams = _opened(BACKEND_OF_DEVICE[kind], device, deadline)
-        opened.callback(accelerator.close)
-        nodes = _find_node_of_rank(group)
-        interface = _store_interface(nodes)
-        held = StoreHost(interface) if group.rank_in_group == 0 else None
-        if held is not None:
-            opened.callback(held.close)
-        host, port = _told(group, held)
-        where = Rendezvous(
+    device_type = device.type
+    if device_type not in BACKEND_OF_DEVICE:
+        choices = ", ".join(BACKEND_OF_DEVICE)
+        raise IntegrationError(f"no backend for a device of type {device_type!r}: {choices}")
+    communicator_name = _choose_communicator(device_type, communicator)
+    with ExitStack() as stack:
+        accelerator, streams = _open_device(BACKEND_OF_DEVICE[device_type], device, deadline)
+        stack.callback(accelerator.close)
+        node_of_rank = _find_node_of_rank(group)
+        interface = _store_interface(node_of_rank)
+        store_host = StoreHost(interface) if group.rank_in_group == 0 else None
+        if store_host is not None:
+            stack.callback(store_host.close)
+        host, port = _broadcast_address(group, store_host)
+        rendezvous = Rendezvous(
             rank=group.rank_in_group,
             size=group.world_size,
             host=host,
             port=port,
             deadline=deadline,
         )
-        fabric = connect_fabric(named, where, accelerator)
-        opened.pop_all()
-    return WorkerContext(accelerator, streams, fabric, nodes, held, deadline)
+        fabric = connect_fabric(communicator_name, rendezvous, accelerator)
+        stack.pop_all()
+    return WorkerContext(accelerator, streams, fabric, node_of_rank, store_host, deadline)
 
 
-def connect_fabric(communicator: str, where: Rendezvous, accelerator: Accelerator) -> Fabric:
-    """Meet the other ranks; gloo reaches the tensors of a device through the host."""
-    fabric = registry.communicator(communicator).connect(where)
+def connect_fabric(communicator: str, rendezvous: Rendezvous, accelerator: Accelerator) -> Fabric:
+    """Connect to the other ranks; gloo gets tensors of a device through host memory."""
+    fabric = registry.communicator(communicator).connect(rendezvous)
     if communicator == "gloo" and accelerator.device.type != "cpu":
-        return HostStagedFabric(fabric, accelerator, where.deadline)
+        return HostStagedFabric(fabric, accelerator, rendezvous.deadline)
     return fabric
 
 
 def ranks_within(world: EngineGroup, group: EngineGroup) -> list[int]:
-    """The ranks of `group`, numbered as on a fabric among the ranks of `world`."""
+    """Return the ranks of `group` as numbered on a fabric among the ranks of `world`."""
     return [world.ranks.index(rank) for rank in group.ranks]
 
 
-def _choose_communicator(kind: str, wanted: str | None) -> str:
-    """Raises `IntegrationError` where what is wanted is not for a device of that type."""
-    known = COMMUNICATORS[kind]
-    if wanted is not None and wanted not in known:
+def _choose_communicator(device_type: str, requested: str | None) -> str:
+    """Return the communicator. Raises `IntegrationError` if it does not support the device."""
+    choices = COMMUNICATORS[device_type]
+    if requested is not None and requested not in choices:
         raise IntegrationError(
-            f"communicator {wanted} is not for a device of type {kind}: {' or '.join(known)}"
+            f"communicator {requested} is not for a device of type {device_type}: "
+            f"{' or '.join(choices)}"
         )
-    return wanted or known[0]
+    return requested or choices[0]
 
 
-def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerator, EngineStreams]:
+def _open_device(
+    name: str, device: torch.device, deadline: float
+) -> tuple[Accelerator, EngineStreams]:
     inner = registry.accelerator(name).open(device.index or 0)
     if device.type == "cpu":
         return inner, HostEngineStreams(inner.stream(Role.COMPUTE), deadline)
@@ -147,33 +152,37 @@ def _opened(name: str, device: torch.device, deadline: float) -> tuple[Accelerat
 
 
 def _find_node_of_rank(group: EngineGroup) -> tuple[int, ...]:
-    """The node of each rank, numbered as they first come; collective."""
+    """Return the node of each rank, numbered by first occurrence; collective."""
     from vllm.distributed.parallel_state import in_the_same_node_as
 
     if group.world_size == 1:
         return (0,)
-    found: dict[int, int] = {}
+    node_by_rank: dict[int, int] = {}
     for rank in range(group.world_size):
-        if rank not in found:
-            node = len(set(found.values()))
-            beside = in_the_same_node_as(group.cpu_group, source_rank=rank)
-            found |= {peer: node for peer, here in enumerate(beside) if here and peer not in found}
-    return tuple(found[rank] for rank in range(group.world_size))
+        if rank not in node_by_rank:
+            node = len(set(node_by_rank.values()))
+            same_node = in_the_same_node_as(group.cpu_group, source_rank=rank)
+            node_by_rank |= {
+                peer: node
+                for peer, is_local in enumerate(same_node)
+                if is_local and peer not in node_by_rank
+            }
+    return tuple(node_by_rank[rank] for rank in range(group.world_size))
 
 
-def _store_interface(nodes_of_ranks: Sequence[int]) -> str:
-    """Where the store is held: on loopback, if all ranks are on one node."""
+def _store_interface(node_of_rank: Sequence[int]) -> str:
+    """Return the interface for the store: loopback if all ranks are on one node."""
     from vllm.utils.network_utils import get_ip
 
-    return str(get_ip()) if max(nodes_of_ranks) else LOOPBACK
+    return str(get_ip()) if max(node_of_rank) else LOOPBACK
 
 
-def _told(group: EngineGroup, held: StoreHost | None) -> tuple[str, int]:
-    """Where the first rank holds the store, as every rank learns it."""
-    line = torch.zeros(MAX_ADDRESS_BYTES, dtype=torch.uint8)
-    if held is not None:
-        text = json.dumps(held.address).encode().ljust(MAX_ADDRESS_BYTES)
-        line.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(line, src=group.ranks[0], group=group.cpu_group)
-    host, port = json.loads(bytes(line.tolist()))
+def _broadcast_address(group: EngineGroup, store_host: StoreHost | None) -> tuple[str, int]:
+    """Broadcast the address of the store from the first rank; returns host and port."""
+    buffer = torch.zeros(MAX_ADDRESS_BYTES, dtype=torch.uint8)
+    if store_host is not None:
+        text = json.dumps(store_host.address).encode().ljust(MAX_ADDRESS_BYTES)
+        buffer.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(buffer, src=group.ranks[0], group=group.cpu_group)
+    host, port = json.loads(bytes(buffer.tolist()))
     return str(host), int(port)

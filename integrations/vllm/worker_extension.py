@@ -1,9 +1,7 @@
-"""The parts of a worker: switched on before it loads its model, and off with it.
+"""The worker extension: switches features on before the model is loaded, and off at shutdown.
 
-What is added to an engine's worker: hooks that the engine calls, and calls for `collective_rpc`.
-
-A worker's own methods come first: an extension adds names and overrides none, so each name here
-must be one that no worker has.
+It adds hooks that the engine calls, and methods for `collective_rpc`. An extension cannot override
+methods of a worker, only add some. So each name here must be one that no worker has.
 """
 
 import logging
@@ -20,12 +18,12 @@ from equipoise.integrations.vllm.settings import Settings, parse_settings
 
 @dataclass(frozen=True)
 class WorkerFeatures:
-    """What is switched on in one worker.
+    """The features of one worker.
 
     Attributes:
-        worker: the engine's.
-        settings: what was asked for.
-        exit_stack: closes what was opened for it.
+        worker: the engine's worker.
+        settings: its settings.
+        exit_stack: closes what was opened.
     """
 
     worker: Any
@@ -33,48 +31,48 @@ class WorkerFeatures:
     exit_stack: ExitStack
 
     def placement(self) -> list[list[int]] | None:
-        """By layer, the expert in every slot; None where our engine is off."""
-        return None if self.settings.engine is None else install.current_placement(self.worker)
+        """Return the expert in every slot, by layer; None if `eplb` is off."""
+        return None if self.settings.eplb is None else install.current_placement(self.worker)
 
     def close(self) -> None:
-        """Give back what was opened, the last first."""
+        """Close what was opened, in reverse order."""
         self.exit_stack.close()
 
 
 def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
-    """Switch on what belongs to a worker; the routing of requests is the front end's.
+    """Switch on the features of a worker; `dp_load_balancer` belongs to the front end.
 
-    Raises what a part raises; then none is on.
+    Raises what a feature raises; then none is on.
     """
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         disable_features(worker)
-        if settings.policy is not None:
-            opened.enter_context(install.install_policy(settings.policy))
-        if settings.engine is not None:
-            opened.enter_context(install.install_eplb_state(worker, settings.engine))
-        if settings.handover is not None:
-            opened.enter_context(transport.install_transport(settings.handover, worker.device))
-        return WorkerFeatures(worker, settings, opened.pop_all())
+        if settings.eplb_policy is not None:
+            stack.enter_context(install.install_policy(settings.eplb_policy))
+        if settings.eplb is not None:
+            stack.enter_context(install.install_eplb_state(worker, settings.eplb))
+        if settings.pp_transport is not None:
+            stack.enter_context(transport.install_transport(settings.pp_transport, worker.device))
+        return WorkerFeatures(worker, settings, stack.pop_all())
 
 
 def disable_features(worker: Any) -> None:
-    """Nothing is asked for: an engine before this one in the process may have asked."""
+    """Undo what an earlier engine in this process may have left."""
     install.restore_policy()
 
 
 def forward_logs_to_engine() -> None:
-    """Have our log lines come where the engine's come: one an epoch, and warnings."""
-    ours, theirs = logging.getLogger("equipoise"), logging.getLogger("vllm")
-    for handler in theirs.handlers:
-        if handler not in ours.handlers:
-            ours.addHandler(handler)
-    ours.setLevel(theirs.getEffectiveLevel())
-    # The root logger gets handlers in some engines, and would tell everything once more.
-    ours.propagate = not ours.handlers
+    """Send our log lines to the engine's handlers: one per rebalance, and warnings."""
+    own_logger, engine_logger = logging.getLogger("equipoise"), logging.getLogger("vllm")
+    for handler in engine_logger.handlers:
+        if handler not in own_logger.handlers:
+            own_logger.addHandler(handler)
+    own_logger.setLevel(engine_logger.getEffectiveLevel())
+    # Some engines add handlers to the root logger, which would log each line a second time.
+    own_logger.propagate = not own_logger.handlers
 
 
 def _close_at_shutdown(worker: Any) -> None:
-    """The engine shuts a worker down, and not every version tells its extension."""
+    """Close the features when the engine shuts a worker down; not every vLLM calls the hook."""
     shutdown = worker.shutdown
 
     def shut_down() -> None:
@@ -85,30 +83,31 @@ def _close_at_shutdown(worker: Any) -> None:
 
 
 class WorkerExtension:
-    """Named by `--worker-extension-cls`; the plugin does that."""
+    """The class for `--worker-extension-cls`, which the plugin sets."""
 
     equipoise_features: WorkerFeatures | None = None
-    """What is switched on in this worker."""
+    """The features of this worker."""
 
     def init_worker_extension(self: Any) -> None:
-        """The device is there, and no model yet: switch on what is asked for. Once."""
+        """Switch features on, once: the worker has a device, but no model yet."""
         if self.equipoise_features is None:
-            asked = parse_settings(self.vllm_config.additional_config, os.environ)
+            requested = parse_settings(self.vllm_config.additional_config, os.environ)
             forward_logs_to_engine()
-            self.equipoise_features = enable_features(self, asked or Settings())
+            self.equipoise_features = enable_features(self, requested or Settings())
             _close_at_shutdown(self)
 
     def destroy_worker_extension(self: Any) -> None:
-        """Give back what was opened."""
-        parts, self.equipoise_features = self.equipoise_features, None
-        if parts is not None:
-            parts.close()
+        """Close what was opened."""
+        features, self.equipoise_features = self.equipoise_features, None
+        if features is not None:
+            features.close()
 
     def equipoise_counters(self) -> dict[str, int]:
-        """`llm.collective_rpc("equipoise_counters")`: see `counters.NAMES`; one per worker."""
+        """`llm.collective_rpc("equipoise_counters")`: see `counters.COUNTER_NAMES`; one per
+        worker."""
         return dict(COUNTERS.read())
 
     def equipoise_placement(self: Any) -> list[list[int]] | None:
-        """Of the target model: by layer, the expert in every slot; None without our engine."""
-        parts = self.equipoise_features
-        return None if parts is None else parts.placement()
+        """Return the expert in every slot of the target model, by layer; None without `eplb`."""
+        features = self.equipoise_features
+        return None if features is None else features.placement()

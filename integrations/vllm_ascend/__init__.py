@@ -1,7 +1,7 @@
 """Equipoise inside vllm-ascend; see docs/vllm-ascend.md.
 
-`--worker-cls equipoise.integrations.vllm_ascend.Worker` names what is here. The class is made when
-it is first asked for: its base imports torch_npu, which no process may do that will never have a
+`--worker-cls equipoise.integrations.vllm_ascend.Worker` selects our worker. The class is created at
+its first use, since its base imports torch_npu, which must not happen in a process without a
 device.
 """
 
@@ -13,7 +13,7 @@ __all__ = ["prepare"]
 
 
 def __getattr__(name: str) -> Any:
-    """The worker's class. Raises `EngineUnsupported` where its base cannot be imported."""
+    """Return the worker class. Raises `EngineUnsupported` if its base cannot be imported."""
     if name != "Worker":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from equipoise.integrations.vllm_ascend.worker import worker_class

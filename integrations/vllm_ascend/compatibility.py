@@ -1,4 +1,4 @@
-"""Which release of vllm-ascend was tested, with which vLLM, and what each part touches of them."""
+"""Supported releases of vllm-ascend and its vLLM, and the symbols that each feature uses."""
 
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -7,12 +7,15 @@ from equipoise.integrations.vllm import compatibility as vllm
 from equipoise.integrations.vllm.compatibility import Release, Symbol, symbol_problems
 
 RELEASE = Release(
-    "vllm-ascend", ("vllm-ascend",), ("0.23.0",), untested_variable="EQUIPOISE_VLLM_ASCEND_UNTESTED"
+    "vllm-ascend",
+    ("vllm-ascend",),
+    ("0.23.0",),
+    accept_variable="EQUIPOISE_VLLM_ASCEND_ACCEPT_VERSION",
 )
 VLLM_RELEASE = Release(
-    "vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), untested_variable=vllm.UNTESTED_VARIABLE
+    "vLLM", vllm.DISTRIBUTIONS, ("0.23.0",), accept_variable=vllm.ACCEPT_VERSION_VARIABLE
 )
-"""The vLLM that the release is made for."""
+"""The vLLM that this release requires."""
 
 WORKER = "vllm_ascend.worker.worker"
 GROUPS = "vllm_ascend.patch.worker.patch_distributed"
@@ -28,10 +31,10 @@ WORKER_SYMBOLS = (
     Symbol(WORKER, "NPUWorker.init_device", "self"),
     Symbol(WORKER, "NPUWorker.shutdown", "self"),
 )
-"""What the worker's class needs."""
+"""Symbols that our worker class uses."""
 STAGES = "all_gather_group=, all_gather_tensors="
 FEATURE_SYMBOLS = {
-    "policy": (
+    "eplb_policy": (
         Symbol(f"{POLICIES}.policy_factory", "PolicyFactory.generate_policy", "policy_type"),
         Symbol(
             f"{POLICIES}.policy_abstract",
@@ -40,9 +43,9 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(PLANNER, "EplbWorker.calculate_rebalance_experts", "self, load_info, old_placement"),
         Symbol(PLANNER, "EplbWorker.check_expert_placement", "self, old_placement, new_placement"),
-        *vllm.FEATURE_SYMBOLS["policy"],
+        *vllm.FEATURE_SYMBOLS["eplb_policy"],
     ),
-    "handover": (
+    "pp_transport": (
         Symbol(WORKER, "NPUWorker.execute_model", "self, scheduler_output"),
         Symbol(
             GROUPS,
@@ -51,72 +54,76 @@ FEATURE_SYMBOLS = {
         ),
         Symbol(GROUPS, "GroupCoordinatorPatch.irecv_tensor_dict", f"self, src=, {STAGES}"),
         Symbol(vllm.GROUPS, "get_world_group", ""),
-        *vllm.FEATURE_SYMBOLS["handover"],
+        *vllm.FEATURE_SYMBOLS["pp_transport"],
     ),
 }
-"""What each part touches in a worker."""
+"""Symbols that each feature uses in a worker."""
 FRONT_END_SYMBOLS = {
-    "routing": (
+    "dp_load_balancer": (
         Symbol(vllm.CLIENT, vllm.CLIENT_INIT, vllm.CLIENT_INIT_PARAMETERS),
         *vllm.CLIENT_SYMBOLS,
     )
 }
-"""What a part touches in the front end, which is vLLM's."""
+"""Symbols that a feature uses in the front end, which is vLLM's."""
 UNSUPPORTED_FEATURES = {
-    "engine": (
-        "vllm-ascend moves experts by itself, not by vLLM's EPLB classes, in whose place our "
-        "engine stands; `policy` plans for it"
+    "eplb": (
+        "vllm-ascend moves experts by itself, not by vLLM's EPLB classes, which eplb replaces; "
+        "use `eplb_policy`"
     ),
 }
-"""Parts that no release that was tested has a place for."""
+"""Features that no tested release supports, and why."""
 
 
-def check_front_end(parts: Iterable[str], environment: Mapping[str, str]) -> None:
-    """See, in a process that has no device, that `parts` can be switched on.
+def check_front_end(features: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Check, in a process without a device, that features are supported.
 
-    Nothing of vllm-ascend is imported.
+    Does not import vllm-ascend.
 
     Args:
-        parts: keys of `PARTS`, `FRONT_END_SYMBOLS` or `REFUSED`.
-        environment: may name versions to take although they were not tested.
+        features: keys of `FEATURE_SYMBOLS`, `FRONT_END_SYMBOLS` or `UNSUPPORTED_FEATURES`.
+        environment: may accept untested versions.
 
     Raises:
-        EngineUnsupported: one error that names everything that is not as it must be, and the
-            versions tested.
+        EngineUnsupported: one error that names every problem, and the tested versions.
     """
-    wanted = tuple(parts)
-    symbols = [symbol for part in wanted for symbol in FRONT_END_SYMBOLS.get(part, ())]
-    wrong = [*_of_versions(environment), *_refused(wanted), *symbol_problems(symbols)]
-    RELEASE.raise_unsupported(RELEASE.installed(), wrong)
+    names = tuple(features)
+    symbols = [symbol for name in names for symbol in FRONT_END_SYMBOLS.get(name, ())]
+    problems = [*_version_problems(environment), *_unsupported(names), *symbol_problems(symbols)]
+    RELEASE.raise_unsupported(RELEASE.installed(), problems)
 
 
-def check_worker(parts: Iterable[str], environment: Mapping[str, str]) -> None:
-    """The same in a worker's process, of what is touched there."""
-    wanted = tuple(parts)
+def check_worker(features: Iterable[str], environment: Mapping[str, str]) -> None:
+    """The same in a worker's process, for the symbols used there."""
+    names = tuple(features)
     symbols = [
         *WORKER_SYMBOLS,
-        *(symbol for part in wanted for symbol in FEATURE_SYMBOLS.get(part, ())),
+        *(symbol for name in names for symbol in FEATURE_SYMBOLS.get(name, ())),
     ]
-    wrong = [*_of_versions(environment), *_refused(wanted), *_of_build(), *symbol_problems(symbols)]
-    RELEASE.raise_unsupported(RELEASE.installed(), wrong)
+    problems = [
+        *_version_problems(environment),
+        *_unsupported(names),
+        *_build_problems(),
+        *symbol_problems(symbols),
+    ]
+    RELEASE.raise_unsupported(RELEASE.installed(), problems)
 
 
-def _of_versions(environment: Mapping[str, str]) -> list[str]:
-    ours, beside = (
+def _version_problems(environment: Mapping[str, str]) -> list[str]:
+    ours, vllm_problem = (
         each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE)
     )
-    wrong = [] if ours is None else [ours]
-    return wrong if beside is None else [*wrong, f"its vLLM: {beside}"]
+    problems = [] if ours is None else [ours]
+    return problems if vllm_problem is None else [*problems, f"its vLLM: {vllm_problem}"]
 
 
-def _refused(parts: Iterable[str]) -> list[str]:
+def _unsupported(features: Iterable[str]) -> list[str]:
     return [
-        f"{part}: {UNSUPPORTED_FEATURES[part]}" for part in parts if part in UNSUPPORTED_FEATURES
+        f"{name}: {UNSUPPORTED_FEATURES[name]}" for name in features if name in UNSUPPORTED_FEATURES
     ]
 
 
-def _of_build() -> list[str]:
-    """Each build is for one family of devices, and this one has a worker of its own."""
+def _build_problems() -> list[str]:
+    """Refuse builds for the 310P family, which has another worker."""
     try:
         built_for = import_module("vllm_ascend._build_info").__device_type__
     except (ImportError, AttributeError) as error:

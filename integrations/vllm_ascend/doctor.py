@@ -1,4 +1,4 @@
-"""What `equipoise doctor --vllm-ascend` says: whether this vllm-ascend can be served."""
+"""Checks of `equipoise doctor --vllm-ascend`: whether this vllm-ascend is supported."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from equipoise.integrations.vllm_ascend import compatibility
 
 
 def examine() -> Iterator[Finding]:
-    """One finding after the other; imports vllm-ascend, and changes nothing of it."""
+    """Yield the findings; imports vllm-ascend and changes nothing in it."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     releases = compatibility.RELEASE, compatibility.VLLM_RELEASE
     try:
@@ -26,10 +26,10 @@ def examine() -> Iterator[Finding]:
         yield version_finding(release, version)
     yield plugin_finding()
     yield symbols_finding("worker", compatibility.WORKER_SYMBOLS)
-    for part, symbols in {
+    for feature, symbols in {
         **compatibility.FEATURE_SYMBOLS,
         **compatibility.FRONT_END_SYMBOLS,
     }.items():
-        yield symbols_finding(part, symbols)
-    for part, why in compatibility.UNSUPPORTED_FEATURES.items():
-        yield part, None, why
+        yield symbols_finding(feature, symbols)
+    for feature, why in compatibility.UNSUPPORTED_FEATURES.items():
+        yield feature, None, why

@@ -1,4 +1,4 @@
-"""The worker: vllm-ascend's own, which switches our parts on around its device."""
+"""Our worker for vllm-ascend: its own worker with our features."""
 
 import os
 from contextlib import ExitStack
@@ -20,52 +20,54 @@ from equipoise.integrations.vllm_ascend.config_check import config_errors
 from equipoise.integrations.vllm_ascend.eplb_policy import SharedCounters
 
 WorkerBase: Any = object
-"""What comes behind it is vllm-ascend's worker."""
+"""Stands for vllm-ascend's worker, which `worker_class` adds as a base at run time."""
 
 
 class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
-    """Stands before vllm-ascend's worker, and leaves its methods of every step alone.
+    """Mixin before vllm-ascend's worker; does not override methods that run in every step.
 
-    So an idle data-parallel rank enters the collectives that it enters without us. Nothing here
-    touches the device before the worker has set it.
+    So an idle data-parallel rank enters the same collectives as without us. Nothing here uses the
+    device before the worker has set it.
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """Look at everything that is asked for before the worker does anything.
+        """Check settings and symbols before the worker does anything.
 
         Raises:
-            EngineUnsupported: one error that names everything that is not as it was tested.
-            ConfigError, IntegrationError: what is asked for cannot be had.
+            EngineUnsupported: one error that names every difference from the tested releases.
+            ConfigError: the settings are invalid.
+            IntegrationError: a feature cannot work with this configuration.
         """
-        asked = parse_settings(vllm_config.additional_config, os.environ)
-        if asked is not None:
-            compatibility.check_worker(asked.enabled_features, os.environ)
-            raise_config_errors(config_errors(vllm_config, asked))
-        self.equipoise_settings = asked or Settings()
+        requested = parse_settings(vllm_config.additional_config, os.environ)
+        if requested is not None:
+            compatibility.check_worker(requested.enabled_features, os.environ)
+            raise_config_errors(config_errors(vllm_config, requested))
+        self.equipoise_settings = requested or Settings()
         self.equipoise_policy_counters = SharedCounters()
-        behind: Any = super()
-        behind.__init__(vllm_config, *args, **kwargs)
+        base: Any = super()
+        base.__init__(vllm_config, *args, **kwargs)
 
     def init_device(self) -> None:
-        """Before the worker makes its runner the policy, behind it what needs a device."""
+        """Install the policy before the worker creates its runner, and what needs a device
+        after."""
         settings = self.equipoise_settings
         forward_logs_to_engine()
-        with ExitStack() as opened:
-            if settings.policy is not None:
-                planned = eplb_policy.install_policy(
-                    settings.policy, self.equipoise_policy_counters
+        with ExitStack() as stack:
+            if settings.eplb_policy is not None:
+                policy = eplb_policy.install_policy(
+                    settings.eplb_policy, self.equipoise_policy_counters
                 )
-                opened.enter_context(planned)
+                stack.enter_context(policy)
             super().init_device()
-            if settings.handover is not None:
-                opened.enter_context(transport.install_transport(settings.handover, self.device))
-            self.equipoise_features = WorkerFeatures(self, settings, opened.pop_all())
+            if settings.pp_transport is not None:
+                stack.enter_context(transport.install_transport(settings.pp_transport, self.device))
+            self.equipoise_features = WorkerFeatures(self, settings, stack.pop_all())
 
     def init_worker_extension(self) -> None:
-        """Nothing: whoever calls this comes when the device is there, and so are the parts."""
+        """Do nothing: `init_device` has switched the features on."""
 
     def shutdown(self) -> None:
-        """Give back what was opened, and shut the worker down."""
+        """Close the features, and shut the worker down."""
         try:
             self.destroy_worker_extension()
         finally:
@@ -73,15 +75,15 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
 
     def equipoise_counters(self) -> dict[str, int]:
         """`llm.collective_rpc("equipoise_counters")`: this process's and its planner's."""
-        counted = dict(COUNTERS.read())
+        counters = dict(COUNTERS.read())
         for name, count in self.equipoise_policy_counters.read().items():
-            counted[name] = counted.get(name, 0) + count
-        return counted
+            counters[name] = counters.get(name, 0) + count
+        return counters
 
 
 @cache
 def worker_class() -> type:
-    """The class that vLLM makes a worker of. Raises `EngineUnsupported`."""
+    """Return the class of vLLM's worker. Raises `EngineUnsupported`."""
     try:
         from vllm_ascend.worker.worker import NPUWorker
     except ImportError as error:

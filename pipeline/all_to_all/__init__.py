@@ -1,1 +1,1 @@
-"""The expert exchange: MoE dispatch and combine over an all-to-all, with fixed or variable sizes."""
+"""MoE dispatch and combine over an all-to-all, with fixed capacities or variable sizes."""

@@ -1,8 +1,7 @@
-"""The verbs that every exchange of this package has, so that a step may run on any of them.
+"""Fallback of the expert exchange: steps that exceed a capacity run again without capacities.
 
-The portable exchange behind the verbs of the fixed one: what a step that did not fit runs on.
-
-Steps on the fast exchange, and again on the sure one where they did not fit.
+`ExchangeWithFallback` runs a step on the exchange with fixed capacities, and runs it again on
+`FallbackExchange` if a capacity was exceeded. Both implement `TokenExchange`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,31 +22,31 @@ from equipoise.pipeline.all_to_all.variable_size import DispatchRoute, VariableS
 
 
 class CombineHandle(Protocol):
-    """A batch whose results were sent."""
+    """Handle of a combined batch."""
 
     def wait(self, stream: Stream) -> Tensor:
-        """Order `stream` behind the results, [n, top_k, ...]."""
+        """Make `stream` wait for the results, [n, top_k, ...]."""
         ...
 
     def release(self, stream: Stream) -> None:
-        """All that reads the results has been launched on `stream`, or before."""
+        """Free the buffers; readers of the results were launched on `stream`, or before."""
         ...
 
 
 class DispatchHandle(Protocol):
-    """A batch whose rows were sent."""
+    """Handle of a dispatched batch."""
 
     def wait(self, stream: Stream) -> ReceivedRows:
-        """Order `stream` behind the rows."""
+        """Make `stream` wait for the rows."""
         ...
 
     def combine(self, rows: Tensor, stream: Stream) -> CombineHandle:
-        """Send results back, [entries, ...]."""
+        """Return results, [entries, ...], to the ranks of their tokens."""
         ...
 
 
 class TokenExchange(Protocol):
-    """Rows to the ranks that hold their experts, and back."""
+    """Sends rows to the ranks of their experts, and results back."""
 
     def dispatch(self, batch: Batch, stream: Stream) -> DispatchHandle:
         """Send a batch."""
@@ -58,17 +57,19 @@ T = TypeVar("T")
 
 
 class FallbackExchange:
-    """Any number of rows: the host reads the counts, and waits for the stream at each verb.
+    """`VariableSizeExchange` with the interface of the exchange with fixed capacities.
+
+    It takes any number of rows. The host reads the counts, and waits for the stream in each method.
 
     Args:
-        form: of the fixed exchange that it stands in for; its capacities do not matter here.
-        communicator: among the ranks that take part, used for nothing else.
+        form: of the exchange with fixed capacities; the capacities are ignored here.
+        communicator: among the active ranks, used by this exchange only.
         accelerator: of all streams.
         deadline: seconds that the host waits for a stream, or for counts.
-        active: for each rank of `communicator` its rank in the fixed exchange.
+        active: for each rank of `communicator`, its rank in the other exchange.
 
     Raises:
-        ExchangeError: not one rank for each of the communicator's.
+        ExchangeError: `active` does not have one rank for each of the communicator's.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class FallbackExchange:
         self._renumbered = _renumbered(form, active).to(accelerator.device)
 
     def dispatch(self, batch: Batch, stream: Stream) -> "FallbackDispatchHandle":
-        """Send a batch; returns when its rows are on their way.
+        """Send a batch; returns when its rows are being sent.
 
         Raises:
-            ExchangeError: it does not fit the format.
+            ExchangeError: the batch does not fit the format.
             GenerationMismatch: as `VariableSizeExchange.prepare`, as the cause of a `StreamFailed`
                 unless the call comes from a program of `stream`.
         """
@@ -102,24 +103,27 @@ class FallbackExchange:
         exchange = VariableSizeExchange(
             self._communicator, self._form.slots_per_rank, stream, self._deadline
         )
-        route, arrivals = self.run(stream, lambda: self._dispatch(exchange, batch))
-        return FallbackDispatchHandle(self, exchange, route, arrivals)
+        route, received = self.run(stream, lambda: self._dispatch(exchange, batch))
+        return FallbackDispatchHandle(self, exchange, route, received)
 
     def run(self, stream: Stream, program: Callable[[], T]) -> T:
-        """What a program of `stream` returns. The host waits for it: shapes depend on counts."""
-        made: list[T] = []
-        stream.launch(lambda: made.append(program()))
+        """Run `program` on `stream` and return its result.
+
+        The host waits for it, since the shapes of later tensors depend on counts.
+        """
+        results: list[T] = []
+        stream.launch(lambda: results.append(program()))
         stream.record(self._event)
         self._event.synchronize(self._deadline)
-        return made[0]
+        return results[0]
 
     @property
     def form(self) -> ExchangeFormat:
-        """Of the rows."""
+        """The format."""
         return self._form
 
     def wait(self, stream: Stream) -> None:
-        """Order `stream` behind the latest verb."""
+        """Make `stream` wait for the latest program."""
         stream.wait(self._event)
 
     def _dispatch(
@@ -128,8 +132,8 @@ class FallbackExchange:
         last = self._form.num_slots
         slots = batch.slots.long()
         inside = (slots >= 0) & (slots < last)
-        numbers = self._renumbered[torch.where(inside, slots, last)]
-        route = exchange.prepare(numbers, int(batch.generation.item()))
+        renumbered = self._renumbered[torch.where(inside, slots, last)]
+        route = exchange.prepare(renumbered, int(batch.generation.item()))
         rows = exchange.dispatch(route, batch.payloads)
         return route, ReceivedRows(
             payloads=tuple(payload[None] for payload in rows),
@@ -144,65 +148,65 @@ class FallbackExchange:
         self._communicator.all_gather(out, loads).result(self._deadline)
         return out
 
-    def _by_rank(self, members: Tensor) -> Tensor:
-        """From ranks of the communicator to ranks of the fixed exchange; zeros for the others."""
-        out = torch.zeros(self._form.ranks, *members.shape[1:], dtype=members.dtype)
+    def _by_rank(self, by_member: Tensor) -> Tensor:
+        """Scatter rows from communicator ranks to exchange ranks; zeros for inactive ranks."""
+        out = torch.zeros(self._form.ranks, *by_member.shape[1:], dtype=by_member.dtype)
         out = out.to(self._active.device)
-        out[self._active] = members.to(out.device)
+        out[self._active] = by_member.to(out.device)
         return out
 
 
 class FallbackDispatchHandle:
-    """A batch whose rows were sent."""
+    """Handle of a dispatched batch."""
 
     def __init__(
         self,
         owner: FallbackExchange,
         exchange: VariableSizeExchange,
         route: DispatchRoute,
-        arrivals: ReceivedRows,
+        received: ReceivedRows,
     ) -> None:
         self._owner = owner
         self._exchange = exchange
         self._route = route
-        self._arrivals = arrivals
+        self._arrivals = received
 
     def wait(self, stream: Stream) -> ReceivedRows:
-        """Order `stream` behind the rows; nothing but `combine` ends them."""
+        """Make `stream` wait for the rows; they have memory of their own, and stay valid."""
         self._owner.wait(stream)
         return self._arrivals
 
     def combine(self, rows: Tensor, stream: Stream) -> "FallbackCombineHandle":
-        """Send results back.
+        """Return results to the ranks of their tokens.
 
         Raises:
-            ExchangeError: rows that do not fit the format.
+            ExchangeError: `rows` does not fit the format.
         """
         entries = self._arrivals.entry_rows.shape[0]
         check_rows("results", rows, entries, self._owner.form.result)
         exchange, route = self._exchange, self._route
-        found = self._owner.run(stream, lambda: exchange.combine(route, rows))
-        return FallbackCombineHandle(self._owner, found)
+        results = self._owner.run(stream, lambda: exchange.combine(route, rows))
+        return FallbackCombineHandle(self._owner, results)
 
 
 class FallbackCombineHandle:
-    """A batch whose results have come."""
+    """Handle of a combined batch whose results have arrived."""
 
     def __init__(self, owner: FallbackExchange, results: Tensor) -> None:
         self._owner = owner
         self._results = results
 
     def wait(self, stream: Stream) -> Tensor:
-        """[n, top_k, ...], as of the fixed exchange."""
+        """Make `stream` wait for the results, [n, top_k, ...], and return them."""
         self._owner.wait(stream)
         return self._results
 
     def release(self, stream: Stream) -> None:
-        """Nothing to give back: every batch has memory of its own."""
+        """Do nothing: every batch has memory of its own."""
 
 
 def _renumbered(form: ExchangeFormat, active: Sequence[int]) -> Tensor:
-    """int32 [slots + 1], slots as the communicator's ranks number them; the last is invalid."""
+    """Return int32 [slots + 1], slot ids as numbered by communicator rank; the last is invalid."""
     out = torch.full((form.num_slots + 1,), len(active) * form.slots_per_rank, dtype=torch.int32)
     for member, rank in enumerate(active):
         for local in range(form.slots_per_rank):
@@ -213,14 +217,15 @@ def _renumbered(form: ExchangeFormat, active: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class ExchangeStatistics:
-    """What became of the steps so far.
+    """Counts of the steps so far.
 
     Attributes:
         fitted: steps that ran once.
-        rerun: steps that ran again, because some rank had more rows than fit.
-        max_rows_over: the most rows by which a message exceeded its capacity.
-        max_results_over: the most results by which one did.
-        inactive_rank_hits: choices of this rank that fell on inactive ranks, in steps that ran once.
+        rerun: steps that ran again, because some rank exceeded a capacity.
+        max_rows_over: most rows by which a message exceeded its capacity.
+        max_results_over: most results by which one did.
+        inactive_rank_hits: choices of this rank that fell on inactive ranks, in steps that ran
+            once.
     """
 
     fitted: int = 0
@@ -229,60 +234,62 @@ class ExchangeStatistics:
     max_results_over: int = 0
     inactive_rank_hits: int = 0
 
-    def with_step(self, verdict: StepFitted | StepOverflowed) -> "ExchangeStatistics":
-        """One step more."""
-        match verdict:
-            case StepFitted(inactive_rank_hits=stray):
+    def with_step(self, outcome: StepFitted | StepOverflowed) -> "ExchangeStatistics":
+        """Return the counts with one more step."""
+        match outcome:
+            case StepFitted(inactive_rank_hits=hits):
                 return ExchangeStatistics(
                     self.fitted + 1,
                     self.rerun,
                     self.max_rows_over,
                     self.max_results_over,
-                    self.inactive_rank_hits + stray,
+                    self.inactive_rank_hits + hits,
                 )
             case StepOverflowed(rows_over=rows, results_over=results):
-                most = max(self.max_rows_over, rows), max(self.max_results_over, results)
+                maxima = max(self.max_rows_over, rows), max(self.max_results_over, results)
                 return ExchangeStatistics(
-                    self.fitted, self.rerun + 1, *most, self.inactive_rank_hits
+                    self.fitted, self.rerun + 1, *maxima, self.inactive_rank_hits
                 )
 
 
 class ExchangeWithFallback:
-    """Runs whole steps; all ranks come to the same verdict, so all run again or none does.
+    """Runs whole steps. All ranks get the same type of outcome, so all run a step again or none.
 
     Args:
-        fast: has a capacity, and says behind the step whether it was enough.
-        sure: carries any number of rows.
-        stream: on which the words are read, behind the step.
+        fixed: the exchange with fixed capacities, which reports overflow after the step.
+        fallback: takes any number of rows.
+        stream: that the status is read on, after the step.
     """
 
-    def __init__(self, fast: FixedCapacityExchange, sure: TokenExchange, stream: Stream) -> None:
-        self._fixed = fast
-        self._fallback = sure
+    def __init__(
+        self, fixed: FixedCapacityExchange, fallback: TokenExchange, stream: Stream
+    ) -> None:
+        self._fixed = fixed
+        self._fallback = fallback
         self._stream = stream
         self._statistics = ExchangeStatistics()
 
     @property
     def statistics(self) -> ExchangeStatistics:
-        """What became of the steps so far."""
+        """Counts of the steps so far."""
         return self._statistics
 
     def run(self, step: Callable[[TokenExchange], T], timeout: float) -> T:
-        """One step.
+        """Run a step, again if it exceeded a capacity, and return its result.
 
         Args:
-            step: dispatches, combines and releases; what else it writes it writes again when it
-                runs again. Nothing of it may be used, or shown, before this returns.
-            timeout: seconds that the host waits for the words.
+            step: dispatches, combines and releases. It may run twice, so it must be repeatable, and
+                nothing that it computes may be used before this returns.
+            timeout: seconds that the host waits for the status.
 
         Raises:
             GenerationMismatch: a rank dispatched with tables of another generation.
-            StreamTimeout: the words were not read in time.
+            StreamTimeout: the status was not read in time.
         """
         value = step(self._fixed)
-        verdict = self._fixed.read_status(self._stream).result(timeout)
-        self._statistics = self._statistics.with_step(verdict)
-        match verdict:
+        outcome = self._fixed.read_status(self._stream).result(timeout)
+        self._statistics = self._statistics.with_step(outcome)
+        match outcome:
             case StepFitted():
                 return value
             case StepOverflowed():

@@ -1,12 +1,11 @@
-"""The states of a room: one frozen dataclass each.
+"""The exchange with fixed capacities: dispatch and combine with several batches in flight.
 
-Idle --dispatch--> Sending --wait--> Arrived --combine--> Returning --wait--> Returned
-  ^                                                                              |
-  +----------------------------------- release ----------------------------------+
+The host reads no counts, so everything but the sends may be captured in graphs. Each batch has a
+buffer set, whose states are:
 
-A room and its state: who has it, and behind what the next one may.
-
-The exchange of fixed capacity: dispatch and combine of several batches in flight.
+    Idle --dispatch--> Dispatching --wait--> Dispatched --combine--> Combining --wait--> Combined
+      ^                                                                                     |
+      +-------------------------------------- release --------------------------------------+
 """
 
 from collections.abc import Callable
@@ -25,12 +24,12 @@ from equipoise.pipeline.all_to_all.status import StatusReadback, StatusReader
 
 @dataclass(frozen=True)
 class Idle:
-    """Nobody has it; what may still be read of it is behind the room's events."""
+    """No batch. Streams may still read the buffers: the next batch waits for `_start_events`."""
 
 
 @dataclass(frozen=True)
 class Dispatching:
-    """Rows are on their way."""
+    """Rows are being sent."""
 
     ticket: int
     tokens: int
@@ -39,7 +38,7 @@ class Dispatching:
 
 @dataclass(frozen=True)
 class Dispatched:
-    """A stream has waited for the rows and lists the entries."""
+    """A stream has waited for the rows, and lists the entries."""
 
     ticket: int
     tokens: int
@@ -47,7 +46,7 @@ class Dispatched:
 
 @dataclass(frozen=True)
 class Combining:
-    """Results are on their way."""
+    """Results are being sent."""
 
     ticket: int
     tokens: int
@@ -56,58 +55,62 @@ class Combining:
 
 @dataclass(frozen=True)
 class Combined:
-    """A stream has waited for the results, and somebody reads them."""
+    """A stream has waited for the results, which the caller reads."""
 
     ticket: int
     tokens: int
 
 
 BatchState = Idle | Dispatching | Dispatched | Combining | Combined
-"""Where a room is."""
+"""State of a buffer set."""
 
 
 class BatchTracker:
-    """One batch at a time, from its dispatch to its release.
+    """Tracks the batch of one buffer set, from its dispatch to its release.
+
+    A ticket identifies the batch, so that the handle of an earlier batch is refused.
 
     Args:
-        kernels: whose room it is.
-        room: the room.
-        event: makes events.
+        kernels: that own the buffer set.
+        buffers: the buffer set.
+        event: creates events.
     """
 
     def __init__(
-        self, kernels: ExchangeKernels, room: BufferSet, event: Callable[[], Event]
+        self, kernels: ExchangeKernels, buffers: BufferSet, event: Callable[[], Event]
     ) -> None:
         self._kernels = kernels
-        self._buffers = room
+        self._buffers = buffers
         self._unpacked = event()
         self._returned = event()
         self._released = event()
-        self._start_events: dict[Event, None] = {}  # in one order in every run, as a set is not
+        # A dict used as an ordered set: iteration order must not vary from run to run.
+        self._start_events: dict[Event, None] = {}
         self._merge_events: tuple[Event, ...] = ()
         self._state: BatchState = Idle()
 
     @property
     def state(self) -> BatchState:
-        """Where it is."""
+        """The current state."""
         return self._state
 
     @property
     def status(self) -> Tensor:
-        """The room's sticky words."""
+        """The status of the buffer set."""
         return self._buffers.status
 
     def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
-        """Take the room for a batch. It is idle: the exchange has looked."""
+        """Pack and send a batch; the caller has checked that the state is `Idle`."""
         for event in self._start_events:
             stream.wait(event)
         self._kernels.pack_rows(batch, self._buffers, stream)
         work = self._kernels.send_rows(self._buffers, stream)
-        self._start_events.clear()  # not before: after an error the next batch has to wait as well
+        # Only now: if packing or sending has raised, the next batch still has to wait.
+        self._start_events.clear()
         self._state = Dispatching(ticket, batch.tokens, work)
 
     def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
-        """Order `stream` behind the rows; the first to come lists the entries."""
+        """Make `stream` wait for the rows; the first caller launches the listing of entries."""
         match self._own(ticket):
             case Dispatching(tokens=tokens, work=work):
                 work.wait(stream)
@@ -120,16 +123,16 @@ class BatchTracker:
         return self._buffers.received
 
     def combine(self, ticket: int, rows: Tensor, stream: Stream) -> None:
-        """Send results back."""
+        """Pack and send the results."""
         state = self._own(ticket)
         if not isinstance(state, Dispatched):
-            raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not arrived")
+            raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not dispatched")
         self._kernels.pack_results(rows, self._buffers, stream)
         work = self._kernels.send_results(self._buffers, stream)
         self._state = Combining(ticket, state.tokens, work)
 
     def wait_results(self, ticket: int, stream: Stream) -> Tensor:
-        """Order `stream` behind the results; the first to come puts them in place."""
+        """Make `stream` wait for the results; the first caller launches their unpacking."""
         state = self._own(ticket)
         match state:
             case Combining(tokens=tokens, work=work):
@@ -144,32 +147,32 @@ class BatchTracker:
         return self._buffers.results[:tokens]
 
     def release(self, ticket: int, stream: Stream) -> None:
-        """Whatever reads the results has been launched on `stream`."""
+        """Free the buffer set; everything that reads the results was launched on `stream`."""
         state = self._own(ticket)
         if not isinstance(state, Combined):
-            raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not returned")
+            raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not combined")
         stream.record(self._released)
         self.start_after(self._released)
         self._state = Idle()
 
     def check_headers_merged(self) -> None:
-        """Raise `ExchangeMisuse` while there are words to come."""
+        """Raise `ExchangeMisuse` if headers of a dispatch have not been merged into the status."""
         if isinstance(self._state, Dispatching):
-            raise ExchangeMisuse("a dispatch has not been waited for: its headers are not read")
+            raise ExchangeMisuse("a dispatch has not been waited for: its headers are not merged")
 
     def wait_headers_merged(self, stream: Stream) -> None:
-        """Order `stream` behind what enters words."""
+        """Make `stream` wait for the merging of headers."""
         for event in self._merge_events:  # none before the first use
             stream.wait(event)
 
     def start_after(self, event: Event) -> None:
-        """The next batch comes behind `event`."""
+        """Make the next batch wait for `event`."""
         self._start_events[event] = None
 
     def abandon(self, stream: Stream, timeout: float) -> None:
-        """Wait until nothing of it is in flight, let nobody go on with it, and clear the words.
+        """Wait until nothing is in flight, drop the batch, and clear the status.
 
-        Ranks may have come to different places of the step, so their words may differ.
+        The status is cleared since ranks may have reached different points of the step.
 
         Raises:
             CommunicatorError: as `Work.result`.
@@ -183,9 +186,9 @@ class BatchTracker:
         self._state = Idle()
 
     def _own(self, ticket: int) -> BatchState:
-        """The state, if `ticket` is who has the room."""
+        """Return the state if `ticket` is the current batch. Raises `ExchangeMisuse`."""
         if isinstance(self._state, Idle) or self._state.ticket != ticket:
-            raise ExchangeMisuse(f"batch {ticket} is over: its room has been released")
+            raise ExchangeMisuse(f"batch {ticket} is over: its buffers have been released")
         return self._state
 
 
@@ -194,14 +197,14 @@ def _name(state: BatchState) -> str:
 
 
 class FixedCapacityExchange:
-    """Rows to the ranks that hold their experts and back, without a count on the host.
+    """Sends rows to the ranks of their experts and back, without counts on the host.
 
-    Every method launches and returns. All ranks dispatch and combine in one order. Every misuse is
-    refused before any side effect. Not for several threads.
+    Every method launches work and returns. All ranks have to dispatch and combine in one order.
+    Misuse is refused before any side effect. Not thread-safe.
 
     Args:
-        form: the same on all ranks.
-        kernels: pack, carry and unpack.
+        form: of the exchange; equal on all ranks.
+        kernels: pack, send and unpack.
         accelerator: of all streams.
     """
 
@@ -210,83 +213,83 @@ class FixedCapacityExchange:
     ) -> None:
         self._form = form
         self._trackers = [
-            BatchTracker(kernels, room, accelerator.event) for room in kernels.buffer_sets
+            BatchTracker(kernels, buffers, accelerator.event) for buffers in kernels.buffer_sets
         ]
-        words = [berth.status for berth in self._trackers]
-        self._status_reader = StatusReader(words, accelerator.pinned, accelerator.event())
+        status = [tracker.status for tracker in self._trackers]
+        self._status_reader = StatusReader(status, accelerator.pinned, accelerator.event())
         self._tickets = 0
 
     @property
     def form(self) -> ExchangeFormat:
-        """What it carries."""
+        """The format."""
         return self._form
 
     def dispatch(self, batch: Batch, stream: Stream) -> "FixedDispatchHandle":
         """Send a batch, after what was launched on `stream`.
 
-        The batch's tensors may be overwritten by what is launched on `stream` from now on.
+        Whatever is launched on `stream` later may overwrite the batch's tensors.
 
         Raises:
-            ExchangeError: it does not fit the format.
-            ExchangeMisuse: every room is taken: release a batch first.
+            ExchangeError: the batch does not fit the format.
+            ExchangeMisuse: all buffer sets are in use: release a batch first.
         """
         batch.check(self._form)
-        berth = self._free()
-        berth.dispatch(batch, self._tickets + 1, stream)
+        tracker = self._free()
+        tracker.dispatch(batch, self._tickets + 1, stream)
         self._tickets += 1
-        return FixedDispatchHandle(self._form, berth, self._tickets)
+        return FixedDispatchHandle(self._form, tracker, self._tickets)
 
     def read_status(self, stream: Stream) -> StatusReadback:
-        """Read the sticky words behind the step, and clear them.
+        """Launch reading and clearing of the status, after the step.
 
         Raises:
             ExchangeMisuse: a dispatch has not been waited for.
         """
-        for berth in self._trackers:
-            berth.check_headers_merged()
-        for berth in self._trackers:
-            berth.wait_headers_merged(stream)
-        reading = self._status_reader.start_read(stream)
-        for berth in self._trackers:
-            berth.start_after(self._status_reader.event)
-        return reading
+        for tracker in self._trackers:
+            tracker.check_headers_merged()
+        for tracker in self._trackers:
+            tracker.wait_headers_merged(stream)
+        readback = self._status_reader.start_read(stream)
+        for tracker in self._trackers:
+            tracker.start_after(self._status_reader.event)
+        return readback
 
     def abort_step(self, stream: Stream, timeout: float) -> None:
-        """Give up the step, as after a forward that raised: its batches and its words.
+        """Drop the batches and the status of a step, after a forward pass that raised.
 
-        All ranks do it behind the same dispatch or combine. What read the batches has been launched
-        on `stream`, or before.
+        All ranks have to call it after the same dispatch or combine. Everything that reads the
+        batches must have been launched on `stream` or ordered before it.
 
         Raises:
-            CommunicatorError: something in flight failed, or did not end within `timeout` seconds.
-                Of an operation that failed the network may still write the buffers: an exchange
-                whose communicator failed is over, and another is made.
+            CommunicatorError: an operation in flight failed, or did not end within `timeout`
+                seconds. The network may still write to its buffers, so the exchange must not be
+                used any more: open another one.
         """
-        for berth in self._trackers:
-            berth.abandon(stream, timeout)
+        for tracker in self._trackers:
+            tracker.abandon(stream, timeout)
 
     def _free(self) -> BatchTracker:
-        """The room that has been idle for longest, so that batches take turns."""
+        """Return the tracker that has been idle longest, so that buffer sets are used in turn."""
         count = len(self._trackers)
-        for place in range(count):
-            berth = self._trackers[(self._tickets + place) % count]
-            if isinstance(berth.state, Idle):
-                return berth
-        raise ExchangeMisuse(f"all {count} rooms are taken: release a batch first")
+        for offset in range(count):
+            tracker = self._trackers[(self._tickets + offset) % count]
+            if isinstance(tracker.state, Idle):
+                return tracker
+        raise ExchangeMisuse(f"all {count} buffer sets are in use: release a batch first")
 
 
 class FixedDispatchHandle:
-    """A batch whose rows were sent."""
+    """Handle of a dispatched batch."""
 
-    def __init__(self, form: ExchangeFormat, berth: BatchTracker, ticket: int) -> None:
+    def __init__(self, form: ExchangeFormat, tracker: BatchTracker, ticket: int) -> None:
         self._form = form
-        self._tracker = berth
+        self._tracker = tracker
         self._ticket = ticket
 
     def wait(self, stream: Stream) -> ReceivedRows:
-        """Order `stream` behind the rows of all ranks; any number of times, on any stream.
+        """Make `stream` wait for the rows of all ranks; may be called repeatedly, on any stream.
 
-        What reads the arrivals is ordered before the combine; they last until the release.
+        The received rows are valid until the release; order their readers before the combine.
 
         Raises:
             ExchangeMisuse: the batch was released.
@@ -294,15 +297,15 @@ class FixedDispatchHandle:
         return self._tracker.wait_rows(self._ticket, stream)
 
     def combine(self, rows: Tensor, stream: Stream) -> "FixedCombineHandle":
-        """Send results back, after what was launched on `stream`.
+        """Return results to the ranks of their tokens, after what was launched on `stream`.
 
         Args:
-            rows: [entries, ...], one an entry of the arrivals; invalid ones are ignored.
-            stream: on which they, and all that reads the arrivals, come before.
+            rows: [entries, ...], one per entry of the received rows; invalid ones are ignored.
+            stream: that computes `rows`; readers of the received rows are ordered before.
 
         Raises:
-            ExchangeError: rows that do not fit the format.
-            ExchangeMisuse: nobody has waited for the rows, or it was combined before.
+            ExchangeError: `rows` does not fit the format.
+            ExchangeMisuse: the rows were not waited for, or the batch was combined before.
         """
         check_rows("results", rows, self._form.max_entries, self._form.result)
         self._tracker.combine(self._ticket, rows, stream)
@@ -310,25 +313,25 @@ class FixedDispatchHandle:
 
 
 class FixedCombineHandle:
-    """A batch whose results were sent."""
+    """Handle of a combined batch."""
 
-    def __init__(self, berth: BatchTracker, ticket: int) -> None:
-        self._tracker = berth
+    def __init__(self, tracker: BatchTracker, ticket: int) -> None:
+        self._tracker = tracker
         self._ticket = ticket
 
     def wait(self, stream: Stream) -> Tensor:
-        """Order `stream` behind the results of all ranks; any number of times, on any stream.
+        """Make `stream` wait for the results of all ranks; may be called repeatedly.
 
         Returns:
-            [n, top_k, ...], a row a (token, choice), never summed; zeros where the slot was
-            invalid. It lasts until the release.
+            [n, top_k, ...], one row per (token, choice), not summed; zeros if the slot was invalid.
+            Valid until the release.
         """
         return self._tracker.wait_results(self._ticket, stream)
 
     def release(self, stream: Stream) -> None:
-        """Give the room back: all that reads the results has been launched on `stream`, or before.
+        """Free the buffer set; readers of the results were launched on `stream`, or before.
 
         Raises:
-            ExchangeMisuse: nobody has waited for the results, or it was released before.
+            ExchangeMisuse: the results were not waited for, or the batch was released before.
         """
         self._tracker.release(self._ticket, stream)

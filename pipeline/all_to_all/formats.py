@@ -1,17 +1,13 @@
-"""What an exchange carries: how many rows of which kind between how many ranks.
+"""Formats of the expert exchange: sizes, dispatch messages, and the batches at both ends.
 
-The one message that a rank sends to another in a dispatch: header, ids, payload rows.
+In a dispatch each rank sends one message to each other rank: header, ids, payload rows.
 
     generation int64 | rows, rows lost, results lost: int32 each | loads int32 [experts]
     ids int32 [capacity, top_k]
     payload rows, [capacity, ...] each
 
-Every part begins at a multiple of 64 bytes, so that views of any element type are aligned. The
-column of a row's ids says which of the token's choices it is; other columns hold the invalid id.
-
-What a rank brings to one exchange.
-
-What a dispatch brought.
+Every part begins at a multiple of 64 bytes, so that views of any element type are aligned. Column k
+of a row's ids is the token's choice k if it falls on the receiving rank, else the invalid id.
 """
 
 from collections.abc import Sequence
@@ -24,19 +20,20 @@ from torch import Tensor
 from equipoise.hal.errors import ExchangeError
 
 INTEGER_OF_ITEMSIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers by the bytes of an element: as these every element type is gathered and copied."""
+"""Integer dtype by element size. Rows are copied as integers, so that every dtype (FP8, say) works
+with every copy kernel and no bit changes."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """A row of one tensor.
+    """Shape and dtype of one row of a tensor.
 
     Attributes:
         shape: of the row; () for one element.
         dtype: any whose elements have 1, 2, 4 or 8 bytes.
 
     Raises:
-        ExchangeError: elements of another size.
+        ExchangeError: elements have another size.
     """
 
     shape: tuple[int, ...]
@@ -48,33 +45,34 @@ class RowFormat:
 
     @property
     def nbytes(self) -> int:
-        """Of a row."""
+        """Size of a row."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
     def integer_dtype(self) -> torch.dtype:
-        """The integer that is as large as an element."""
+        """The integer dtype with elements of the same size."""
         return INTEGER_OF_ITEMSIZE[self.dtype.itemsize]
 
 
 @dataclass(frozen=True)
 class ExchangeFormat:
-    """What is the same on every rank of an exchange, from its making to its end.
+    """Sizes of an exchange; equal on all ranks, and fixed.
 
     Attributes:
-        ranks: of the group.
-        slots_per_rank: physical slots of each rank.
-        experts: of the load histogram that rides along; 0 for none.
-        max_tokens: tokens of a batch at most.
-        top_k: slots a token.
-        payloads: the tensors of which each token has a row.
-        result: what comes back for each (token, choice).
-        capacity: rows from one rank to one other; `max_tokens` cannot overflow, since a token's row
-            travels once to a rank, whatever it chose there.
-        result_capacity: results from one rank to one other; `max_tokens * top_k` cannot overflow.
+        ranks: ranks of the group.
+        slots_per_rank: slots of each rank.
+        experts: length of the load histogram that is sent along; 0 for none.
+        max_tokens: most tokens of a batch.
+        top_k: slots per token.
+        payloads: the tensors that have one row per token.
+        result: the row that is returned for each (token, choice).
+        capacity: most rows from one rank to another. `max_tokens` cannot overflow, since a token's
+            row is sent to a rank once, however many of its slots the token chose.
+        result_capacity: most results from one rank to another; `max_tokens * top_k` cannot
+            overflow.
 
     Raises:
-        ExchangeError: a number that is too small.
+        ExchangeError: a number is too small.
     """
 
     ranks: int
@@ -104,7 +102,7 @@ class ExchangeFormat:
         payloads: Sequence[RowFormat],
         result: RowFormat,
     ) -> "ExchangeFormat":
-        """Capacities that cannot overflow."""
+        """Return a format whose capacities cannot overflow."""
         return ExchangeFormat(
             ranks=ranks,
             slots_per_rank=slots_per_rank,
@@ -118,12 +116,12 @@ class ExchangeFormat:
         )
 
     def with_capacities(self, capacity: int, result_capacity: int) -> "ExchangeFormat":
-        """The same with other capacities."""
+        """Return the same format with other capacities."""
         return replace(self, capacity=capacity, result_capacity=result_capacity)
 
     @property
     def num_slots(self) -> int:
-        """Of all ranks; also the global id of the invalid slot."""
+        """Number of slots of all ranks; also the global id of the invalid slot."""
         return self.ranks * self.slots_per_rank
 
     @property
@@ -133,7 +131,7 @@ class ExchangeFormat:
 
     @property
     def max_entries(self) -> int:
-        """Results that a rank may owe to all ranks together."""
+        """Most results that a rank may have to return to all ranks together."""
         return self.ranks * self.result_capacity
 
     def _check(self, name: str, value: int) -> None:
@@ -142,7 +140,7 @@ class ExchangeFormat:
 
 
 def check_rows(what: str, tensor: Tensor, rows: int, row: RowFormat) -> None:
-    """Raise `ExchangeError` unless `tensor` has so many such rows."""
+    """Raise `ExchangeError` unless `tensor` has `rows` rows of this format."""
     if tuple(tensor.shape) != (rows, *row.shape) or tensor.dtype != row.dtype:
         raise ExchangeError(
             f"{what}: expected {row.dtype} {[rows, *row.shape]}, "
@@ -151,21 +149,21 @@ def check_rows(what: str, tensor: Tensor, rows: int, row: RowFormat) -> None:
 
 
 ALIGNMENT = 64
-"""Bytes."""
+"""Bytes; every part of a message begins at a multiple."""
 
 
 @dataclass(frozen=True, eq=False)
 class DispatchMessages:
-    """Views of the messages to, or from, all ranks.
+    """Views of the dispatch messages to, or from, all ranks.
 
     Attributes:
         generation: int64 [ranks].
-        row_counts: int32 [ranks], how many of the rows hold something.
-        overflow: int32 [ranks, 2], by how many rows, and results, the sender exceeded the capacity of
-            the fullest of its messages; the same in all messages of a sender.
+        row_counts: int32 [ranks], number of rows in use.
+        overflow: int32 [ranks, 2], rows and results by which the sender's fullest message exceeds
+            its capacity; the same in all messages of one sender.
         loads: int32 [ranks, experts].
         ids: int32 [ranks, capacity, top_k].
-        payloads: integers as large as the elements, [ranks, capacity, ...] each.
+        payloads: as integers of the element size, [ranks, capacity, ...] each.
     """
 
     generation: Tensor
@@ -177,7 +175,7 @@ class DispatchMessages:
 
 
 class DispatchMessageLayout:
-    """Where what lies in a message."""
+    """Offsets of the parts of a dispatch message."""
 
     def __init__(self, form: ExchangeFormat) -> None:
         self._form = form
@@ -193,17 +191,17 @@ class DispatchMessageLayout:
 
     @property
     def nbytes(self) -> int:
-        """Of a message."""
+        """Size of a message."""
         return self._starts[-1]
 
     def views(self, blob: Tensor) -> DispatchMessages:
-        """The parts of `blob`, uint8 [ranks, nbytes]."""
+        """Return views of the parts of `blob`, uint8 [ranks, nbytes]."""
         form = self._form
-        words = _part(blob, 8, (4,), torch.int32)
+        header_words = _part(blob, 8, (4,), torch.int32)
         return DispatchMessages(
             generation=_part(blob, 0, (1,), torch.int64)[:, 0],
-            row_counts=words[:, 0],
-            overflow=words[:, 1:3],
+            row_counts=header_words[:, 0],
+            overflow=header_words[:, 1:3],
             loads=_part(blob, 24, (form.experts,), torch.int32),
             ids=_part(blob, self._starts[1], (form.capacity, form.top_k), torch.int32),
             payloads=tuple(
@@ -214,7 +212,7 @@ class DispatchMessageLayout:
 
 
 def _part(blob: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A view [ranks, *shape] of what begins at byte `start` of each message."""
+    """Return a view [ranks, *shape] of the part that begins at byte `start` of each message."""
     stop = start + prod(shape) * dtype.itemsize
     return blob[:, start:stop].view(dtype).view(blob.shape[0], *shape)
 
@@ -225,14 +223,14 @@ LOAD_FORMAT = RowFormat((), torch.int32)
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The tokens of one layer, on the device; read when the stream comes to it, not before.
+    """The tokens of one layer, on the device; read by programs of the stream, not by the host.
 
     Attributes:
-        slots: int32 [n, top_k], global slot ids; any id outside [0, ranks x slots_per_rank) is
-            padding, of which nothing travels.
-        payloads: tensors [n, ...], as the format says.
-        generation: int64 [1], of the routing tables that made `slots`.
-        loads: int32 [experts], this rank's histogram.
+        slots: int32 [n, top_k], global slot ids; any id outside [0, ranks * slots_per_rank) is
+            padding, for which nothing is sent.
+        payloads: tensors [n, ...], one per row format.
+        generation: int64 [1], of the routing tables that `slots` come from.
+        loads: int32 [experts], this rank's load histogram.
     """
 
     slots: Tensor
@@ -242,11 +240,11 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """How many, n."""
+        """Number of tokens, n."""
         return self.slots.shape[0]
 
     def check(self, form: ExchangeFormat) -> None:
-        """Raise `ExchangeError` unless it fits."""
+        """Raise `ExchangeError` unless the batch fits the format."""
         if self.tokens > form.max_tokens:
             raise ExchangeError(f"tokens: expected {form.max_tokens} at most, got {self.tokens}")
         check_rows("slots", self.slots, self.tokens, RowFormat((form.top_k,), torch.int32))
@@ -262,20 +260,19 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class ReceivedRows:
-    """Rows that came, and the *entries*: what this rank's experts have to compute of them.
+    """The rows that a dispatch received, and the *entries* that this rank has to compute.
 
-    An entry is one (token, choice) of some rank that fell on a slot of this rank. Results go back
-    in the order of the entries. In the exchange of fixed capacity they stand by source rank, then
-    by token, then by choice; those of source s begin at a fixed place, and where there are fewer
-    than fit the rest are invalid.
+    An entry is one (token, choice) of any rank that falls on a slot of this rank. Results are
+    returned in the order of the entries. With fixed capacity the entries are ordered by source
+    rank, token and choice; those of one source begin at a fixed index, and unused ones are invalid.
 
     Attributes:
-        payloads: tensors [blocks, rows, ...]; rows that nothing was sent for are undefined.
-        entry_rows: int64 [entries], block x rows a block + row of each entry; in range, also where the
-            entry is invalid.
-        entry_slots: int32 [entries], local slot of each entry; slots_per_rank where it is invalid.
-        rows_from_rank: int32 [ranks], rows that came from each rank.
-        loads: int32 [ranks, experts], every rank's histogram.
+        payloads: tensors [blocks, rows, ...]; rows that were not sent are undefined.
+        entry_rows: int64 [entries], block * rows per block + row of each entry; in range even if
+            the entry is invalid.
+        entry_slots: int32 [entries], local slot of each entry; slots_per_rank if it is invalid.
+        rows_from_rank: int32 [ranks], rows received from each rank.
+        loads: int32 [ranks, experts], every rank's load histogram.
     """
 
     payloads: tuple[Tensor, ...]
@@ -285,7 +282,7 @@ class ReceivedRows:
     loads: Tensor
 
     def gather_payload(self, number: int) -> Tensor:
-        """Payload `number` by entry, [entries, ...]; undefined where the entry is invalid."""
+        """Return payload `number` by entry, [entries, ...]; undefined if the entry is invalid."""
         payload = self.payloads[number]
         each = max(payload.shape[1], 1)
         block = torch.div(self.entry_rows, each, rounding_mode="floor")

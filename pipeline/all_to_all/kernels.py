@@ -1,9 +1,4 @@
-"""One set of buffers, for one micro-batch in flight.
-
-What a vendor's dispatch and combine have to do, in terms of tensors.
-
-Kernels whose launches are captured with their first use, and replayed from then on.
-"""
+"""The interface of dispatch and combine kernels, and a wrapper that captures them in graphs."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -20,12 +15,12 @@ from equipoise.pipeline.all_to_all.formats import Batch, ReceivedRows
 
 @dataclass(frozen=True, eq=False)
 class BufferSet:
-    """What an exchange's callers see of a set of buffers; addresses never change.
+    """The buffers of one batch in flight, as callers see them; addresses never change.
 
     Attributes:
-        index: of the room.
-        received: what `unpack_rows` fills.
-        results: [max_tokens, top_k, ...], what `unpack_results` fills.
+        index: of the set.
+        received: filled by `unpack_rows`.
+        results: [max_tokens, top_k, ...], filled by `unpack_results`.
         status: int64, see `equipoise.pipeline.all_to_all.status`.
     """
 
@@ -37,109 +32,113 @@ class BufferSet:
 
 @runtime_checkable
 class ExchangeKernels(Protocol):
-    """The device's part of an exchange, in rooms that it owns.
+    """The device's part of an exchange, with buffer sets of its own.
 
-    `pack_*` and `unpack_*` launch on `stream` and return: persistent tensors, static shapes, no
-    host synchronisation; they may be captured in a graph. `carry_*` sends what was packed, after
-    what was launched on `stream`, and is not captured. Kernels that pack and send in one launch do
-    it in `pack_*`, and their `carry_*` returns the work that ends with it.
+    `pack_*` and `unpack_*` launch on `stream` and return. They use persistent tensors and static
+    shapes and do not synchronize with the host, so they may be captured in a graph. `send_*` sends
+    what was packed, after what was launched on `stream`, and is not captured. Kernels that pack and
+    send in one launch do it in `pack_*`; their `send_*` returns the work that ends with it.
 
-    The caller keeps the order pack, carry, (the work's end,) unpack, and gives a room to the next
-    batch only when everything that reads it has been ordered before.
+    The caller keeps the order pack, send, end of the work, unpack, and reuses a buffer set only
+    after everything that reads it.
     """
 
     @property
     def buffer_sets(self) -> tuple[BufferSet, ...]:
-        """As many as batches may be in flight."""
+        """One per batch that may be in flight."""
         ...
 
-    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
-        """Make ready what goes to other ranks of `batch`; keep where its results will belong."""
+    def pack_rows(self, batch: Batch, buffer_set: BufferSet, stream: Stream) -> None:
+        """Pack the rows of `batch` for all ranks, and keep where its results belong."""
         ...
 
-    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
-        """Send it, and receive what the others send."""
+    def send_rows(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        """Send the packed rows, and receive those of the other ranks."""
         ...
 
-    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
-        """Fill `room.arrivals`, and enter into `room.words` what the headers say."""
+    def unpack_rows(self, buffer_set: BufferSet, stream: Stream) -> None:
+        """Fill `buffer_set.received`, and merge the headers into `buffer_set.status`."""
         ...
 
-    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
-        """Make ready the results [entries, ...], one an entry of the arrivals."""
+    def pack_results(self, rows: Tensor, buffer_set: BufferSet, stream: Stream) -> None:
+        """Pack the results [entries, ...], one per entry of the received rows."""
         ...
 
-    def send_results(self, room: BufferSet, stream: Stream) -> Work:
-        """Send them where their tokens came from."""
+    def send_results(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        """Send the packed results to the ranks of their tokens."""
         ...
 
-    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
-        """Fill the first `tokens` of `room.results`: zeros where nothing was sent."""
+    def unpack_results(self, tokens: int, buffer_set: BufferSet, stream: Stream) -> None:
+        """Fill the first `tokens` rows of `buffer_set.results`; zeros where nothing was sent."""
         ...
 
 
 class CapturedKernels:
-    """For callers whose batches and results are persistent: the same objects with other contents.
+    """Captures each launch in a graph at its first use, and replays it from then on.
 
-    What is carried is not captured, so a graph holds what lies between two collectives.
+    For callers whose batch and result tensors are persistent: the same objects with new contents.
+    Sends are not captured, so a graph holds what lies between two collectives.
 
     Args:
-        inner: the kernels; they may be captured, as `ExchangeKernels` says.
-        graph: makes graphs (capability `graph_capture`).
-        most: graphs that there may be; who passes new tensors in every step needs ever more.
+        inner: the kernels; they must allow capture, as `ExchangeKernels` says.
+        graph: creates graphs (capability `graph_capture`).
+        max_graphs: bound on the number of graphs. A caller that passes new tensors in every step
+            would need ever more graphs; the bound makes that an error.
     """
 
-    def __init__(self, inner: ExchangeKernels, graph: Callable[[], Graph], most: int) -> None:
+    def __init__(self, inner: ExchangeKernels, graph: Callable[[], Graph], max_graphs: int) -> None:
         self._inner = inner
         self._graph = graph
-        self._max_graphs = most
-        # Beside each graph what it points to, so that no other object takes its identity.
+        self._max_graphs = max_graphs
+        # With each graph the object in its key: while it lives, no other object can get its `id()`.
         self._graphs: dict[Hashable, tuple[Graph, object]] = {}
 
     @property
     def buffer_sets(self) -> tuple[BufferSet, ...]:
-        """Of the inner kernels."""
+        """Those of the inner kernels."""
         return self._inner.buffer_sets
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs there are."""
+        """Number of captured graphs."""
         return len(self._graphs)
 
-    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
-        """A graph for each room and batch. Raises `ExchangeError` when there are too many."""
+    def pack_rows(self, batch: Batch, buffer_set: BufferSet, stream: Stream) -> None:
+        """One graph per buffer set and batch. Raises `ExchangeError` above `max_graphs`."""
         inner = self._inner
-        key = ("pack rows", room.index, id(batch))
-        self._replay(key, batch, stream, lambda: inner.pack_rows(batch, room, stream))
+        key = ("pack rows", buffer_set.index, id(batch))
+        self._replay(key, batch, stream, lambda: inner.pack_rows(batch, buffer_set, stream))
 
-    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
-        """As ever."""
-        return self._inner.send_rows(room, stream)
+    def send_rows(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        """Not captured."""
+        return self._inner.send_rows(buffer_set, stream)
 
-    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
-        """A graph for each room."""
+    def unpack_rows(self, buffer_set: BufferSet, stream: Stream) -> None:
+        """One graph per buffer set."""
         inner = self._inner
-        key = ("unpack rows", room.index)
-        self._replay(key, room, stream, lambda: inner.unpack_rows(room, stream))
+        key = ("unpack rows", buffer_set.index)
+        self._replay(key, buffer_set, stream, lambda: inner.unpack_rows(buffer_set, stream))
 
-    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
-        """A graph for each room and tensor. Raises `ExchangeError` when there are too many."""
+    def pack_results(self, rows: Tensor, buffer_set: BufferSet, stream: Stream) -> None:
+        """One graph per buffer set and tensor. Raises `ExchangeError` above `max_graphs`."""
         inner = self._inner
-        key = ("pack results", room.index, id(rows))
-        self._replay(key, rows, stream, lambda: inner.pack_results(rows, room, stream))
+        key = ("pack results", buffer_set.index, id(rows))
+        self._replay(key, rows, stream, lambda: inner.pack_results(rows, buffer_set, stream))
 
-    def send_results(self, room: BufferSet, stream: Stream) -> Work:
-        """As ever."""
-        return self._inner.send_results(room, stream)
+    def send_results(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        """Not captured."""
+        return self._inner.send_results(buffer_set, stream)
 
-    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
-        """A graph for each room and number of tokens."""
+    def unpack_results(self, tokens: int, buffer_set: BufferSet, stream: Stream) -> None:
+        """One graph per buffer set and number of tokens."""
         inner = self._inner
-        key = ("unpack results", room.index, tokens)
-        self._replay(key, room, stream, lambda: inner.unpack_results(tokens, room, stream))
+        key = ("unpack results", buffer_set.index, tokens)
+        self._replay(
+            key, buffer_set, stream, lambda: inner.unpack_results(tokens, buffer_set, stream)
+        )
 
     def _replay(
-        self, key: Hashable, kept: object, stream: Stream, launch: Callable[[], None]
+        self, key: Hashable, referenced: object, stream: Stream, launch: Callable[[], None]
     ) -> None:
         if key not in self._graphs:
             if len(self._graphs) >= self._max_graphs:
@@ -148,5 +147,5 @@ class CapturedKernels:
                 )
             graph = self._graph()
             graph.capture(stream, launch)
-            self._graphs[key] = graph, kept
+            self._graphs[key] = graph, referenced
         self._graphs[key][0].replay(stream)

@@ -1,7 +1,7 @@
-"""Which row goes where: the sorting of a batch by destination, without a look at the values.
+"""Sorting of a batch by destination rank, without reading values on the host.
 
-All shapes follow from the batch's shape and the format, so that a graph may hold it; where a place
-is not used, its index points at one past the end.
+All shapes depend on the shape of the batch and on the format only, so that a graph may capture it.
+The index of an unused position points one past the end.
 """
 
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from equipoise.pipeline.all_to_all.formats import ExchangeFormat
 
 @dataclass(frozen=True, eq=False)
 class SortedBatch:
-    """Where the rows of a batch of n tokens go, and where their results will be.
+    """Where the rows of a batch of n tokens go, and where their results arrive.
 
     Attributes:
-        tokens: int64 [ranks, capacity], the token of each row; n where there is none.
+        tokens: int64 [ranks, capacity], the token of each row; n if there is none.
         choices: int32 [n + 1, ranks, top_k], for each destination the local slot of each choice of
-            a token that falls there, else invalid; the last token has none.
-        result_positions: int64 [n * top_k], rank * result_capacity + position of the result of each (token,
-            choice); ranks * result_capacity where none will come.
-        rows: int32 [ranks], rows for each rank that fit.
-        overflow: int32 [2], by how many rows, and results, the fullest message exceeds its capacity.
-        inactive_rank_hits: int64 [], choices that fall on inactive ranks.
+            a token that falls there, else invalid; token n, which stands for none, has none.
+        result_positions: int64 [n * top_k], rank * result_capacity + position of the result of
+            each (token, choice); ranks * result_capacity if there is none.
+        rows: int32 [ranks], rows for each rank, up to the capacity.
+        overflow: int32 [2], rows and results by which the fullest message exceeds its capacity.
+        inactive_rank_hits: int64 [], number of choices that fall on inactive ranks.
     """
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class SortedBatch:
 
 @dataclass(frozen=True, eq=False)
 class _Destinations:
-    """The rank and local slot of each choice, [n, top_k]; one past the last where it is invalid."""
+    """Rank and local slot of each choice, [n, top_k]; one past the last if it is invalid."""
 
     rank: Tensor
     local_slot: Tensor
@@ -50,40 +50,46 @@ def sort_batch(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBat
     Args:
         slots: int32 [n, top_k], global slot ids.
         form: of the exchange.
-        active: bool [ranks + 1], as `wire.active_mask`.
+        active: bool [ranks + 1], from `transport.active_mask`.
     """
-    homes = _homes(slots, form, active)
-    here = homes.rank[:, :, None] == torch.arange(form.ranks, device=slots.device)  # [n, k, ranks]
+    destinations = _destinations(slots, form, active)
+    here = destinations.rank[:, :, None] == torch.arange(
+        form.ranks, device=slots.device
+    )  # [n, k, ranks]
     travels = here.any(1)  # [n, ranks]: once to a rank, whatever it chose there
     row = travels.cumsum(0) - 1
     counts, results = travels.sum(0), here.sum((0, 1))
-    beyond = torch.stack([(counts - form.capacity).amax(), (results - form.result_capacity).amax()])
-    choices = torch.where(here.transpose(1, 2), homes.local_slot[:, None, :], form.invalid_slot)
-    none = choices.new_full((1, *choices.shape[1:]), form.invalid_slot)
+    overflow = torch.stack(
+        [(counts - form.capacity).amax(), (results - form.result_capacity).amax()]
+    )
+    choices = torch.where(
+        here.transpose(1, 2), destinations.local_slot[:, None, :], form.invalid_slot
+    )
+    padding_row = choices.new_full((1, *choices.shape[1:]), form.invalid_slot)
     return SortedBatch(
-        tokens=_tokens(travels, row, form),
-        choices=torch.cat([choices, none]).int(),
-        result_positions=_places(homes, here, row, form),
+        tokens=_token_of_row(travels, row, form),
+        choices=torch.cat([choices, padding_row]).int(),
+        result_positions=_result_positions(destinations, here, row, form),
         rows=counts.clamp(max=form.capacity).int(),
-        overflow=beyond.clamp(min=0).int(),
-        inactive_rank_hits=homes.inactive_rank_hits,
+        overflow=overflow.clamp(min=0).int(),
+        inactive_rank_hits=destinations.inactive_rank_hits,
     )
 
 
-def _homes(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Destinations:
+def _destinations(slots: Tensor, form: ExchangeFormat, active: Tensor) -> _Destinations:
     flat = slots.long()
     inside = (flat >= 0) & (flat < form.num_slots)
     home = torch.where(inside, flat.div(form.slots_per_rank, rounding_mode="floor"), form.ranks)
-    reached = active[home]
+    is_active = active[home]
     return _Destinations(
-        rank=torch.where(reached, home, form.ranks),
-        local_slot=torch.where(reached, flat % form.slots_per_rank, form.invalid_slot),
-        inactive_rank_hits=(inside & ~reached).sum(),
+        rank=torch.where(is_active, home, form.ranks),
+        local_slot=torch.where(is_active, flat % form.slots_per_rank, form.invalid_slot),
+        inactive_rank_hits=(inside & ~is_active).sum(),
     )
 
 
-def _tokens(travels: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
-    """The inverse of `row`: who stands in each row of each message."""
+def _token_of_row(travels: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
+    """Invert `row`: return the token in each row of each message."""
     count, ranks = travels.shape
     spare = form.ranks * form.capacity
     starts = torch.arange(ranks, device=row.device) * form.capacity
@@ -94,26 +100,29 @@ def _tokens(travels: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
     return tokens[:spare].view(form.ranks, form.capacity)
 
 
-def _places(homes: _Destinations, here: Tensor, row: Tensor, form: ExchangeFormat) -> Tensor:
-    """Where results come back: by rank, then by token, then by choice, as the entries stand there.
+def _result_positions(
+    destinations: _Destinations, here: Tensor, row: Tensor, form: ExchangeFormat
+) -> Tensor:
+    """Return where each result arrives: by rank, token and choice, in the order of the entries
+    there.
 
-    Rows that do not fit are the last ones, so they shift nothing that travels.
+    Rows beyond the capacity are the last ones, so leaving them out shifts no others.
     """
-    home = homes.rank.reshape(-1, 1)
-    at = home.clamp(max=form.ranks - 1)
-    position = (here.reshape(-1, form.ranks).cumsum(0) - 1).gather(1, at)
-    rows = row.gather(1, at.view(-1, form.top_k)).view(-1, 1)
+    home = destinations.rank.reshape(-1, 1)
+    clamped_rank = home.clamp(max=form.ranks - 1)
+    position = (here.reshape(-1, form.ranks).cumsum(0) - 1).gather(1, clamped_rank)
+    rows = row.gather(1, clamped_rank.view(-1, form.top_k)).view(-1, 1)
     fits = (home < form.ranks) & (rows < form.capacity) & (position < form.result_capacity)
-    places = torch.where(fits, home * form.result_capacity + position, form.max_entries)
-    return places.view(-1)
+    positions = torch.where(fits, home * form.result_capacity + position, form.max_entries)
+    return positions.view(-1)
 
 
 def list_entries(ids: Tensor, active: Tensor, form: ExchangeFormat) -> tuple[Tensor, Tensor]:
-    """The entries of what came.
+    """List the entries of received rows.
 
     Args:
         ids: int32 [ranks, capacity, top_k], local slots by source.
-        active: bool [ranks]; of the others nothing came.
+        active: bool [ranks]; inactive ranks sent nothing.
         form: of the exchange.
 
     Returns:

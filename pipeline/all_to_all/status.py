@@ -1,10 +1,8 @@
-"""The sticky words of an exchange: what went wrong in a step, kept on the device until it is read.
+"""Status of a step: overflows and generation mismatches, accumulated on the device until read.
 
-int64 [3 + 3 x ranks]: the most rows, and the most results, by which any rank exceeded a capacity;
-this rank's choices that fell on inactive ranks; then for each rank whether its generation differed,
-its generation and ours of the latest time that it did.
-
-The sticky words on their way to the host.
+int64 [3 + 3 * ranks]: the largest overflow of rows and of results of any rank; this rank's choices
+that fell on inactive ranks; then for each rank whether its generation differed, and its generation
+and ours at the latest mismatch.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,39 +18,39 @@ from equipoise.pipeline.all_to_all.formats import DispatchMessages
 OVERFLOW = slice(0, 2)
 INACTIVE_RANK_HITS = 2
 RANK_WORDS_START = 3
-"""Where the words of ranks begin."""
+"""Index of the first of the three words per rank."""
 
 
 def num_words(ranks: int) -> int:
-    """How many words."""
+    """Length of the status."""
     return RANK_WORDS_START + 3 * ranks
 
 
-def merge_headers(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
-    """Enter what the headers of one dispatch say; nothing of it is read by the host.
+def merge_headers(status: Tensor, messages: DispatchMessages, own: Tensor, active: Tensor) -> None:
+    """Merge the headers of one dispatch into the status, on the device.
 
     Args:
-        words: changed in place.
-        arrived: the messages that came.
+        status: changed in place.
+        messages: the received messages.
         own: int64 [1], the generation that this rank sent.
-        active: bool [ranks]; the others' messages never come.
+        active: bool [ranks]; inactive ranks send nothing.
     """
-    seen = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
-    words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], seen))
-    ranks = words[RANK_WORDS_START:].view(-1, 3)
-    differs = active & (arrived.generation != own)
-    news = torch.stack(
-        [torch.ones_like(arrived.generation), arrived.generation, own.expand_as(active)], dim=1
+    seen = torch.where(active[:, None], messages.overflow.long(), 0).amax(0)
+    status[OVERFLOW].copy_(torch.maximum(status[OVERFLOW], seen))
+    ranks = status[RANK_WORDS_START:].view(-1, 3)
+    differs = active & (messages.generation != own)
+    update = torch.stack(
+        [torch.ones_like(messages.generation), messages.generation, own.expand_as(active)], dim=1
     )
-    ranks.copy_(torch.where(differs[:, None], news, ranks))
+    ranks.copy_(torch.where(differs[:, None], update, ranks))
 
 
 @dataclass(frozen=True)
 class StepFitted:
-    """Every row of the step travelled.
+    """No capacity was exceeded in the step.
 
     Attributes:
-        inactive_rank_hits: choices of this rank that fell on inactive ranks, and came back as zeros.
+        inactive_rank_hits: choices of this rank that fell on inactive ranks; their results are 0.
     """
 
     inactive_rank_hits: int
@@ -60,11 +58,11 @@ class StepFitted:
 
 @dataclass(frozen=True)
 class StepOverflowed:
-    """Some rank had more rows than fit: what the step computed is to be discarded by all.
+    """Some rank exceeded a capacity: all ranks have to discard what the step computed.
 
     Attributes:
-        rows_over: by how many the fullest message exceeded its capacity; 0 if only results did.
-        results_over: the same of results.
+        rows_over: rows by which the fullest message exceeded its capacity; 0 if only results did.
+        results_over: the same for results.
     """
 
     rows_over: int
@@ -72,51 +70,53 @@ class StepOverflowed:
 
 
 StepOutcome = StepFitted | StepOverflowed
-"""What became of a step; the same kind on all ranks that took part in it."""
+"""Outcome of a step; of the same type on all ranks that took part."""
 
 
-def read_outcome(rooms: Sequence[Sequence[int]]) -> StepOutcome:
-    """What the words of all rooms, read by the host, say.
+def read_outcome(all_status: Sequence[Sequence[int]]) -> StepOutcome:
+    """Return the outcome that the status of all buffer sets, read by the host, amounts to.
 
     Raises:
         GenerationMismatch: a rank dispatched with tables of another generation.
     """
-    for words in rooms:
-        for rank in range((len(words) - RANK_WORDS_START) // 3):
-            differs, theirs, ours = words[
+    for status in all_status:
+        for rank in range((len(status) - RANK_WORDS_START) // 3):
+            differs, theirs, ours = status[
                 RANK_WORDS_START + 3 * rank : RANK_WORDS_START + 3 * rank + 3
             ]
             if differs:
                 raise GenerationMismatch(
                     f"rank {rank} dispatched with generation {theirs}, this rank with {ours}: "
-                    "what the step computed is to be discarded"
+                    "discard what the step computed"
                 )
-    rows, results = (max(words[place] for words in rooms) for place in range(2))
+    rows, results = (max(status[place] for status in all_status) for place in range(2))
     if rows or results:
         return StepOverflowed(rows, results)
-    return StepFitted(sum(words[INACTIVE_RANK_HITS] for words in rooms))
+    return StepFitted(sum(status[INACTIVE_RANK_HITS] for status in all_status))
 
 
 class StatusReader:
-    """Copies the words of all rooms to the host, and clears them.
+    """Copies the status of all buffer sets to the host, and clears it.
 
     Args:
-        rooms: the words of each, int64 [words].
-        pinned: host memory, uint8 [bytes].
-        event: recorded behind each reading.
+        all_status: the status of each buffer set, int64 [words].
+        pinned: allocates host memory, uint8 [bytes].
+        event: recorded after each copy.
     """
 
     def __init__(
-        self, rooms: Sequence[Tensor], pinned: Callable[[int], Tensor], event: Event
+        self, all_status: Sequence[Tensor], pinned: Callable[[int], Tensor], event: Event
     ) -> None:
-        self._status_words = tuple(rooms)
-        words = rooms[0].numel()
-        self._host = pinned(8 * words * len(rooms)).view(torch.int64).view(len(rooms), words)
+        self._status_words = tuple(all_status)
+        size = all_status[0].numel()
+        self._host = (
+            pinned(8 * size * len(all_status)).view(torch.int64).view(len(all_status), size)
+        )
         self._event = event
         self._count = 0
 
     def start_read(self, stream: Stream) -> "StatusReadback":
-        """Launch it; an earlier reading that nobody has taken is over."""
+        """Launch the copy. There is one host buffer, so this invalidates earlier readbacks."""
         stream.launch(self._copy)
         stream.record(self._event)
         self._count += 1
@@ -124,39 +124,41 @@ class StatusReader:
 
     @property
     def event(self) -> Event:
-        """Behind it the words may be written again."""
+        """Recorded after the copy; writers of the status have to wait for it."""
         return self._event
 
     def result_of(self, number: int, timeout: float) -> StepOutcome:
-        """What reading `number` says."""
+        """Return the outcome of readback `number`."""
         if number != self._count:
-            raise ExchangeMisuse(f"reading {number} was overwritten by reading {self._count}")
+            raise ExchangeMisuse(
+                f"status readback {number} was overwritten by readback {self._count}"
+            )
         self._event.synchronize(timeout)
         return read_outcome(self._host.tolist())
 
     def _copy(self) -> None:
-        for into, words in zip(self._host, self._status_words, strict=True):
-            into.copy_(words, non_blocking=True)
-            words.zero_()
+        for host_row, status in zip(self._host, self._status_words, strict=True):
+            host_row.copy_(status, non_blocking=True)
+            status.zero_()
 
 
 class StatusReadback:
-    """One reading of the words."""
+    """One readback of the status."""
 
-    def __init__(self, ledger: StatusReader, number: int) -> None:
-        self._reader = ledger
+    def __init__(self, reader: StatusReader, number: int) -> None:
+        self._reader = reader
         self._number = number
 
     def ready(self) -> bool:
-        """Whether `result` would not wait."""
+        """Whether `result` would return at once."""
         return self._reader.event.query()
 
     def result(self, timeout: float) -> StepOutcome:
-        """What became of the step.
+        """Return the outcome of the step.
 
         Raises:
             GenerationMismatch: a rank dispatched with tables of another generation.
-            ExchangeMisuse: a later reading has overwritten this one.
-            StreamTimeout: not read within `timeout` seconds; it goes on.
+            ExchangeMisuse: a later readback has overwritten this one.
+            StreamTimeout: not complete within `timeout` seconds; may be called again.
         """
         return self._reader.result_of(self._number, timeout)

@@ -1,6 +1,6 @@
-"""How packed messages get from rank to rank: among all of a group, or among those that are active.
+"""All-to-all of packed messages, among all ranks of a group or only the active ones.
 
-Which of the two is settled when the exchange is made: nobody asks in a step.
+The choice is made when the exchange is created, so a step does not check it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from equipoise.hal.work import Work
 
 
 class AllToAllTransport(Protocol):
-    """Carries one message a pair and direction."""
+    """Sends one message from each rank to each other."""
 
     @property
     def rank(self) -> int:
@@ -27,26 +27,26 @@ class AllToAllTransport(Protocol):
 
     @property
     def active(self) -> tuple[bool, ...]:
-        """By rank of the group, whether it takes part."""
+        """For each rank of the group, whether it takes part."""
         ...
 
     def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
-        """Send row r of `source`, uint8 [ranks, n], to rank r; fill `into` likewise.
+        """Send row r of `source`, uint8 [ranks, n], to rank r; receive row r of `into` from rank r.
 
-        Comes after what was launched on `stream`. The rows of inactive ranks are neither read nor
+        Runs after what was launched on `stream`. Rows of inactive ranks are neither read nor
         written.
         """
         ...
 
 
 class AllRanksTransport:
-    """Every rank of the communicator: one even all-to-all.
+    """All ranks of the communicator take part: one even all-to-all.
 
     Args:
-        communicator: used for nothing else.
+        communicator: used by this transport only.
         accelerator: of the streams that messages are packed on.
-        deadline: seconds that the host waits for a stream, where the communicator is not ordered
-            by streams (clause X6).
+        deadline: seconds that the host waits for a stream, if the communicator does not follow
+            streams (clause X6).
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class AllRanksTransport:
 
     @property
     def active(self) -> tuple[bool, ...]:
-        """All of them."""
+        """True for all ranks."""
         return (True,) * self._communicator.size
 
     def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
-        """One collective."""
+        """Issue one collective."""
         self._ordered.wait_packed(stream)
         with stream.current():
             return self._communicator.all_to_all(into, source)
 
 
 class ActiveRanksTransport:
-    """Some ranks of the communicator: one round of blobs, to and from these only (clause X1).
+    """Some ranks of the communicator take part: one round of point-to-point messages (clause X1).
 
-    A collective would wait for ranks that do not come. To make it is collective among the active
-    ranks, whose links it builds; the others have opened the communicator, and no more.
+    A collective would wait for the inactive ranks. Creating the transport is collective among the
+    active ranks, since it builds their links; inactive ranks only have opened the communicator.
 
     Args:
-        communicator: used for nothing else.
+        communicator: used by this transport only.
         accelerator: of the streams that messages are packed on.
-        deadline: as `AllRanksTransport`.
-        active: ranks of the communicator, this one among them; the same on all of them.
+        deadline: as for `AllRanksTransport`.
+        active: the active ranks of the communicator, this one included; equal on all of them.
 
     Raises:
-        ExchangeError: a rank that is not of the group, or this one is not active.
+        ExchangeError: a rank is not in the group, or this rank is not active.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ActiveRanksTransport:
         self._communicator = communicator
         self._ordered = _order(communicator, accelerator, deadline)
         self._peers = sorted(set(active) - {communicator.rank})
-        # In one order on all of them, now: links that are built in a step block it (clause X2).
+        # All ranks build links in one order, and now: building one in a step would block it (X2).
         communicator.warm(list(combinations(sorted(active), 2)))
 
     @property
@@ -113,14 +113,14 @@ class ActiveRanksTransport:
 
     @property
     def active(self) -> tuple[bool, ...]:
-        """Those that were named."""
+        """True for the active ranks."""
         present = {self.rank, *self._peers}
         return tuple(rank in present for rank in range(self._communicator.size))
 
     def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Work:
-        """One round; a rank's own rows are copied on `stream`."""
-        mine = self.rank
-        stream.launch(lambda: into[mine].copy_(source[mine]))
+        """Issue one round; this rank's own row is copied on `stream`."""
+        own = self.rank
+        stream.launch(lambda: into[own].copy_(source[own]))
         self._ordered.wait_packed(stream)
         sends = tuple(PeerBuffer(peer, source[peer]) for peer in self._peers)
         receives = tuple(PeerBuffer(peer, into[peer]) for peer in self._peers)
@@ -129,21 +129,21 @@ class ActiveRanksTransport:
 
 
 class _StreamOrder:
-    """Operations come after the current stream by themselves."""
+    """For communicators that follow streams."""
 
     def wait_packed(self, stream: Stream) -> None:
-        """Nothing to do."""
+        """Do nothing: the operation runs after the current stream."""
 
 
 class _HostOrder:
-    """The host waits for the stream: no count is read, but it cannot run ahead."""
+    """For other communicators: the host waits for the stream, and so cannot run ahead of it."""
 
     def __init__(self, accelerator: Accelerator, deadline: float) -> None:
         self._event = accelerator.event()
         self._deadline = deadline
 
     def wait_packed(self, stream: Stream) -> None:
-        """Return when everything launched on `stream` has run."""
+        """Block until everything launched on `stream` has run."""
         stream.record(self._event)
         self._event.synchronize(self._deadline)
 
@@ -156,6 +156,7 @@ def _order(
     return _HostOrder(accelerator, deadline)
 
 
-def active_mask(wire: AllToAllTransport, device: torch.device) -> Tensor:
-    """bool [ranks + 1]: who takes part; the last stands for the rank of padding."""
-    return torch.tensor([*wire.active, False]).to(device)
+def active_mask(transport: AllToAllTransport, device: torch.device) -> Tensor:
+    """Return bool [ranks + 1], true for ranks that take part; the last one is the rank of
+    padding."""
+    return torch.tensor([*transport.active, False]).to(device)

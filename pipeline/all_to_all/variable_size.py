@@ -1,8 +1,7 @@
-"""Expert-parallel exchange: token rows to the ranks that hold their experts, and back.
+"""The exchange with variable sizes, over an uneven all-to-all; the host reads the counts.
 
-The portable form, over an uneven all-to-all: the host reads the counts. Rows are never summed
-here: `combine` gives back one row a (token, k), and the caller adds them in its own fixed order,
-which is what makes outputs independent of the placement.
+Rows are not summed here: `combine` returns one row per (token, k), and the caller adds them in a
+fixed order. So outputs do not depend on the placement of experts.
 """
 
 from collections.abc import Sequence
@@ -19,17 +18,17 @@ from equipoise.hal.stream import Stream
 
 @dataclass(frozen=True)
 class DispatchRoute:
-    """Where the rows of one layer and step go, and what arrives.
+    """Where the rows of one layer and step go, and what is received.
 
     Attributes:
         tokens: tokens of this rank, n.
-        top_k: slots a token.
-        send_order: int64 [sent], positions in the flattened (token, k) grid in the order they travel:
-            by destination slot, then by position; invalid slots do not travel.
+        top_k: slots per token.
+        send_order: int64 [sent], positions in the flattened (token, k) grid in sending order: by
+            destination slot, then by position; invalid slots are not sent.
         send_counts: rows to each rank.
         recv_counts: rows from each rank.
-        local_slots: int64 [sum(receives)], local slot of each received row; rows arrive by source
-            rank, then by local slot.
+        local_slots: int64 [sum(recv_counts)], local slot of each received row; rows are ordered by
+            source rank, then by local slot.
     """
 
     tokens: int
@@ -41,12 +40,12 @@ class DispatchRoute:
 
 
 class VariableSizeExchange:
-    """Dispatch and combine over one communicator, on the stream that computes.
+    """Dispatch and combine over one communicator, on the compute stream.
 
     Args:
-        communicator: used for nothing else.
-        slots_per_rank: physical slots of each rank, the same everywhere.
-        stream: whose programs call the methods.
+        communicator: used by this exchange only.
+        slots_per_rank: slots of each rank, equal on all.
+        stream: the compute stream; its programs call the methods.
         deadline: seconds that the host waits for the counts.
     """
 
@@ -59,11 +58,11 @@ class VariableSizeExchange:
         self._deadline = deadline
 
     def prepare(self, slots: Tensor, generation: int) -> DispatchRoute:
-        """Agree on counts for one layer's slot ids.
+        """Exchange the row counts for one layer's slot ids.
 
         Args:
-            slots: int32 [n, top_k], global slot ids; ranks x slots_per_rank marks padding.
-            generation: of the routing tables that produced them.
+            slots: int32 [n, top_k], global slot ids; ranks * slots_per_rank marks padding.
+            generation: of the routing tables that they come from.
 
         Raises:
             GenerationMismatch: a peer routed with tables of another generation.
@@ -71,8 +70,8 @@ class VariableSizeExchange:
         flat = slots.reshape(-1)
         total = self._communicator.size * self._per_rank
         counts = torch.bincount(flat, minlength=total + 1)[:total]
-        given = counts.view(self._communicator.size, self._per_rank)
-        received, sent = self._swap_counts(given, generation), given.cpu()
+        send_counts = counts.view(self._communicator.size, self._per_rank)
+        received, sent = self._swap_counts(send_counts, generation), send_counts.cpu()
         numbers = torch.arange(self._per_rank).repeat(self._communicator.size)
         return DispatchRoute(
             tokens=slots.shape[0],
@@ -91,51 +90,53 @@ class VariableSizeExchange:
             payloads: tensors [n, ...], any dtype; bytes travel.
 
         Returns:
-            One tensor [sum(receives), ...] a payload.
+            One tensor [sum(recv_counts), ...] per payload.
         """
         tokens = torch.div(route.send_order, route.top_k, rounding_mode="floor")
         return [self._move(p[tokens], route.recv_counts, route.send_counts) for p in payloads]
 
     def combine(self, route: DispatchRoute, rows: Tensor) -> Tensor:
-        """Send results back to where their tokens came from.
+        """Return results to the ranks of their tokens.
 
         Args:
             route: from `prepare`.
-            rows: [sum(receives), ...], in the order of `dispatch`.
+            rows: [sum(recv_counts), ...], in the order of `dispatch`.
 
         Returns:
-            [n, top_k, ...]; zeros where the slot was invalid.
+            [n, top_k, ...]; zeros if the slot was invalid.
         """
-        back = self._move(rows, route.send_counts, route.recv_counts)
+        returned = self._move(rows, route.send_counts, route.recv_counts)
         out = rows.new_zeros((route.tokens * route.top_k, *rows.shape[1:]))
-        out[route.send_order] = back
+        out[route.send_order] = returned
         return out.view(route.tokens, route.top_k, *rows.shape[1:])
 
     def _swap_counts(self, sent: Tensor, generation: int) -> Tensor:
-        """Rows to expect, int64 [ranks, slots_per_rank] on the host.
+        """Return the rows to receive, int64 [ranks, slots_per_rank] on the host.
 
-        The header carries the generation.
+        The generation is sent with the counts, so that a mismatch is found before any row is sent.
         """
-        stamp = torch.full((sent.shape[0], 1), generation, dtype=torch.int64, device=sent.device)
-        header = torch.cat([stamp, sent], dim=1)
-        answers = torch.empty_like(header)
-        self._communicator.all_to_all(answers, header).result(self._deadline)
-        arrived = answers.cpu()
-        for rank, theirs in enumerate(arrived[:, 0].tolist()):
+        generation_column = torch.full(
+            (sent.shape[0], 1), generation, dtype=torch.int64, device=sent.device
+        )
+        header = torch.cat([generation_column, sent], dim=1)
+        received_header = torch.empty_like(header)
+        self._communicator.all_to_all(received_header, header).result(self._deadline)
+        received_header = received_header.cpu()
+        for rank, theirs in enumerate(received_header[:, 0].tolist()):
             if theirs != generation:
                 raise GenerationMismatch(
                     f"rank {rank} dispatched with generation {theirs}, "
                     f"rank {self._communicator.rank} has {generation}"
                 )
-        return arrived[:, 1:]
+        return received_header[:, 1:]
 
     def _move(self, rows: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Tensor:
-        arrived = rows.new_empty((sum(receives), *rows.shape[1:]))
-        into, source = _as_bytes(arrived), _as_bytes(rows)
+        received = rows.new_empty((sum(receives), *rows.shape[1:]))
+        into, source = _as_bytes(received), _as_bytes(rows)
         self._communicator.all_to_all_uneven(into, source, receives, sends).wait(self._stream)
-        return arrived
+        return received
 
 
 def _as_bytes(rows: Tensor) -> Tensor:
-    """uint8 [n, bytes of a row], over the same memory: every communicator carries bytes (D3)."""
+    """View rows as uint8 [n, bytes of a row]: every communicator supports bytes (D3)."""
     return rows.reshape(rows.shape[0], prod(rows.shape[1:])).view(torch.uint8)

@@ -1,1 +1,1 @@
-"""Messages between two ranks over one edge: sent from, and received into, rings of buffers."""
+"""Channels between two ranks: tensors sent from, and received into, rings of buffers."""

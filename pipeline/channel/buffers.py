@@ -1,7 +1,4 @@
-"""Memory that is used again and again, and whether anybody still has a tensor over it.
-
-Waiting for whoever reads a buffer to let go of it.
-"""
+"""Buffers that are reused, and waiting until no tensor refers to their memory."""
 
 import threading
 import time
@@ -17,68 +14,70 @@ from equipoise.pipeline.channel.message import HEADER_BYTES, HEADER_WORDS
 
 
 class TrackedBuffer:
-    """One buffer of a ring, empty to begin with.
+    """One buffer of a ring, empty at first, that knows whether tensors refer to it.
 
-    Whoever hands out views of it cannot know how long they are kept, and by whom: a model may keep
-    a tensor that the mapping it came from does not survive. So the memory itself is asked: its
-    storage counts the tensors over it.
+    The channel hands out views and cannot know how long they live: a model may keep a tensor longer
+    than the mapping that it came from. So the reference count of the storage decides whether the
+    buffer may be reused.
 
     Args:
-        memory: makes uint8 [n] for n bytes.
+        allocate: returns uint8 [n] for n bytes.
 
     Attributes:
         memory: uint8 [n], the buffer.
     """
 
-    def __init__(self, memory: Callable[[int], Tensor]) -> None:
-        self._make = memory
-        self._have(0)
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self._replace(0)
 
     def reserve(self, nbytes: int) -> bool:
-        """Have at least so many bytes; whether what was in a smaller buffer is lost for it."""
+        """Grow the buffer to `nbytes` if it is smaller. Returns whether it was replaced, and its
+        content lost."""
         if self.memory.numel() >= nbytes:
             return False
-        self._have(nbytes)
+        self._replace(nbytes)
         return True
 
     def add_owner_views(self, count: int) -> None:
-        """The owner keeps so many views more of its own; fewer, where it is negative."""
-        self._alone += count
+        """Declare `count` more views that the owner keeps, or fewer if negative."""
+        self._own_references += count
 
     @property
     def in_use(self) -> bool:
-        """Whether there is a tensor over the memory besides the buffer's and its owner's own."""
-        return _tensors_over(self.memory) > self._alone
+        """Whether a tensor refers to the memory that is neither the buffer's nor its owner's."""
+        return _tensors_over(self.memory) > self._own_references
 
-    def _have(self, nbytes: int) -> None:
-        self.memory = self._make(nbytes)
-        self._alone = _tensors_over(self.memory)
+    def _replace(self, nbytes: int) -> None:
+        self.memory = self._allocate(nbytes)
+        self._own_references = _tensors_over(self.memory)
 
 
 def host_headers(accelerator: Accelerator, headers: int = 1) -> Tensor:
-    """int64 [headers, 8] of the host's memory, page-locked where that is declared."""
+    """Allocate int64 [headers, 8] in host memory, page-locked if the accelerator supports that."""
     return accelerator.pinned(HEADER_BYTES * headers).view(torch.int64).view(headers, HEADER_WORDS)
 
 
 def _tensors_over(memory: Tensor) -> int:
-    """References to a tensor's storage: one more for each view of it, in any thread."""
+    """References to the storage of `memory`: one for each view of it, in any thread."""
     storage = memory.untyped_storage()
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 POLL_SECONDS = 0.0005
-"""Seconds between two looks whether the tensors over a buffer are gone: nobody tells when."""
+"""Seconds between two checks of a reference count: dropping a tensor notifies nobody, so it has to
+be polled."""
 
 POLLS_PER_STREAM_CHECK = 200
-"""Looks from one question to the stream, whether it has failed, to the next: each has a place in
-the stream's queue."""
+"""Polls per check whether the stream has failed (100 ms): each check records an event, which takes
+a place in the stream's queue."""
 
 
 class ReleaseWaiter:
-    """Of an end's buffers.
+    """Waits until the readers of an end's buffers have released them.
 
     Args:
-        edge: whose end it is.
+        edge: of the end.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -87,27 +86,27 @@ class ReleaseWaiter:
         self._alive = edge.accelerator.event()
 
     def notify(self) -> None:
-        """Somebody may have let go."""
+        """Wake up a waiter: a reader may have released a buffer."""
         self._changed.set()
 
-    def wait(self, over: Callable[[], bool], holder: Callable[[], str]) -> None:
-        """Block until `over`, for the edge's deadline at most.
+    def wait(self, is_free: Callable[[], bool], holder: Callable[[], str]) -> None:
+        """Block until `is_free()`, for the edge's deadline at most.
 
         Raises:
-            BuffersHeld: it is not over by then; `holder` says who is not through.
-            StreamFailed: the edge's stream failed: what it ran keeps what it read.
+            BuffersBusy: the deadline passed; `holder()` is the message.
+            StreamFailed: the edge's stream failed: its programs keep what they read.
         """
-        if over():
+        if is_free():
             return
         began = time.monotonic_ns()
         expiry = time.monotonic() + self._edge.deadline
-        looks = 0
-        while not over():
+        polls = 0
+        while not is_free():
             if time.monotonic() >= expiry:
                 raise BuffersBusy(holder())
-            if looks % POLLS_PER_STREAM_CHECK == 0:
+            if polls % POLLS_PER_STREAM_CHECK == 0:
                 self._edge.stream.record(self._alive)  # raises where the stream has failed
-            looks += 1
+            polls += 1
             self._changed.wait(POLL_SECONDS)
             self._changed.clear()
         self._edge.counters.add_reader_wait(time.monotonic_ns() - began)

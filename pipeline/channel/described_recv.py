@@ -1,4 +1,4 @@
-"""The receiving end of an edge that is told nothing beforehand."""
+"""The receiving end of an edge whose messages describe their schemas (`DescribedFraming`)."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ ReceivedValues = dict[str, Tensor | Constant]
 
 
 class _DescribedRecvBuffer:
-    """A buffer of the ring; of the message, and of what is gathered from its slices."""
+    """One buffer of the ring: of a message, and of what is gathered from its slices."""
 
     def __init__(self, edge: Edge) -> None:
         self.message = TrackedBuffer(edge.allocate)
@@ -47,62 +47,62 @@ class _DescribedRecvBuffer:
 
 
 class DescribedRecvHandle:
-    """One message, of which nothing is known before it is there.
+    """Handle of one message, of which nothing is known before it arrives.
 
-    A handle as `AsyncIntermediateTensors` takes it.
+    `AsyncIntermediateTensors` accepts it as a handle.
 
     Args:
-        finish: blocks until the message is there, and returns what is in it.
+        finish: blocks until the message has arrived, and returns its content.
     """
 
     def __init__(self, finish: Callable[[], ReceivedValues]) -> None:
         self._values: ReceivedValues = {}
         self._finish = finish
         self._finishing = threading.Lock()
-        self._over = False
+        self._completed = False
         self._failure: EquipoiseError | None = None
 
     def is_completed(self) -> bool:
-        """Whether it has come, or has failed."""
-        return self._over
+        """Whether the message has arrived or failed."""
+        return self._completed
 
     def wait(self) -> None:
-        """Block the host until it has come. Raises what `DescribedReceivingEnd` says."""
+        """Block the host until the message has arrived. Raises as `DescribedReceivingEnd`."""
         self.run_once()
         if self._failure is not None:
             raise self._failure
 
     def take(self) -> ReceivedValues:
-        """Tensors and constants by name, once: the end keeps nothing of them. Waits as `wait`."""
+        """Return tensors and constants by name, and forget them. Waits as `wait`."""
         self.wait()
         values, self._values = self._values, {}
         return values
 
     def run_once(self) -> None:
-        """Block the host until it has come, or has failed."""
+        """Block the host until the message has arrived or failed."""
         with self._finishing:
-            if not self._over:
+            if not self._completed:
                 try:
                     self._values = self._finish()
                 except Exception as failure:
                     self._failure = as_equipoise_error(failure, "a message could not be finished")
-                self._finish, self._over = dict, True
+                self._finish, self._completed = dict, True
 
 
 class DescribedReceivingEnd:
-    """Receives messages that say what they are, with receives that are posted before they come.
+    """Receives messages that describe themselves, with receives posted before they arrive.
 
-    In the host's memory a message is finished beside the reader, on the communication stream: its
-    second part is asked for, and its slices are gathered, in the order of `receive`, whoever reads
-    first. In a device's memory the host has to look at the header, so that happens at the first
-    read; ranks that gather read in one order there.
+    In host memory a message is completed on the communication stream, concurrently with readers:
+    its second part is received and its slices are gathered in the order of `receive`, whatever is
+    read first. In device memory the host has to read the header, so this happens at the first read;
+    there, ranks of one slice group have to read in one order.
 
-    A wait raises `CommunicatorFailed` where a message did not come, `MessageMismatch` where it is
-    another than the next, and `BuffersBusy` where all buffers are still read.
+    Waiting raises `CommunicatorFailed` if a message did not arrive, `MessageMismatch` if another
+    message arrived, and `BuffersBusy` if all buffers are still read.
 
     Args:
-        edge: whose end this is; it has more buffers than are posted ahead.
-        ahead: receives that are posted ahead, as the sender was told.
+        edge: of this end; it has more buffers than receives that are posted ahead.
+        ahead: receives that are posted ahead; the sender has the same number.
     """
 
     def __init__(self, edge: Edge, ahead: int) -> None:
@@ -122,31 +122,31 @@ class DescribedReceivingEnd:
         self._status = EdgeStatus(edge.name)
 
     def receive(self) -> DescribedRecvHandle:
-        """The next message, on its way; returns at once.
+        """Return a handle of the next message, at once.
 
         Raises:
             ChannelClosed: the end was closed, or an earlier message failed it.
         """
         self._status.check_open()
-        incoming = DescribedRecvHandle(partial(self._next, self._sequence, self._last))
-        self._sequence, self._last = self._sequence + 1, incoming
+        handle = DescribedRecvHandle(partial(self._next, self._sequence, self._last))
+        self._sequence, self._last = self._sequence + 1, handle
         self._post_ahead()
         if self._edge.effective_read_mode is ReadMode.HOST:
-            self._edge.accelerator.stream(Role.COMM).launch(incoming.run_once)
-        return incoming
+            self._edge.accelerator.stream(Role.COMM).launch(handle.run_once)
+        return handle
 
     def close(self) -> None:
-        """Refuse what comes from now on; receives in flight keep their memory until they end."""
+        """Refuse further messages; receives in flight keep their memory until they end."""
         self._status.close()
 
-    def _next(self, sequence: int, before: DescribedRecvHandle | None) -> ReceivedValues:
-        """What is in a message, behind the one before it."""
-        if before is not None:
-            before.run_once()
+    def _next(self, sequence: int, previous: DescribedRecvHandle | None) -> ReceivedValues:
+        """Return the content of a message, after completing the one before it."""
+        if previous is not None:
+            previous.run_once()
         self._status.check_open()
         try:
             return self._finish(sequence)
-        except BaseException as failure:  # half of it may have happened
+        except BaseException as failure:  # some of it may have been done
             self._status.fail(failure)
             raise
 
@@ -154,20 +154,20 @@ class DescribedReceivingEnd:
         if not self._posted:
             self._release_waiter.wait(self._next_is_free, self._holder)
             self._post_ahead()
-        berth, first, work = self._posted.popleft()
+        buffer, first_part_bytes, work = self._posted.popleft()
         self._await(work)
-        header = self._header(berth, sequence, first)
-        if header.nbytes > first:
-            self._receive_second_part(berth, header)
-        layout = self._layout(berth, header)
-        self._gather(berth, layout)
+        header = self._header(buffer, sequence, first_part_bytes)
+        if header.nbytes > first_part_bytes:
+            self._receive_second_part(buffer, header)
+        layout = self._layout(buffer, header)
+        self._gather(buffer, layout)
         self._edge.counters.add_message(
-            max(first, header.nbytes),
-            described=header.description_bytes,
-            parts=1 + (header.nbytes > first),
+            max(first_part_bytes, header.nbytes),
+            description_bytes=header.description_bytes,
+            parts=1 + (header.nbytes > first_part_bytes),
         )
         self._first_part_sizes.record(header.nbytes)
-        values: ReceivedValues = dict(unpack(layout, berth.message.memory, berth.gathered.memory))
+        values: ReceivedValues = dict(unpack(layout, buffer.message.memory, buffer.gathered.memory))
         self._post_ahead()
         return values | dict(layout.schema.constants)
 
@@ -176,67 +176,67 @@ class DescribedReceivingEnd:
         work.result(self._edge.deadline)
         self._edge.counters.add_message_wait(time.monotonic_ns() - began)
 
-    def _header(self, berth: _DescribedRecvBuffer, sequence: int, first: int) -> Header:
+    def _header(self, buffer: _DescribedRecvBuffer, sequence: int, first_part_bytes: int) -> Header:
         name = f"{self._edge.name}, message {sequence}"
-        header = read_header(header_views(berth.message.memory, 1)[0].tolist(), name)
+        header = read_header(header_views(buffer.message.memory, 1)[0].tolist(), name)
         if header.sequence != sequence:
             raise MessageMismatch(f"{name}: message {header.sequence} came in its place")
-        if header.first_part_bytes != first:
+        if header.first_part_bytes != first_part_bytes:
             raise MessageMismatch(
-                f"{name}: {header.first_part_bytes} bytes came first instead of {first}"
+                f"{name}: {header.first_part_bytes} bytes came first instead of {first_part_bytes}"
             )
         return header
 
-    def _receive_second_part(self, berth: _DescribedRecvBuffer, header: Header) -> None:
-        """Receive the second part behind the first."""
-        first = berth.message.memory[: header.first_part_bytes].clone()
-        berth.message.reserve(header.nbytes)
-        berth.message.memory[: header.first_part_bytes].copy_(first)
-        rest = berth.message.memory[header.first_part_bytes : header.nbytes]
-        self._await(self._edge.require_second.irecv(rest, self._edge.peer))
+    def _receive_second_part(self, buffer: _DescribedRecvBuffer, header: Header) -> None:
+        """Receive the second part after the first, in a buffer that is large enough for both."""
+        first_part = buffer.message.memory[: header.first_part_bytes].clone()
+        buffer.message.reserve(header.nbytes)
+        buffer.message.memory[: header.first_part_bytes].copy_(first_part)
+        second = buffer.message.memory[header.first_part_bytes : header.nbytes]
+        self._await(self._edge.require_second.irecv(second, self._edge.peer))
 
-    def _layout(self, berth: _DescribedRecvBuffer, header: Header) -> MessageLayout:
-        """Of the message's class, which it describes, or which was described before."""
+    def _layout(self, buffer: _DescribedRecvBuffer, header: Header) -> MessageLayout:
+        """Return the layout of the schema that the message describes, or refers to by digest."""
         payload = header.nbytes - header.description_bytes
         known = self._layouts.find(header.schema_digest)
         if header.description_bytes:
-            text = berth.message.memory[payload : header.nbytes]
-            met = self._layouts.lookup(MessageSchema.from_bytes(bytes(text.tolist())))
+            text = buffer.message.memory[payload : header.nbytes]
+            cached = self._layouts.lookup(MessageSchema.from_bytes(bytes(text.tolist())))
         elif known is not None:
-            met = CachedLayout(known, is_new=False)
+            cached = CachedLayout(known, is_new=False)
         else:
             raise self._undescribed()
-        if met.layout.nbytes != payload or met.layout.schema.digest != header.schema_digest:
+        if cached.layout.nbytes != payload or cached.layout.schema.digest != header.schema_digest:
             raise self._undescribed()
-        self._layouts.remember(met)
-        return met.layout
+        self._layouts.remember(cached)
+        return cached.layout
 
     def _undescribed(self) -> MessageMismatch:
-        return MessageMismatch(f"{self._edge.name}: a message of a class that nobody described")
+        return MessageMismatch(f"{self._edge.name}: a message of a schema that was not described")
 
-    def _gather(self, berth: _DescribedRecvBuffer, layout: MessageLayout) -> None:
+    def _gather(self, buffer: _DescribedRecvBuffer, layout: MessageLayout) -> None:
         if self._edge.slice_group is None or not layout.sliced_fields:
             return
-        berth.gathered.reserve(layout.gathered_nbytes)
-        parts = gather_specs(layout, berth.message.memory, berth.gathered.memory)
+        buffer.gathered.reserve(layout.gathered_nbytes)
+        parts = gather_specs(layout, buffer.message.memory, buffer.gathered.memory)
         for part in parts:
             communicator = self._edge.slice_group.gather_communicator
             communicator.all_gather(part.whole, part.slice).result(self._edge.deadline)
             self._edge.counters.add_gather()
-        mine, every = (
-            header_views(berth.message.memory, 1),
-            header_views(berth.gathered.memory, self._edge.num_slices),
+        own, gathered = (
+            header_views(buffer.message.memory, 1),
+            header_views(buffer.gathered.memory, self._edge.num_slices),
         )
-        if not bool((every == mine).all()):
+        if not bool((gathered == own).all()):
             raise MessageMismatch(f"{self._edge.name}: slices are of different messages")
 
     def _holder(self) -> str:
         return f"{self._edge.name}: all {self._edge.depth} buffers are still read"
 
     def _post_ahead(self) -> None:
-        """Post what has been asked for and can be posted without waiting for a reader.
+        """Post receives of messages that were requested, as long as no reader has to be waited for.
 
-        Nothing else: a receive has a deadline, and an engine that is idle sends nothing.
+        No others: a receive has a deadline, and an idle engine sends nothing.
         """
         with self._posting:
             while (
@@ -250,19 +250,24 @@ class DescribedReceivingEnd:
         return not self._buffers[self._count % self._edge.depth].in_use
 
     def _post(self) -> None:
-        """Post the next receive into a buffer that nobody has a tensor over."""
-        berth, first = self._buffers[self._count % self._edge.depth], self._first_part_sizes.pop()
-        berth.message.reserve(first)
-        memory = berth.message.memory[:first]
+        """Post the next receive, into a buffer that no tensor refers to."""
+        buffer, first_part_bytes = (
+            self._buffers[self._count % self._edge.depth],
+            self._first_part_sizes.pop(),
+        )
+        buffer.message.reserve(first_part_bytes)
+        memory = buffer.message.memory[:first_part_bytes]
         with self._after_reads():
             work = self._edge.communicator.irecv(memory, self._edge.peer)
-        self._posted.append((berth, first, work))
+        self._posted.append((buffer, first_part_bytes, work))
         self._count += 1
 
     def _after_reads(self) -> AbstractContextManager[None]:
-        """A device may still read what no tensor is over any more; host code holds what it reads.
+        """Order a receive after the reads of its buffer.
 
-        (To wait for the stream there would be to wait for a program that waits for this thread.)
+        A device may still read memory that no tensor refers to any more. Host code holds a tensor
+        while it reads; and waiting for the stream there could wait for a program that waits for
+        this thread.
         """
         if self._edge.effective_read_mode is ReadMode.HOST:
             return nullcontext()

@@ -1,8 +1,7 @@
-"""What ends an end of an edge, and errors of others as this project's own.
+"""An edge: one direction between two ranks, and how both ends open it.
 
-What both ends of an edge are made from: who, over what, on which stream, how many buffers.
-
-Edges are opened by both ends alike, or not at all.
+`open_edge` compares the parameters of both ends over the control plane before it opens a
+communicator, so that ends that do not match fail on both sides before anything is sent.
 """
 
 import json
@@ -24,26 +23,26 @@ from equipoise.pipeline.channel.statistics import EdgeCounters
 
 
 def as_equipoise_error(failure: BaseException, what: str) -> EquipoiseError:
-    """The error itself where it is one of this project; else one that says `what`, and why.
+    """Return `failure` if it is an `EquipoiseError`, else a `ChannelError` that wraps it.
 
-    Memory that cannot be had, an interrupt, an error of torch: they end what was under way as any
-    other failure does, and whoever comes later is told.
+    Out of memory, an interrupt or an error of torch ends the operation like any other failure, and
+    later calls raise it.
     """
     if isinstance(failure, EquipoiseError):
         return failure
-    told = ChannelError(f"{what}: {type(failure).__name__}: {failure}")
-    told.__cause__ = failure
-    return told
+    wrapped = ChannelError(f"{what}: {type(failure).__name__}: {failure}")
+    wrapped.__cause__ = failure
+    return wrapped
 
 
 class EdgeStatus:
-    """Whether an end of an edge may go on; the first thing that ends it stays.
+    """Whether an end of an edge is open; keeps the first failure.
 
     Args:
         name: of the edge.
 
     Attributes:
-        failure: what has ended it.
+        failure: why it is closed; None while it is open.
     """
 
     def __init__(self, name: str) -> None:
@@ -51,36 +50,37 @@ class EdgeStatus:
         self.failure: EquipoiseError | None = None
 
     def check_open(self) -> None:
-        """Raise `ChannelClosed`, with the cause, where the end is over."""
+        """Raise `ChannelClosed`, with its cause, if the end is closed."""
         if self.failure is not None:
             raise ChannelClosed(f"{self._name}: {self.failure}") from self.failure
 
     def fail(self, failure: BaseException) -> None:
-        """Half of something may have happened."""
-        self.failure = self.failure or as_equipoise_error(failure, "it failed amid a message")
+        """Close the end because an operation failed and may have been half done."""
+        self.failure = self.failure or as_equipoise_error(failure, "it failed during a message")
 
     def close(self) -> None:
-        """Refuse what comes from now on."""
+        """Close the end: later calls raise."""
         self.failure = self.failure or ChannelClosed("it was closed")
 
 
 class ReadMode(StrEnum):
-    """How whoever reads comes behind a message."""
+    """How a reader waits for a message."""
 
     HOST = "host"
-    """It blocks: the tensors are in the host's memory, where code reads them without a stream."""
+    """The host blocks: the tensors are in host memory, which is read without a stream."""
     STREAM = "stream"
-    """The edge's stream is ordered behind the message, and the host goes on."""
+    """The edge's stream waits for the message, and the host does not."""
 
 
 @dataclass(frozen=True)
 class SliceGroup:
-    """The ranks that hold the same tensors, and so send and receive a slice each.
+    """The ranks that hold the same tensors, and so send and receive one slice each.
 
     Attributes:
-        gather_communicator: of these ranks; those that receive gather over it, in the order of messages.
-        verify_communicator: another one of the same ranks; those that send compare what they hold over it.
-            A rank between two stages does both, and in no order that its peers would share.
+        gather_communicator: of these ranks; receivers gather slices over it, in message order.
+        verify_communicator: of the same ranks; senders compare checksums over it. It is a second
+            communicator because a rank between two stages sends and receives in an order that its
+            peers need not share, and collectives of one communicator must match in order.
     """
 
     gather_communicator: Communicator
@@ -88,32 +88,33 @@ class SliceGroup:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.gather_communicator.size
 
     @property
     def rank(self) -> int:
-        """Which slice is this rank's."""
+        """Index of this rank, and so of its slice."""
         return self.gather_communicator.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class Edge:
-    """One direction between two ranks.
+    """One end of one direction between two ranks.
 
     Attributes:
         name: in errors and statistics, the same at both ends: "stage 0 to 1".
-        communicator: of this edge; nothing else is sent over it.
+        communicator: used by this edge only.
         peer: the other end's rank in the communicator.
-        accelerator: whose memory the tensors are in.
-        stream: whose programs make what is sent, or read what is received.
+        accelerator: the device that holds the tensors.
+        stream: runs the programs that compute what is sent, or that read what is received.
         deadline: seconds that any wait may last.
-        depth: buffers of this end: so many messages may be on their way, or still be read.
-        slice_group: where tensors may travel in slices; None where everything travels whole.
-        second_communicator: for second parts of messages, which would otherwise meet the receive that is posted
-            for the next message's first part; None where there are none.
-        read_mode: how readers come behind a message; by where the tensors are, unless it is said.
-        counters: counts.
+        depth: buffers of this end: the number of messages that may be in flight or still be read.
+        slice_group: ranks among which tensors are sliced; None if all tensors travel whole.
+        second_communicator: carries the second parts of messages. Over `communicator` they would
+            match the receive that is already posted for the next message's first part. None if
+            messages have one part.
+        read_mode: how readers wait; None: `HOST` for tensors in host memory, else `STREAM`.
+        counters: counts what this end does.
     """
 
     name: str
@@ -141,50 +142,51 @@ class Edge:
 
     @property
     def require_second(self) -> Communicator:
-        """Over which second parts go. Raises `ChannelError` where there are none."""
+        """`second_communicator`. Raises `ChannelError` if there is none."""
         if self.second_communicator is None:
             raise ChannelError(f"{self.name}: its messages have one part")
         return self.second_communicator
 
     @cached_property
     def effective_read_mode(self) -> ReadMode:
-        """How readers come behind a message."""
+        """How readers wait for a message."""
         on_host = self.accelerator.device.type == "cpu"
         return self.read_mode or (ReadMode.HOST if on_host else ReadMode.STREAM)
 
     def close(self) -> None:
-        """Give its communicators back."""
+        """Close the edge's communicators."""
         self.communicator.close()
         if self.second_communicator is not None:
             self.second_communicator.close()
 
     def allocate(self, nbytes: int) -> Tensor:
-        """A fresh buffer of the device, uint8 [nbytes], the edge's stream's; counted, unless it is
-        empty. Others come behind that stream before they write into it.
+        """Allocate a buffer on the device, uint8 [nbytes], in the order of the edge's stream.
 
-        Made outside of inference mode, whoever asks: engines call in it, and what is made in it
-        can be written by no thread that is not.
+        Other streams have to wait for the edge's stream before they write into it, since the
+        allocator may return memory that the stream still uses. Empty buffers are not counted.
         """
         if nbytes:
             self.counters.add_buffer(nbytes)
+        # Engines call this in inference mode, where a tensor would become an inference tensor,
+        # which only threads in inference mode may write to.
         with self.stream.current(), torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
 
 
 _OPENED: "WeakKeyDictionary[Fabric, Counter[str]]" = WeakKeyDictionary()
-"""How often each edge was opened: ballots and communicators have a name once."""
+"""Number of times each edge was opened, by fabric: see `_unique_name`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeContext:
-    """Where an end of an edge is: what a rank has anyway.
+    """What an end of an edge takes from its rank.
 
     Attributes:
-        fabric: opens the edge's communicator; its control plane carries the agreement.
-        accelerator: whose memory the tensors are in.
-        stream: whose programs make what is sent, or read what is received.
+        fabric: opens the edge's communicator; its control plane compares both ends' parameters.
+        accelerator: the device that holds the tensors.
+        stream: runs the programs that compute what is sent, or that read what is received.
         deadline: seconds that any wait may last.
-        slice_group: the ranks that hold the same sliced tensors; None where nothing is sliced.
+        slice_group: the ranks that hold the same sliced tensors; None if nothing is sliced.
     """
 
     fabric: Fabric
@@ -195,66 +197,74 @@ class EdgeContext:
 
 
 def open_edge(
-    name: str, ends: tuple[int, int], place: EdgeContext, depth: int, said: Mapping[str, object]
+    name: str,
+    ends: tuple[int, int],
+    context: EdgeContext,
+    depth: int,
+    parameters: Mapping[str, object],
 ) -> Edge:
-    """This rank's end of an edge with a communicator of its own; collective of the two ranks.
+    """Open this rank's end of an edge, with a communicator of its own; collective of both ranks.
 
     Args:
-        name: no two edges that are open have one name. Behind its close an edge may be opened
-            again, by both ends.
-        ends: ranks of the run: who sends, and who receives.
-        place: of this rank's end.
+        name: unique among open edges. Once closed, an edge may be opened again by both ends.
+        ends: ranks of the run: the sender and the receiver.
+        context: of this rank's end.
         depth: buffers at each end.
-        said: what else both ends must say alike; JSON.
+        parameters: further values that must be equal at both ends; JSON.
 
     Raises:
         ChannelError: this rank is neither end, or both.
-        ShapeClassError: the other end says something else; on both, before anything is sent.
-        BallotIncomplete: the other end did not come by the deadline.
-        CommunicatorFailed: neither did it to the communicator.
+        ShapeClassError: the other end has other parameters; on both, before anything is sent.
+        BallotIncomplete: the other end did not open the edge by the deadline.
+        CommunicatorFailed: the other end did not open the communicator by the deadline.
     """
-    rank = place.fabric.control.rank
+    rank = context.fabric.control.rank
     if rank not in ends or ends[0] == ends[1]:
         raise ChannelError(f"{name}: rank {rank} cannot be an end of the edge {ends}")
-    parts = place.slice_group.size if place.slice_group is not None else 1
-    called = _called(name, place.fabric)
-    _agree(called, ends, place, {**said, "ends": ends, "depth": depth, "parts": parts})
-    communicator = place.fabric.open(f"channel {called}", ends)
+    parts = context.slice_group.size if context.slice_group is not None else 1
+    unique_name = _unique_name(name, context.fabric)
+    _check_agreement(
+        unique_name, ends, context, {**parameters, "ends": ends, "depth": depth, "parts": parts}
+    )
+    communicator = context.fabric.open(f"channel {unique_name}", ends)
     communicator.warm([(0, 1)])
     return Edge(
         name=name,
         communicator=communicator,
         peer=1 - ends.index(rank),
-        accelerator=place.accelerator,
-        stream=place.stream,
-        deadline=place.deadline,
+        accelerator=context.accelerator,
+        stream=context.stream,
+        deadline=context.deadline,
         depth=depth,
-        slice_group=place.slice_group,
+        slice_group=context.slice_group,
     )
 
 
-def open_second_communicator(edge: Edge, ends: tuple[int, int], place: EdgeContext) -> Edge:
-    """The edge with a communicator for second parts of messages; collective of the two ranks."""
-    rest = place.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
-    return replace(edge, second_communicator=rest)
+def open_second_communicator(edge: Edge, ends: tuple[int, int], context: EdgeContext) -> Edge:
+    """Add a communicator for second parts of messages to `edge`; collective of both ranks."""
+    second = context.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
+    return replace(edge, second_communicator=second)
 
 
-def _called(name: str, fabric: Fabric) -> str:
-    """The edge's name, and how often it was opened before."""
+def _unique_name(name: str, fabric: Fabric) -> str:
+    """Return the edge's name, with a number if it was opened before.
+
+    Ballots and communicators are identified by name, and each name may be used once.
+    """
     opened = _OPENED.setdefault(fabric, Counter())
     opened[name] += 1
     return name if opened[name] == 1 else f"{name}, again {opened[name] - 1}"
 
 
-def _agree(
-    name: str, ends: tuple[int, int], place: EdgeContext, said: Mapping[str, object]
+def _check_agreement(
+    name: str, ends: tuple[int, int], context: EdgeContext, parameters: Mapping[str, object]
 ) -> None:
-    control, question = place.fabric.control, f"channel/{name}"
-    mine = json.dumps(said, sort_keys=True).encode()
-    control.cast(question, mine)
-    for rank, theirs in zip(ends, control.collect(question, place.deadline, ends), strict=True):
-        if theirs != mine:
+    control, question = context.fabric.control, f"channel/{name}"
+    own = json.dumps(parameters, sort_keys=True).encode()
+    control.cast(question, own)
+    for rank, theirs in zip(ends, control.collect(question, context.deadline, ends), strict=True):
+        if theirs != own:
             raise ShapeClassError(
                 f"{name}: rank {rank} opens it with {theirs.decode()}, rank {control.rank} with "
-                f"{mine.decode()}"
+                f"{own.decode()}"
             )

@@ -1,4 +1,4 @@
-"""The tensor channel: one edge, agreed on by both ends before anything is sent over it."""
+"""The tensor channel: `Sender` and `Receiver`, the two ends of an edge with a fixed template."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSpec:
-    """What both ends must say alike.
+    """Parameters of a channel; equal at both ends.
 
     Attributes:
-        name: of the edge; no two edges of a run have one name.
+        name: of the edge; unique among the edges of a run.
         source: rank of the run that sends.
         destination: rank of the run that receives.
-        template: what travels in every step.
+        template: the tensors of every step.
         depth: buffers at each end.
     """
 
@@ -32,36 +32,36 @@ class ChannelSpec:
     template: SchemaTemplate
     depth: int = 4
 
-    def open(self, place: EdgeContext) -> Edge:
-        """This rank's end of the edge; collective of the two ranks. Raises as `open_edge`."""
-        ends, said = (self.source, self.destination), json.loads(self.template.to_json())
-        return open_edge(self.name, ends, place, self.depth, said)
+    def open(self, context: EdgeContext) -> Edge:
+        """Open this rank's end of the edge; collective of both ranks. Raises as `open_edge`."""
+        ends, parameters = (self.source, self.destination), json.loads(self.template.to_json())
+        return open_edge(self.name, ends, context, self.depth, parameters)
 
 
 class Sender:
-    """The sending end of a channel; see `SendingEnd` for how it waits."""
+    """The sending end of a channel; `SendingEnd` documents when it waits."""
 
-    def __init__(self, plan: ChannelSpec, edge: Edge) -> None:
-        self._template = plan.template
+    def __init__(self, spec: ChannelSpec, edge: Edge) -> None:
+        self._template = spec.template
         self._edge = edge
         self._end = SendingEnd(edge)
-        self._end.reserve(plan.template.schema_for(plan.template.max_rows))
+        self._end.reserve(spec.template.schema_for(spec.template.max_rows))
 
     def has_free_buffer(self) -> bool:
         """Whether `send` would not wait for a buffer."""
         return self._end.has_free_buffer()
 
     def send(self, tensors: Mapping[str, Tensor]) -> SendHandle:
-        """Hand over one step: the template's tensors, [rows, ...] all of them.
+        """Send the tensors of one step: those of the template, each [rows, ...].
 
         Raises what `SendingEnd.send` raises.
         """
-        given = (t.shape[0] for t in tensors.values() if isinstance(t, Tensor) and t.dim())
-        return self._end.send(tensors, self._template.schema_for(next(given, 0)))
+        row_counts = (t.shape[0] for t in tensors.values() if isinstance(t, Tensor) and t.dim())
+        return self._end.send(tensors, self._template.schema_for(next(row_counts, 0)))
 
     def borrow_outputs(self, rows: int) -> Mapping[str, Tensor]:
-        """The next step's tensors, [rows, ...], where they are sent from: written there they need
-        not be packed. See `SendingEnd.outgoing`."""
+        """Return the next step's tensors, [rows, ...], in their send buffer; filled in place they
+        need no packing. See `SendingEnd.borrow_outputs`."""
         return self._end.borrow_outputs(self._template.schema_for(rows))
 
     def drain(self) -> None:
@@ -70,77 +70,84 @@ class Sender:
 
     @property
     def statistics(self) -> EdgeStatistics:
-        """Counts by now."""
+        """The counters as they are now."""
         return self._edge.counters.snapshot()
 
     def close(self) -> None:
-        """Refuse what comes from now on, and give the edge's communicator back; bounded by its
-        deadline. Behind a `drain`, or `settle`, nothing is lost."""
+        """Refuse further messages and close the edge's communicator; bounded by its deadline.
+
+        After a `drain` nothing is lost.
+        """
         self._end.close()
         self._edge.close()
 
 
 class Receiver:
-    """The receiving end of a channel; see `ReceivingEnd` for how it waits."""
+    """The receiving end of a channel; `ReceivingEnd` documents when it waits."""
 
-    def __init__(self, plan: ChannelSpec, edge: Edge) -> None:
-        self._template = plan.template
+    def __init__(self, spec: ChannelSpec, edge: Edge) -> None:
+        self._template = spec.template
         self._edge = edge
         self._end = ReceivingEnd(edge)
-        self._end.reserve(plan.template.schema_for(plan.template.max_rows))
+        self._end.reserve(spec.template.schema_for(spec.template.max_rows))
 
     @property
     def can_post_ahead(self) -> bool:
-        """Whether a receive that is posted ahead keeps no other communicator waiting."""
+        """Whether a receive may be posted ahead without blocking other communicators."""
         return self._edge.communicator.capabilities.independent_groups
 
     @property
     def num_expected(self) -> int:
-        """How many steps are expected that nobody has taken."""
+        """Number of steps that are expected and have not been received."""
         return self._end.num_expected
 
     def has_free_buffer(self) -> bool:
-        """Whether `expect` would not wait for a reader to let go of a buffer."""
+        """Whether `expect` would find a free buffer without waiting for a reader."""
         return self._end.has_free_buffer()
 
     def expect(self, rows: int) -> None:
-        """Post the receive of one more step of so many rows. Raises as `ReceivingEnd.expect`."""
+        """Post the receive of one more step with `rows` rows. Raises as `ReceivingEnd.expect`."""
         self._end.expect(self._template.schema_for(rows))
 
     def receive(self) -> AsyncIntermediateTensors:
-        """The tensors of the next step, on their way. Raises as `ReceivingEnd.receive`."""
+        """Return the tensors of the next step, possibly still on their way.
+
+        Raises as `ReceivingEnd.receive`.
+        """
         return self._end.receive()
 
     def drain(self) -> None:
-        """Wait for every step that was taken, and look at its header."""
+        """Wait for every step that was received, and check its header."""
         self._end.drain()
 
     @property
     def statistics(self) -> EdgeStatistics:
-        """Counts by now."""
+        """The counters as they are now."""
         return self._edge.counters.snapshot()
 
     def close(self) -> None:
-        """Refuse what comes from now on, and give the edge's communicator back; bounded by its
-        deadline. Behind a `drain`, or `settle`, nothing is lost."""
+        """Refuse further messages and close the edge's communicator; bounded by its deadline.
+
+        After a `drain` nothing is lost.
+        """
         self._end.close()
         self._edge.close()
 
 
-def open_sender(plan: ChannelSpec, place: EdgeContext) -> Sender:
-    """This rank's end, of the plan's source; collective of the two ranks.
+def open_sender(spec: ChannelSpec, context: EdgeContext) -> Sender:
+    """Open the sending end, on the rank `spec.source`; collective of both ranks.
 
     Raises:
-        ShapeClassError: the other end has another plan; on both, before anything is sent.
-        BallotIncomplete: the other end did not come by the deadline.
-        CommunicatorFailed: neither did it to the communicator.
+        ShapeClassError: the other end has another spec; on both, before anything is sent.
+        BallotIncomplete: the other end did not open the channel by the deadline.
+        CommunicatorFailed: the other end did not open the communicator by the deadline.
     """
-    return Sender(plan, plan.open(place))
+    return Sender(spec, spec.open(context))
 
 
-def open_receiver(plan: ChannelSpec, place: EdgeContext) -> Receiver:
-    """This rank's end, of the plan's destination; collective of the two ranks.
+def open_receiver(spec: ChannelSpec, context: EdgeContext) -> Receiver:
+    """Open the receiving end, on the rank `spec.destination`; collective of both ranks.
 
     Raises as `open_sender`.
     """
-    return Receiver(plan, plan.open(place))
+    return Receiver(spec, spec.open(context))

@@ -1,11 +1,14 @@
-"""In how many parts a message travels, and whether it describes itself.
+"""Framing: in how many parts a message is sent, and whether it describes its schema.
 
-Where the receiver is told what is to come there is one part and no description. Where it is not,
-its receives are posted before their messages are known, and a size must be right: libraries end a
-process, or hang, where more comes than was awaited. So it is a function of what both ends have
-seen: a message's first part is as large as the message so many before it was, and what does not
-fit follows in a second one. A class is described in the first of its messages, behind the payload.
-While steps are alike there is one part and no description here, too.
+A receiver that knows the schema of every message beforehand needs one part and no description
+(`SinglePartFraming`).
+
+A receiver that does not (`DescribedFraming`) posts receives before it knows their sizes. Sizes must
+match: libraries end the process, or hang, if more arrives than was posted. So both ends derive
+the size from what both have seen: the first part of a message is as large as the message was that
+came `ahead` messages earlier, and what does not fit follows in a second part. The first message of
+a schema describes it after the payload. While steps are alike there is one part and no
+description here, too.
 """
 
 from collections import deque
@@ -15,20 +18,21 @@ from typing import Protocol
 from equipoise.pipeline.channel.message import CachedLayout
 
 MIN_FIRST_PART_BYTES = 4096
-"""Bytes of the first messages' first parts: a header, and the description of a class or two."""
+"""Smallest first part, and the size of the first ones: room for a header and the descriptions of
+one or two schemas."""
 MAX_FIRST_PART_BYTES = 1 << 26
-"""Bytes of a first part at most: where steps shrink they are padded to it, for as many messages as
-are posted ahead."""
+"""Largest first part, 64 MiB. When steps shrink, messages are padded to the size of larger ones
+before them, for as many messages as are posted ahead; this bounds the padding."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One message.
+    """How one message is sent.
 
     Attributes:
-        nbytes: header, payload and description.
-        first_part_bytes: bytes of the first part; the message is padded to it where it is smaller.
-        description: of its class; empty where the receiver knows it.
+        nbytes: size of header, payload and description.
+        first_part_bytes: size of the first part; a smaller message is padded to it.
+        description: of its schema; empty if the receiver knows it.
     """
 
     nbytes: int
@@ -37,43 +41,43 @@ class Frame:
 
     @property
     def padded_nbytes(self) -> int:
-        """Bytes of memory that it takes, padding included."""
+        """Size of the message in memory, padding included."""
         return max(self.nbytes, self.first_part_bytes)
 
     @property
     def num_parts(self) -> int:
-        """How many parts it travels in."""
+        """Number of parts it is sent in: 1 or 2."""
         return 1 if self.nbytes <= self.first_part_bytes else 2
 
 
 class Framing(Protocol):
-    """Frames the messages of an edge, in their order."""
+    """Frames the messages of an edge, in order."""
 
-    def frame(self, met: CachedLayout) -> Frame:
-        """The frame of the next message, were it of that class."""
+    def frame(self, cached: CachedLayout) -> Frame:
+        """Return the frame that the next message would have with this schema."""
         ...
 
     def advance(self, frame: Frame) -> None:
-        """The next message has that frame."""
+        """Record that the next message is sent with `frame`."""
         ...
 
 
 class SinglePartFraming:
-    """For receivers that are told."""
+    """For receivers that know each schema beforehand: one part, no description."""
 
-    def frame(self, met: CachedLayout) -> Frame:
-        """One part."""
-        return Frame(met.layout.nbytes, met.layout.nbytes)
+    def frame(self, cached: CachedLayout) -> Frame:
+        """Return a frame of one part."""
+        return Frame(cached.layout.nbytes, cached.layout.nbytes)
 
     def advance(self, frame: Frame) -> None:
-        """Nothing follows from it."""
+        """Does nothing: frames do not depend on earlier ones."""
 
 
 class FirstPartSizes:
-    """Sizes of first parts, the same at both ends.
+    """The sizes of first parts, computed alike at both ends.
 
     Args:
-        ahead: receives that are posted ahead.
+        ahead: number of receives that are posted ahead.
     """
 
     def __init__(self, ahead: int) -> None:
@@ -81,39 +85,39 @@ class FirstPartSizes:
 
     @property
     def num_known(self) -> int:
-        """Of how many messages to come the sizes are known."""
+        """Number of coming messages whose first part has a known size."""
         return len(self._sizes)
 
     @property
     def next_size(self) -> int:
-        """The size for the next message."""
+        """Size of the next message's first part."""
         return self._sizes[0]
 
     def pop(self) -> int:
-        """The same, once for each message, in their order."""
+        """Return `next_size` and go on to the message after it."""
         return self._sizes.popleft()
 
     def record(self, nbytes: int) -> None:
-        """One more message of so many bytes was sent, or has come."""
+        """Record the size of a message, which becomes the size of a later first part."""
         self._sizes.append(min(max(nbytes, MIN_FIRST_PART_BYTES), MAX_FIRST_PART_BYTES))
 
 
 class DescribedFraming:
-    """For receivers that are told nothing.
+    """For receivers that do not know schemas beforehand.
 
     Args:
-        ahead: receives that the other end posts ahead.
+        ahead: number of receives that the other end posts ahead.
     """
 
     def __init__(self, ahead: int) -> None:
         self._parts = FirstPartSizes(ahead)
 
-    def frame(self, met: CachedLayout) -> Frame:
-        """As large a first part as both ends have agreed on."""
-        description = met.layout.schema.to_bytes() if met.is_new else b""
-        return Frame(met.layout.nbytes + len(description), self._parts.next_size, description)
+    def frame(self, cached: CachedLayout) -> Frame:
+        """Return a frame with the first part that both ends expect."""
+        description = cached.layout.schema.to_bytes() if cached.is_new else b""
+        return Frame(cached.layout.nbytes + len(description), self._parts.next_size, description)
 
     def advance(self, frame: Frame) -> None:
-        """Later ones follow from it."""
+        """Record the frame: the sizes of later first parts depend on it."""
         self._parts.pop()
         self._parts.record(frame.nbytes)

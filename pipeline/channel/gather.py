@@ -1,13 +1,12 @@
-"""Slices become tensors: at a defined point, in the order of the messages.
+"""Gathering of sliced tensors at the receivers, and the check of them at the senders.
 
-A gather is a collective of the ranks that hold slices. If it ran where somebody first reads a
-tensor, ranks that read in another order would hang, or mix tensors up. So it is issued when the
-message is taken, on the communication stream, behind the message.
+A gather is a collective of the ranks that hold slices. If it ran at the first read of a tensor,
+ranks that read in different orders would hang, or mix up tensors. So it is issued when the message
+is taken, on the communication stream, after the message.
 
-Whether tensors that are sent in slices are the same on all ranks that send one.
-
-A slice of each rank is only the whole where all ranks hold the same. Where they do not, what the
-receivers gather is of nobody, and nothing crashes (SGLang issue 30015 is of that kind).
+The slices of several ranks make up a tensor only if all ranks hold the same one. If they do not,
+receivers get a tensor that no rank has, and nothing crashes (SGLang issue 30015 is of that kind).
+`check_replicated` compares checksums before the first message of a schema is sent.
 """
 
 from collections.abc import Sequence
@@ -28,80 +27,86 @@ from equipoise.pipeline.channel.schema import Constant
 
 @dataclass(frozen=True)
 class GatherSpec:
-    """One tensor, as bytes, which every communicator carries: this rank's slice [n], and where the
-    whole goes [parts, n]."""
+    """One gather: this rank's slice, uint8 [n], and the destination, uint8 [slices, n].
+
+    Bytes, since every communicator carries these.
+    """
 
     slice: Tensor
     whole: Tensor
 
 
 class Completion(Protocol):
-    """The end of everything that fills the tensors of a message; a `Work` is one, too."""
+    """Completion of everything that fills the tensors of a message; every `Work` is one."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         ...
 
     def result(self, timeout: float) -> None:
-        """Block the host until then. Raises what went wrong."""
+        """Block the host until it has ended. Raises the failure, if any."""
         ...
 
     def wait(self, stream: Stream) -> None:
-        """Order what is launched on `stream` from now on behind it."""
+        """Make `stream` wait for it before whatever is launched next."""
         ...
 
 
-def gather_specs(layout: MessageLayout, message: Tensor, wholes: Tensor) -> list[GatherSpec]:
-    """What is gathered of a message: the header, since a slice that another rank received may be
-    of another message, which only that rank would see; then the tensors.
+def gather_specs(layout: MessageLayout, message: Tensor, gathered: Tensor) -> list[GatherSpec]:
+    """Return the gathers of a message: its header, then its sliced tensors.
+
+    The headers are gathered, too, because a slice that another rank received may belong to another
+    message, which only that rank would see.
 
     Args:
         layout: of the message.
-        message: where the slices come.
-        wholes: uint8 [layout.gathered_nbytes], where the tensors go.
+        message: the buffer that this rank's slices arrive in.
+        gathered: uint8 [layout.gathered_nbytes], the destination.
     """
     parts = layout.sliced_fields[0].num_slices
     size = HEADER_BYTES
-    headers = GatherSpec(message[:size], wholes[: parts * size].view(parts, size))
+    headers = GatherSpec(message[:size], gathered[: parts * size].view(parts, size))
     return [
         headers,
         *(
-            GatherSpec(p.sent_bytes(message), p.gathered_bytes(wholes))
-            for p in layout.sliced_fields
+            GatherSpec(field.sent_bytes(message), field.gathered_bytes(gathered))
+            for field in layout.sliced_fields
         ),
     ]
 
 
 def gather(
-    edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+    edge: Edge, slice_group: SliceGroup, message: Work, parts: Sequence[GatherSpec]
 ) -> Completion:
-    """Begin to gather, behind the message; in the way that the slices' communicator allows."""
+    """Begin to gather after the message, on the stream if the communicator follows streams."""
     for _ in parts:
         edge.counters.add_gather()
-    if slices.gather_communicator.capabilities.stream_ordered:
-        return StreamGathering(edge, slices, message, parts)
-    return HostGathering(edge, slices, message, parts)
+    if slice_group.gather_communicator.capabilities.stream_ordered:
+        return StreamGathering(edge, slice_group, message, parts)
+    return HostGathering(edge, slice_group, message, parts)
 
 
 class StreamGathering:
-    """Gathers that follow the communication stream; the host does not wait.
+    """Gathers that are ordered by the communication stream; the host does not wait.
 
     Args:
-        edge: over which the slices come.
-        slices: the ranks that gather.
-        message: ends when this rank's slices are there.
-        parts: what is gathered.
+        edge: that the slices arrive over.
+        slice_group: the ranks that gather.
+        message: ends when this rank's slices have arrived.
+        parts: the gathers.
     """
 
     def __init__(
-        self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+        self, edge: Edge, slice_group: SliceGroup, message: Work, parts: Sequence[GatherSpec]
     ) -> None:
         self._passed = edge.accelerator.event()
         self._message = message
         comm = edge.accelerator.stream(Role.COMM)
         message.wait(comm)
         with comm.current():
-            self._works = [slices.gather_communicator.all_gather(p.whole, p.slice) for p in parts]
+            self._works = [
+                slice_group.gather_communicator.all_gather(p.whole, p.slice) for p in parts
+            ]
         for work in self._works:
             work.wait(comm)
         comm.record(self._passed)
@@ -117,26 +122,27 @@ class StreamGathering:
             work.result(timeout)
 
     def wait(self, stream: Stream) -> None:
-        """Order what is launched on `stream` from now on behind them."""
+        """Make `stream` wait for them before whatever is launched next."""
         stream.wait(self._passed)
 
 
 class HostGathering:
-    """Gathers for communicators that follow no stream: a program of the communication stream
-    blocks until the slices are there, and then issues them.
+    """Gathers over communicators that do not follow streams.
+
+    A program of the communication stream blocks until the slices have arrived, then issues them.
 
     Args:
-        edge: over which the slices come.
-        slices: the ranks that gather.
-        message: ends when this rank's slices are there.
-        parts: what is gathered.
+        edge: that the slices arrive over.
+        slice_group: the ranks that gather.
+        message: ends when this rank's slices have arrived.
+        parts: the gathers.
     """
 
     def __init__(
-        self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
+        self, edge: Edge, slice_group: SliceGroup, message: Work, parts: Sequence[GatherSpec]
     ) -> None:
         self._deadline = edge.deadline
-        self._communicator = slices.gather_communicator
+        self._communicator = slice_group.gather_communicator
         self._failure: EquipoiseError | None = None
         self._passed = edge.accelerator.event()
         comm = edge.accelerator.stream(Role.COMM)
@@ -159,12 +165,12 @@ class HostGathering:
             raise self._failure
 
     def wait(self, stream: Stream) -> None:
-        """Order what is launched on `stream` from now on behind them."""
+        """Make `stream` wait for them before whatever is launched next."""
         stream.wait(self._passed)
         stream.launch(lambda: self.result(self._deadline))
 
     def _gather(self, message: Work, parts: Sequence[GatherSpec]) -> None:
-        """A program of the communication stream. What fails fails the message, not the stream."""
+        """Program of the communication stream. An error fails the message, not the stream."""
         try:
             message.result(self._deadline)
             works = [self._communicator.all_gather(p.whole, p.slice) for p in parts]
@@ -175,24 +181,24 @@ class HostGathering:
 
 
 def check_replicated(
-    edge: Edge, slices: SliceGroup, layout: MessageLayout, tensors: Tensors
+    edge: Edge, slice_group: SliceGroup, layout: MessageLayout, tensors: Tensors
 ) -> None:
-    """Compare checksums over the ranks of the slices; collective, and blocks the host.
+    """Compare checksums of sliced tensors among the sending ranks; collective, blocks the host.
 
     Raises:
         NotReplicated: names the tensors that differ; on all of these ranks.
-        CommunicatorFailed: a rank did not come by the deadline.
+        CommunicatorFailed: a rank did not take part by the deadline.
     """
-    names = [place.field.name for place in layout.sliced_fields]
-    found = [as_int64(checksum(_tensor(tensors[name]).contiguous())) for name in names]
-    mine = torch.tensor(found, dtype=torch.int64, device=edge.accelerator.device)
-    every = mine.new_empty(slices.size, len(names))
-    slices.verify_communicator.all_gather(every, mine).result(edge.deadline)
-    differing = (every != every[0]).any(0).tolist()
+    names = [field.field.name for field in layout.sliced_fields]
+    checksums = [as_int64(checksum(_tensor(tensors[name]).contiguous())) for name in names]
+    own = torch.tensor(checksums, dtype=torch.int64, device=edge.accelerator.device)
+    all_checksums = own.new_empty(slice_group.size, len(names))
+    slice_group.verify_communicator.all_gather(all_checksums, own).result(edge.deadline)
+    differing = (all_checksums != all_checksums[0]).any(0).tolist()
     if any(differing):
         which = ", ".join(name for name, differs in zip(names, differing, strict=True) if differs)
         raise NotReplicated(
-            f"{edge.name}: {which} is declared the same on {slices.size} ranks, and is not: "
+            f"{edge.name}: {which} is declared the same on {slice_group.size} ranks, and is not: "
             "send it whole"
         )
 

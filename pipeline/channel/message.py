@@ -1,10 +1,8 @@
-"""The first 64 bytes of every message: which message it is.
+"""The format of a message: a header of 64 bytes, then the tensors of its schema.
 
-Where the tensors of a shape class lie in a message.
-
-The messages of the shape classes that an end has met.
-
-Tensors into a message, and out of it.
+The header says which message it is and has a checksum. `message_layout` says where each tensor of
+a schema lies, `LayoutCache` remembers the layouts in use, `pack` and `unpack` copy tensors into a
+message and make views of one that was received.
 """
 
 import struct
@@ -29,21 +27,22 @@ from equipoise.pipeline.channel.statistics import EdgeCounters
 
 HEADER_WORDS = 8
 HEADER_BYTES = 8 * HEADER_WORDS
-_SIGN = 0x4571_7569_706F_6973
-"""Begins every header."""
-_PACKED = struct.Struct(f"={HEADER_WORDS}q")
+_MAGIC = 0x4571_7569_706F_6973
+"""First word of every header: the ASCII bytes of "Equipois"."""
+_HEADER_STRUCT = struct.Struct(f"={HEADER_WORDS}q")
 
 
 @dataclass(frozen=True)
 class Header:
-    """Which message this is.
+    """Identifies one message.
 
     Attributes:
-        sequence: messages of this edge before it.
-        schema_digest: digest of its class.
-        nbytes: of the message: header, payload and description.
-        first_part_bytes: bytes of its first part; the rest follows in a part of its own.
-        description_bytes: bytes behind the payload that describe the class to whoever has not met it.
+        sequence: number of messages that this edge carried before it.
+        schema_digest: digest of its schema.
+        nbytes: size of the message: header, payload and description.
+        first_part_bytes: size of its first part; the rest follows as a second part.
+        description_bytes: bytes after the payload that describe the schema to a receiver that has
+            not seen it.
     """
 
     sequence: int
@@ -53,31 +52,31 @@ class Header:
     description_bytes: int = 0
 
     def write(self, words: memoryview) -> None:
-        """Into int64 [1, 8] in the host's memory."""
+        """Write the header into `words`, the buffer of an int64 [1, 8] in host memory."""
         fields = (
-            _SIGN,
+            _MAGIC,
             self.sequence,
             self.schema_digest,
             self.nbytes,
             self.first_part_bytes,
             self.description_bytes,
         )
-        _PACKED.pack_into(words, 0, *fields, 0, _folded(fields))
+        _HEADER_STRUCT.pack_into(words, 0, *fields, 0, _xor_words(fields))
 
 
 def read_header(words: Sequence[int], edge: str) -> Header:
-    """From the eight words.
+    """Parse the eight words of a header.
 
     Raises:
-        MessageMismatch: these are not a header's bytes, or not whole.
+        MessageMismatch: the words are not those of a header, or are damaged.
     """
-    *fields, nothing, check = words
-    if fields[0] != _SIGN or nothing or _folded(fields) != check:
+    *fields, reserved, checksum = words
+    if fields[0] != _MAGIC or reserved or _xor_words(fields) != checksum:
         raise MessageMismatch(f"{edge}: what arrived does not begin as a message does")
     return Header(*fields[1:])
 
 
-def _folded(fields: Sequence[int]) -> int:
+def _xor_words(fields: Sequence[int]) -> int:
     folded = 0
     for field in fields:
         folded ^= field
@@ -85,19 +84,19 @@ def _folded(fields: Sequence[int]) -> int:
 
 
 ALIGNMENT = 64
-"""Every tensor begins at a multiple of so many bytes: views of any dtype are possible there."""
+"""Every tensor begins at a multiple of 64 bytes, so that views of any dtype are possible."""
 
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """One field in a message.
+    """Where one tensor lies in a message.
 
     Attributes:
-        field: which.
-        offset: byte at which its part begins.
-        nbytes: of the part that travels.
-        num_slices: ranks that send a part each: 1 where it travels whole.
-        gathered_offset: byte at which the whole begins in the memory for what is gathered.
+        field: the tensor.
+        offset: byte at which what is sent of it begins.
+        nbytes: size of what is sent of it.
+        num_slices: ranks that send a slice each; 1 if the tensor travels whole.
+        gathered_offset: byte at which the whole tensor begins in the buffer for gathered slices.
     """
 
     field: TensorField
@@ -107,41 +106,41 @@ class FieldLayout:
     gathered_offset: int
 
     def sent_bytes(self, message: Tensor) -> Tensor:
-        """What travels, where it lies in a message: uint8 [nbytes]."""
+        """The bytes of `message` that hold what is sent: uint8 [nbytes]."""
         return message[self.offset : self.offset + self.nbytes]
 
-    def gathered_bytes(self, wholes: Tensor) -> Tensor:
-        """The whole of a sliced field, where it is gathered: uint8 [parts, nbytes]."""
+    def gathered_bytes(self, gathered: Tensor) -> Tensor:
+        """The bytes that the slices are gathered into: uint8 [num_slices, nbytes]."""
         end = self.gathered_offset + self.field.nbytes
-        return wholes[self.gathered_offset : end].view(self.num_slices, self.nbytes)
+        return gathered[self.gathered_offset : end].view(self.num_slices, self.nbytes)
 
     def sent_view(self, message: Tensor) -> Tensor:
-        """What travels, where it lies in a message: the tensor, or its slice [elements]."""
+        """A view of what is sent: the tensor, or this rank's slice of it [elements]."""
         typed = self.sent_bytes(message).view(self.field.dtype)
         return typed.view(self.field.shape) if self.num_slices == 1 else typed
 
     def sent_tensor(self, message: Tensor) -> Tensor:
-        """The same, as a tensor of its own over the memory."""
+        """The same as a tensor of its own over the memory, not a view (see `typed_view`)."""
         dtype = self.field.dtype
         shape = self.field.shape if self.num_slices == 1 else (self.nbytes // dtype.itemsize,)
         return typed_view(message, self.offset, shape, dtype)
 
-    def gathered_view(self, wholes: Tensor) -> Tensor:
-        """The whole of a sliced field, where it lies in the memory for what is gathered."""
+    def gathered_view(self, gathered: Tensor) -> Tensor:
+        """A view of the whole tensor in the buffer for gathered slices."""
         end = self.gathered_offset + self.field.nbytes
-        return wholes[self.gathered_offset : end].view(self.field.dtype).view(self.field.shape)
+        return gathered[self.gathered_offset : end].view(self.field.dtype).view(self.field.shape)
 
 
 @dataclass(frozen=True)
 class MessageLayout:
-    """A message: the header, then every field's part.
+    """The layout of a message: the header, then the tensors in the order of the schema.
 
     Attributes:
-        schema: what travels.
-        fields: its fields, in their order.
-        nbytes: of the message, header included.
-        gathered_nbytes: of the memory for what is gathered: the headers of all slices' messages,
-            then the wholes of sliced fields; 0 where there are none.
+        schema: of the message.
+        fields: where each tensor lies, in the order of the schema.
+        nbytes: size of the message, header included.
+        gathered_nbytes: size of the buffer for gathered slices: the headers of all slices'
+            messages, then the sliced tensors; 0 if no tensor is sliced.
     """
 
     schema: MessageSchema
@@ -151,43 +150,46 @@ class MessageLayout:
 
     @property
     def sliced_fields(self) -> tuple[FieldLayout, ...]:
-        """Fields of which only a slice travels."""
-        return tuple(place for place in self.fields if place.num_slices > 1)
+        """The tensors of which only a slice travels."""
+        return tuple(field for field in self.fields if field.num_slices > 1)
 
 
-def message_layout(shape_class: MessageSchema, parts: int = 1) -> MessageLayout:
-    """The message of a class.
+def message_layout(schema: MessageSchema, num_slices: int = 1) -> MessageLayout:
+    """Return the layout of a schema's message.
 
     Args:
-        shape_class: what travels.
-        parts: ranks of the sending group. A field that is declared sliced travels whole where its
-            elements cannot be divided among them.
+        schema: of the message.
+        num_slices: ranks of the sending group. A tensor that is declared sliced travels whole if
+            its elements cannot be divided evenly among them.
     """
-    places, end, wholes = [], HEADER_BYTES, HEADER_BYTES * parts
-    for field in shape_class.fields:
-        slices = parts if _divides(parts, field) else 1
-        nbytes = field.nbytes // slices
-        places.append(FieldLayout(field, end, nbytes, slices, wholes))
+    layouts, end, gathered_end = [], HEADER_BYTES, HEADER_BYTES * num_slices
+    for field in schema.fields:
+        field_slices = num_slices if _divides(num_slices, field) else 1
+        nbytes = field.nbytes // field_slices
+        layouts.append(FieldLayout(field, end, nbytes, field_slices, gathered_end))
         end = _aligned(end + nbytes)
-        wholes += _aligned(field.nbytes) if slices > 1 else 0
-    sliced = any(place.num_slices > 1 for place in places)
-    return MessageLayout(shape_class, tuple(places), end, wholes if sliced else 0)
+        gathered_end += _aligned(field.nbytes) if field_slices > 1 else 0
+    sliced = any(layout.num_slices > 1 for layout in layouts)
+    return MessageLayout(schema, tuple(layouts), end, gathered_end if sliced else 0)
 
 
 def typed_view(memory: Tensor, at: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor over uint8 [n], from byte `at` on: one reference to the memory, where a
-    slice that is viewed as another type, and then as another shape, is two. Any thread may write to
-    it, in inference mode or not."""
+    """Return a contiguous tensor over `memory`, uint8 [n], from byte `at` on.
+
+    It is one reference to the storage, which `TrackedBuffer` counts; a slice that is viewed as
+    another dtype and then as another shape would be two. Any thread may write to it, in inference
+    mode or not.
+    """
     first = (memory.storage_offset() + at) // dtype.itemsize
     strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
     with torch.inference_mode(False):
-        made = torch.empty(0, dtype=dtype, device=memory.device)
-        return made.set_(memory.untyped_storage(), first, shape, strides)
+        view = torch.empty(0, dtype=dtype, device=memory.device)
+        return view.set_(memory.untyped_storage(), first, shape, strides)
 
 
-def _divides(parts: int, field: TensorField) -> bool:
+def _divides(num_slices: int, field: TensorField) -> bool:
     elements = field.nbytes // field.dtype.itemsize
-    return field.slice_mode is SliceMode.SLICED and elements % parts == 0
+    return field.slice_mode is SliceMode.SLICED and elements % num_slices == 0
 
 
 def _aligned(offset: int) -> int:
@@ -195,49 +197,49 @@ def _aligned(offset: int) -> int:
 
 
 MAX_CACHED_LAYOUTS = 1024
-"""Classes that are remembered: those that were used last. Both ends see the same messages in the
-same order, so both forget the same ones."""
+"""Layouts that a cache keeps; the least recently used is dropped. Both ends see the same messages
+in the same order, so both drop the same ones."""
 
 
 @dataclass(frozen=True)
 class CachedLayout:
-    """A class's message, and whether none of it has gone before, that one could remember."""
+    """A schema's layout, and whether the cache does not hold it yet."""
 
     layout: MessageLayout
     is_new: bool
 
 
 class LayoutCache:
-    """Layouts by class; classes are told apart by their digests, since 1 and True are not one
-    constant, though they are equal.
+    """Layouts by schema. The key is the digest, since the constants 1 and True compare equal but
+    are not the same schema.
 
     Args:
-        parts: slices that a sliced tensor is cut into.
-        meter: counts the classes.
+        num_slices: slices that a sliced tensor is cut into.
+        counters: counts new schemas.
     """
 
-    def __init__(self, parts: int, meter: EdgeCounters) -> None:
-        self._parts = parts
-        self._meter = meter
+    def __init__(self, num_slices: int, counters: EdgeCounters) -> None:
+        self._num_slices = num_slices
+        self._counters = counters
         self._layouts: OrderedDict[int, MessageLayout] = OrderedDict()
 
-    def lookup(self, shape_class: MessageSchema) -> CachedLayout:
-        """The message of a class; nothing is remembered until it is met."""
-        known = self._layouts.get(shape_class.digest)
-        if known is not None:
-            return CachedLayout(known, is_new=False)
-        return CachedLayout(message_layout(shape_class, self._parts), is_new=True)
+    def lookup(self, schema: MessageSchema) -> CachedLayout:
+        """Return the layout of `schema` without adding it to the cache: see `remember`."""
+        layout = self._layouts.get(schema.digest)
+        if layout is not None:
+            return CachedLayout(layout, is_new=False)
+        return CachedLayout(message_layout(schema, self._num_slices), is_new=True)
 
     def find(self, digest: int) -> MessageLayout | None:
-        """The message of a class that was met."""
+        """Return the layout with this digest if the cache holds it."""
         return self._layouts.get(digest)
 
-    def remember(self, met: CachedLayout) -> None:
-        """A message of the class goes, or has come."""
-        digest = met.layout.schema.digest
-        if met.is_new:
-            self._layouts[digest] = met.layout
-            self._meter.add_schema()
+    def remember(self, cached: CachedLayout) -> None:
+        """Add the layout, or mark it used: one of its messages was sent or received."""
+        digest = cached.layout.schema.digest
+        if cached.is_new:
+            self._layouts[digest] = cached.layout
+            self._counters.add_schema()
         self._layouts.move_to_end(digest)
         if len(self._layouts) > MAX_CACHED_LAYOUTS:
             self._layouts.popitem(last=False)
@@ -246,61 +248,61 @@ class LayoutCache:
 Tensors = Mapping[str, Tensor | Constant]
 
 
-def check_matches_schema(edge: Edge, shape_class: MessageSchema, tensors: Tensors) -> None:
-    """Raise `ShapeClassError` unless these are tensors of that class, on the edge's device."""
+def check_matches_schema(edge: Edge, schema: MessageSchema, tensors: Tensors) -> None:
+    """Raise `ShapeClassError` unless `tensors` match `schema` and lie on the edge's device."""
     device = edge.accelerator.device
-    constants = dict(shape_class.constants)
-    if len(tensors) != len(shape_class.fields) + len(constants):
-        raise ShapeClassError(f"{edge.name}: got {sorted(tensors)}, it carries {shape_class}")
-    for field in shape_class.fields:
-        found = tensors.get(field.name)
-        if not isinstance(found, Tensor) or not _fits(found, field):
-            said = _described(found)
-            raise ShapeClassError(f"{edge.name}: {field.name} is {said}, it carries {shape_class}")
-        if found.device != device:
-            raise ShapeClassError(f"{edge.name}: {field.name} is on {found.device}, not {device}")
-    for name, value in constants.items():
-        if not same_constant(tensors.get(name), value):
-            raise ShapeClassError(f"{edge.name}: {name} is not {value!r}")
+    constants = dict(schema.constants)
+    if len(tensors) != len(schema.fields) + len(constants):
+        raise ShapeClassError(f"{edge.name}: got {sorted(tensors)}, it carries {schema}")
+    for field in schema.fields:
+        value = tensors.get(field.name)
+        if not isinstance(value, Tensor) or not _matches(value, field):
+            actual = _describe(value)
+            raise ShapeClassError(f"{edge.name}: {field.name} is {actual}, it carries {schema}")
+        if value.device != device:
+            raise ShapeClassError(f"{edge.name}: {field.name} is on {value.device}, not {device}")
+    for name, expected in constants.items():
+        if not same_constant(tensors.get(name), expected):
+            raise ShapeClassError(f"{edge.name}: {name} is not {expected!r}")
 
 
 def check_in_place(edge: Edge, layout: MessageLayout, tensors: Tensors, message: Tensor) -> None:
-    """Raise `ShapeClassError` where a tensor lies in the message, but not in its place."""
-    ring, begin = message.untyped_storage().data_ptr(), message.data_ptr()
-    for place in layout.fields:
-        value = tensors[place.field.name]
+    """Raise `ShapeClassError` if a tensor lies in the message buffer, but not where it belongs."""
+    storage, begin = message.untyped_storage().data_ptr(), message.data_ptr()
+    for field in layout.fields:
+        value = tensors[field.field.name]
         assert isinstance(value, Tensor)  # a field of the layout
-        if not value.numel() or value.untyped_storage().data_ptr() != ring:
+        if not value.numel() or value.untyped_storage().data_ptr() != storage:
             continue
-        in_place = value.data_ptr() == begin + place.offset and value.is_contiguous()
-        if place.num_slices > 1 or not in_place:
-            name = place.field.name
+        in_place = value.data_ptr() == begin + field.offset and value.is_contiguous()
+        if field.num_slices > 1 or not in_place:
+            name = field.field.name
             raise ShapeClassError(f"{edge.name}: {name} lies in the buffer, but not in its place")
 
 
-def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, parts: Sequence[Tensor]) -> None:
-    """Every field's part into its place, in the order of the current stream, unless it is there.
+def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, views: Sequence[Tensor]) -> None:
+    """Copy tensors into the message on the current stream; those that lie there already stay.
 
     Args:
         edge: says which slice is this rank's.
         layout: of the message.
-        tensors: by name, of the layout's class.
-        parts: the fields' places in the message, in the order of the layout.
+        tensors: by name, of the layout's schema.
+        views: the destination of each tensor in the message, in the order of the layout.
     """
-    for place, part in zip(layout.fields, parts, strict=True):
-        value = tensors[place.field.name]
+    for field, view in zip(layout.fields, views, strict=True):
+        value = tensors[field.field.name]
         assert isinstance(value, Tensor)  # a field of the layout
-        if value.data_ptr() != part.data_ptr():
-            part.copy_(_part(edge, place, value))
+        if value.data_ptr() != view.data_ptr():
+            view.copy_(_own_slice(edge, field, value))
 
 
-def unpack(layout: MessageLayout, message: Tensor, wholes: Tensor) -> dict[str, Tensor]:
-    """The tensors of a message by name, where they lie or will lie."""
+def unpack(layout: MessageLayout, message: Tensor, gathered: Tensor) -> dict[str, Tensor]:
+    """Return views of a message's tensors by name; their content may still be on its way."""
     return {
-        place.field.name: place.sent_view(message)
-        if place.num_slices == 1
-        else place.gathered_view(wholes)
-        for place in layout.fields
+        field.field.name: field.sent_view(message)
+        if field.num_slices == 1
+        else field.gathered_view(gathered)
+        for field in layout.fields
     }
 
 
@@ -310,21 +312,21 @@ def bytes_to_tensor(text: bytes) -> Tensor:
 
 
 def header_views(memory: Tensor, count: int) -> Tensor:
-    """So many headers, one behind the other from the beginning of uint8 [n]: int64 [count, 8]."""
+    """The first `count` headers in `memory`, uint8 [n], as int64 [count, 8]."""
     return memory[: count * HEADER_BYTES].view(torch.int64).view(count, HEADER_WORDS)
 
 
-def _part(edge: Edge, place: FieldLayout, tensor: Tensor) -> Tensor:
-    if place.num_slices == 1 or edge.slice_group is None:
+def _own_slice(edge: Edge, field: FieldLayout, tensor: Tensor) -> Tensor:
+    if field.num_slices == 1 or edge.slice_group is None:
         return tensor
-    return tensor.reshape(place.num_slices, -1)[edge.slice_group.rank]
+    return tensor.reshape(field.num_slices, -1)[edge.slice_group.rank]
 
 
-def _fits(tensor: Tensor, field: TensorField) -> bool:
+def _matches(tensor: Tensor, field: TensorField) -> bool:
     return tensor.dtype == field.dtype and tuple(tensor.shape) == field.shape
 
 
-def _described(found: Tensor | Constant) -> str:
-    if isinstance(found, Tensor):
-        return f"{list(found.shape)} {found.dtype}"
-    return "missing" if found is None else repr(found)
+def _describe(value: Tensor | Constant) -> str:
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {value.dtype}"
+    return "missing" if value is None else repr(value)

@@ -1,8 +1,7 @@
-"""A message on its way in.
+"""The receiving end of an edge: receives posted ahead into a ring of buffers.
 
-One place of a receiving ring: a buffer, and the message that comes into it.
-
-The end of an edge that receives.
+The schema of each message is known before it arrives (`expect`); see `described_recv` for the other
+case. A buffer is received into again when no tensor refers to it and the readers' work is done.
 """
 
 import threading
@@ -35,15 +34,15 @@ from equipoise.pipeline.intermediate_tensors import AsyncIntermediateTensors
 
 @dataclass(frozen=True)
 class PendingMessage:
-    """What is to come.
+    """A message that was posted for and may not have arrived.
 
     Attributes:
-        edge: over which it comes.
-        sequence: messages before it.
-        layout: of the class that is expected.
-        completion: ends when all tensors are there.
-        headers: where the headers come of all messages that the tensors are made from: int64
-            [slices, 8]; a fresh view, since whoever keeps one keeps the buffer from being used.
+        edge: that it arrives over.
+        sequence: number of messages before it.
+        layout: of the schema that is expected.
+        completion: ends when all tensors have arrived.
+        headers: returns the headers of all messages that the tensors are made of, int64
+            [slices, 8]. A new view each time, since a view that is kept keeps the buffer in use.
     """
 
     edge: Edge
@@ -53,10 +52,10 @@ class PendingMessage:
     headers: Callable[[], Tensor]
 
     def check_headers(self, headers: Sequence[Sequence[int]]) -> None:
-        """Raise `MessageMismatch` unless these announce what is expected.
+        """Raise `MessageMismatch` unless these headers are those of the expected message.
 
-        Numbers, since an error keeps what was at hand where it was raised: a tensor would keep the
-        buffer.
+        Takes numbers, not tensors: an exception keeps the local variables of its frames alive, and
+        a tensor among them would keep the buffer in use.
         """
         name = f"{self.edge.name}, message {self.sequence}"
         for words in headers:
@@ -70,7 +69,7 @@ class PendingMessage:
                 raise MessageMismatch(f"{name}: {header.nbytes} bytes instead of {nbytes}")
 
     def is_lost(self) -> bool:
-        """Whether it has failed: it will never come, though its buffer may still be written to."""
+        """Whether it has failed and will never arrive; its buffer may still be written to."""
         if not self.completion.done():
             return False
         try:
@@ -80,34 +79,34 @@ class PendingMessage:
         return False
 
     def wait_on_host(self) -> None:
-        """Block the host until all tensors are there. Raises `CommunicatorFailed`."""
+        """Block the host until all tensors have arrived. Raises `CommunicatorFailed`."""
         began = time.monotonic_ns()
         self.completion.result(self.edge.deadline)
         self.edge.counters.add_message_wait(time.monotonic_ns() - began)
 
 
 class HostRecvHandle:
-    """A message into the host's memory: whoever waits blocks, and may read anywhere behind it.
+    """Handle of a message in host memory: `wait` blocks, and then any thread may read.
 
     Attributes:
-        message: what is to come.
+        message: the message.
     """
 
-    def __init__(self, awaited: PendingMessage) -> None:
-        self.message = awaited
+    def __init__(self, message: PendingMessage) -> None:
+        self.message = message
         self._checking = threading.Lock()
         self._checked = False
 
     def is_completed(self) -> bool:
-        """Whether `wait` would come back, or raise, at once."""
+        """Whether `wait` would return or raise at once."""
         return self.message.completion.done()
 
     def wait(self) -> None:
-        """Block until the tensors are there, and are the ones that are expected.
+        """Block until the tensors have arrived, and check that they are the expected ones.
 
         Raises:
-            CommunicatorFailed: the message did not come by the deadline, or its sender is gone.
-            MessageMismatch: another message came.
+            CommunicatorFailed: the message did not arrive by the deadline, or the sender is lost.
+            MessageMismatch: another message arrived.
         """
         with self._checking:
             if self._checked:
@@ -117,40 +116,40 @@ class HostRecvHandle:
             self._checked = True
 
     def can_verify(self) -> bool:
-        """Whether `settle` would come back, or raise, at once."""
+        """Whether `verify` would return or raise at once."""
         return self.message.completion.done()
 
     def verify(self) -> None:
-        """Block the host until nothing of the message is to come. Raises what `wait` raises."""
+        """Block the host until the message is complete and checked. Raises what `wait` raises."""
         self.wait()
 
 
 class StreamRecvHandle:
-    """A message that whoever waits orders the edge's stream behind; the host goes on.
+    """Handle of a message in device memory: `wait` makes the edge's stream wait, not the host.
 
-    The host cannot look at a header in a device's memory without stopping for the device. So the
-    stream copies it to the host's memory beside the forward, and `settle` looks at it, at the
-    latest before the buffer is used again.
+    The host cannot read a header in device memory without waiting for the device. So the stream
+    copies it to host memory, overlapped with the forward pass, and `verify` checks it, at the
+    latest before the buffer is reused.
 
     Args:
-        message: what is to come.
-        words: int64 [slices, 8] of the host, where the headers are copied to.
-        copied: recorded behind that copy.
+        message: the message.
+        headers: int64 [slices, 8] in host memory, the destination of the headers.
+        copied: recorded after that copy.
     """
 
-    def __init__(self, awaited: PendingMessage, words: Tensor, copied: Event) -> None:
-        self.message = awaited
-        self._headers = words
+    def __init__(self, message: PendingMessage, headers: Tensor, copied: Event) -> None:
+        self.message = message
+        self._headers = headers
         self._copied = copied
         self._ordering = threading.Lock()
         self._ordered = False
 
     def is_completed(self) -> bool:
-        """Whether the tensors are there, or never will be."""
+        """Whether the tensors have arrived, or never will."""
         return self.message.completion.done()
 
     def wait(self) -> None:
-        """Order the edge's stream behind the message.
+        """Make the edge's stream wait for the message.
 
         Raises:
             StreamFailed: the edge's stream failed.
@@ -162,19 +161,19 @@ class StreamRecvHandle:
                 self._fetch_headers(self.message.edge.stream)
 
     def can_verify(self) -> bool:
-        """Whether `settle` would come back, or raise, at once; begins to find out."""
+        """Whether `verify` would return or raise at once; starts the header copy if needed."""
         if not self.message.completion.done():
             return False
         self._start_header_copy()
         return self._copied.query()
 
     def verify(self) -> None:
-        """Block the host until the message has come, and look at its headers.
+        """Block the host until the message has arrived, and check its headers.
 
         Raises:
-            CommunicatorFailed: the message did not come by the deadline, or its sender is gone.
+            CommunicatorFailed: the message did not arrive by the deadline, or the sender is lost.
             StreamFailed: the edge's stream failed.
-            MessageMismatch: another message came: what was computed from it is to be discarded.
+            MessageMismatch: another message arrived; discard what was computed from it.
         """
         self.message.wait_on_host()
         self._start_header_copy()
@@ -182,8 +181,10 @@ class StreamRecvHandle:
         self.message.check_headers(self._headers.tolist())
 
     def _start_header_copy(self) -> None:
-        """Fetch the headers of a message that no reader has waited for: on a stream of their own,
-        since the readers' may be behind later messages by now."""
+        """Copy the headers of a message that no reader has waited for.
+
+        On the auxiliary stream, since the readers' stream may already wait for later messages.
+        """
         with self._ordering:
             if not self._ordered:
                 self._fetch_headers(self.message.edge.accelerator.stream(Role.AUX))
@@ -204,12 +205,12 @@ RecvHandle = HostRecvHandle | StreamRecvHandle
 
 @dataclass(frozen=True)
 class Free:
-    """Nothing is to come, and nobody reads."""
+    """No receive is posted, and the buffer has no reader."""
 
 
 @dataclass(frozen=True)
 class Posted:
-    """A receive is posted, and nobody has taken its message."""
+    """A receive is posted; `receive` has not returned its message yet."""
 
     sequence: int
     layout: MessageLayout
@@ -218,7 +219,7 @@ class Posted:
 
 @dataclass(frozen=True)
 class Taken:
-    """Somebody has the message's tensors, or may still have some."""
+    """A caller has the message's tensors, or may still have some."""
 
     sequence: int
     handle: RecvHandle
@@ -226,9 +227,9 @@ class Taken:
 
 @dataclass(frozen=True)
 class Released:
-    """The reader has launched its last read, it says; tensors may still be about.
+    """The reader has released the message; tensors may still exist.
 
-    `kept`: some were, when it said so, and may be read once more.
+    `still_referenced`: some existed at the release, and may still be read.
     """
 
     sequence: int
@@ -240,7 +241,7 @@ RecvBufferState = Free | Posted | Taken | Released
 
 
 class RecvBuffer:
-    """A buffer of a receiving ring.
+    """One buffer of a receiving ring.
 
     ```text
     Free --post--> Posted --take--> Taken --release--> Released
@@ -249,13 +250,13 @@ class RecvBuffer:
     ```
 
     Args:
-        edge: whose ring it is.
+        edge: that the ring belongs to.
 
     Attributes:
         state: of its message.
-        reads_done: recorded behind the last read.
-        allocated: for whoever writes into fresh memory to come behind.
-        newly_allocated: whether memory was made that nothing has come behind yet.
+        reads_done: recorded after the last read.
+        allocated: recorded when memory was allocated; the first write has to wait for it.
+        newly_allocated: whether memory was allocated that no write has waited for yet.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -267,15 +268,15 @@ class RecvBuffer:
         self.reads_done, self.allocated = edge.accelerator.event(), edge.accelerator.event()
         self.newly_allocated = False
         self.state: RecvBufferState = Free()
-        self._changing = threading.RLock()
+        self._lock = threading.RLock()
 
     @property
     def in_use(self) -> bool:
-        """Whether there are tensors over the memory that somebody has taken."""
+        """Whether tensors of a received message refer to the memory."""
         return self._message.in_use or self._gathered.in_use
 
     def reserve(self, layout: MessageLayout) -> Tensor:
-        """Where such a message comes, uint8 [layout.nbytes]; only while the berth is free."""
+        """Return memory for such a message, uint8 [layout.nbytes]; only in the state `Free`."""
         grown = [
             self._message.reserve(layout.nbytes),
             self._gathered.reserve(layout.gathered_nbytes),
@@ -284,42 +285,43 @@ class RecvBuffer:
         return self._message.memory[: layout.nbytes]
 
     def post(self, sequence: int, layout: MessageLayout, work: Work) -> None:
-        """A receive into `memory` was posted."""
+        """Record that a receive into the buffer was posted."""
         self.state = Posted(sequence, layout, work)
 
     def take(self) -> tuple[dict[str, Tensor], RecvHandle]:
-        """The tensors of the message that is posted, on their way; gathers begin.
+        """Return the tensors of the posted message and its handle; begins the gathers.
 
         Raises:
             CommunicatorFailed: a gather cannot be issued.
         """
         posted = self.state
         assert isinstance(posted, Posted)
-        arrival = self._recv_handle(posted, self._completion(posted))
-        self.state = Taken(posted.sequence, arrival)
-        return unpack(posted.layout, self._message.memory, self._gathered.memory), arrival
+        handle = self._recv_handle(posted, self._completion(posted))
+        self.state = Taken(posted.sequence, handle)
+        return unpack(posted.layout, self._message.memory, self._gathered.memory), handle
 
     def release(self) -> None:
-        """The reader has launched its last read on the edge's stream."""
-        with self._changing:
+        """Record that the reader has launched its last read on the edge's stream."""
+        with self._lock:
             if isinstance(self.state, Taken):
                 self._record_reads_done()
                 self.state = Released(self.state.sequence, self.state.handle, self.in_use)
 
     def clear(self) -> None:
-        """Nobody holds a tensor any more: whoever waits for `freed` comes behind every read.
+        """Make the buffer free: no tensor refers to it, and `reads_done` is after every read.
 
-        (Where the host reads there is no such event: what reads holds what it reads.)
+        A release that left tensors behind does not cover reads of these, so the event is recorded
+        again. Where the host reads there is no event: host code holds a tensor while it reads.
         """
-        with self._changing:
+        with self._lock:
             if not isinstance(self.state, Released) or self.state.still_referenced:
                 self._record_reads_done()
             self.state = Free()
 
     def _record_reads_done(self) -> None:
-        """`freed` is behind every read that was launched by now, where streams read."""
+        """Record `reads_done` after every read launched so far, where streams read."""
         if self._edge.effective_read_mode is ReadMode.STREAM:
-            with suppress(StreamFailed):  # which whoever waits for `freed` hears
+            with suppress(StreamFailed):  # whoever waits for `reads_done` gets the failure
                 self._edge.stream.record(self.reads_done)
 
     def _completion(self, posted: Posted) -> Completion:
@@ -329,12 +331,12 @@ class RecvBuffer:
         parts = gather_specs(layout, self._message.memory, self._gathered.memory)
         return gather(self._edge, slices, posted.work, parts)
 
-    def _recv_handle(self, posted: Posted, whole: Completion) -> RecvHandle:
+    def _recv_handle(self, posted: Posted, completion: Completion) -> RecvHandle:
         headers = self._headers_of_slices if posted.layout.sliced_fields else self._header
-        awaited = PendingMessage(self._edge, posted.sequence, posted.layout, whole, headers)
+        message = PendingMessage(self._edge, posted.sequence, posted.layout, completion, headers)
         if self._edge.effective_read_mode is ReadMode.HOST:
-            return HostRecvHandle(awaited)
-        return StreamRecvHandle(awaited, self._headers, self._copied)
+            return HostRecvHandle(message)
+        return StreamRecvHandle(message, self._headers, self._copied)
 
     def _header(self) -> Tensor:
         return header_views(self._message.memory, 1)
@@ -344,29 +346,28 @@ class RecvBuffer:
 
 
 class _RecvBufferLease:
-    """Ends with the reader's word; may be said from any thread, and more than once."""
+    """The lease of a received message; may be released from any thread, and more than once."""
 
-    def __init__(self, berth: RecvBuffer, readers: ReleaseWaiter) -> None:
-        self._buffer = berth
+    def __init__(self, buffer: RecvBuffer, readers: ReleaseWaiter) -> None:
+        self._buffer = buffer
         self._readers = readers
 
     def release(self) -> None:
-        """Nothing that is launched from now on reads the tensors."""
+        """Declare that nothing launched from now on reads the tensors."""
         self._buffer.release()
         self._readers.notify()
 
 
 class ReceivingEnd:
-    """Receives are posted ahead into a ring of buffers, and taken in their order.
+    """Posts receives ahead into a ring of buffers, and returns their messages in order.
 
-    A step's class is said before its message comes (`expect`), which posts the receive; whoever
-    computes the step takes the tensors while they are on their way (`receive`). A buffer is
-    received into again when nobody has a tensor over it any more, and the stream has come behind
-    the last read that it can know of: that of `release`, or else whatever had been launched when
-    the last tensor was dropped.
+    `expect` names the schema of a coming message and posts its receive; `receive` returns the
+    tensors, which may still be on their way. A buffer is received into again when no tensor refers
+    to it, and after the last read that is known: the one before `release`, or else whatever had
+    been launched when the last tensor was dropped.
 
     Args:
-        edge: whose end this is.
+        edge: of this end.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -383,115 +384,116 @@ class ReceivingEnd:
 
     @property
     def num_expected(self) -> int:
-        """How many messages are expected that nobody has taken."""
+        """Number of messages that are expected and have not been received."""
         return len(self._expected_buffers)
 
     def has_free_buffer(self) -> bool:
         """Whether `expect` would find a free buffer without waiting for its reader or message."""
-        berth = self._next()
-        state = berth.state
+        buffer = self._next()
+        state = buffer.state
         if isinstance(state, Taken | Released):
-            return self._reading_done(berth) and state.handle.can_verify()
+            return self._reading_done(buffer) and state.handle.can_verify()
         return isinstance(state, Free)
 
-    def reserve(self, shape_class: MessageSchema) -> None:
-        """Have memory for the largest class that is to come, so that none is made later on."""
+    def reserve(self, schema: MessageSchema) -> None:
+        """Allocate memory for messages of `schema`, the largest to come, so that none is allocated
+        later."""
         with self._posting:
-            layout = self._layouts.lookup(shape_class).layout
-            for berth in self._buffers:
-                if isinstance(berth.state, Free):
-                    berth.reserve(layout)
-                    self._order_after_allocation(berth)
+            layout = self._layouts.lookup(schema).layout
+            for buffer in self._buffers:
+                if isinstance(buffer.state, Free):
+                    buffer.reserve(layout)
+                    self._order_after_allocation(buffer)
 
-    def expect(self, shape_class: MessageSchema) -> None:
+    def expect(self, schema: MessageSchema) -> None:
         """Post the receive of one more step.
 
-        Waits, for the edge's deadline at most, where the next buffer is still read.
+        Waits while the next buffer is still read, for the edge's deadline at most.
 
         Args:
-            shape_class: of the step; the sender's, which knows it by itself.
+            schema: of the step; the same that the sender uses.
 
         Raises:
-            BuffersHeld: all buffers are read, or expect messages that nobody takes.
-            StreamFailed: the edge's stream failed, so that what reads a buffer will not let go.
-            MessageMismatch: an earlier message was not the one that was expected.
-            CommunicatorFailed: an earlier message did not come, or the receive cannot be posted.
+            BuffersBusy: all buffers are still read, or hold messages that were not received.
+            StreamFailed: the edge's stream failed, so its readers will not release a buffer.
+            MessageMismatch: an earlier message was not the expected one.
+            CommunicatorFailed: an earlier message did not arrive, or the receive cannot be posted.
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._posting:
             self._status.check_open()
-            berth = self._next()
-            self._await_readers(berth)
+            buffer = self._next()
+            self._await_readers(buffer)
             try:
-                self._clear(berth)
-                self._post(berth, self._layouts.lookup(shape_class))
-            except BaseException as failure:  # half of it may have happened
+                self._clear(buffer)
+                self._post(buffer, self._layouts.lookup(schema))
+            except BaseException as failure:  # some of it may have been done
                 self._status.fail(failure)
                 raise
 
     def receive(self) -> AsyncIntermediateTensors:
-        """The tensors of the next step, which may still be on their way.
+        """Return the tensors of the next step, which may still be on their way.
 
-        Slices are gathered from here on, in the order of these calls: ranks of one group take
-        their messages in one order.
+        Gathers of slices are issued here, in the order of these calls: ranks of one slice group
+        have to receive their messages in one order.
 
         Returns:
-            A mapping with a lease: `release()` it behind the last read, or let go of it and of
-            everything read from it.
+            A mapping with a lease: call `release()` after the last read, or drop it and all tensors
+            read from it.
 
         Raises:
             ChannelError: no message is expected.
             CommunicatorFailed: a gather cannot be issued.
         """
         try:
-            berth = self._expected_buffers.popleft()
+            buffer = self._expected_buffers.popleft()
         except IndexError:
             raise ChannelError(f"{self._edge.name}: no message is expected") from None
         try:
-            tensors, arrival = berth.take()
+            tensors, handle = buffer.take()
         except BaseException as failure:
             self._status.fail(failure)
             raise
         return AsyncIntermediateTensors(
-            tensors, [arrival], lease=_RecvBufferLease(berth, self._release_waiter)
+            tensors, [handle], lease=_RecvBufferLease(buffer, self._release_waiter)
         )
 
     def is_drained(self) -> bool:
-        """Whether `settle` would come back, or raise, without waiting for a message."""
-        states = [berth.state for berth in self._buffers]
+        """Whether `drain` would return or raise without waiting for a message."""
+        states = [buffer.state for buffer in self._buffers]
         return all(s.handle.can_verify() for s in states if isinstance(s, Taken | Released))
 
     def drain(self) -> None:
-        """Wait for every message that was taken, and look at its header.
+        """Wait for every message that was received, and check its header.
 
         Raises what `expect` raises for earlier messages.
         """
-        for berth in self._buffers:
-            if isinstance(berth.state, Taken | Released):
-                berth.state.handle.verify()
+        for buffer in self._buffers:
+            if isinstance(buffer.state, Taken | Released):
+                buffer.state.handle.verify()
 
     def close(self) -> None:
-        """Refuse what comes from now on; receives in flight keep their memory until they end."""
+        """Refuse further messages; receives in flight keep their memory until they end."""
         self._status.close()
 
     def _next(self) -> RecvBuffer:
         return self._buffers[self._sequence % self._edge.depth]
 
-    def _reading_done(self, berth: RecvBuffer) -> bool:
-        """Whether nobody reads any more; or its message is lost, and nobody ever will."""
-        if not isinstance(berth.state, Taken | Released):
+    def _reading_done(self, buffer: RecvBuffer) -> bool:
+        """Whether the buffer has no reader; also true if its message failed, which has none."""
+        if not isinstance(buffer.state, Taken | Released):
             return False
-        return not berth.in_use or berth.state.handle.message.is_lost()
+        return not buffer.in_use or buffer.state.handle.message.is_lost()
 
-    def _clear(self, berth: RecvBuffer) -> None:
-        """Come behind everything that reads the buffer, and look at what it held."""
-        if isinstance(berth.state, Taken | Released):
-            berth.state.handle.verify()
-            berth.clear()
-            self._order_after(berth.reads_done)
+    def _clear(self, buffer: RecvBuffer) -> None:
+        """Check the message that the buffer held, and wait for its readers."""
+        if isinstance(buffer.state, Taken | Released):
+            buffer.state.handle.verify()
+            buffer.clear()
+            self._order_after(buffer.reads_done)
 
     def _order_after(self, freed: Event) -> None:
-        """What is received from now on comes behind the last read of a device."""
+        """Make later receives wait for the last read of the device."""
         if self._edge.effective_read_mode is ReadMode.HOST:
             return
         if self._ordered:
@@ -499,40 +501,43 @@ class ReceivingEnd:
         else:
             freed.synchronize(self._edge.deadline)
 
-    def _order_after_allocation(self, berth: RecvBuffer) -> None:
-        """Fresh memory may be what the stream still reads for whoever had it before."""
-        if self._ordered and berth.newly_allocated:
-            self._edge.stream.record(berth.allocated)
-            self._comm.wait(berth.allocated)
-            berth.newly_allocated = False
+    def _order_after_allocation(self, buffer: RecvBuffer) -> None:
+        """Make receives wait for the allocation.
 
-    def _await_readers(self, berth: RecvBuffer) -> None:
-        if not isinstance(berth.state, Free):
+        New memory may have belonged to another tensor, which the edge's stream still reads.
+        """
+        if self._ordered and buffer.newly_allocated:
+            self._edge.stream.record(buffer.allocated)
+            self._comm.wait(buffer.allocated)
+            buffer.newly_allocated = False
+
+    def _await_readers(self, buffer: RecvBuffer) -> None:
+        if not isinstance(buffer.state, Free):
             self._release_waiter.wait(
-                partial(self._reading_done, berth), partial(self._holder, berth)
+                partial(self._reading_done, buffer), partial(self._holder, buffer)
             )
 
-    def _holder(self, berth: RecvBuffer) -> str:
-        """Why the next buffer is not free, in words."""
-        state, name = berth.state, self._edge.name
+    def _holder(self, buffer: RecvBuffer) -> str:
+        """Describe why the next buffer is not free."""
+        state, name = buffer.state, self._edge.name
         if isinstance(state, Posted):
-            return f"{name}: nobody has taken message {state.sequence}"
+            return f"{name}: message {state.sequence} was not received"
         assert isinstance(state, Taken | Released)
         return (
-            f"{name}: tensors of message {state.sequence} are still referred to "
+            f"{name}: tensors of message {state.sequence} are still referenced "
             f"{self._edge.deadline:g} s later, and all {self._edge.depth} buffers are in use"
         )
 
-    def _post(self, berth: RecvBuffer, met: CachedLayout) -> None:
-        layout, memory = met.layout, berth.reserve(met.layout)
-        self._order_after_allocation(berth)
+    def _post(self, buffer: RecvBuffer, cached: CachedLayout) -> None:
+        layout, memory = cached.layout, buffer.reserve(cached.layout)
+        self._order_after_allocation(buffer)
         current: AbstractContextManager[None] = nullcontext()
         if self._ordered:
             current = self._comm.current()
         with current:
             work = self._edge.communicator.irecv(memory, self._edge.peer)
-        self._layouts.remember(met)
-        berth.post(self._sequence, layout, work)
+        self._layouts.remember(cached)
+        buffer.post(self._sequence, layout, work)
         self._sequence += 1
         self._edge.counters.add_message(layout.nbytes)
-        self._expected_buffers.append(berth)
+        self._expected_buffers.append(buffer)

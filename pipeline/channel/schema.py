@@ -1,10 +1,8 @@
-"""What travels over an edge in one step: names, shapes, dtypes, and what is sliced.
+"""Message schemas: names, shapes, dtypes and slicing of the tensors that one message carries.
 
-Everything that one stage hands to the next in a step is of one *shape class*. A class is known to
-both ends before the first of its messages, so that a message is its tensors' bytes and a header of
-fixed size: no metadata, nothing to unpickle. Classes are compared by digest.
-
-What every step of an edge looks like, but for how many rows it has.
+Both ends of an edge know the schema before the first message that uses it. So a message is the
+bytes of its tensors and a header of fixed size: no metadata, nothing to unpickle. Schemas are
+compared by digest. A `SchemaTemplate` is a schema in which only the number of rows varies.
 """
 
 import json
@@ -21,7 +19,7 @@ from torch import Tensor
 from equipoise.hal.errors import ShapeClassError
 
 Constant = str | int | float | bool | None
-"""What may stand beside tensors: part of the class, so another value is another class."""
+"""A value that goes with the tensors; it is part of the schema."""
 
 
 class SliceMode(StrEnum):
@@ -29,18 +27,18 @@ class SliceMode(StrEnum):
 
     WHOLE = "whole"
     SLICED = "sliced"
-    """The tensor is the same on every rank of the sending group (tensor parallelism), each of which
-    sends one slice of it; the receivers gather."""
+    """The tensor is the same on every rank of the sending group (tensor parallelism). Each rank
+    sends one slice of it, and the receivers gather them."""
 
 
 @dataclass(frozen=True)
 class TensorField:
-    """One tensor of a class.
+    """One tensor of a schema.
 
     Attributes:
         name: its key.
         shape: of the whole tensor.
-        dtype: any whose elements are bytes.
+        dtype: any whose elements have whole bytes.
         slice_mode: how much of it travels.
     """
 
@@ -57,11 +55,12 @@ class TensorField:
 
 @dataclass(frozen=True)
 class MessageSchema:
-    """The tensors of one step over one edge, in the order in which they are packed.
+    """The tensors of one message, in the order in which they are packed.
 
     Attributes:
         fields: the tensors; each name once.
-        constants: what stands beside them, by name; both ends know it, and nothing of it travels.
+        constants: values that go with the tensors, by name. Both ends know them; they do not
+            travel.
     """
 
     fields: tuple[TensorField, ...]
@@ -70,18 +69,18 @@ class MessageSchema:
     def __post_init__(self) -> None:
         names = [one.name for one in self.fields] + [name for name, _ in self.constants]
         if len(set(names)) != len(names):
-            raise ShapeClassError(f"a name stands more than once in {sorted(names)}")
+            raise ShapeClassError(f"a name occurs more than once in {sorted(names)}")
         for one in self.fields:
             if min(one.shape, default=0) < 0:
                 raise ShapeClassError(f"{one.name} cannot have shape {one.shape}")
 
     @cached_property
     def digest(self) -> int:
-        """A number below 2**63 that stands for the class in headers (blake2b of its text)."""
+        """Identifies the schema in headers: blake2b of `to_bytes()`, below 2**63 as int64."""
         return int.from_bytes(blake2b(self.to_bytes(), digest_size=8).digest(), "big") >> 1
 
     def to_bytes(self) -> bytes:
-        """As text (JSON), the same on every machine."""
+        """The schema as JSON; equal schemas give equal bytes on every machine."""
         fields = [
             [f.name, list(f.shape), str(f.dtype).removeprefix("torch."), f.slice_mode]
             for f in self.fields
@@ -91,71 +90,71 @@ class MessageSchema:
 
     @classmethod
     def from_bytes(cls, text: bytes) -> "MessageSchema":
-        """From `to_bytes`. Raises `ShapeClassError` where that is not what it is."""
+        """Parse what `to_bytes` wrote. Raises `ShapeClassError` for anything else."""
         try:
-            read = json.loads(text)
+            parsed = json.loads(text)
             fields = tuple(
-                TensorField(name, tuple(shape), _dtype(dtype), SliceMode(split))
-                for name, shape, dtype, split in read["fields"]
+                TensorField(name, tuple(shape), _dtype(dtype), SliceMode(slice_mode))
+                for name, shape, dtype, slice_mode in parsed["fields"]
             )
-            return cls(fields, tuple((name, value) for name, value in read["constants"]))
+            return cls(fields, tuple((name, value) for name, value in parsed["constants"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise ShapeClassError(f"not a description of a shape class: {error}") from error
+            raise ShapeClassError(f"not a description of a schema: {error}") from error
 
     def __str__(self) -> str:
         tensors = ", ".join(f"{f.name} {list(f.shape)} {f.dtype}" for f in self.fields)
-        beside = ", ".join(f"{name}={value!r}" for name, value in self.constants)
-        return " and ".join(part for part in (tensors, beside) if part) or "nothing"
+        constants = ", ".join(f"{name}={value!r}" for name, value in self.constants)
+        return " and ".join(part for part in (tensors, constants) if part) or "nothing"
 
 
 def same_constant(one: object, other: Constant) -> bool:
-    """Whether two constants make the same class: 1 and True do not, and a NaN and itself do."""
+    """Whether two constants give the same schema: 1 and True do not, and NaN and NaN do."""
     return isinstance(one, type(other)) and json.dumps(one) == json.dumps(other)
 
 
 def schema_of(
     tensors: Mapping[str, Tensor | Constant], sliced: Collection[str] = ()
 ) -> MessageSchema:
-    """The class of what is to be handed over.
+    """Return the schema of `tensors`.
 
     Args:
-        tensors: by name; what is no tensor is a constant.
+        tensors: by name; a value that is not a tensor is a constant.
         sliced: names of tensors of which every rank of the sending group sends a slice.
 
     Raises:
-        ShapeClassError: something is neither a tensor nor a constant, or a name is not there.
+        ShapeClassError: a value is neither tensor nor constant, or a name in `sliced` is unknown.
     """
     fields, constants = [], []
     for name, value in tensors.items():
         if isinstance(value, Tensor):
-            split = SliceMode.SLICED if name in sliced else SliceMode.WHOLE
-            fields.append(TensorField(name, tuple(value.shape), value.dtype, split))
+            slice_mode = SliceMode.SLICED if name in sliced else SliceMode.WHOLE
+            fields.append(TensorField(name, tuple(value.shape), value.dtype, slice_mode))
         elif value is None or isinstance(value, str | int | float):
             constants.append((name, value))
         else:
             raise ShapeClassError(
                 f"{name} is a {type(value).__name__}: neither tensor nor constant"
             )
-    if strange := set(sliced) - {field.name for field in fields}:
-        raise ShapeClassError(f"{sorted(strange)} cannot be sliced: no such tensor")
+    if unknown := set(sliced) - {field.name for field in fields}:
+        raise ShapeClassError(f"{sorted(unknown)} cannot be sliced: no such tensor")
     return MessageSchema(tuple(fields), tuple(constants))
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ShapeClassError(f"no dtype is called {name!r}")
-    return found
+    return dtype
 
 
 @dataclass(frozen=True)
 class RowField:
-    """A tensor of the template.
+    """One tensor of a template.
 
     Attributes:
         name: its key.
-        row_shape: its shape behind the rows.
-        dtype: any whose elements are bytes.
+        row_shape: its shape without the first dimension, the rows.
+        dtype: any whose elements have whole bytes.
         slice_mode: how much of it travels.
     """
 
@@ -167,7 +166,7 @@ class RowField:
 
 @dataclass(frozen=True)
 class SchemaTemplate:
-    """The tensors of an edge, each [rows, *tail]; a class for every number of rows.
+    """The tensors of an edge, each [rows, *row_shape]; one schema for each number of rows.
 
     Attributes:
         fields: in the order in which they are packed.
@@ -176,23 +175,23 @@ class SchemaTemplate:
 
     fields: tuple[RowField, ...]
     max_rows: int
-    _classes: dict[int, MessageSchema] = field(default_factory=dict, compare=False, repr=False)
+    _schemas: dict[int, MessageSchema] = field(default_factory=dict, compare=False, repr=False)
 
     def schema_for(self, rows: int) -> MessageSchema:
-        """The class of a step of so many rows.
+        """Return the schema of a step with `rows` rows.
 
         Raises:
-            ShapeClassError: more rows than the largest step has, or fewer than none.
+            ShapeClassError: `rows` is negative or above `max_rows`.
         """
         if not 0 <= rows <= self.max_rows:
             raise ShapeClassError(f"a step of {rows} rows: 0 to {self.max_rows} were announced")
-        if rows not in self._classes:
+        if rows not in self._schemas:
             fields = (
                 TensorField(f.name, (rows, *f.row_shape), f.dtype, f.slice_mode)
                 for f in self.fields
             )
-            self._classes[rows] = MessageSchema(tuple(fields))
-        return self._classes[rows]
+            self._schemas[rows] = MessageSchema(tuple(fields))
+        return self._schemas[rows]
 
     @property
     def sliced_names(self) -> tuple[str, ...]:
@@ -200,6 +199,6 @@ class SchemaTemplate:
         return tuple(f.name for f in self.fields if f.slice_mode is SliceMode.SLICED)
 
     def to_json(self) -> str:
-        """As text, the same on every machine; for both ends to compare."""
+        """The template as JSON, which both ends compare when they open the edge."""
         fields = [[f.name, list(f.row_shape), str(f.dtype), f.slice_mode] for f in self.fields]
         return json.dumps({"fields": fields, "most": self.max_rows}, separators=(",", ":"))

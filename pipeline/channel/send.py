@@ -1,9 +1,4 @@
-"""A message on its way out.
-
-One place of a sending ring: a buffer, and the message that leaves it.
-
-The end of an edge that sends.
-"""
+"""The sending end of an edge: a ring of buffers that messages are packed into and sent from."""
 
 import threading
 import time
@@ -39,18 +34,18 @@ from equipoise.pipeline.channel.schema import MessageSchema
 
 
 class SendHandle:
-    """The handle of a sent message; dropping it changes nothing.
+    """Handle of a sent message; it may be dropped.
 
-    The message is packed by a program of the stream, and handed to the communicator by one of
-    another; both may run later than the call that asked for it. What fails there is raised here,
-    so that the streams go on: a lost peer is no reason to stop computing.
+    One stream program packs the message and another gives it to the communicator; both may run
+    after `send` has returned. Their errors are raised here instead of failing the streams: losing
+    a peer is no reason to stop computing.
 
     Args:
         sequence: of the message.
-        packed: recorded behind the program that packs it.
-        issued: recorded behind the one that hands it to the communicator; by the time that
-            `packed` is reached, unless the packing has failed.
-        deadline: seconds that `wait` waits for each.
+        packed: recorded after the program that packs the message.
+        issued: recorded after the program that gives it to the communicator. It has been recorded
+            once `packed` is reached, unless packing failed.
+        deadline: seconds that `wait` waits for each of them.
     """
 
     def __init__(self, sequence: int, packed: Event, issued: Event, deadline: float) -> None:
@@ -60,22 +55,23 @@ class SendHandle:
         self._deadline = deadline
         self._works: tuple[Work, ...] = ()
         self._failure: EquipoiseError | None = None
-        self._over = False
+        self._completed = False
 
     def add_work(self, work: Work) -> None:
-        """The communicator has one more part of the message."""
+        """Add the work of one part that the communicator has."""
         self._works += (work,)
 
     def set_failure(self, failure: Exception) -> None:
-        """A program could not do its part."""
-        what = f"message {self.sequence} could not be handed over"
+        """Record that a program could not pack or issue the message; the first failure stays."""
+        what = f"message {self.sequence} could not be sent"
         self._failure = self._failure or as_equipoise_error(failure, what)
 
     def is_completed(self) -> bool:
-        """Whether `wait` would come back, or raise, at once."""
-        if self._over or self._failure is not None:
+        """Whether `wait` would return or raise at once."""
+        if self._completed or self._failure is not None:
             return True
-        # In this order: before its packing has ended the event may stand for an older message.
+        # In this order: the events are reused, so `_issued` may stand for the message that the
+        # buffer held before until `_packed` has been reached.
         if not self._packed.query() or not self._has_left():
             return False
         self._end(0.0)
@@ -90,14 +86,14 @@ class SendHandle:
             StreamTimeout: it was not packed by the deadline.
             ChannelError: something else failed in a program.
         """
-        if not self._over:
+        if not self._completed:
             self._follow()
         if self._failure is not None:
             raise self._failure
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be sent, as far as is known."""
+        """Whether sending is known to have failed."""
         return self._failure is not None
 
     def _has_left(self) -> bool:
@@ -115,29 +111,31 @@ class SendHandle:
         self._end(self._deadline)
 
     def _end(self, timeout: float) -> None:
-        """Hear of every part how it went, and let go of them: they may keep the buffer."""
+        """Collect the outcome of every part. Drops the works, which may keep the buffer alive."""
         for work in self._works:
             try:
                 work.result(timeout)
             except CommunicatorError as failure:
                 self._failure = self._failure or failure
-        self._over, self._works = True, ()
+        self._completed, self._works = True, ()
 
 
 class BorrowState(StrEnum):
-    """Whether somebody outside has, or may have, tensors over a buffer that is sent from."""
+    """Whether a caller has, or may have, tensors over a send buffer."""
 
     NONE = "none"
     OPEN = "open"
-    """The next message's were handed out, to be written in place."""
+    """The tensors of the next message are lent out, to be written in place."""
     PAST = "past"
-    """Those of the last message were, and may still be about."""
+    """The tensors of the last message were lent out and may still exist."""
 
 
 @dataclass(frozen=True)
 class _Views:
-    """Where a message's header and tensors lie in a buffer; to look that up costs more than to
-    copy a few rows."""
+    """Views of a message's header and tensors in a buffer.
+
+    They are kept from message to message, since making them costs more than copying a few rows.
+    """
 
     layout: MessageLayout
     head: Tensor
@@ -145,7 +143,7 @@ class _Views:
 
     @staticmethod
     def of(layout: MessageLayout, memory: Tensor) -> "_Views":
-        parts = tuple(place.sent_tensor(memory) for place in layout.fields)
+        parts = tuple(field.sent_tensor(memory) for field in layout.fields)
         return _Views(layout, typed_view(memory, 0, (1, HEADER_WORDS), torch.int64), parts)
 
     @property
@@ -154,22 +152,22 @@ class _Views:
 
 
 class SendBuffer:
-    """A buffer of a sending ring.
+    """One buffer of a sending ring.
 
     ```text
-    free --lend--> lent --send--> packing --> leaving (Departure) --> free
+    free --lend--> lent --send--> packing --> sending (SendHandle) --> free
       \\--------------send----------^
     ```
 
     Args:
-        edge: whose ring it is.
+        edge: that the ring belongs to.
 
     Attributes:
-        buffer: where the message is made.
-        pack_done: recorded within the program that packs, behind the packing.
-        packed, issued: events of its `SendHandle`.
-        last_send: of the last message; None before the first.
-        borrow_state: whether tensors over the buffer were handed out.
+        buffer: the memory that messages are packed into.
+        pack_done: recorded by the program that packs, after packing.
+        packed, issued: the events of its `SendHandle`.
+        last_send: handle of the last message; None before the first.
+        borrow_state: whether tensors over the buffer are lent out.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -184,48 +182,53 @@ class SendBuffer:
         self._views: _Views | None = None
 
     def is_free(self) -> bool:
-        """Whether the last message has left the buffer, and nobody keeps a tensor of it; or it
-        never will, which whoever sends hears."""
+        """Whether the last message has left the buffer and no caller keeps a tensor of it.
+
+        Also true if the last message failed: then the next `send` raises that failure.
+        """
         if self.last_send is None:
             return True
         return self.last_send.is_completed() and (self.last_send.has_failed or self.borrow_ended())
 
     def borrow_ended(self) -> bool:
-        """Whether nobody keeps a tensor of the last message."""
+        """Whether no caller keeps a tensor of the last message."""
         return self.borrow_state is not BorrowState.PAST or not self.buffer.in_use
 
     def reserve(self, nbytes: int) -> None:
-        """Have at least so many bytes."""
+        """Grow the buffer to `nbytes` if it is smaller."""
         if self.buffer.reserve(nbytes):
             self._views = None
 
     def lend_tensors(self, layout: MessageLayout, nbytes: int) -> dict[str, Tensor]:
-        """The tensors of the next message, of `nbytes`, where they will be sent from and of no
-        particular content; not those of which only a slice travels."""
+        """Return the uninitialized tensors of the next message, in the buffer it is sent from.
+
+        Tensors of which only a slice travels are left out. `nbytes` is the size of the message.
+        """
         self.reserve(nbytes)
         self.borrow_state = BorrowState.OPEN
         pairs = zip(layout.fields, self._views_of(layout).parts, strict=True)
-        return {place.field.name: part.detach() for place, part in pairs if place.num_slices == 1}
+        return {field.field.name: part.detach() for field, part in pairs if field.num_slices == 1}
 
-    def mark_sent(self, departure: SendHandle) -> None:
-        """The next message is on its way."""
-        self.last_send = departure
+    def mark_sent(self, handle: SendHandle) -> None:
+        """Record the handle of the message that was just launched."""
+        self.last_send = handle
         self.borrow_state = (
             BorrowState.PAST if self.borrow_state is BorrowState.OPEN else BorrowState.NONE
         )
 
     def write_header(self, header: Header) -> None:
-        """Which message comes next."""
+        """Write the header of the next message into host memory; `pack` copies it."""
         header.write(self._header_bytes)
 
     def pack(self, layout: MessageLayout, tensors: Tensors) -> None:
-        """The header, and every tensor that is not there already; in the current stream's order."""
+        """Copy the header and the tensors into the buffer on the current stream, except for tensors
+        that lie there already."""
         views = self._views_of(layout)
         views.head.copy_(self._header, non_blocking=True)
         pack(self._edge, layout, tensors, views.parts)
 
     def _views_of(self, layout: MessageLayout) -> _Views:
-        """Made anew where the last message was of another class."""
+        """Return views for `layout`; they are replaced if the last message had another layout."""
         views = self._views
         if views is None or views.layout is not layout:
             self.buffer.add_owner_views(-views.count if views is not None else 0)
@@ -235,19 +238,19 @@ class SendBuffer:
 
 
 class SendingEnd:
-    """Packs what a stage made and sends it, one message a step.
+    """Packs and sends the tensors of a stage, one message per step.
 
-    A message is packed by a program of the stage's stream into a buffer of the ring: what is
-    launched behind it may overwrite the tensors at once. Where the communicator follows no stream,
-    the auxiliary one hands the message to it, and computing goes on meanwhile. The buffer is used
-    again when its message has left it, however long the receiver takes.
+    A program of the edge's stream packs the message into a buffer of the ring, so whatever is
+    launched after it may overwrite the tensors. If the communicator does not follow streams, a
+    program of the auxiliary stream issues the message, and computing goes on meanwhile. A buffer is
+    reused once its message has left it, however long the receiver takes.
 
-    Either the host sends, or programs of the stream do: a program that waits for a buffer would
-    wait for the host, which waits for the program.
+    Either the host sends, or programs of the stream do, but not both: a program that waits for a
+    buffer would wait for the host, which waits for the program.
 
     Args:
-        edge: whose end this is.
-        framing: of its messages; one part and no description where the receiver is told.
+        edge: of this end.
+        framing: of its messages; by default one part and no description.
     """
 
     def __init__(self, edge: Edge, framing: Framing | None = None) -> None:
@@ -257,7 +260,8 @@ class SendingEnd:
         self._buffers = [SendBuffer(edge) for _ in range(edge.depth)]
         ordered = edge.communicator.capabilities.stream_ordered
         self._issue_stream = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
-        # In the host's memory what a program has copied is there when its next line runs.
+        # On the CPU a copy is complete when the program goes on; on a device the auxiliary stream
+        # has to wait for it before the host issues the message.
         self._awaits_packing = not ordered and edge.accelerator.device.type != "cpu"
         self._release_waiter = ReleaseWaiter(edge)
         self._sequence = 0
@@ -268,170 +272,176 @@ class SendingEnd:
         """Whether `send` would find a free buffer without waiting."""
         return self._next().is_free()
 
-    def reserve(self, shape_class: MessageSchema) -> None:
-        """Have memory for the largest class that is to come, so that none is made later on."""
+    def reserve(self, schema: MessageSchema) -> None:
+        """Allocate memory for messages of `schema`, the largest to come, so that none is allocated
+        later."""
         with self._sending:
-            nbytes = message_layout(shape_class, self._edge.num_slices).nbytes
-            for berth in self._buffers:
-                if berth.last_send is None and berth.borrow_state is BorrowState.NONE:
-                    berth.reserve(nbytes)
+            nbytes = message_layout(schema, self._edge.num_slices).nbytes
+            for buffer in self._buffers:
+                if buffer.last_send is None and buffer.borrow_state is BorrowState.NONE:
+                    buffer.reserve(nbytes)
 
-    def borrow_outputs(self, shape_class: MessageSchema) -> dict[str, Tensor]:
-        """The next step's tensors, where they are sent from: to be written, and given to `send`.
+    def borrow_outputs(self, schema: MessageSchema) -> dict[str, Tensor]:
+        """Return the tensors of the next step in their send buffer, for `send` after filling.
 
-        Those that travel whole; written there they need not be packed. They are not to be written
-        behind the `send`, and let go of before the ring comes round to them.
+        These are the tensors that travel whole; filled in place they need no packing. They must not
+        be written after the `send`, and must be dropped before the ring reaches the buffer again.
 
-        Waits as `send` does, and raises what it raises of buffers.
+        Waits for the buffer like `send`, and raises the same errors.
         """
         with self._sending:
             self._status.check_open()
-            met, berth = self._layouts.lookup(shape_class), self._next()
-            self._wait_until_free(berth)
-            return berth.lend_tensors(met.layout, self._framing.frame(met).padded_nbytes)
+            cached, buffer = self._layouts.lookup(schema), self._next()
+            self._wait_until_free(buffer)
+            return buffer.lend_tensors(cached.layout, self._framing.frame(cached).padded_nbytes)
 
-    def send(self, tensors: Tensors, shape_class: MessageSchema) -> SendHandle:
-        """Hand over one step; from the host, or from a program of the edge's stream.
+    def send(self, tensors: Tensors, schema: MessageSchema) -> SendHandle:
+        """Send the tensors of one step; from the host, or from a program of the edge's stream.
 
         Args:
             tensors: by name, on the edge's device; read in the order of the edge's stream.
-            shape_class: of the step, as the receiver expects it.
+            schema: of the step, the one that the receiver expects.
 
         Returns:
-            The handle of the message. Nobody need wait for it: `send` itself waits where its
-            buffer is still sent from, for the edge's deadline at most.
+            The handle of the message. It need not be waited for: `send` waits for the message that
+            used its buffer before, for the edge's deadline at most.
 
         Raises:
-            ShapeClassError: these are not tensors of that class, on the edge's device; or some lie
-                in the ring, but not where `outgoing` has put this class's.
-            BuffersHeld: somebody has kept tensors that `outgoing` lent for an earlier step.
+            ShapeClassError: the tensors do not match the schema or lie on another device; or some
+                lie in the ring, but not where `borrow_outputs` put them.
+            BuffersBusy: tensors that `borrow_outputs` lent for an earlier step still exist.
             CommunicatorFailed: an earlier message could not be sent.
-            NotReplicated: a sliced tensor differs between ranks (looked at in the first message
-                of each class, which is then not sent; that takes a stop of the stream).
+            NotReplicated: a sliced tensor differs between ranks. Checked for the first message of
+                each schema, which is then not sent; the check synchronizes the stream.
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._sending:
             self._status.check_open()
-            check_matches_schema(self._edge, shape_class, tensors)
-            met, berth = self._layouts.lookup(shape_class), self._next()
-            if berth.borrow_state is not BorrowState.OPEN:
-                self._wait_until_free(berth)
-            frame = self._prepare(berth, met, tensors)
-            return self._launch(berth, met, frame, dict(tensors))
+            check_matches_schema(self._edge, schema, tensors)
+            cached, buffer = self._layouts.lookup(schema), self._next()
+            if buffer.borrow_state is not BorrowState.OPEN:
+                self._wait_until_free(buffer)
+            frame = self._prepare(buffer, cached, tensors)
+            return self._launch(buffer, cached, frame, dict(tensors))
 
     def drain(self) -> None:
-        """Wait until every message that was handed over has left its buffer.
+        """Wait until every message has left its buffer.
 
-        Raises what `SendHandle.wait` raises, and what has ended this end before.
+        Raises what `SendHandle.wait` raises, and the failure that closed this end, if any.
         """
         with self._sending:
-            departures = [berth.last_send for berth in self._buffers]
-        for departure in departures:
-            if departure is not None:
-                departure.wait()
+            handles = [buffer.last_send for buffer in self._buffers]
+        for handle in handles:
+            if handle is not None:
+                handle.wait()
         failure = self._status.failure
         if failure is not None and not isinstance(failure, ChannelClosed):
             raise failure
 
     def close(self) -> None:
-        """Refuse what comes from now on; what is on its way goes on, in memory that it keeps."""
+        """Refuse further messages; those in flight go on, and keep their memory."""
         self._status.close()
 
     def _next(self) -> SendBuffer:
         return self._buffers[self._sequence % self._edge.depth]
 
-    def _wait_until_free(self, berth: SendBuffer) -> None:
-        """The next buffer, for the next message."""
-        if berth.last_send is not None:
+    def _wait_until_free(self, buffer: SendBuffer) -> None:
+        """Wait until the last message and the borrowed tensors have left `buffer`."""
+        if buffer.last_send is not None:
             began = time.monotonic_ns()
             try:
-                berth.last_send.wait()
+                buffer.last_send.wait()
             except EquipoiseError as failure:
                 self._status.fail(failure)
                 raise
             self._edge.counters.add_message_wait(time.monotonic_ns() - began)
-        if not berth.borrow_ended():
-            self._release_waiter.wait(berth.borrow_ended, self._holder)
+        if not buffer.borrow_ended():
+            self._release_waiter.wait(buffer.borrow_ended, self._holder)
 
     def _holder(self) -> str:
         number = self._sequence - self._edge.depth
-        return f"{self._edge.name}: tensors lent for message {number} are still referred to"
+        return f"{self._edge.name}: tensors lent for message {number} are still referenced"
 
-    def _prepare(self, berth: SendBuffer, met: CachedLayout, tensors: Tensors) -> Frame:
-        """Everything that may be refused; nothing has happened if it is."""
-        frame = self._framing.frame(met)
-        if berth.borrow_state is BorrowState.OPEN:
-            check_in_place(self._edge, met.layout, tensors, berth.buffer.memory)
-        berth.reserve(frame.padded_nbytes)  # other than what was lent may be larger
-        if met.is_new:
-            self._verify_slices(met.layout, tensors)
+    def _prepare(self, buffer: SendBuffer, cached: CachedLayout, tensors: Tensors) -> Frame:
+        """Do everything that may be refused, before anything is changed."""
+        frame = self._framing.frame(cached)
+        if buffer.borrow_state is BorrowState.OPEN:
+            check_in_place(self._edge, cached.layout, tensors, buffer.buffer.memory)
+        buffer.reserve(frame.padded_nbytes)  # `tensors` may be of a larger schema than was lent
+        if cached.is_new:
+            self._verify_slices(cached.layout, tensors)
         return frame
 
     def _verify_slices(self, layout: MessageLayout, tensors: Tensors) -> None:
-        """Sliced tensors of a class that is new are what the other ranks have."""
+        """Check that sliced tensors are equal on all sending ranks; called once per schema."""
         if layout.sliced_fields and self._edge.slice_group is not None:
             self._edge.stream.synchronize(self._edge.deadline)
             check_replicated(self._edge, self._edge.slice_group, layout, tensors)
 
     def _launch(
-        self, berth: SendBuffer, met: CachedLayout, frame: Frame, tensors: Tensors
+        self, buffer: SendBuffer, cached: CachedLayout, frame: Frame, tensors: Tensors
     ) -> SendHandle:
         edge = self._edge
-        departure = SendHandle(self._sequence, berth.packed, berth.issued, edge.deadline)
-        digest, described = met.layout.schema.digest, len(frame.description)
-        header = Header(self._sequence, digest, frame.nbytes, frame.first_part_bytes, described)
-        leave = partial(self._pack_and_send, berth, met.layout, frame, tensors, departure)
+        handle = SendHandle(self._sequence, buffer.packed, buffer.issued, edge.deadline)
+        digest, description_bytes = cached.layout.schema.digest, len(frame.description)
+        header = Header(
+            self._sequence, digest, frame.nbytes, frame.first_part_bytes, description_bytes
+        )
+        program = partial(self._pack_and_send, buffer, cached.layout, frame, tensors, handle)
         try:
-            self._layouts.remember(met)
+            self._layouts.remember(cached)
             self._framing.advance(frame)
-            berth.write_header(header)
-            edge.stream.launch(leave)
-            edge.stream.record(berth.packed)
-        except BaseException as failure:  # half of it may have happened
+            buffer.write_header(header)
+            edge.stream.launch(program)
+            edge.stream.record(buffer.packed)
+        except BaseException as failure:  # some of it may have been done
             self._status.fail(failure)
             raise
         self._sequence += 1
-        berth.mark_sent(departure)  # not before: who waits for it waits for what is recorded last
-        edge.counters.add_message(frame.padded_nbytes, described=described, parts=frame.num_parts)
-        return departure
+        # Only after `packed` has been recorded: a waiter would see the event of the message before.
+        buffer.mark_sent(handle)
+        edge.counters.add_message(
+            frame.padded_nbytes, description_bytes=description_bytes, parts=frame.num_parts
+        )
+        return handle
 
     def _pack_and_send(
         self,
-        berth: SendBuffer,
+        buffer: SendBuffer,
         layout: MessageLayout,
         frame: Frame,
         tensors: Tensors,
-        departure: SendHandle,
+        handle: SendHandle,
     ) -> None:
-        """A program of the stream. What fails fails the message, not the stream."""
+        """Runs as a program of the edge's stream. An error fails the message, not the stream."""
         try:
-            berth.pack(layout, tensors)
+            buffer.pack(layout, tensors)
             if frame.description:
-                described = berth.buffer.memory[layout.nbytes : frame.nbytes]
-                described.copy_(bytes_to_tensor(frame.description))
-            self._issue_after_packing(berth, frame, departure)
+                description = buffer.buffer.memory[layout.nbytes : frame.nbytes]
+                description.copy_(bytes_to_tensor(frame.description))
+            self._issue_after_packing(buffer, frame, handle)
         except Exception as failure:
-            departure.set_failure(failure)
+            handle.set_failure(failure)
 
-    def _issue_after_packing(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
-        """To the communicator, behind the packing."""
+    def _issue_after_packing(self, buffer: SendBuffer, frame: Frame, handle: SendHandle) -> None:
+        """Have the communicator get the message after packing."""
         if self._awaits_packing:
-            self._edge.stream.record(berth.pack_done)
-        self._issue_stream.launch(partial(self._issue, berth, frame, departure))
-        self._issue_stream.record(berth.issued)
+            self._edge.stream.record(buffer.pack_done)
+        self._issue_stream.launch(partial(self._issue, buffer, frame, handle))
+        self._issue_stream.record(buffer.issued)
 
-    def _issue(self, berth: SendBuffer, frame: Frame, departure: SendHandle) -> None:
-        """A program, as above."""
-        edge, memory = self._edge, berth.buffer.memory
+    def _issue(self, buffer: SendBuffer, frame: Frame, handle: SendHandle) -> None:
+        """Runs as a program of the issuing stream; errors as above."""
+        edge, memory = self._edge, buffer.buffer.memory
         try:
             if self._awaits_packing:
-                berth.pack_done.synchronize(edge.deadline)
-            departure.add_work(edge.communicator.isend(memory[: frame.first_part_bytes], edge.peer))
+                buffer.pack_done.synchronize(edge.deadline)
+            handle.add_work(edge.communicator.isend(memory[: frame.first_part_bytes], edge.peer))
             if frame.nbytes > frame.first_part_bytes:
-                departure.add_work(
+                handle.add_work(
                     edge.require_second.isend(
                         memory[frame.first_part_bytes : frame.nbytes], edge.peer
                     )
                 )
         except Exception as failure:
-            departure.set_failure(failure)
+            handle.set_failure(failure)

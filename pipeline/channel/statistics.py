@@ -1,4 +1,4 @@
-"""What an end of an edge has done, in integers."""
+"""Counters of one end of an edge."""
 
 import threading
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ class EdgeStatistics:
     """Counts since the end was opened; times in nanoseconds of the thread that waited.
 
     Attributes:
-        messages: begun, one a step where nothing below is counted besides.
-        continued: messages that took a second part, because their first was announced too small.
-        nbytes: of all messages, headers included.
-        described: messages that carried a description of their class.
-        classes: shape classes met.
-        buffers: made, for messages and for what is gathered from slices.
-        buffer_bytes: of these.
+        messages: messages sent or received.
+        continued: messages with a second part, because the first part was too small.
+        nbytes: bytes of all messages, headers included.
+        described: messages that carried a description of their schema.
+        classes: schemas seen.
+        buffers: buffers allocated, for messages and for gathered slices.
+        buffer_bytes: bytes of these.
         gathered: gathers of a tensor's slices.
-        waited_ns: for a message to arrive, or for one to be gone so that its buffer is free.
-        held_ns: for whoever still read a buffer.
+        waited_ns: time waited for a message to arrive, or to leave its buffer.
+        held_ns: time waited for readers of a buffer.
     """
 
     messages: int = 0
@@ -33,53 +33,56 @@ class EdgeStatistics:
     held_ns: int = 0
 
     def since(self, before: "EdgeStatistics") -> "EdgeStatistics":
-        """What was counted behind `before`."""
+        """Return the difference of these counts to earlier ones."""
         mine, theirs = vars(self), vars(before)
         return EdgeStatistics(**{name: mine[name] - theirs[name] for name in mine})
 
 
 class EdgeCounters:
-    """Counts for one end; any thread. Several times a step, so it is plain numbers under a lock."""
+    """The counters of one end; any thread may add.
+
+    Adding happens several times per step, so the counts are plain integers under one lock.
+    """
 
     def __init__(self) -> None:
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
         self._counts = dict.fromkeys(vars(EdgeStatistics()), 0)
 
     def snapshot(self) -> EdgeStatistics:
-        """The counts by now."""
-        with self._counting:
+        """Return the counts as they are now."""
+        with self._lock:
             return EdgeStatistics(**self._counts)
 
-    def add_message(self, nbytes: int, described: int = 0, parts: int = 1) -> None:
-        """One more message, with so many bytes of description."""
-        with self._counting:
+    def add_message(self, nbytes: int, description_bytes: int = 0, parts: int = 1) -> None:
+        """Count a message with so many bytes of description, in so many parts."""
+        with self._lock:
             self._counts["messages"] += 1
             self._counts["nbytes"] += nbytes
             self._counts["continued"] += parts - 1
-            self._counts["described"] += int(described > 0)
+            self._counts["described"] += int(description_bytes > 0)
 
     def add_buffer(self, nbytes: int) -> None:
-        """One more buffer."""
-        with self._counting:
+        """Count an allocated buffer."""
+        with self._lock:
             self._counts["buffers"] += 1
             self._counts["buffer_bytes"] += nbytes
 
     def add_schema(self) -> None:
-        """One more shape class."""
+        """Count a schema."""
         self._add("classes", 1)
 
     def add_gather(self) -> None:
-        """One more gather."""
+        """Count a gather."""
         self._add("gathered", 1)
 
     def add_message_wait(self, nanoseconds: int) -> None:
-        """Somebody waited for a message."""
+        """Add time waited for a message."""
         self._add("waited_ns", nanoseconds)
 
     def add_reader_wait(self, nanoseconds: int) -> None:
-        """Somebody waited for a reader."""
+        """Add time waited for a reader."""
         self._add("held_ns", nanoseconds)
 
     def _add(self, name: str, count: int) -> None:
-        with self._counting:
+        with self._lock:
             self._counts[name] += count

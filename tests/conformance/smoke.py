@@ -1,4 +1,4 @@
-"""Twenty innocent steps: every mutant must survive them where nothing is ever late."""
+"""A smoke program of twenty steps that every mutant must pass where nothing is late."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from equipoise.hal.conformance.context import (
     require_equal,
     wait_for_success,
 )
-from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope
 from equipoise.hal.conformance.subject import Subject, missing_capability
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -40,7 +40,7 @@ TABLE = routing.build_table(
 class Device:
     """A device in innocent use: one method a step."""
 
-    bench: RankContext
+    ctx: RankContext
     store: SlotStore
     event: Event
     blob: Tensor
@@ -49,110 +49,110 @@ class Device:
 
     @property
     def compute(self) -> Stream:
-        return self.bench.accelerator.stream(Role.COMPUTE)
+        return self.ctx.accelerator.stream(Role.COMPUTE)
 
     @property
     def copy(self) -> Stream:
-        return self.bench.accelerator.stream(Role.COPY)
+        return self.ctx.accelerator.stream(Role.COPY)
 
     def launch(self) -> None:
         self.compute.launch(lambda: self.blob.fill_(7))
-        self.bench.drain()
+        self.ctx.drain()
         require(CLAUSE, bool((self.blob == 7).all()), "a launch did nothing")
 
     def record(self) -> None:
         self.compute.record(self.event)
-        self.event.synchronize(self.bench.timeout)
+        self.event.synchronize(self.ctx.timeout)
         require(CLAUSE, self.event.query(), "an event that was waited for is not reached")
 
     def wait(self) -> None:
         self.copy.wait(self.event)
-        self.bench.drain()
+        self.ctx.drain()
 
     def unpack(self) -> None:
         self.store.unpack(self.blob, [0], self.copy)
-        self.bench.drain()
+        self.ctx.drain()
 
     def commit(self) -> None:
         self.store.commit([(0, 1)], self.compute)
-        self.bench.drain()
+        self.ctx.drain()
         require_equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
 
     def pack(self) -> None:
-        packed = self.bench.empty((SLOT_BYTES,))
+        packed = self.ctx.empty((SLOT_BYTES,))
         self.store.pack([1], packed, self.compute)
-        self.bench.drain()
+        self.ctx.drain()
         require_equal(CLAUSE, packed, self.blob, "slot 1, packed")
 
     def checksum(self) -> None:
-        out = self.bench.empty((1,), torch.int64)
+        out = self.ctx.empty((1,), torch.int64)
         self.store.checksum_slots([1], out, self.compute)
-        self.bench.drain()
+        self.ctx.drain()
         require(CLAUSE, int(out) == as_int64(checksum(self.blob)), "the checksum of slot 1")
 
     def write(self) -> None:
-        source = self.bench.full((SLOT_BYTES,), 9)
+        source = self.ctx.full((SLOT_BYTES,), 9)
         self.store.write([2], [[source]], self.copy)
-        self.bench.drain()
+        self.ctx.drain()
         require_equal(CLAUSE, self.slots[2], source, "slot 2 after a write")
 
     def commit_tables(self) -> None:
         row = (t.view(1, -1) for t in (TABLE.start, TABLE.replicas, TABLE.cumulative))
         update = TableUpdate((0,), *row)
-        self.bench.accelerator.kernels.commit_tables(update, self.tables, self.compute)
-        self.bench.drain()
+        self.ctx.accelerator.kernels.commit_tables(update, self.tables, self.compute)
+        self.ctx.drain()
         require(CLAUSE, int(self.tables.generation[0]) == 1, "no new generation after a commit")
 
     def route(self) -> None:
-        ids = self.bench.copy_of(torch.tensor([0, 1, 1], dtype=torch.int32))
-        slots = self.bench.empty((3,), torch.int32)
-        counts = self.bench.empty((2,), torch.int32)
-        self.bench.accelerator.kernels.route_and_count(
+        ids = self.ctx.copy_of(torch.tensor([0, 1, 1], dtype=torch.int32))
+        slots = self.ctx.empty((3,), torch.int32)
+        counts = self.ctx.empty((2,), torch.int32)
+        self.ctx.accelerator.kernels.route_and_count(
             ids, self.tables, Salt(0, 0, 0), slots, counts, self.compute
         )
-        self.bench.drain()
+        self.ctx.drain()
         require(CLAUSE, counts.tolist() == [1, 2], "tokens were not counted")
         require(CLAUSE, int(slots[0]) == 0, "expert 0 was not routed to its slot")
 
     def hand_over(self) -> None:
-        if not self.bench.backend.capabilities.stream_lock:
+        if not self.ctx.backend.capabilities.stream_lock:
             return
-        lock = self.bench.accelerator.stream_lock(self.bench.timeout)
+        lock = self.ctx.accelerator.stream_lock(self.ctx.timeout)
         lock.signal(lock.epoch)
         lock.acquire(self.compute)
         lock.release(self.compute)
-        lock.wait(lock.epoch, self.bench.timeout)
+        lock.wait(lock.epoch, self.ctx.timeout)
 
     def lease(self) -> None:
         lease = self.store.lease([1])
         lease.release()
         self.store.commit([(0, 1)], self.compute)
-        self.bench.drain()
+        self.ctx.drain()
 
     def page(self) -> None:
-        pool = self.bench.accelerator.host_pool(SLOT_BYTES, 2)
-        page = pool.take(self.bench.timeout)
+        pool = self.ctx.accelerator.host_pool(SLOT_BYTES, 2)
+        page = pool.take(self.ctx.timeout)
         page.data.fill_(3)
         page.give_back(None)
 
 
-def device(bench: RankContext) -> Device:
+def device(ctx: RankContext) -> Device:
     """Three slots of one segment, one staging buffer, routing tables of one layer."""
-    slots = [bench.full((SLOT_BYTES,), number) for number in range(3)]
+    slots = [ctx.full((SLOT_BYTES,), number) for number in range(3)]
     layout = SlotLayout(tuple((Segment("weight", data),) for data in slots), staging=1)
-    accelerator = bench.accelerator
+    accelerator = ctx.accelerator
     return Device(
-        bench,
+        ctx,
         accelerator.slot_store(layout),
         accelerator.event(),
-        bench.empty((SLOT_BYTES,)),
+        ctx.empty((SLOT_BYTES,)),
         Tables.empty(1, 2, 3, 1, accelerator.device),
         slots,
     )
 
 
-def play_alone(bench: RankContext, found: Program) -> Play:
-    used = device(bench)
+def play_alone(ctx: RankContext, program: Program) -> Play:
+    used = device(ctx)
     calls: dict[str, Callable[[], None]] = {
         "launch": used.launch,
         "record": used.record,
@@ -168,7 +168,7 @@ def play_alone(bench: RankContext, found: Program) -> Play:
         "lease": used.lease,
         "page": used.page,
     }
-    for step in found.steps:
+    for step in program.steps:
         calls[step.op]()
         yield NEXT
 
@@ -177,59 +177,59 @@ def play_alone(bench: RankContext, found: Program) -> Play:
 class Pair:
     """Two ranks in innocent use: one method a step."""
 
-    bench: RankContext
+    ctx: RankContext
     group: Communicator
 
     def data(self, rank: int) -> Tensor:
         return torch.arange(8, dtype=torch.int32) + 10 * rank
 
     def all_reduce(self) -> Play:
-        tensor = self.bench.copy_of(self.data(self.group.rank))
-        yield from wait_for_success(self.bench, self.group.all_reduce(tensor))
+        tensor = self.ctx.copy_of(self.data(self.group.rank))
+        yield from wait_for_success(self.ctx, self.group.all_reduce(tensor))
         require_equal(CLAUSE, tensor, self.data(0) + self.data(1), "the sum")
 
     def all_gather(self) -> Play:
-        out = self.bench.empty((2, 8), torch.int32)
-        tensor = self.bench.copy_of(self.data(self.group.rank))
-        yield from wait_for_success(self.bench, self.group.all_gather(out, tensor))
+        out = self.ctx.empty((2, 8), torch.int32)
+        tensor = self.ctx.copy_of(self.data(self.group.rank))
+        yield from wait_for_success(self.ctx, self.group.all_gather(out, tensor))
         require_equal(CLAUSE, out, torch.stack((self.data(0), self.data(1))), "what was gathered")
 
     def send(self) -> Play:
         peer = 1 - self.group.rank
-        out = self.bench.empty((8,), torch.int32)
-        mine = self.bench.copy_of(self.data(self.group.rank))
+        out = self.ctx.empty((8,), torch.int32)
+        mine = self.ctx.copy_of(self.data(self.group.rank))
         receive = self.group.irecv(out, peer)
         send = self.group.isend(mine, peer)
-        yield from wait_for_success(self.bench, receive)
-        yield from wait_for_success(self.bench, send)
+        yield from wait_for_success(self.ctx, receive)
+        yield from wait_for_success(self.ctx, send)
         require_equal(CLAUSE, out, self.data(peer), "a message")
 
     def exchange(self) -> Play:
         peer = 1 - self.group.rank
-        out = self.bench.empty((8,))
-        mine = self.bench.full((8,), self.group.rank)
+        out = self.ctx.empty((8,))
+        mine = self.ctx.full((8,), self.group.rank)
         round = Exchange((PeerBuffer(peer, mine),), (PeerBuffer(peer, out),))
-        yield from wait_for_success(self.bench, self.group.exchange(round))
+        yield from wait_for_success(self.ctx, self.group.exchange(round))
         require(CLAUSE, bool((out == peer).all()), "a blob did not arrive")
 
     def broadcast(self) -> Play:
-        tensor = self.bench.copy_of(self.data(self.group.rank))
-        yield from wait_for_success(self.bench, self.group.broadcast(tensor, 0))
+        tensor = self.ctx.copy_of(self.data(self.group.rank))
+        yield from wait_for_success(self.ctx, self.group.broadcast(tensor, 0))
         require_equal(CLAUSE, tensor, self.data(0), "what was broadcast")
 
     def barrier(self) -> Play:
-        yield from wait_for_success(self.bench, self.group.barrier())
+        yield from wait_for_success(self.ctx, self.group.barrier())
 
     def agree(self) -> Play:
         question = f"{self.group.purpose}/smoke"
-        control_plane(self.bench).cast(question, str(self.bench.rank).encode())
-        ballots = yield from gather_ballots(self.bench, question)
+        control_plane(self.ctx).cast(question, str(self.ctx.rank).encode())
+        ballots = yield from gather_ballots(self.ctx, question)
         require(CLAUSE, ballots == (b"0", b"1"), f"ballots {ballots}")
-        control_plane(self.bench).decide(question, b"go")
+        control_plane(self.ctx).decide(question, b"go")
 
 
-def play_together(bench: RankContext, found: Program) -> Play:
-    pair = Pair(bench, (yield from bench.communicator()))
+def play_together(ctx: RankContext, program: Program) -> Play:
+    pair = Pair(ctx, (yield from ctx.communicator()))
     calls: dict[str, Callable[[], Play]] = {
         "all_reduce": pair.all_reduce,
         "all_gather": pair.all_gather,
@@ -239,11 +239,11 @@ def play_together(bench: RankContext, found: Program) -> Play:
         "barrier": pair.barrier,
         "agree": pair.agree,
     }
-    for step in found.steps:
+    for step in program.steps:
         yield from calls[step.op]()
 
 
-ALONE = program(
+ALONE = make_program(
     map(
         Step,
         (
@@ -252,7 +252,7 @@ ALONE = program(
         ),
     )
 )
-TOGETHER = program(
+TOGETHER = make_program(
     map(Step, ("all_reduce", "all_gather", "send", "exchange", "broadcast", "barrier", "agree")),
     size=2,
 )

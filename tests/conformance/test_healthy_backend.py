@@ -18,7 +18,7 @@ PLAYED = [claim for claim in suite.properties() if claim.applies_to(SUBJECT.trai
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("claim", PLAYED, ids=lambda claim: claim.name)
-def test_property_holds_on_healthy_virtual_backend(claim: Property, seed: int) -> None:
-    found = search(claim, SUBJECT, SearchSettings(cases=CASES, seed=seed))
+@pytest.mark.parametrize("prop", PLAYED, ids=lambda prop: prop.name)
+def test_property_holds_on_healthy_virtual_backend(prop: Property, seed: int) -> None:
+    found = search(prop, SUBJECT, SearchSettings(cases=CASES, seed=seed))
     assert isinstance(found, PropertyHeld), found

@@ -71,7 +71,7 @@ def test_mutant_keeps_healthy_signatures(mutant: Mutant) -> None:
 
 def test_every_property_has_a_mutant() -> None:
     used = {mutant.property for mutant in MUTANTS}
-    assert {claim.name for claim in suite.properties()} - REPORTED - used == set()
+    assert {prop.name for prop in suite.properties()} - REPORTED - used == set()
 
 
 def test_every_judged_clause_has_a_mutant() -> None:

@@ -47,13 +47,13 @@ def call(command: list[str], environment: dict[str, str]) -> str:
 
 
 def test_third_party_backend_is_found_by_entry_point(installed: dict[str, str]) -> None:
-    told = call([sys.executable, "-m", "equipoise", "doctor"], installed)
-    assert "inline" in told
-    assert "works: the calling thread" in told
+    text = call([sys.executable, "-m", "equipoise", "doctor"], installed)
+    assert "inline" in text
+    assert "works: the calling thread" in text
 
 
 def test_third_party_backend_keeps_contract(installed: dict[str, str]) -> None:
     ours = [sys.executable, "-m", "equipoise", "conformance", "--quiet"]
-    told = call([*ours, "--backend", "inline", "--ranks", "2", *FAMILIES], installed)
-    assert "contract is kept: " in told.splitlines()[-1]
-    assert "unsupported" in told
+    text = call([*ours, "--backend", "inline", "--ranks", "2", *FAMILIES], installed)
+    assert "contract is kept: " in text.splitlines()[-1]
+    assert "unsupported" in text

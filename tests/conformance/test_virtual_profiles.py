@@ -1,4 +1,4 @@
-"""Vendors' traps: whoever copes keeps the contract, and the trap bites whoever does not."""
+"""Traps of vendors: code that handles one keeps the contract, code that does not breaks it."""
 
 from dataclasses import replace
 
@@ -73,19 +73,19 @@ TRAPS = {
     "blocking-links": (replace(HEALTHY, outbox=LinkingOutbox), "sends-need-not-wait-for-receives"),
     "serial-groups": (
         replace(HEALTHY, network=HastyNetwork, communicator=SerialCommunicator),
-        "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        "an-unmatched-operation-fails-only-its-communicator",
     ),
 }
 """Backends that do not cope, and the property that rejects each."""
 
 
-@pytest.mark.parametrize(("parts", "claim"), TRAPS.values(), ids=TRAPS)
+@pytest.mark.parametrize(("parts", "name"), TRAPS.values(), ids=TRAPS)
 def test_profile_trap_violates_property_without_countermeasure(
-    parts: VirtualParts, claim: str
+    parts: VirtualParts, name: str
 ) -> None:
     backend = VirtualBackend(parts)
     subject = ControlledSubject(backend)
     assert isinstance(
-        search(suite.find(claim), subject, SearchSettings(cases=400, max_shrinks=0)),
+        search(suite.find(name), subject, SearchSettings(cases=400, max_shrinks=0)),
         PropertyViolated,
     )

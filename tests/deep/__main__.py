@@ -37,7 +37,7 @@ from equipoise.demo.machine import describe_machine
 
 INTERRUPTED = 130
 PACKAGES = ("torch", "numpy", "hypothesis", "triton", "torch_npu", "vllm", "vllm_ascend")
-"""Whose versions stand beside a result."""
+"""Packages whose versions a result shows."""
 VERSIONS = """
 import platform
 from importlib.metadata import PackageNotFoundError, version

@@ -43,14 +43,14 @@ def judged(name: str, others: int = OTHERS) -> tuple[Row, list[str]]:
         found = search(suite.find(mutant.property), subject, SearchSettings(cases=CASES, seed=SEED))
     quick = SearchSettings(cases=others, seed=SEED, max_shrinks=0)
     rejecting = [mutant.property] if isinstance(found, PropertyViolated) else []
-    for claim in suite.properties():
-        if mutant.real or claim.name == mutant.property:
+    for prop in suite.properties():
+        if mutant.real or prop.name == mutant.property:
             continue
         tried = mutant.subject()
-        if claim.applies_to(tried.traits) and isinstance(
-            search(claim, tried, quick), PropertyViolated
+        if prop.applies_to(tried.traits) and isinstance(
+            search(prop, tried, quick), PropertyViolated
         ):
-            rejecting.append(claim.name)
+            rejecting.append(prop.name)
     row: Row = {"mutant": name, "rejected by": " ".join(rejecting)}
     if not isinstance(found, PropertyViolated):
         return row, []

@@ -1,4 +1,4 @@
-"""docs/conformance-matrix.md, and the violation that docs/conformance.md quotes."""
+"""Writes docs/conformance-matrix.md, and the violation that docs/conformance.md quotes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -101,7 +101,7 @@ def _rejecting(results: Results) -> dict[str, dict[str, Any]]:
 
 def _mutants(results: Results) -> list[str]:
     known = _rejecting(results)
-    numbers = {claim.name: number for number, claim in enumerate(suite.properties(), 1)}
+    numbers = {prop.name: number for number, prop in enumerate(suite.properties(), 1)}
     lines = [
         "## Mutants",
         "",
@@ -135,8 +135,8 @@ def _properties(results: Results) -> list[str]:
         "| | property | family | clauses | mutants it rejects |",
         "|---|---|---|---|---|",
     ]
-    for number, claim in enumerate(suite.properties(), 1):
-        count = sum(claim.name in names for names in rejecting)
-        row = (number, claim.name, claim.family, ", ".join(claim.clauses), count)
+    for number, prop in enumerate(suite.properties(), 1):
+        count = sum(prop.name in names for names in rejecting)
+        row = (number, prop.name, prop.family, ", ".join(prop.clauses), count)
         lines.append(f"| {' | '.join(map(str, row))} |")
     return lines

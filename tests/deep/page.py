@@ -1,4 +1,4 @@
-"""docs/deep-results.md: what every part of `tox -e deep` showed, with commit and date."""
+"""Writes docs/deep-results.md: the result of every part of `tox -e deep`, with commit and date."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""Parts of `tox -e deep`: what each proves, its commands, and how long they may take."""
+"""Parts of `tox -e deep`: what each proves, its commands, and their time limits."""
 
 import os
 import shlex
@@ -38,7 +38,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 class Report(Enum):
-    """What a command leaves behind beside its exit code."""
+    """What a command leaves besides its exit code."""
 
     NONE = "nothing"
     JUNIT = "tests in JUnit's form"
@@ -53,11 +53,11 @@ class Step:
         name: unique in its part.
         command: its words; `{report}` is the file for its report.
         limit: seconds after which it is ended.
-        report: what it leaves behind.
+        report: what it leaves besides its exit code.
         environment: variables to set, or to unset where the value is None.
         prepares: it installs something for the steps after it and proves nothing itself; where it
             fails, they are not run.
-        python: the interpreter that it runs, whose versions stand beside the result.
+        python: the interpreter that it runs; the result shows its versions.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Step:
 
     @property
     def shown(self) -> str:
-        """The command as somebody would type it in the repository."""
+        """The command as a user would type it in the repository."""
         words = []
         for word in self.command:
             name = Path(word).name
@@ -204,7 +204,7 @@ def types() -> Sequence[Step]:
 
 
 def python312() -> Sequence[Step]:
-    """What README says first, as it stands there, in an environment of Python 3.12."""
+    """The first commands of README, as written there, in an environment of Python 3.12."""
     folder = BUILD / "python312"
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     return (
@@ -310,7 +310,7 @@ PARTS = (
 
 
 def chosen(names: Iterable[str]) -> list[Part]:
-    """Parts by name, in the order in which they stand here; all where no name is given.
+    """Parts by name, in the order of this file; all where no name is given.
 
     Raises ValueError for a name that no part has.
     """

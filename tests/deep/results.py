@@ -1,4 +1,4 @@
-"""Results of `tox -e deep`: what a step showed, kept in tests/deep/results.json by part."""
+"""Results of `tox -e deep`: what each step found, by part, in tests/deep/results.json."""
 
 import json
 import xml.etree.ElementTree as ElementTree

@@ -1,4 +1,4 @@
-"""Runs a command with a time bound, and ends it with all its processes."""
+"""Runs a command with a time limit, and ends it with all its processes."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ TIMED_OUT = 124
 GRACE = 2.0
 """Seconds for stacks to be printed, and for processes of a step to end after it."""
 ENDING = 20.0
-"""Seconds within which killed processes have to be gone."""
+"""Seconds within which killed processes must have ended."""
 NUMBERS = itertools.count()
 
 
@@ -72,7 +72,7 @@ def processes_of(mark: str, session: int) -> list[int]:
         try:
             state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             marked = f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
         if state not in "ZX" and (marked or int(of) == session):
             found.append(int(entry.name))

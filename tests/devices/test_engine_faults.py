@@ -13,15 +13,15 @@ from helpers.tiers import DEEP
 
 SIZE = 3
 LOST = [
-    ("Staged", "killed", "boundary"),
-    ("Transferring", "stopped", "boundary"),
-    ("Updating", "killed", "locked"),
-    ("Proposed", "writes are wrong", "locked"),
+    ("Staged", "killed", "staged"),
+    ("Transferring", "stopped", "staged"),
+    ("Updating", "killed", "in_place"),
+    ("Proposed", "writes are wrong", "in_place"),
 ]
 TROUBLED = [
-    ("bytes corrupted", "Transferring", "boundary"),
-    ("message lost", "Proposed", "boundary"),
-    ("plan differs", "Updating", "locked"),
+    ("bytes corrupted", "Transferring", "staged"),
+    ("message lost", "Proposed", "staged"),
+    ("plan differs", "Updating", "in_place"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""
 

@@ -152,14 +152,14 @@ def captured(
 def test_routed_rows_map_to_experts_and_padding_round_robin(
     layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
 ) -> None:
-    before, asked = COUNTERS.read()["routed_batches"], layer.counters.cpu().clone()
+    before, asked = COUNTERS.read()["routed_expert_batches"], layer.counters.cpu().clone()
     layer.arrange(placement)
     slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
     assert slots.dtype == torch.int64
     right(slots, rows, placement, min(filled, len(rows)))
     assert (layer.counters.cpu() - asked)[0].tolist() == counted(rows[:filled])
     assert layer.rows.was_called
-    assert COUNTERS.read()["routed_batches"] == before + 1
+    assert COUNTERS.read()["routed_expert_batches"] == before + 1
 
 
 @FEW
@@ -168,7 +168,7 @@ def test_batches_beyond_resident_places_are_mapped_alike(
     layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(router, "RESIDENT", 3)
+        patch.setattr(router, "PRECOMPUTED_ELEMENTS", 3)
         layer.rows = layer.with_indices()
         layer.arrange(placement)
         slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))

@@ -36,7 +36,15 @@ NCCL = (
     *("--only", "progress", "shapes", "keepalive", "failures", "determinism", "faults"),
 )
 """What is NCCL's own, over a stand-in for NCCL."""
-STEERED = ("--backend", "ascend", "--ranks", "1", "--steer", "npusim.steering:steer", *ONE_DEVICE)
+STEERED = (
+    "--backend",
+    "ascend",
+    "--ranks",
+    "1",
+    "--schedule-from",
+    "npusim.steering:steer",
+    *ONE_DEVICE,
+)
 """What takes one device, where hypothesis chooses the schedule as well."""
 FEW = () if DEEP else ("--cases", "3")
 LAZY = "lazy"
@@ -160,7 +168,7 @@ def run_row(found: dict[str, Any]) -> dict[str, object]:
         "backend": found["backend"],
         "ranks": found["ranks"],
         "outputs identical": "yes" if found["outputs_identical"] else "no",
-        "epochs": found["epochs"],
+        "epochs": found["rebalances"],
         "slots moved": found["slots_moved"],
         "imbalance without": round(found["imbalance_unbalanced"], 4),
         "with": round(found["imbalance_balanced"], 4),

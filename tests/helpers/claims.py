@@ -240,8 +240,8 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="faults of a rank in a random program",
             proof="processes/conformance/properties/test_faults.py",
-            token="list(Fault)",
-            members=values("hal/conformance/properties/faults.py", "Fault"),
+            token="list(RankFault)",
+            members=values("hal/conformance/properties/faults.py", "RankFault"),
             says="survivors are told, and go on: on three processes",
             before=4,
         ),

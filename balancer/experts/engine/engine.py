@@ -92,13 +92,13 @@ class EngineContext:
         control: ballots and decisions.
         members: the ranks.
         first_step: the step of the first boundary.
-        key_collector: forgets what they ask each other; None where another member does.
+        keys: forgets what they ask each other; None where another member does.
     """
 
     control: ControlPlane
     members: EPGroup
     first_step: int
-    key_collector: KeyCollector | None
+    keys: KeyCollector | None
 
 
 class UpdatePath(Protocol):
@@ -129,10 +129,10 @@ class RebalanceEngine:
         installed: what this rank holds.
         load: global loads.
         path: how what was agreed on comes into slots; None to rebalance never.
-        renewal: what becomes of shares between epochs.
+        share_refresh: what becomes of shares between epochs.
         group: who takes part, and since when.
         config: cadence and bounds.
-        staff: works beside the forward.
+        workers: work beside the forward.
         recorder: told what happens at boundaries that have something to do.
     """
 
@@ -141,21 +141,21 @@ class RebalanceEngine:
         installed: ServingState,
         load: LoadWindow,
         path: UpdatePath | None,
-        renewal: ShareRefresh,
+        share_refresh: ShareRefresh,
         group: EngineContext,
         config: BalancerConfig,
-        staff: Workers,
+        workers: Workers,
         recorder: EventRecorder,
     ) -> None:
         self._serving_state = installed
         self._load = load
         self._path = path
-        self._share_refresh = renewal
+        self._share_refresh = share_refresh
         self._control = group.control
         self._members = group.members
-        self._key_collector = group.key_collector
+        self._keys = group.keys
         self._config = config
-        self._workers = staff
+        self._workers = workers
         self._recorder = recorder
         self._state: State = Idle()
         self._vote: JobHandle[Verdict] | None = None
@@ -185,7 +185,7 @@ class RebalanceEngine:
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
         """What was asked and is not forgotten, for who comes after; once the engine is closed."""
-        return () if self._key_collector is None else self._key_collector.uncollected
+        return () if self._keys is None else self._keys.uncollected
 
     def before_step(self, step: int) -> None:
         """Between two steps, before `step`: settle what is due, and act on it.
@@ -330,8 +330,8 @@ class RebalanceEngine:
         self._collect_later(state.rebalance, due, outcome_of(state))
         job = vote(self._control, question, ballot_of(state))
         self._vote = self._workers.vote.start(job, "vote", epoch=state.rebalance.number, step=due)
-        if self._key_collector is not None:
-            self._key_collector.collect(state.rebalance.number, question.ballots)
+        if self._keys is not None:
+            self._keys.collect(state.rebalance.number, question.ballots)
 
     def _max_stalled_steps(self, state: Voting) -> int:
         """Steps that the epoch may stay where it is."""
@@ -387,10 +387,10 @@ class RebalanceEngine:
 
     def _collect_later(self, epoch: RebalanceId, due: int, outcome: str) -> None:
         """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
-        if self._key_collector is None:
+        if self._keys is None:
             return
         votes = [self._vote_key(epoch, due), self._vote_key(epoch, due + 1)]
-        self._key_collector.add(epoch.number, votes, self._vote_key(epoch, outcome))
+        self._keys.add(epoch.number, votes, self._vote_key(epoch, outcome))
 
     def _vote_key(self, epoch: RebalanceId, what: int | str) -> str:
         """The vote that is due at a boundary, or what votes may settle."""

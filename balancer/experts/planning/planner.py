@@ -1,39 +1,10 @@
 """Plans: which expert sits in which slot, and how its load is divided among its copies.
 
-    from equipoise.balancer.experts import plan
-    plan(load, slots=288, ranks=32, installed=running.placement)
+    equipoise.plan(load, slots=288, ranks=32, installed=running.placement)
 
 Every layer is planned by itself. The algorithms are in csrc/planning/ (`connected`, `incremental`,
 `max_flow_levelling`), and on the page docs/design/planning.md; integers throughout, so that every
-machine gets the same plan. What `plan` takes:
-
-- `load`: rows by expert, integers, none negative: (layers, experts), or (windows, layers, experts),
-  which are summed. With `active_experts`, recorded routing: the rows of each batch, (batches,
-  layers, experts).
-- `slots`, of a layer, a multiple of `ranks`. Ranks can be connected from `ranks` - 1 slots more
-  than experts on.
-- `nodes`, of as many ranks each: rank r is on node r // (ranks // nodes).
-- `installed`: (layers, slots), the expert in each slot now. Without it `incremental` plans as
-  `connected`.
-- `policy`: greedy, connected or incremental.
-- `target`: max/mean - 1 of the ranks that `incremental` is content with.
-- `slack`: how far below the mean, as part of it, `incremental` keeps the experts of a rank that
-  have one copy, where it has to move anything: so that shares have room for what batches bring.
-- `max_copies` that may move, over all layers; likewise `byte_budget`, with `expert_bytes` each.
-- `max_copies_per_rank`: slots of a layer that a rank may fill anew, for example because it has
-  so many staging buffers. `incremental` with `installed` alone: what it plans is a step of the way.
-- `node_cost`: what `incremental` takes a copy from another node to cost, in copies within one.
-- `survive`: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two nodes.
-  `greedy` does not see to it, nor does `incremental` where what is installed is not so: refused.
-- `sigma`: a rank counts with its load and so many standard deviations of it over the windows, so
-  that experts which are busy together do not share a rank. 0, and one window, for the load alone;
-  so does `greedy`. By default 1 where there are 8 windows or more and the objective is tokens,
-  else 0.
-- `capacities` of the ranks, in any unit; None for equal ones. `greedy` packs as if they were equal.
-- `objective`: tokens or active_experts. With the latter all rows of an expert go to one of its
-  copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
-- `threads`, over layers; they change nothing but the time.
-- `split`: level, or even for engines that know no shares.
+machine gets the same plan.
 """
 
 from collections.abc import Sequence
@@ -72,7 +43,7 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """What to install.
+    """A placement with shares, and what it promises for the load that it was planned for.
 
     Attributes:
         placement: int32 (layers, slots), the expert in each slot.
@@ -214,16 +185,56 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     capacities: Sequence[float] | None = None,
     objective: str = "tokens",
     threads: int = 1,
-    split: str = "level",
+    split: str = "shares",
 ) -> Plan:
-    """Plan every layer by itself; the module says what each argument is.
+    """Where to put the experts of each layer, for a load, and what part each copy takes.
 
-    Raises `PlacementError` when the numbers cannot fit together.
+    Every layer is planned by itself, in integers: every machine gets the same plan.
+
+    Args:
+        load: rows by expert, integers, none negative: (layers, experts), or (windows, layers,
+            experts), which are summed. With objective `active_experts` the rows of each batch of
+            recorded routing: (batches, layers, experts).
+        slots: of a layer, over all ranks; a multiple of `ranks`. Ranks can be connected from
+            `ranks` - 1 slots more than experts on.
+        ranks: that the slots of a layer are divided among, neighbours together.
+        nodes: of as many ranks each: rank r is on node r // (ranks // nodes).
+        installed: integers (layers, slots), the expert in each slot now. Without it `incremental`
+            plans as `connected` does.
+        policy: `greedy` (DeepSeek's and TensorRT-LLM's rule), `connected` (anew, so that shares can
+            level any batch) or `incremental` (from what is installed, with few moves).
+        target: imbalance, max / mean - 1 of the ranks, that `incremental` is content with.
+        slack: how far below the mean, as a part of it, `incremental` keeps the experts of a rank
+            that have one copy, where it has to move anything: so that shares have room for what
+            batches bring.
+        max_copies: that may move, over all layers.
+        max_copies_per_rank: slots of a layer that a rank may fill anew, for example because it has
+            so many staging buffers. `incremental` with `installed` alone: what it plans is a step
+            of the way.
+        byte_budget: bytes that may move, over all layers; goes with `expert_bytes`.
+        expert_bytes: of one expert of one layer.
+        node_cost: what `incremental` takes a copy from another node to cost, in copies within one.
+        survive: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two
+            nodes. `greedy` does not see to it, nor does `incremental` where what is installed is
+            not so: refused.
+        sigma: a rank counts with its load and so many standard deviations of it over the windows,
+            so that experts which are busy together do not share a rank. 0, and one window, for the
+            load alone; so does `greedy`. By default 1 where there are 8 windows or more and the
+            objective is tokens, else 0.
+        capacities: of the ranks, in any unit; None for equal ones. `greedy` packs as if they were
+            equal.
+        objective: `tokens` or `active_experts`. With the latter all rows of an expert go to one of
+            its copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
+        threads: over layers; they change nothing but the time.
+        split: `shares`, or `even` for engines that know no shares.
+
+    Raises:
+        PlacementError: the numbers cannot fit together; says which and why.
     """
     chosen = parse_choice(PlanningPolicy, "policy", policy)
     demand = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
     if demand.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
-        raise PlacementError("active_experts runs an expert on one rank: split must be level")
+        raise PlacementError("active_experts runs an expert on one rank: split must be shares")
     layers, experts = demand.load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
     group = topology(shape, nodes, survive, capacities)

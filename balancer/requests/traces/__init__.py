@@ -1,4 +1,4 @@
-"""Traces of requests that others published: files in, a `Workload` out.
+"""Reads published traces of requests into a `Workload`.
 
 from equipoise.balancer.requests.traces import read_trace
 """
@@ -12,7 +12,7 @@ __all__ = ["read_trace"]
 
 
 def __getattr__(name: str) -> object:
-    # Only when asked for: a command line lists the formats and needs no numpy.
+    # Imported on first use: a command line that lists the formats must not wait for numpy.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from equipoise.balancer.requests.traces import reader

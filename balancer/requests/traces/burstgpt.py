@@ -1,4 +1,4 @@
-"""BurstGPT (github.com/HPMLL/BurstGPT, CC-BY-4.0).
+"""Reads BurstGPT (github.com/HPMLL/BurstGPT, CC-BY-4.0).
 
 CSV of which three columns are read: Timestamp, in seconds, Request tokens and Response tokens. The
 others differ between releases. Requests that failed have no response tokens.
@@ -13,10 +13,10 @@ COLUMNS = "Timestamp", "Request tokens", "Response tokens"
 
 
 def read(source: TraceFile, most: int | None) -> Workload:
-    """The first `most` rows, or all. Raises `FormatError` that names the line."""
-    gathering = WorkloadBuilder(source)
+    """Reads the first `most` rows, or all. Raises `FormatError` that names the line."""
+    builder = WorkloadBuilder(source)
     for times, prompts, outputs in read_columns(source, COLUMNS, most):
-        gathering.add(
+        builder.add(
             times.seconds_as_nanoseconds(), prompts.token_counts(1), outputs.token_counts(0)
         )
-    return gathering.workload()
+    return builder.workload()

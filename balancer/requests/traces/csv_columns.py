@@ -1,11 +1,8 @@
-"""A column of a block of CSV: where its fields are in the bytes, and the numbers that they say.
+"""Reads columns of numbers and times from CSV without quoting, block by block.
 
-All rows are read at once by numpy: a trace of twenty million rows would take minutes, and hundreds
-of bytes for each row, if every field became an object.
-
-Times of the calendar in a column: 2023-11-16 18:15:46.6805900, 2024-05-10 00:00:00+00:00.
-
-CSV with a header, in blocks of columns; fields are not quoted in any of the traces.
+All rows of a block are parsed at once by numpy: with an object per field, a trace of twenty million
+rows would take minutes, and hundreds of bytes per row. Times are as in `2023-11-16
+18:15:46.6805900` and `2024-05-10 00:00:00+00:00`.
 """
 
 import re
@@ -25,26 +22,25 @@ from equipoise.hal.errors import FormatError
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 MAX_DIGITS = 18
-"""Digits of a number that fit into 64 bits, whichever they are."""
+"""Any number with this many digits fits into 64 bits."""
 NANOSECONDS_PER_SECOND = 10**9
-"""Nanoseconds of one."""
 MAX_SECONDS = 9 * NANOSECONDS_PER_SECOND
-"""285 years, which nanoseconds of 64 bits can say."""
+"""285 years: fits into 64 bits as nanoseconds."""
 NANO_DIGITS = 9
 INTEGER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, eq=False)
 class CsvColumn:
-    """n fields of one name.
+    """The n fields of a column in a block.
 
     Attributes:
         path: the file.
-        name: what the header calls it.
+        name: the name in the header.
         data: uint8, the bytes of the block.
-        begins: int64 [n], where the fields begin in them.
-        ends: int64 [n], where they end.
-        lines: int64 [n], the lines that they are in.
+        begins: int64 [n], offsets in `data` at which the fields begin.
+        ends: int64 [n], offsets at which they end.
+        lines: int64 [n], their line numbers.
     """
 
     path: Path
@@ -55,31 +51,31 @@ class CsvColumn:
     lines: Counts
 
     def text(self, row: int) -> str:
-        """One field."""
+        """Returns the text of a field."""
         return self.data[self.begins[row] : self.ends[row]].tobytes().decode(errors="replace")
 
     def require_all(self, good: Flags, expected: str) -> None:
-        """Raise `FormatError` for the first row that is not good (bool [n])."""
+        """Raises `FormatError` for the first row that is not good (bool [n])."""
         if not good.all():
             row = int(np.argmin(good))
             what = f"{self.name} is {short_repr(self.text(row))}, expected {expected}"
             raise FormatError(str(self.path), f"line {self.lines[row]}: {what}")
 
     def token_counts(self, least: int) -> Counts:
-        """Whole numbers, int64 [n]. Raises `FormatError` for what is none, or is out of range."""
+        """Parses token counts, int64 [n]. Raises `FormatError` for others, or out of range."""
         values, good = parse_digits(self.data, self.begins, self.ends)
         good &= (values >= least) & (values <= MAX_TOKENS)
         if not good.all():
-            # A number out of range is told from what is no number.
+            # The message differs for an integer out of range and for text that is no integer.
             integer = INTEGER.fullmatch(self.text(int(np.argmin(good))))
             kind = f"{least} to {MAX_TOKENS}" if integer else "a whole number"
             self.require_all(good, kind)
         return values
 
     def seconds_as_nanoseconds(self) -> Counts:
-        """Of decimal numbers of seconds, int64 [n]. Raises `FormatError`: not 0 to `MAX_SECONDS`.
+        """Parses decimal seconds to nanoseconds, int64 [n]; further digits are cut off.
 
-        Digits of less than a nanosecond are cut off.
+        Raises `FormatError` for values outside 0 to `MAX_SECONDS`.
         """
         points = np.flatnonzero(self.data == ord("."))
         found = np.append(points, self.data.size)[np.searchsorted(points, self.begins)]
@@ -91,16 +87,16 @@ class CsvColumn:
 
 
 def parse_digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
-    """What stands in data[begins : ends], int64 [n]; and where it is 1 to `MAX_DIGITS` digits.
+    """Parses data[begins : ends], int64 [n]; also returns where it is 1 to `MAX_DIGITS` digits.
 
-    Elsewhere the value means nothing.
+    The other values are undefined.
     """
     widths = ends - begins
     good = (widths > 0) & (widths <= MAX_DIGITS)
     values = np.zeros(widths.size, dtype=np.int64)
     for back in range(int(widths[good].max(initial=0))):
         inside = good & (back < widths)
-        # What is below "0" wraps around, and is above 9 as well.
+        # A byte below "0" wraps around to above 9, so one comparison is enough.
         digit = data[np.where(inside, ends - 1 - back, 0)] - np.uint8(ord("0"))
         good &= ~inside | (digit <= 9)
         values += np.where(inside & good, digit, 0) * np.int64(10**back)
@@ -108,10 +104,10 @@ def parse_digits(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Fla
 
 
 def parse_fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, Flags]:
-    """Nanoseconds of `.123`, and 0 of nothing, int64 [n]; and where it is one of both."""
+    """Parses `.123` to nanoseconds and an empty field to 0, int64 [n]; also where it is either."""
     values, fine = parse_digits(data, begins + 1, ends)
     widths = ends - begins - 1
-    # A point cannot be looked for behind the data: there the field is empty.
+    # An empty field at the end of the data begins after its last byte, hence the minimum.
     fine &= data[np.minimum(begins, data.size - 1)] == ord(".")
     up, down = (
         10 ** np.clip(by, 0, NANO_DIGITS) for by in (NANO_DIGITS - widths, widths - NANO_DIGITS)
@@ -121,31 +117,31 @@ def parse_fractions(data: Bytes, begins: Counts, ends: Counts) -> tuple[Counts, 
 
 TIME_EXAMPLE = "a time such as 2024-05-10 00:00:00.009930+00:00"
 SHORTEST_TIME = len("2024-05-10 00:00:00")
-PARTS = (0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2)
-"""Where year, month, day, hour, minute and second begin, and how long they are."""
+TIME_PARTS = (0, 4), (5, 2), (8, 2), (11, 2), (14, 2), (17, 2)
+"""Offset and length of year, month, day, hour, minute and second."""
 TIME_SEPARATORS = (4, b"-"), (7, b"-"), (10, b" T"), (13, b":"), (16, b":")
 ZONE_CHARS = len("+00:00")
 YEARS = 1970, 2200
-"""Nanoseconds of these fit into 64 bits."""
+"""Nanoseconds since 1970 of these years fit into 64 bits."""
 
 
 def parse_timestamps(column: CsvColumn) -> Counts:
-    """Since 1970, int64 [n]; where no zone is said it is UTC. Raises `FormatError`.
+    """Parses times to nanoseconds since 1970, int64 [n]; UTC without a zone. Raises `FormatError`.
 
-    The fraction may be of up to 18 digits, or be left out where it is zero, as Python writes it.
+    The fraction may have up to 18 digits, or be left out if it is zero, as Python does.
     """
     column.require_all(column.ends - column.begins >= SHORTEST_TIME, TIME_EXAMPLE)
-    zones, behind, zoned = _zones(column)
-    parts, fine = parse_fractions(column.data, column.begins + SHORTEST_TIME, behind)
+    zones, ends, zoned = _zones(column)
+    parts, fine = parse_fractions(column.data, column.begins + SHORTEST_TIME, ends)
     seconds, real = _seconds(column)
     column.require_all(zoned & fine & real, TIME_EXAMPLE)
     return (seconds - zones) * NANOSECONDS_PER_SECOND + parts
 
 
 def _seconds(column: CsvColumn) -> tuple[Counts, Flags]:
-    """Without fraction and zone; and which are times that exist."""
+    """Returns seconds since 1970 without fraction and zone, and which times exist."""
     data, begins = column.data, column.begins
-    found = [parse_digits(data, begins + at, begins + at + size) for at, size in PARTS]
+    found = [parse_digits(data, begins + at, begins + at + size) for at, size in TIME_PARTS]
     good = np.logical_and.reduce([fine for _, fine in found])
     for at, allowed in TIME_SEPARATORS:
         good &= np.isin(data[begins + at], np.frombuffer(allowed, dtype=np.uint8))
@@ -158,32 +154,32 @@ def _seconds(column: CsvColumn) -> tuple[Counts, Flags]:
 
 
 def _days(year: Counts, month: Counts) -> Counts:
-    """From 1970 to the first of the month."""
+    """Returns the days from 1970 to the first of the month."""
     months = ((year - YEARS[0]) * 12 + month - 1).astype("datetime64[M]")
     return months.astype("datetime64[D]").astype(np.int64)
 
 
 def _zones(column: CsvColumn) -> tuple[Counts, Counts, Flags]:
-    """Seconds east of Greenwich, where the time ends that stands before it, and which are good."""
+    """Returns zones in seconds east of UTC, where the times before them end, which are valid."""
     data, ends = column.data, column.ends
-    # A time is longer than a zone, so this is inside the field; a date's "-" is further ahead.
+    # Times are longer than zones, so the offset is inside the field; the "-" of a date is earlier.
     sign, last = data[ends - ZONE_CHARS], data[ends - 1]
-    said = ((sign == ord("+")) | (sign == ord("-"))) & (
+    has_zone = ((sign == ord("+")) | (sign == ord("-"))) & (
         ends - ZONE_CHARS >= column.begins + SHORTEST_TIME
     )
     hours, whole = parse_digits(data, ends - 5, ends - 3)
     minutes, fine = parse_digits(data, ends - 2, ends)
-    good = ~said | (whole & fine & (hours < 24) & (minutes < 60) & (data[ends - 3] == ord(":")))
-    east = np.where(said, np.where(sign == ord("-"), -1, 1) * (hours * 3600 + minutes * 60), 0)
-    behind = np.where(said, ends - ZONE_CHARS, np.where(last == ord("Z"), ends - 1, ends))
-    return east, behind, good
+    good = ~has_zone | (whole & fine & (hours < 24) & (minutes < 60) & (data[ends - 3] == ord(":")))
+    east = np.where(has_zone, np.where(sign == ord("-"), -1, 1) * (hours * 3600 + minutes * 60), 0)
+    time_ends = np.where(has_zone, ends - ZONE_CHARS, np.where(last == ord("Z"), ends - 1, ends))
+    return east, time_ends, good
 
 
 NEWLINE, RETURN, COMMA = b"\n\r,"
 
 
 def csv_header(head: bytes) -> list[str]:
-    """Names in the first line of a file that begins so."""
+    """Returns the column names in the first line of a file."""
     line = head.partition(b"\n")[0][:1000]
     return [name.strip() for name in line.decode(errors="replace").split(",")]
 
@@ -191,10 +187,10 @@ def csv_header(head: bytes) -> list[str]:
 def read_columns(
     source: TraceFile, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[CsvColumn, ...]]:
-    """The columns `names`, block by block, of the first `most` rows; None: of all.
+    """Yields the columns `names`, block by block, of the first `most` rows, or of all.
 
-    Other columns may stand between them, in any order: releases of one trace differ in those. Empty
-    lines are no rows. Raises `FormatError`: a name is missing, a row has more or fewer columns.
+    The file may have other columns, in any order: releases of one trace differ in them. Empty lines
+    are skipped. Raises `FormatError` if a name is missing or a row has another number of columns.
     """
     found = csv_header(source.head)
     missing = [name for name in names if found.count(name) != 1]
@@ -212,7 +208,7 @@ def read_columns(
 
 
 class _Table:
-    """The lines of a block without the header and the empty ones; `most` of them."""
+    """The rows of a block, without header and empty lines; at most `most`."""
 
     def __init__(self, source: TraceFile, block: LineBlock, most: int | None) -> None:
         self._source = source
@@ -229,18 +225,18 @@ class _Table:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self._begins.size
 
     def column(self, name: str, at: int, width: int) -> CsvColumn:
-        """Column `at` of `width`."""
+        """Returns column `at` of `width`."""
         commas = self._split(width)
         begins = self._begins if at == 0 else commas[:, at - 1] + 1
         ends = self._ends if at == width - 1 else commas[:, at]
         return CsvColumn(self._source.path, name, self._data, begins, ends, self._lines)
 
     def _split(self, width: int) -> Counts:
-        """int64 [rows, width - 1]: where the commas are."""
+        """Returns the offsets of the commas, int64 [rows, width - 1]."""
         if self._commas is None:
             commas = np.flatnonzero(self._data == COMMA)
             first, last = (np.searchsorted(commas, at) for at in (self._begins, self._ends))

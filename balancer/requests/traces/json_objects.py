@@ -1,7 +1,4 @@
-"""JSON objects with the fields that are expected of them.
-
-The objects of a JSON list, one after the other: a list of gigabytes is never in memory.
-"""
+"""Reads JSON objects with expected fields, and JSON lists too large for memory one by one."""
 
 import codecs
 from collections.abc import Iterator
@@ -19,10 +16,10 @@ DECODER = JSONDecoder(parse_constant=_constant)
 
 
 def decode_value(text: str, begin: int = 0) -> tuple[object, int]:
-    """The value that begins there, and where it ends.
+    """Decodes the value that begins at `begin`; returns it and its end.
 
-    Raises: JSONDecodeError where the text is no JSON, or ends too early; ValueError where it is
-    nested too deep, or a number is too long.
+    Raises JSONDecodeError if the text is not JSON, or ends too early; ValueError if it is nested
+    too deep, or a number is too long.
     """
     try:
         return DECODER.raw_decode(text, begin)
@@ -31,12 +28,12 @@ def decode_value(text: str, begin: int = 0) -> tuple[object, int]:
 
 
 def error_reason(error: ValueError) -> str:
-    """Why a text is not JSON, in a few words."""
+    """Returns in a few words why a text is not JSON."""
     return error.msg.removesuffix(" at") if isinstance(error, JSONDecodeError) else str(error)[:80]
 
 
 def object_field(value: object, name: str) -> object:
-    """A field of what should be an object. Raises `ValueError`."""
+    """Returns a field of an object. Raises `ValueError`."""
     if not isinstance(value, dict):
         raise ValueError(f"is {short_repr(value)}, expected an object")
     if name not in value:
@@ -46,7 +43,7 @@ def object_field(value: object, name: str) -> object:
 
 
 def integer_field(value: object, name: str, least: int, most: int = INT64_LIMIT - 1) -> int:
-    """A field that is an integer. Raises `ValueError`."""
+    """Returns an integer field. Raises `ValueError`."""
     found = object_field(value, name)
     if type(found) is not int:
         raise ValueError(f"{name} is {short_repr(found)}, expected a whole number")
@@ -56,7 +53,7 @@ def integer_field(value: object, name: str, least: int, most: int = INT64_LIMIT 
 
 
 def string_field(value: object, name: str) -> str:
-    """A field that is a string. Raises `ValueError`."""
+    """Returns a string field. Raises `ValueError`."""
     found = object_field(value, name)
     if not isinstance(found, str):
         raise ValueError(f"{name} is {short_repr(found)}, expected a string")
@@ -64,7 +61,7 @@ def string_field(value: object, name: str) -> str:
 
 
 def list_field(value: object, name: str) -> list[object]:
-    """A field that is a list. Raises `ValueError`."""
+    """Returns a list field. Raises `ValueError`."""
     found = object_field(value, name)
     if not isinstance(found, list):
         raise ValueError(f"{name} is {short_repr(found)}, expected a list")
@@ -72,13 +69,13 @@ def list_field(value: object, name: str) -> list[object]:
 
 
 MAX_OBJECT_CHARS = 1 << 26
-"""Characters of one object at most."""
+"""Upper limit of one object: a list that is cut off must not be read into memory whole."""
 
 
 class JsonListReader:
-    """Iterates over (line, value) of a list's objects.
+    """Iterates over the objects of a JSON list, as (line, value), without holding the whole list.
 
-    Raises `FormatError` that names the line: not JSON, not a list, cut off.
+    Raises `FormatError` that names the line, if it is not JSON, not a list, or cut off.
     """
 
     def __init__(self, source: TraceFile) -> None:
@@ -117,7 +114,8 @@ class JsonListReader:
             try:
                 value, end = decode_value(self._text, self._at)
             except JSONDecodeError as error:
-                # Perhaps only cut off. The text doubles each time: all tries cost as much as two.
+                # Perhaps only cut off: read more. The text doubles each time, so all attempts
+                # together cost as much as two.
                 if len(self._text) - self._at <= MAX_OBJECT_CHARS and self._read_more():
                     continue
                 line = self._line + self._text.count("\n", self._at, error.pos)
@@ -130,7 +128,7 @@ class JsonListReader:
             return value
 
     def _next_character(self) -> str:
-        """The next character that is no space, which is not passed; nothing at the end."""
+        """Skips spaces; returns the next character without consuming it, or "" at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._advance(1)
@@ -144,7 +142,7 @@ class JsonListReader:
         self._at += count
 
     def _read_more(self) -> bool:
-        """As much again as there is, and a piece at least; whether there was any."""
+        """Reads as much again as is unread, at least a piece; returns whether there was any."""
         parts = [self._text[self._at :]]
         wanted = len(parts[0])
         self._at = 0

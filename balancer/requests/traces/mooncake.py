@@ -1,7 +1,7 @@
-"""Mooncake's traces (github.com/kvcache-ai/Mooncake, FAST 2025, Apache-2.0).
+"""Reads Mooncake's traces (github.com/kvcache-ai/Mooncake, FAST 2025, Apache-2.0).
 
 JSON lines with the fields timestamp, in milliseconds, input_length, output_length and hash_ids: one
-id for each block of 512 tokens of the prompt, of which the last may not be full.
+id for each block of 512 tokens of the prompt, of which the last may be partly filled.
 """
 
 from array import array
@@ -27,8 +27,8 @@ MILLISECONDS_MOST = MAX_SECONDS * 1000
 
 
 def read(source: TraceFile, most: int | None) -> Workload:
-    """The first `most` rows, or all. Raises `FormatError` that names the line."""
-    gathering = WorkloadBuilder(source)
+    """Reads the first `most` rows, or all. Raises `FormatError` that names the line."""
+    builder = WorkloadBuilder(source)
     left = most
     for block in source.blocks():
         rows = _Rows()
@@ -37,15 +37,15 @@ def read(source: TraceFile, most: int | None) -> Workload:
                 break
             if line.strip():
                 _add(source, number, line, rows)
-        rows.move_to(gathering)
+        rows.move_to(builder)
         left = None if left is None else left - len(rows)
         if left == 0:
             break
-    return gathering.workload()
+    return builder.workload()
 
 
 class _Rows:
-    """Those of a block, eight bytes for each number."""
+    """The rows of a block, in arrays of eight bytes per number."""
 
     def __init__(self) -> None:
         self._times, self._prompts, self._outputs = array("q"), array("q"), array("q")
@@ -55,7 +55,7 @@ class _Rows:
         return len(self._times)
 
     def add(self, value: object) -> None:
-        """One more. Raises `ValueError` that says which field is wrong."""
+        """Adds a row. Raises `ValueError` that names the wrong field."""
         time = _time(value)
         prompt, output = (
             integer_field(value, *which, MAX_TOKENS) for which in ((PROMPT, 1), (OUTPUT, 0))
@@ -76,11 +76,11 @@ class _Rows:
         self._outputs.append(output)
         self._ends.append(len(self._ids))
 
-    def move_to(self, gathering: WorkloadBuilder) -> None:
-        """Hand them over."""
+    def move_to(self, builder: WorkloadBuilder) -> None:
+        """Adds the rows to `builder`."""
         counts = (self._times, self._prompts, self._outputs, self._ids, self._ends)
         times, prompts, outputs, ids, ends = (np.array(part, dtype=np.int64) for part in counts)
-        gathering.add(times, prompts, outputs, (ids, ends))
+        builder.add(times, prompts, outputs, (ids, ends))
 
 
 def _add(source: TraceFile, number: int, line: bytes, rows: _Rows) -> None:
@@ -97,7 +97,7 @@ def _add(source: TraceFile, number: int, line: bytes, rows: _Rows) -> None:
 
 
 def _time(value: object) -> int:
-    """Nanoseconds, to the nearest of those where it is no whole number of milliseconds."""
+    """Returns the time in nanoseconds, rounded if it has a fraction of a millisecond."""
     time = object_field(value, TIME)
     if type(time) not in (int, float) or not isinstance(time, int | float):
         raise ValueError(f"{TIME} is {short_repr(time)}, expected milliseconds")

@@ -1,4 +1,4 @@
-"""A file of a known trace to a workload, the format told by what is in it."""
+"""Reads a trace file of any known format, which is detected from its content."""
 
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -22,24 +22,26 @@ READERS: Mapping[str, Callable[[TraceFile, int | None], Workload]] = MappingProx
     }
 )
 CSV_COLUMNS = {"azure": azure.COLUMNS, "burstgpt": burstgpt.COLUMNS}
-"""By format, columns that its CSV has."""
+"""Columns of the CSV formats."""
 
 
 def read_trace(
     path: str | PathLike[str], format: str | None = None, most: int | None = None
 ) -> Workload:
-    """Requests of a file, which gzip may have compressed.
+    """Reads the requests of a file, which may be compressed with gzip.
 
     Args:
         path: the file.
-        format: one of `FORMATS`; None: told by how the file begins.
-        most: no more than so many rows are read, of which some may be dropped (of ShareGPT, a
-            row is a conversation); None: all.
+        format: a key of `FORMATS`; None: detected from the beginning of the file.
+        most: maximum number of rows to read, some of which may be dropped (in ShareGPT, a row is a
+            conversation); None: all.
 
-    Returns: the requests in order of time. Its notes say what was dropped, sorted or estimated.
+    Returns:
+        The requests in order of time, with notes on what was dropped, sorted or estimated.
 
-    Raises: FormatError that names the file and, where there is one, the line, what was expected and
-    what was found; UsageError for an unknown format, and for `most` below 1.
+    Raises:
+        FormatError: names the file, the line if there is one, what was expected and what was found.
+        UsageError: the format is unknown, or `most` is below 1.
     """
     if format is not None and format not in READERS:
         raise UsageError(f"no trace format is called {format!r}: there are {', '.join(FORMATS)}")
@@ -50,7 +52,7 @@ def read_trace(
 
 
 def _detect_format(source: TraceFile) -> str:
-    """The format of what begins so."""
+    """Returns the format of a file by its first bytes."""
     names = csv_header(source.head)
     for name, columns in CSV_COLUMNS.items():
         if set(columns) <= set(names):

@@ -1,4 +1,4 @@
-"""A file as a stream of bytes or of whole lines, gzip or not, never all of it in memory."""
+"""Reads a file, gzip or not, as a stream of bytes or whole lines, never all of it in memory."""
 
 import gzip
 import stat
@@ -12,20 +12,20 @@ from typing import IO, cast
 from equipoise.hal.errors import FormatError
 
 READ_BYTES = 1 << 22
-"""Bytes read at once."""
+"""Bytes per read: large enough that numpy's cost per block does not matter."""
 MAX_LINE_BYTES = 1 << 24
-"""Bytes of a line at most: a prompt of a million tokens has 2000 hashes."""
+"""Upper limit of a line: a prompt of a million tokens has only 2000 hashes."""
 GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Whole lines.
+    """A block of whole lines.
 
     Attributes:
-        first_line: number of the first of them, from 1.
-        data: their bytes, without the last line's end.
+        first_line: number of the first line, counted from 1.
+        data: bytes of the lines, without the last line break.
     """
 
     first_line: int
@@ -33,11 +33,11 @@ class LineBlock:
 
 
 class TraceFile:
-    """A file that is read once, from its beginning to its end.
+    """A file that is read once, from beginning to end.
 
     Attributes:
-        path: as it was named.
-        head: its first bytes, for whoever asks what it is; they are still to be read.
+        path: the path as passed.
+        head: the first bytes, from which the format is detected; reading still yields them.
     """
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
@@ -47,18 +47,18 @@ class TraceFile:
         self._unread = self.head
 
     def error(self, what: str, line: int | None = None) -> FormatError:
-        """To be raised: what is wrong, and in which line."""
+        """Returns an error that names the file and the line."""
         return FormatError(str(self.path), what if line is None else f"line {line}: {what}")
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it. Raises `FormatError` where it cannot be read."""
+        """Yields the whole file in pieces. Raises `FormatError` if it cannot be read."""
         piece, self._unread = self._unread, b""
         while piece:
             yield piece
             piece = self._read(READ_BYTES)
 
     def blocks(self) -> Iterator[LineBlock]:
-        """All of it, in blocks of whole lines. Raises `FormatError`, for an endless line too."""
+        """Yields the file in blocks of whole lines. Raises `FormatError`, also for a long line."""
         line, rest = 1, b""
         for piece in self.pieces():
             whole, ended, rest = (rest + piece).rpartition(b"\n")
@@ -81,9 +81,9 @@ class TraceFile:
 
 @contextmanager
 def open_trace_file(path: Path) -> Iterator[TraceFile]:
-    """Open a file, and what gzip made of one. Raises `FormatError`, for a folder too."""
+    """Opens a file, compressed by gzip or not. Raises `FormatError`, also for a folder."""
     with _open(path) as raw:
-        # By content: a file that was downloaded through something may have lost its suffix.
+        # By content, since a downloaded file may have lost its suffix.
         packed = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         raw.seek(0)
         source = TraceFile(path, cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw)
@@ -98,10 +98,10 @@ def _open(path: Path) -> IO[bytes]:
         if stat.S_ISDIR(mode):
             raise FormatError(str(path), "is a folder, not a file")
         if not stat.S_ISREG(mode):
-            # A pipe would block for ever, and a device never end.
+            # Reading a pipe could block for ever, and a device may never end.
             raise FormatError(str(path), "is not a regular file")
         return path.open("rb")
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a name with a zero byte
+    except ValueError as error:  # a path with a NUL byte
         raise FormatError(repr(str(path)), f"cannot be read: {error}") from None

@@ -1,4 +1,4 @@
-"""Requests that come in blocks, put together to a workload."""
+"""Collects blocks of requests into a workload."""
 
 from collections.abc import Sequence
 
@@ -18,9 +18,9 @@ SUFFIXES = ".gz", ".csv", ".jsonl", ".json"
 
 
 class WorkloadBuilder:
-    """What was read of a trace so far.
+    """Collects the requests of a trace.
 
-    Requests without output are left out, and counted in a note: those are of requests that failed.
+    Requests without output are dropped and counted in a note: they are requests that failed.
     """
 
     def __init__(self, source: TraceFile) -> None:
@@ -38,7 +38,10 @@ class WorkloadBuilder:
         outputs: Counts,
         hashes: BlockHashes | None = None,
     ) -> None:
-        """The next ones, [k] each; times in nanoseconds. All have times or none, and so hashes."""
+        """Adds requests, [k] each; times in nanoseconds.
+
+        Either all calls pass times or none does; likewise hashes.
+        """
         rows = np.flatnonzero(outputs)
         self._rows += outputs.size
         self._failed += outputs.size - rows.size
@@ -50,11 +53,10 @@ class WorkloadBuilder:
             self._hashes.append(select_hashes(hashes, rows))
 
     def workload(self, notes: Sequence[str] = ()) -> Workload:
-        """All of them in order of time. Raises `FormatError` where there is none.
+        """Returns the workload in order of time. Raises `FormatError` if it has no requests.
 
-        Rows that are earlier than the one before them are sorted in, and a note counts them: logs
-        of several machines are often merged so, and a row says when its request arrived wherever it
-        stands. Rows of the same time stay in the file's order.
+        Rows that are out of order are sorted, and a note counts them: logs of several machines are
+        often merged without sorting. Rows with equal times keep the order of the file.
         """
         if self._rows == self._failed:
             failed = f": none of {self._failed} has output" if self._failed else ""
@@ -62,22 +64,26 @@ class WorkloadBuilder:
         prompts, outputs = np.concatenate(self._prompts), np.concatenate(self._outputs)
         hashes = _join_hashes(self._hashes) if self._hashes else None
         times = np.concatenate(self._times) if self._times else None
-        said = [*notes, *self._notes(times)]
+        all_notes = [*notes, *self._notes(times)]
         if times is not None and (times[1:] < times[:-1]).any():
             order = np.argsort(times, kind="stable")
             times, prompts, outputs = times[order], prompts[order], outputs[order]
             hashes = None if hashes is None else select_hashes(hashes, order)
-        # The difference first: nanoseconds since 1970 have more digits than a float64.
+        # Subtracted as integers: nanoseconds since 1970 have more digits than a float64.
         arrivals = None if times is None else (times - times[0]) / NANOSECONDS_PER_SECOND
-        return Workload(self._name(), arrivals, prompts, outputs, hashes, BLOCK_TOKENS, tuple(said))
+        return Workload(
+            self._name(), arrivals, prompts, outputs, hashes, BLOCK_TOKENS, tuple(all_notes)
+        )
 
     def _notes(self, times: Counts | None) -> list[str]:
         notes = []
         if self._failed:
             notes.append(f"{self._failed} of {self._rows} requests had no output: dropped")
-        early = 0 if times is None else int((times[1:] < times[:-1]).sum())
-        if early:
-            notes.append(f"{early} requests were earlier than the one before them: sorted by time")
+        unordered = 0 if times is None else int((times[1:] < times[:-1]).sum())
+        if unordered:
+            notes.append(
+                f"{unordered} requests were earlier than the one before them: sorted by time"
+            )
         return notes
 
     def _name(self) -> str:

@@ -1,4 +1,4 @@
-"""The kernels by the reference that ships with the contract: right, and slow."""
+"""The kernels, by the reference that ships with the contract: correct, and slow."""
 
 import torch
 from torch import Tensor

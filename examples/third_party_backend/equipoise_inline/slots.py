@@ -1,4 +1,4 @@
-"""Slots whose verbs run at the call, so that they are in the order of issue by themselves."""
+"""A slot store that runs every call at once, so calls are in the order of issue."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -24,7 +24,7 @@ B = TypeVar("B")
 
 
 class InlineReader:
-    """A reader whose launches have all run: nobody needs to wait for it."""
+    """A reader whose launches have all run: no write needs to wait for it."""
 
     def detach(self) -> None:
         """Nothing to undo."""
@@ -91,7 +91,7 @@ class InlineSlotStore:
         stream.launch(lambda: _sum_rows(rows, out))
 
     def attach(self, stream: Stream) -> InlineReader:
-        """Every stream's launches have run when the next verb is called."""
+        """Does nothing: every stream's launches have run when the next call is made."""
         return InlineReader()
 
     def lease(self, slots: Sequence[int]) -> SlotLease:

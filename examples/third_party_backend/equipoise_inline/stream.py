@@ -1,4 +1,4 @@
-"""A stream that is the calling thread: when a launch returns, it has run."""
+"""A stream that is the calling thread: a launch has run when it returns."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ class InlineStream:
         yield
 
     def launch(self, program: Callable[[], object]) -> None:
-        """Run `program` now; what it raises fails the stream, and is heard at the next call."""
+        """Run `program` now; an error fails the stream, and the next call raises."""
         self._check()
         try:
             program()

@@ -1,8 +1,7 @@
-"""Worlds whose every interleaving somebody else decides: the contract of the virtual executor.
+"""Plays cases on a controlled world: all ranks in one thread, every interleaving chosen.
 
-Plays hosts on a controlled world: one thread, every choice taken from the schedule.
-
-The executor for controlled worlds: all ranks in one thread, every interleaving chosen.
+The choices come from the schedule of the case, so hypothesis can vary and shrink them. A backend
+offers such a world by implementing `ControlledBackend`, as `backends/virtual` does.
 """
 
 import gc
@@ -36,7 +35,7 @@ from equipoise.hal.stream import Stream
 class ControlledWorld(Protocol):
     """Some ranks, their devices and the network between them, all in one thread, with no clock.
 
-    Nothing moves unless `advance` is called, by the driver or by a blocking call of a host: such a
+    Nothing moves unless `advance` is called, by the driver or a blocking call of a thread: such a
     call advances the world until its condition holds or nothing can move; then it has timed out.
     """
 
@@ -65,11 +64,11 @@ class ControlledWorld(Protocol):
         ...
 
     def expire(self) -> bool:
-        """Time passes: every deadline of what is pending strikes. False when nothing changed."""
+        """Let every pending deadline expire. Returns False when nothing changed."""
         ...
 
-    def step_in(self, rank: int, host: int) -> None:
-        """Host `host` of `rank` is the one that calls from now on (threads have an identity)."""
+    def step_in(self, rank: int, thread: int) -> None:
+        """Thread `thread` of `rank` makes the calls from now on (locks see a thread's identity)."""
         ...
 
     def hold(self, rank: int, stream: Stream) -> None:
@@ -81,7 +80,7 @@ class ControlledWorld(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """The rank is gone, as after SIGKILL; the launcher has told the store."""
+        """The rank has ended, as after SIGKILL; the launcher has reported it to the store."""
         ...
 
     def stop(self, rank: int) -> None:
@@ -89,11 +88,11 @@ class ControlledWorld(Protocol):
         ...
 
     def lose_store(self) -> None:
-        """The launcher is gone, and with it the store of the control plane."""
+        """The launcher has ended, and with it the store of the control plane."""
         ...
 
     def leftovers(self) -> dict[str, int]:
-        """What is not given back yet, by name; all zero at rest after everything was closed."""
+        """Resources that are not released yet, by name; all zero once everything was closed."""
         ...
 
     def close(self) -> None:
@@ -111,7 +110,7 @@ class ControlledBackend(Backend, Protocol):
         ...
 
     def world(self, size: int, schedule: bytes) -> ControlledWorld:
-        """A world of so many ranks; byte k of the schedule is its k-th choice."""
+        """A world of `size` ranks; byte k of the schedule is its k-th choice."""
         ...
 
 
@@ -121,7 +120,7 @@ MAX_MOVES = 100_000
 
 @dataclass
 class ScheduledThread:
-    """A host that plays: where it stands, and what it returned."""
+    """A thread that plays: its generator, what it waits for, and what it returned."""
 
     rank: int
     thread: int
@@ -138,22 +137,22 @@ class ScheduledThread:
             self.waits_for = next(self.play)
             if self.waits_for is RANK_ENDED:
                 self.rank_ended = True
-                self.play.close()  # what the host held goes with its rank
+                self.play.close()  # what the thread held ends with its rank
         except StopIteration as end:
             self.answer, self.ended = end.value, True
 
 
-def run_schedule(world: ControlledWorld, actors: Sequence[ScheduledThread]) -> list[Any]:
+def run_schedule(world: ControlledWorld, threads: Sequence[ScheduledThread]) -> list[Any]:
     """Let all play to their ends; their answers, in order.
 
     Raises:
-        Violation: of C8, when some host waits for something that can never come, even after all
-            deadlines have struck; or what a host itself raises.
+        Violation: of C8, when a thread waits for something that can never come, even after all
+            deadlines have expired; or what a thread itself raises.
     """
     for _ in range(MAX_MOVES):
-        alive = [actor for actor in actors if not (actor.ended or actor.rank_ended)]
+        alive = [thread for thread in threads if not (thread.ended or thread.rank_ended)]
         if not alive:
-            return [actor.answer for actor in actors]
+            return [thread.answer for thread in threads]
         _make_move(world, alive)
     raise Violation("C8", f"no end after {MAX_MOVES} moves")
 
@@ -165,9 +164,9 @@ def run_until_idle(world: ControlledWorld) -> None:
 
 
 def _make_move(world: ControlledWorld, alive: Sequence[ScheduledThread]) -> None:
-    """One move: a micro-step of the world, or a host that need not wait; else time passes."""
+    """Make one move: a micro-step of the world, or a thread that is ready; else time passes."""
     count = world.movable()
-    ready = [actor for actor in alive if actor.waits_for.ready()]
+    ready = [thread for thread in alive if thread.waits_for.ready()]
     if count + len(ready) == 0:
         if not world.expire():
             raise _hang(alive)
@@ -185,13 +184,13 @@ def _hang(alive: Sequence[ScheduledThread]) -> Violation:
 
 
 NOMINAL_DEADLINE = 1.0
-"""Nominal seconds of an operation; there is no clock, it strikes when nothing can move."""
+"""Nominal seconds of an operation; there is no clock: it expires when nothing can move."""
 GROUP_SIZES = (1, 2, 3, 4, 5, 8)
 
 
 @dataclass
 class ControlledEnvironment:
-    """What a controlled world does for one rank's bench."""
+    """What a controlled world does for the context of one rank."""
 
     world: ControlledWorld
     rank: int
@@ -201,7 +200,7 @@ class ControlledEnvironment:
         return self.world.empty(self.rank, nbytes)
 
     def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
-        """Memory whose storage goes on behind the elements."""
+        """Memory whose storage continues after the elements."""
         nbytes = elements * dtype.itemsize
         return self.empty(nbytes + padding)[:nbytes].view(dtype)
 
@@ -210,7 +209,7 @@ class ControlledEnvironment:
         return Segment("", tensor, SlotFormat.PRIVATE).bytes
 
     def scribble_freed_memory(self) -> None:
-        """Nothing to do: dropped memory is scribbled at once."""
+        """Does nothing: dropped memory is overwritten at once."""
 
     def hold(self, stream: Stream) -> Callable[[], None]:
         """The world holds the stream."""
@@ -218,7 +217,7 @@ class ControlledEnvironment:
         return lambda: self.world.let_go(self.rank, stream)
 
     def inject_delay(self, stream: Stream) -> None:
-        """Nothing to do: the schedule disturbs enough."""
+        """Does nothing: the schedule already varies the interleaving."""
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
         """The world is fresh in every case, and so is every purpose."""
@@ -232,11 +231,11 @@ class ControlledEnvironment:
             self.world.stop(self.rank)
 
     def lose_store(self, how: Termination) -> None:
-        """By the world, which has no clock: to be gone and to be silent is one and the same."""
+        """Done by the world; without a clock an ended store and a silent one are the same."""
         self.world.lose_store()
 
     def pause(self, seconds: float) -> None:
-        """Nothing to do: others may overtake wherever a host yields."""
+        """Does nothing: others may overtake wherever a thread yields."""
 
     def leftovers(self) -> Mapping[str, int]:
         """As the world counts them, over all ranks."""
@@ -262,21 +261,21 @@ class ControlledSubject:
         """As declared; any number of ranks."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """On a fresh world."""
         world = self._backend.world(case.program.size, case.schedule)
         try:
-            actors = [
-                actor
+            threads = [
+                thread
                 for rank in range(case.program.size)
-                for actor in _threads_of_rank(self._backend, world, claim, case, rank)
+                for thread in _threads_of_rank(self._backend, world, prop, case, rank)
             ]
-            reported = compare_answers(claim, case, run_schedule(world, actors))
-            if claim.lost_ranks is not None:
-                _close_and_check_leaks(world, case.program.size, claim.lost_ranks(case.program))
+            reported = compare_answers(prop, case, run_schedule(world, threads))
+            if prop.lost_ranks is not None:
+                _close_and_check_leaks(world, case.program.size, prop.lost_ranks(case.program))
             return reported
         except Exception as error:
-            raise to_violation(claim, error) from error
+            raise to_violation(prop, error) from error
         finally:
             world.close()
 
@@ -300,14 +299,14 @@ def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[in
 
 
 def _threads_of_rank(
-    backend: ControlledBackend, world: ControlledWorld, claim: Property, case: Case, rank: int
+    backend: ControlledBackend, world: ControlledWorld, prop: Property, case: Case, rank: int
 ) -> list[ScheduledThread]:
-    fabric = world.fabric(rank) if claim.scope is PropertyScope.GROUP else None
-    around = ControlledEnvironment(world, rank)
+    fabric = world.fabric(rank) if prop.scope is PropertyScope.GROUP else None
+    environment = ControlledEnvironment(world, rank)
     shared: dict[str, Any] = {}
-    actors = []
-    for host in range(claim.threads):
-        bench = RankContext(
+    threads = []
+    for host in range(prop.threads):
+        ctx = RankContext(
             rank=rank,
             size=case.program.size,
             thread=host,
@@ -316,8 +315,8 @@ def _threads_of_rank(
             fabric=fabric,
             deadline=NOMINAL_DEADLINE,
             timeout=2 * NOMINAL_DEADLINE,
-            environment=around,
+            environment=environment,
             shared=shared,
         )
-        actors.append(ScheduledThread(rank, host, claim.play(bench, case.program)))
-    return actors
+        threads.append(ScheduledThread(rank, host, prop.play(ctx, case.program)))
+    return threads

@@ -1,6 +1,6 @@
-"""Plays the hosts of one rank for real: each in a thread of its own.
+"""Plays cases on one real device; delays from the schedule widen races.
 
-The executor for one real device: hardware schedules, delays widen the races.
+Each thread of a rank is a thread of the operating system.
 """
 
 import dataclasses
@@ -33,33 +33,33 @@ from equipoise.hal.errors import Unsupported, Violation
 from equipoise.hal.stream import Stream
 
 WATCHDOG = 60.0
-"""Seconds that the hosts of a rank may take for one case."""
+"""Seconds that the threads of a rank may take for one case."""
 
 
-def play_threads(claim: Property, case: Case, bench: RankContext) -> list[Any]:
-    """What each host returned. Raises what the first of them raised, or `Violation` of C8."""
-    if claim.threads == 1:
-        return [play_to_end(claim.play(bench, case.program))]
+def play_threads(prop: Property, case: Case, ctx: RankContext) -> list[Any]:
+    """What each thread returned. Raises what the first of them raised, or `Violation` of C8."""
+    if prop.threads == 1:
+        return [play_to_end(prop.play(ctx, case.program))]
     answers: dict[int, Any] = {}
     errors: dict[int, BaseException] = {}
 
-    def serve(host: int) -> None:
+    def serve(number: int) -> None:
         try:
-            seat = dataclasses.replace(bench, thread=host)
-            answers[host] = play_to_end(claim.play(seat, case.program))
+            own_ctx = dataclasses.replace(ctx, thread=number)
+            answers[number] = play_to_end(prop.play(own_ctx, case.program))
         except BaseException as error:
-            errors[host] = error
+            errors[number] = error
 
-    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(claim.threads)]
+    threads = [threading.Thread(target=serve, args=(h,), daemon=True) for h in range(prop.threads)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WATCHDOG)
     if errors:
         raise errors[min(errors)]
-    if len(answers) < claim.threads:
-        raise Violation("C8", f"a host of {claim.name} did not end within {WATCHDOG:g} s")
-    return [answers[host] for host in range(claim.threads)]
+    if len(answers) < prop.threads:
+        raise Violation("C8", f"a host of {prop.name} did not end within {WATCHDOG:g} s")
+    return [answers[number] for number in range(prop.threads)]
 
 
 def play_to_end(play: Play) -> Any:
@@ -79,19 +79,19 @@ MATRIX_SIDE = 64
 """Rows and columns of the matrices that delay a device: small, since a simulated one multiplies
 them on the host."""
 MAX_PRODUCTS = 16
-"""How many of them are multiplied at most."""
+"""Maximum number of products."""
 SCRIBBLE = 0xA5
 MAX_REMEMBERED_SIZES = 64
-"""How many sizes of dropped memory `churn` writes over."""
+"""How many sizes of dropped memory `scribble_freed_memory` overwrites."""
 
 
 @dataclass
 class DeviceEnvironment:
-    """What a real device does for its bench.
+    """What a real device does for the context of a rank.
 
     Attributes:
         accelerator: the device.
-        schedule: what delays are taken from.
+        schedule: bytes that delays are taken from.
         fabric: the rank's connection to the others, if there are any.
         purpose_prefix: of the purposes that this case opens communicators for.
         store_pid: the process that holds the store, where it may be ended.
@@ -108,7 +108,7 @@ class DeviceEnvironment:
     delays_drawn: int = 0
 
     def empty(self, nbytes: int) -> Tensor:
-        """Memory of the device, scribbled before anybody else can write to it."""
+        """Memory of the device, overwritten before any other stream can write to it."""
         self.allocated_sizes = [*self.allocated_sizes[1 - MAX_REMEMBERED_SIZES :], nbytes]
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
         return sync_current_stream(flat.fill_(SCRIBBLE))
@@ -133,7 +133,7 @@ class DeviceEnvironment:
             sync_current_stream(block)
 
     def hold(self, stream: Stream) -> Callable[[], None]:
-        """By a stream lock that nobody has signalled yet."""
+        """Holds it by a stream lock that was not signalled yet."""
         lock = self.accelerator.stream_lock(WAIT_TIMEOUT)
         lock.acquire(stream)
         return lambda: lock.signal(lock.epoch)
@@ -170,7 +170,7 @@ class DeviceEnvironment:
             time.sleep(POLL_INTERVAL)
 
     def pause(self, seconds: float) -> None:
-        """Stopped by somebody who then lets it go on."""
+        """Stopped by another process, which then lets it continue."""
         script = f"kill -STOP {os.getpid()}; sleep {seconds:g}; kill -CONT {os.getpid()}"
         subprocess.run(["/bin/sh", "-c", script], check=True)
 
@@ -188,10 +188,10 @@ def _multiply(device: torch.device, count: int) -> None:
 
 
 class SteeredEnvironment(DeviceEnvironment):
-    """Those of a device whose schedule was chosen before the case began."""
+    """The environment of a device whose schedule was chosen before the case began."""
 
     def inject_delay(self, stream: Stream) -> None:
-        """Nothing to do: the schedule disturbs enough."""
+        """Does nothing: the schedule already varies the interleaving."""
 
 
 class DeviceSubject:
@@ -199,7 +199,7 @@ class DeviceSubject:
 
     Args:
         backend: of the device.
-        steer: given the schedule of each case before it is played, where the device has one that
+        steer: receives the schedule of each case before it is played, where the device has one that
             can be chosen; else the schedule is what delays are taken from.
     """
 
@@ -220,7 +220,7 @@ class DeviceSubject:
         """As declared; one rank."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
+    def play(self, prop: Property, case: Case) -> str | None:
         """On the device, as it schedules itself or as the case says.
 
         Raises `UsageError` where the device cannot be steered; that breaks no clause.
@@ -229,32 +229,32 @@ class DeviceSubject:
             self._steer(case.schedule)
         try:
             with closing(open_for_rank(self._backend, 0)) as accelerator:
-                return compare_answers(claim, case, self._answers(claim, case, accelerator))
+                return compare_answers(prop, case, self._answers(prop, case, accelerator))
         except Exception as error:
-            raise to_violation(claim, error) from error
+            raise to_violation(prop, error) from error
 
-    def _answers(self, claim: Property, case: Case, accelerator: Accelerator) -> list[object]:
-        kind = DeviceEnvironment if self._steer is None else SteeredEnvironment
-        around = kind(accelerator, case.schedule)
-        return play_on_device(claim, case, self._backend, around)
+    def _answers(self, prop: Property, case: Case, accelerator: Accelerator) -> list[object]:
+        environment_type = DeviceEnvironment if self._steer is None else SteeredEnvironment
+        environment = environment_type(accelerator, case.schedule)
+        return play_on_device(prop, case, self._backend, environment)
 
     def close(self) -> None:
         """Nothing is held between cases."""
 
 
 def play_on_device(
-    claim: Property, case: Case, backend: Backend, around: DeviceEnvironment
+    prop: Property, case: Case, backend: Backend, environment: DeviceEnvironment
 ) -> list[object]:
-    """The answers of the hosts of a rank that needs no fabric."""
-    bench = RankContext(
+    """The answers of the threads of a rank that needs no fabric."""
+    ctx = RankContext(
         rank=0,
         size=1,
         thread=0,
         backend=backend,
-        accelerator=around.accelerator,
+        accelerator=environment.accelerator,
         fabric=None,
         deadline=WAIT_TIMEOUT,
         timeout=WAIT_TIMEOUT,
-        environment=around,
+        environment=environment,
     )
-    return play_threads(claim, case, bench)
+    return play_threads(prop, case, ctx)

@@ -1,9 +1,9 @@
-"""The process that rank processes are copies of: imports their module, and forks on request.
+"""The process that rank processes are forked from: imports their module, forks on request.
 
 A request is a verb and a process id over the socket that is its standard input, with the three
-standard descriptors of the copy where one is to be made. It imports no backend: what those start
-or open when they are imported might not survive a fork. Copies share what an interpreter draws
-once, such as the seed of its hashes.
+standard descriptors of the new process where one is to be forked. It imports no backend: what
+those start or open at import might not survive a fork. Forked processes share what an interpreter
+draws once, such as the seed of its hashes.
 """
 
 import gc
@@ -21,22 +21,22 @@ from equipoise.hal.conformance.executors.worker_process import die_with_parent
 
 RequestKind: TypeAlias = bytes
 FORK: RequestKind = b"f"
-"""Make a copy; the answer is its process id."""
+"""Fork; the answer is the process id."""
 WAIT: RequestKind = b"w"
-"""How has that copy ended? The answer is its exit status, or `RUNNING`."""
+"""Poll a fork; the answer is its exit status, or `RUNNING`."""
 REQUEST = struct.Struct("!ci")
 PID = struct.Struct("!i")
 RUNNING = 1 << 20
-"""No exit status."""
+"""Larger than any exit status."""
 TASKS = "/proc/self/task"
 
 
 def main() -> None:
     """Serve until the driver closes the socket. The command line: a module, its arguments."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears it, and decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles it, and ends us
     import_module(sys.argv[1])
-    # What is there by now stays: collections in copies look at what is new, and copy no pages.
+    # Freeze what was imported: garbage collections in forks then write to no shared page.
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=os.dup(0)) as driver:
@@ -55,7 +55,7 @@ def _poll_exit_status(pid: int) -> int:
 
 
 def _fork(driver: socket.socket, descriptors: Sequence[int]) -> int:
-    """Fork, or start an interpreter afresh where an import has started threads: none survives."""
+    """Fork, or start a new interpreter where an import has started threads, which a fork loses."""
     become = _run if len(os.listdir(TASKS)) == 1 else _exec
     pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
-"""The executor for ranks that the communicator's own launcher started: this process is one of them.
+"""Plays cases on ranks that the communicator's own launcher started, this process included.
 
-Rank 0 owns hypothesis and is a rank itself. It broadcasts each order through the control plane of
-a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the answers before
-the next order. Only ballots are used for that, so nothing that is under test has to work for it.
+Rank 0 runs hypothesis and is a rank itself. It broadcasts each request through the control plane of
+a fabric of all ranks, every rank that is named in it obeys, and rank 0 collects the replies before
+the next request. Only ballots are used for that, so nothing under test has to work for it.
 """
 
 import json
@@ -34,11 +34,11 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, Unsupported, Violation
 
 REQUEST_POLL_TIMEOUT = 2.0
-"""Seconds of one wait for the next order."""
+"""Seconds of one wait for the next request; between waits a rank checks that rank 0 lives."""
 SILENT = 15
-"""Waits in a row at which rank 0 must be found lost before its ranks give up."""
+"""Consecutive waits that must find rank 0 lost before a rank gives up: a heartbeat may be late."""
 REPLY_GRACE = 10.0
-"""Seconds beyond the watchdog of an order that its answer may take to arrive."""
+"""Seconds beyond the watchdog of a request that its reply may take to arrive."""
 
 
 class LaunchedRankGroup:
@@ -47,7 +47,7 @@ class LaunchedRankGroup:
     Args:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
-        where: what `CommunicatorBackend.joined` gave rank 0.
+        where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
     """
 
     def __init__(self, backend: str, communicator: str, where: Rendezvous) -> None:
@@ -57,7 +57,7 @@ class LaunchedRankGroup:
         self._count = 0
 
     def open_store(self) -> RendezvousHost:
-        """A further store in this process."""
+        """Open another store in this process."""
         return self._communicator.host()
 
     def open_disposable_store(self) -> DisposableStore:
@@ -79,7 +79,7 @@ class LaunchedRankGroup:
         raise Unsupported(f"ranks {sorted(ranks)} were started by the communicator's launcher")
 
     def close(self) -> None:
-        """Let the others go; the store may end with this rank, so they have to have heard it."""
+        """Dismiss the other ranks and wait for their replies: the store may end with this rank."""
         self._broadcast({"orders": {}, "end": True})
         with suppress(Violation, ControlPlaneLost):
             self._collect(set(range(1, self._fabric.control.size)), REPLY_GRACE)
@@ -94,11 +94,11 @@ class LaunchedRankGroup:
         if not others:
             return {}
         try:
-            told = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
+            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
         except BallotIncomplete as incomplete:
             missing = ", ".join(map(str, incomplete.missing))
             raise Violation("C8", f"no answer at all from rank(s) {missing}") from incomplete
-        return dict(zip(others, map(json.loads, told), strict=True))
+        return dict(zip(others, map(json.loads, replies), strict=True))
 
 
 class LaunchedSubject(MultiRankSubject):
@@ -107,7 +107,7 @@ class LaunchedSubject(MultiRankSubject):
     Args:
         backend: the accelerator backend by name, or PACKAGE:OBJECT.
         communicator: the communicator backend, likewise.
-        where: what `CommunicatorBackend.joined` gave rank 0.
+        where: what `CommunicatorBackend.launcher_rendezvous` returned on rank 0.
         deadlines: seconds that an operation may last, by pace.
     """
 
@@ -127,16 +127,16 @@ class LaunchedSubject(MultiRankSubject):
 def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
     """Be a rank other than 0, until rank 0 says that this is the end.
 
-    Raises `ControlPlaneLost` when rank 0, or the store, is gone before it has said so.
+    Raises `ControlPlaneLost` when rank 0 or the store ends without dismissing this rank.
     """
-    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
     fabric = registry.communicator(communicator).connect(where)
     try:
         count = 1
         while "end" not in (line := _next_request(fabric.control, f"order/{count}")):
             if str(where.rank) in line["orders"]:
                 answer = handle_with_timeout(
-                    seat, line["orders"][str(where.rank)], line["watchdog"]
+                    worker, line["orders"][str(where.rank)], line["watchdog"]
                 )
                 fabric.control.cast(f"answer/{count}", json.dumps(answer).encode())
             count += 1
@@ -145,14 +145,14 @@ def serve_rank(backend: str, communicator: str, where: Rendezvous) -> None:
         fabric.close()
 
 
-def handle_with_timeout(seat: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
-    """The answer; after `watchdog` seconds a fault that quotes the stack of whoever makes it.
+def handle_with_timeout(worker: RankWorker, order: RankRequest, watchdog: float) -> RankReply:
+    """Handle a request; after `watchdog` seconds reply with a fault that quotes the stack.
 
-    Nobody can end a rank of a foreign launcher without ending them all. So what hangs is left
-    behind in a thread of its own, and the rank goes on without it.
+    Ending one rank of a foreign launcher would end all. So each request runs in its own thread,
+    and the rank abandons a thread that hangs and continues.
     """
     answers: list[RankReply] = []
-    thread = threading.Thread(target=lambda: answers.append(seat.handle(order)), daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(worker.handle(order)), daemon=True)
     thread.start()
     thread.join(watchdog)
     if answers:
@@ -163,7 +163,7 @@ def handle_with_timeout(seat: RankWorker, order: RankRequest, watchdog: float) -
 
 
 def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
-    """The next order, however long it takes, while rank 0 lives."""
+    """Wait for the next request, as long as rank 0 lives."""
     silent = 0
     while silent < SILENT:
         try:

@@ -1,7 +1,8 @@
-"""What a process holds of the operating system (clause R1)."""
+"""What a process holds of the operating system, and what it has leaked (clause R1)."""
 
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,21 +12,21 @@ from pathlib import Path
 from equipoise.hal.errors import Violation
 
 SETTLE_TIMEOUT = 5.0
-"""Seconds that threads and connections get to end after everything was closed."""
+"""Seconds that threads and connections may take to end after everything was closed."""
 POLL_INTERVAL = 0.01
 MAX_MEMORY_GROWTH = 128 << 20
-"""Bytes that the memory of a process may grow by over all of its cases."""
+"""Bytes that a process may grow by over all its cases: allocators and caches keep some."""
 SHM_PREFIX = "/dev/shm/"
 
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """What a process holds.
+    """Resources of a process.
 
     Attributes:
-        thread_names: of each thread.
-        descriptor_targets: what each descriptor leads to; of those without a name only the kind.
-        memory: bytes that are resident.
+        thread_names: name of each thread, as Python calls it if Python knows the thread.
+        descriptor_targets: file of each descriptor; for those without a name the kind.
+        memory: resident bytes.
         shm_names: names in shared memory.
     """
 
@@ -45,11 +46,12 @@ class ProcessUsage:
         return len(self.descriptor_targets)
 
     def excess_over(self, base: "ProcessUsage") -> str:
-        """What it holds beyond `base`, in words; empty when it holds no more."""
+        """What it holds beyond `base`, as text; empty when it holds no more."""
+        threads = _more(self.thread_names, base.thread_names)
+        descriptors = _more(self.descriptor_targets, base.descriptor_targets)
         counts = {
-            f"threads ({_more(self.thread_names, base.thread_names)})": self.threads - base.threads,
-            f"descriptors ({_more(self.descriptor_targets, base.descriptor_targets)})": self.descriptors
-            - base.descriptors,
+            f"threads ({threads})": self.threads - base.threads,
+            f"descriptors ({descriptors})": self.descriptors - base.descriptors,
             "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
@@ -57,17 +59,19 @@ class ProcessUsage:
 
 
 def _more(now: Iterable[str], before: Iterable[str]) -> str:
-    """What there is more of, and how often."""
+    """What there is more of, with counts."""
     found = Counter(now) - Counter(before)
     return ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
 
 
 def process_usage() -> ProcessUsage:
-    """What this process holds now."""
+    """Measure this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    tasks = map(_text, Path("/proc/self/task").glob("*/comm"))
+    # Up to CPython 3.13 the system calls every thread of Python's by the name of the process.
+    known = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    tasks = {path.parent.name: _text(path) for path in Path("/proc/self/task").glob("*/comm")}
     return ProcessUsage(
-        thread_names=tuple(name for name in tasks if name),
+        thread_names=tuple(known.get(task, name) for task, name in tasks.items() if name),
         descriptor_targets=tuple(
             name for name in map(_target, os.listdir("/proc/self/fd")) if name
         ),
@@ -77,7 +81,7 @@ def process_usage() -> ProcessUsage:
 
 
 def _text(path: Path) -> str:
-    """What stands there; nothing when it is gone by now."""
+    """Contents of the file; empty when it no longer exists."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -85,7 +89,7 @@ def _text(path: Path) -> str:
 
 
 def _target(descriptor: str) -> str:
-    """A name, or a kind such as socket; nothing for the descriptor that this listing needed."""
+    """A name, or a kind such as socket; empty for the descriptor of the listing itself."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")[0]
     except OSError:
@@ -99,9 +103,9 @@ def all_threads_stopped(pid: int) -> bool:
 
 @dataclass
 class LeakDetector:
-    """Compares what a process holds at rest with what it held when it first was at rest.
+    """Compares the resources of an idle process with those when it was idle first.
 
-    The first use of everything stays out of the account: libraries start threads once for all.
+    The first use of everything is part of the baseline: libraries start threads once for all.
     """
 
     measure: Callable[[], ProcessUsage] = process_usage
@@ -110,15 +114,15 @@ class LeakDetector:
     _growth_expected: bool = False
 
     def note_shm_names(self) -> None:
-        """Take down the names in shared memory, while they are in use."""
+        """Record the names in shared memory, while they are in use."""
         self.seen_shm_names |= self.measure().shm_names
 
     def expect_growth(self) -> None:
-        """A case of real sizes was played: what allocators keep of it for later is no leak."""
+        """Accept memory growth of a case with real sizes: allocators keep memory for reuse."""
         self._growth_expected = True
 
     def check_released(self, patience: float = SETTLE_TIMEOUT) -> None:
-        """To be called when everything was closed. Raises `Violation` of R1."""
+        """Compare with the baseline, after everything was closed. Raises `Violation` of R1."""
         if self.baseline is None:
             gc.collect()
             self.baseline = self.measure()
@@ -131,7 +135,7 @@ class LeakDetector:
             self._growth_expected = False
         expiry = time.monotonic() + patience
         while excess := self._excess(self.baseline):
-            late = time.monotonic() >= expiry  # asked first: a collection may take seconds
+            late = time.monotonic() >= expiry  # before collecting, which may take seconds
             gc.collect()  # an error and the frames it came through hold each other
             if late and (excess := self._excess(self.baseline)):
                 raise Violation("R1", f"after everything was closed there are {excess}")
@@ -144,7 +148,7 @@ class LeakDetector:
 
 
 def _state(stat: Path) -> str:
-    """One letter; "X" when the thread is gone by now."""
+    """One letter; "X" when the thread has ended by now."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:

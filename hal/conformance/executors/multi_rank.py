@@ -1,7 +1,7 @@
-"""A subject of several ranks, each in a process of its own: who starts them is another's business.
+"""Plays cases on several ranks, each in its own process; a `RankGroup` starts them.
 
-This side owns hypothesis. Every order goes to the ranks it concerns, and all their answers are
-there before the next one, so that a rank which fails strands nobody.
+This side runs hypothesis. Every request goes to the ranks that it concerns, and all their replies
+are collected before the next one, so a rank that fails strands no other.
 """
 
 import logging
@@ -22,29 +22,29 @@ from equipoise.hal.errors import Violation
 LOG = logging.getLogger(__name__)
 GROUP_SIZES = (1, 2, 3, 4, 5, 8)
 DEADLINES: Mapping[DeadlineLength, float] = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
-"""Seconds that an operation may last; a brisk one at least."""
+"""Seconds that an operation may last; the minimum for short deadlines."""
 OPEN_TIMES_PER_DEADLINE = 10.0
-"""A brisk deadline is so many times what it takes to open a communicator: that has to be possible
-where deadlines strike, and some libraries take seconds for it."""
+"""A short deadline is this many times what opening a communicator takes: opening must be possible
+within it, and some libraries need seconds for it."""
 RETRY_DEADLINE_FACTOR = 3.0
-"""A brisk case that fails is played once more with a deadline so many times as long."""
+"""A failing case with a short deadline is replayed once with a deadline this many times as long."""
 TIME_INDEPENDENT_CLAUSES = ("C8", "R1")
 """Clauses that are not broken for want of time: a rank that does not answer had `WATCHDOG` seconds
 more, and what is left over in the end is counted."""
 MAX_DEADLINE_RATIO = 2.0
-"""A fabric serves later cases, too, unless its deadline is so many times longer than they need."""
+"""A fabric serves later cases too, unless its deadline is this many times longer than they need."""
 WATCHDOG = 25.0
 """Seconds beyond the deadline that a rank may take to answer."""
 
 
 @dataclass(frozen=True)
 class GatherOptions:
-    """How to wait for the answers to an order.
+    """How to wait for the replies to a request.
 
     Attributes:
         watchdog: seconds that a rank may take.
-        expected_exits: ranks whose end is due, and whose answers nobody awaits.
-        on_exit: told of every rank that ends.
+        expected_exits: ranks that are expected to end, and whose answers are not awaited.
+        on_exit: called for every rank that ends.
     """
 
     watchdog: float
@@ -53,7 +53,7 @@ class GatherOptions:
 
 
 class RankStore(Protocol):
-    """Where ranks meet; a `RendezvousHost` is one."""
+    """A store where ranks meet; a `RendezvousHost` is one."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -61,52 +61,52 @@ class RankStore(Protocol):
         ...
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Tell the ranks that `rank` is gone."""
+        """Tell the ranks that `rank` is lost."""
         ...
 
     def close(self) -> None:
-        """Give the port back."""
+        """Stop the store and release its port."""
         ...
 
 
 class DisposableStore(RankStore, Protocol):
-    """One that a case may end."""
+    """A store that a case may end."""
 
     @property
     def pid(self) -> int:
-        """The process that holds it, and nothing else."""
+        """The process that holds only this store."""
         ...
 
 
 class RankGroup(Protocol):
-    """Ranks that obey orders."""
+    """The rank processes of a subject."""
 
     def open_store(self) -> RankStore:
-        """A store at which some of them can meet."""
+        """Open a store where ranks can meet."""
         ...
 
     def open_disposable_store(self) -> DisposableStore:
-        """One that they may end; one at a time. Raises `Unsupported` where that cannot be."""
+        """Open a store that a case may end; one at a time. Raises `Unsupported`."""
         ...
 
     def request(
         self, orders: Mapping[int, RankRequest], call: GatherOptions
     ) -> dict[int, RankReply]:
-        """What the ranks answer. Raises `Violation` when one of them ends, or does not answer."""
+        """Send requests and return the replies. Raises `Violation` when a rank ends or hangs."""
         ...
 
     def replace(self, ranks: Collection[int]) -> None:
-        """These have played to their end: others take their places."""
+        """Replace ranks that a case has ended."""
         ...
 
     def close(self) -> None:
-        """Dismiss everybody; bounded."""
+        """Dismiss all ranks, within a bounded time."""
         ...
 
 
 @dataclass(frozen=True)
 class _OpenFabric:
-    """A fabric, open on these ranks; `size` were there when it was opened."""
+    """A fabric that is open on `ranks`; it was opened on `size` ranks."""
 
     name: str
     store: RankStore
@@ -131,15 +131,15 @@ class _OpenFabric:
 class MultiRankSubject:
     """Plays cases on the first ranks of a rank_group.
 
-    A fabric is kept over the cases of one size and one pace, and replaced after a violation. The
-    cases of a property that breaks things have fabrics of their own, and no other is open beside
-    them: so that what the survivors still hold afterwards can be measured (clause R1).
+    A fabric is kept over the cases of one size and one deadline, and replaced after a violation.
+    Each case of a property that breaks things has its own fabric, and no other is open then, so
+    that the resources of the survivors can be measured afterwards (clause R1).
 
     Args:
         name: of the subject.
         traits: as declared; sizes up to the number of ranks.
         rank_group: the ranks; closed with the subject.
-        deadlines: seconds that an operation may last, by pace.
+        deadlines: seconds that an operation may last, by length of the deadline.
     """
 
     def __init__(
@@ -171,36 +171,36 @@ class MultiRankSubject:
         """What properties may ask of it."""
         return self._traits
 
-    def play(self, claim: Property, case: Case) -> str | None:
-        """On the first `case.program.size` ranks. Raises also `UsageError`, as `refer` does."""
-        reference = property_reference(claim)
+    def play(self, prop: Property, case: Case) -> str | None:
+        """Play on the first `case.program.size` ranks. Raises `UsageError` without a reference."""
+        reference = property_reference(prop)
         while True:
             try:
-                return compare_answers(claim, case, self._play_case(claim, case, reference))
+                return compare_answers(prop, case, self._play_case(prop, case, reference))
             except Exception as error:
                 self._close_fabrics_quietly()
-                if not self._retry_with_longer_deadline(claim, error):
-                    raise to_violation(claim, error) from error
+                if not self._retry_with_longer_deadline(prop, error):
+                    raise to_violation(prop, error) from error
 
     def close(self) -> None:
         """End every rank, and every store."""
         self._close_fabrics_quietly()
         self._rank_group.close()
 
-    def _play_case(self, claim: Property, case: Case, reference: str) -> list[Any]:
-        """What all hosts observed; None for those of ranks that were lost."""
-        if claim.lost_ranks is None:
-            stage = self._fabric_for(claim, case)
-            return self._ask(claim, stage, self._play_request(case, stage, reference), frozenset())
-        self._deadline_for(claim)  # while others may still be open
+    def _play_case(self, prop: Property, case: Case, reference: str) -> list[Any]:
+        """What all threads observed; None for those of lost ranks."""
+        if prop.lost_ranks is None:
+            stage = self._fabric_for(prop, case)
+            return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
+        self._deadline_for(prop)  # measures on an open fabric, so before all are closed
         self._close_all_fabrics()
-        stage, lost = self._fabric_for(claim, case), claim.lost_ranks(case.program)
-        told = self._ask(claim, stage, self._play_request(case, stage, reference), lost)
-        self._close_fabric((stage.size, claim.deadline))
+        stage, lost = self._fabric_for(prop, case), prop.lost_ranks(case.program)
+        replies = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
+        self._close_fabric((stage.size, prop.deadline))
         survivors = stage.without(lost)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
         answers_or_raise("R1", self._request(orders, survivors.gather_options()))
-        return told
+        return replies
 
     def _play_request(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
         self._played += 1
@@ -213,33 +213,33 @@ class MultiRankSubject:
         }
 
     def _ask(
-        self, claim: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
+        self, prop: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
     ) -> list[Any]:
-        """What all hosts observed; None for those of ranks that were lost."""
+        """What all threads observed; None for those of lost ranks."""
         replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost))
         if lost:
             self._rank_group.replace(lost)
-            self._fabrics[stage.size, claim.deadline] = stage.without(lost)
-        told, absent = answers_or_raise(claim.clauses[0], replies), [None] * claim.threads
-        return [answer for rank in range(stage.size) for answer in told.get(rank, absent)]
+            self._fabrics[stage.size, prop.deadline] = stage.without(lost)
+        answers, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
+        return [answer for rank in range(stage.size) for answer in answers.get(rank, absent)]
 
-    def _fabric_for(self, claim: Property, case: Case) -> _OpenFabric:
-        """The fabric for so many ranks and that pace; opened if there is none."""
-        key = case.program.size, claim.deadline
-        deadline = self._deadline_for(claim)
+    def _fabric_for(self, prop: Property, case: Case) -> _OpenFabric:
+        """The fabric for that many ranks and that deadline; opened if there is none."""
+        key = case.program.size, prop.deadline
+        deadline = self._deadline_for(prop)
         if (
             key in self._fabrics
             and not deadline <= self._fabrics[key].deadline <= MAX_DEADLINE_RATIO * deadline
         ):
             self._close_fabric(key)
         if key not in self._fabrics:
-            host, holder = self._open_store(claim)
-            self._open_fabric(claim, key, deadline, host, holder)
+            host, holder = self._open_store(prop)
+            self._open_fabric(prop, key, deadline, host, holder)
         return self._fabrics[key]
 
     def _open_fabric(
         self,
-        claim: Property,
+        prop: Property,
         key: tuple[int, DeadlineLength],
         deadline: float,
         host: RankStore,
@@ -255,71 +255,71 @@ class MultiRankSubject:
         replies = self._request(
             {rank: stage.open_request(rank) for rank in stage.ranks}, stage.gather_options()
         )
-        answers_or_raise(claim.clauses[0], replies)
+        answers_or_raise(prop.clauses[0], replies)
         return stage
 
-    def _deadline_for(self, claim: Property) -> float:
-        """Of a fabric for that property, in seconds."""
-        deadline = self._deadlines[claim.deadline]
-        if claim.deadline is not DeadlineLength.SHORT:
+    def _deadline_for(self, prop: Property) -> float:
+        """Seconds of deadline of a fabric for that property."""
+        deadline = self._deadlines[prop.deadline]
+        if prop.deadline is not DeadlineLength.SHORT:
             return deadline
-        stretch = RETRY_DEADLINE_FACTOR if claim.name in self._retried - self._failed else 1.0
-        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(claim))
+        stretch = RETRY_DEADLINE_FACTOR if prop.name in self._retried - self._failed else 1.0
+        return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(prop))
 
-    def _retry_with_longer_deadline(self, claim: Property, error: Exception) -> bool:
-        """Whether a case that failed is to be played again, with a longer deadline.
+    def _retry_with_longer_deadline(self, prop: Property, error: Exception) -> bool:
+        """Whether a case that failed is played again, with a longer deadline.
 
-        On a busy machine an operation may miss a brisk deadline that would have ended well. Once a
-        property: what goes wrong for another reason fails again, in this case or in a later one.
+        On a busy machine an operation that would have ended well may miss a short deadline. Once a
+        property: a failure for another reason shows again, in this case or in a later one.
         """
-        if claim.deadline is not DeadlineLength.SHORT or claim.name in self._failed:
+        if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed:
             return False
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
-        if claim.name in self._retried:
-            # Shrinking plays many that fail, and need not wait so long.
-            self._failed.add(claim.name)
+        if prop.name in self._retried:
+            # Shrinking plays many failing cases, which need not wait that long.
+            self._failed.add(prop.name)
             return False
-        self._retried.add(claim.name)
+        self._retried.add(prop.name)
         self._open_time = ("", 0.0)
         LOG.warning(
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
             "long, in case the machine was only too busy: %s",
-            claim.name,
+            prop.name,
             RETRY_DEADLINE_FACTOR,
             " ".join(str(error).split()),
         )
         return True
 
-    def _slowest_open_time(self, claim: Property) -> float:
+    def _slowest_open_time(self, prop: Property) -> float:
         """Seconds that the slowest of all ranks needs to open a communicator.
 
-        Gauged anew for each property: a machine may be busier than it was before.
+        Measured again for each property: the machine may be busier than before.
         """
-        if self._open_time[0] != claim.name:
+        if self._open_time[0] != prop.name:
             key = max(self._traits.group_sizes), DeadlineLength.LONG
             stage, fresh = self._fabrics.get(key), key not in self._fabrics
             if stage is None:
                 deadline = self._deadlines[DeadlineLength.LONG]
-                stage = self._open_fabric(claim, key, deadline, self._rank_group.open_store(), None)
+                stage = self._open_fabric(prop, key, deadline, self._rank_group.open_store(), None)
             self._open_measurements += 1
             order = {"do": "gauge", "fabric": stage.name, "number": self._open_measurements}
             replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options())
-            told = answers_or_raise(claim.clauses[0], replies)
+            answers = answers_or_raise(prop.clauses[0], replies)
             if fresh:
                 self._close_fabric(key)
-            self._open_time = claim.name, max(float(seconds) for (seconds,) in told.values())
+            self._open_time = prop.name, max(float(seconds) for (seconds,) in answers.values())
         return self._open_time[1]
 
-    def _open_store(self, claim: Property) -> tuple[RankStore, int | None]:
-        """Where the ranks can meet, and the process that holds it if it may be ended."""
-        if not claim.ends_store:
+    def _open_store(self, prop: Property) -> tuple[RankStore, int | None]:
+        """A store for the ranks, and the id of its process if it may be ended."""
+        if not prop.ends_store:
             return self._rank_group.open_store(), None
         expendable = self._rank_group.open_disposable_store()
         return expendable, expendable.pid
 
     def _close_fabrics_quietly(self) -> None:
-        """Close all fabrics; what goes wrong now follows from what is being reported."""
+        """Close all fabrics; errors now are consequences of the one being reported."""
         while self._fabrics:
             with suppress(Violation):
                 self._close_fabric(next(iter(self._fabrics)))
@@ -329,7 +329,7 @@ class MultiRankSubject:
             self._close_fabric(key)
 
     def _close_fabric(self, key: tuple[int, DeadlineLength]) -> None:
-        """Close a fabric on every rank that still has it."""
+        """Close a fabric on every rank where it is open."""
         stage = self._fabrics.pop(key)
         try:
             order = {"do": "close", "fabric": stage.name}
@@ -344,14 +344,14 @@ class MultiRankSubject:
     ) -> dict[int, RankReply]:
         try:
             return self._rank_group.request(orders, call)
-        except Violation:  # the ranks are gone, and their fabrics with them
+        except Violation:  # the ranks have ended, and their fabrics with them
             while self._fabrics:
                 self._fabrics.popitem()[1].store.close()
             raise
 
 
 def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int, list[Any]]:
-    """What each rank observed. Raises the worst fault, of `clause` where it names none."""
+    """What each rank observed. Raises the worst fault, of `clause` if the fault names none."""
     faults = sorted(
         (rating, rank, named or clause, text)
         for rank, reply in replies.items()

@@ -1,4 +1,4 @@
-"""The executor for ranks as processes of this machine, which the suite itself starts."""
+"""Plays cases on rank processes that the suite itself starts on this machine."""
 
 from collections.abc import Collection, Mapping
 
@@ -18,24 +18,24 @@ from equipoise.hal.conformance.property import DeadlineLength, Traits
 START_TIMEOUT = 60.0
 """Seconds that a process may take to import everything."""
 STORE_WORKER = -1
-"""What stands in the place of a rank for the process that holds a store."""
+"""The rank number of the process that holds a store."""
 RANK_WORKER_MODULE = "equipoise.hal.conformance.executors.rank_worker"
 
 
 class _StoreProcess:
     """A store in a process of its own: a member of the crew that is no rank."""
 
-    def __init__(self, crew: WorkerPool) -> None:
-        self._pool = crew
-        crew.start([STORE_WORKER])
-        crew.send({STORE_WORKER: {"do": "hold"}})
-        told = crew.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
-        name, port = answers_or_raise("C6", told)[STORE_WORKER]
-        self.pid: int = crew.workers[STORE_WORKER].pid
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        pool.start([STORE_WORKER])
+        pool.send({STORE_WORKER: {"do": "hold"}})
+        replies = pool.gather([STORE_WORKER], (), START_TIMEOUT, lambda _rank, _how: None)
+        name, port = answers_or_raise("C6", replies)[STORE_WORKER]
+        self.pid: int = pool.workers[STORE_WORKER].pid
         self.address: tuple[str, int] = (name, port)
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Nobody: whose store may be gone hears of no rank."""
+        """Does nothing: a store that may have ended is not notified."""
 
     def close(self) -> None:
         """End the process, unless it was ended with all others."""
@@ -79,7 +79,7 @@ class ProcessRankGroup:
         self._pool.close()
 
     def _start(self, ranks: Collection[int]) -> None:
-        """Importing takes longer than a brisk deadline: nobody is told to meet anybody before."""
+        """Wait until all have imported: that takes longer than a short deadline of a rendezvous."""
         self._pool.start(ranks)
         self._pool.send({rank: {"do": "greet"} for rank in ranks})
         self._pool.gather(ranks, (), START_TIMEOUT, lambda _rank, _how: None)

@@ -1,4 +1,4 @@
-"""Properties by reference: how a rank in another process finds the one that is to be played."""
+"""Refers to a property by name, so that a rank in another process can find it."""
 
 import sys
 from importlib import import_module
@@ -9,22 +9,22 @@ from equipoise.hal.conformance.property import Property
 from equipoise.hal.errors import UsageError
 
 
-def property_reference(claim: Property) -> str:
+def property_reference(prop: Property) -> str:
     """PACKAGE:OBJECT where the module of its play names it, else FAMILY/NAME in the suite.
 
     Raises `UsageError` when it is neither: then no other process can find it.
     """
-    module = claim.play.__module__
+    module = prop.play.__module__
     for name, found in vars(sys.modules[module]).items():
-        if found is claim:
+        if found is prop:
             return f"{module}:{name}"
-    if claim.family in FAMILIES and any(claim is known for known in suite.family(claim.family)):
-        return f"{claim.family}/{claim.name}"
-    raise UsageError(f"property {claim.name!r} is in no suite, and {module} has no name for it")
+    if prop.family in FAMILIES and any(prop is known for known in suite.family(prop.family)):
+        return f"{prop.family}/{prop.name}"
+    raise UsageError(f"property {prop.name!r} is in no suite, and {module} has no name for it")
 
 
 def resolve_property(reference: str) -> Property:
-    """The property that `refer` was given. Raises `UsageError` when there is none."""
+    """The property of that reference. Raises `UsageError` when there is none."""
     module, colon, name = reference.partition(":")
     try:
         found: object = getattr(import_module(module), name) if colon else _of_suite(reference)
@@ -37,4 +37,4 @@ def resolve_property(reference: str) -> Property:
 
 def _of_suite(reference: str) -> Property:
     family, _, name = reference.partition("/")
-    return {claim.name: claim for claim in suite.family(family)}[name]
+    return {prop.name: prop for prop in suite.family(family)}[name]

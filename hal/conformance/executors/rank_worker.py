@@ -6,7 +6,7 @@ Orders and answers are JSON. Orders: `{"do": "greet"}`,
 `{"do": "gauge", "fabric": NAME, "number": N}`: how many seconds does opening a communicator take?
 `{"do": "close", "fabric": NAME}`, `{"do": "rest"}` when nothing is open any more, and
 `{"do": "hold"}`, to a process that is to hold a store: it answers with the host and the port.
-Answers: `{"answers": [...]}` of the rank's hosts, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
+Replies: `{"answers": [...]}` of the rank's threads, or `{"fault": [BLAME, CLAUSE or null, TEXT]}`.
 """
 
 import sys
@@ -126,15 +126,15 @@ class RankWorker:
         try:
             case = case_from_json(order["case"])
             prefix = f"case{order['number']}/"
-            around = _TrackingEnvironment(
+            environment = _TrackingEnvironment(
                 accelerator, case.schedule, place.fabric, prefix, place.store_pid
             )
-            self._leftovers = around.communicators
-            bench = _rank_context(self._backend, around, place.rendezvous, case)
+            self._leftovers = environment.communicators
+            ctx = _rank_context(self._backend, environment, place.rendezvous, case)
             found = resolve_property(order["property"])
             if found.large:
                 self._leaks.expect_growth()
-            return play_threads(found, case, bench)
+            return play_threads(found, case, ctx)
         finally:
             self._leaks.note_shm_names()
             accelerator.close()
@@ -160,26 +160,26 @@ class RankWorker:
 
 
 def _rank_context(
-    backend: Backend, around: DeviceEnvironment, where: Rendezvous, case: Case
+    backend: Backend, environment: DeviceEnvironment, where: Rendezvous, case: Case
 ) -> RankContext:
     return RankContext(
         rank=where.rank,
         size=case.program.size,
         thread=0,
         backend=backend,
-        accelerator=around.accelerator,
-        fabric=around.fabric,
+        accelerator=environment.accelerator,
+        fabric=environment.fabric,
         deadline=where.deadline,
         timeout=WAIT_TIMEOUT,
-        environment=around,
+        environment=environment,
     )
 
 
 def main() -> None:
     """Serve as a rank of the accelerator and the communicator that the command line names."""
     backend, communicator = sys.argv[1:3]
-    seat = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
-    serve_requests(seat.handle)
+    worker = RankWorker(registry.accelerator(backend), registry.communicator(communicator))
+    serve_requests(worker.handle)
 
 
 if __name__ == "__main__":

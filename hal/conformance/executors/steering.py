@@ -1,4 +1,4 @@
-"""Devices whose schedule can be chosen: who is told the choices of a case."""
+"""Devices whose schedule can be chosen: finds the function that receives a case's choices."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,7 +6,7 @@ from importlib import import_module
 from equipoise.hal.errors import UsageError
 
 Steer = Callable[[bytes], object]
-"""Takes the choices of the next case, one a byte; what it does beyond them is its own business."""
+"""Receives the choices of the next case, one per byte; it decides what follows the last one."""
 
 
 def load_steer(name: str) -> Steer:

@@ -1,8 +1,6 @@
-"""The process that rank processes are copies of, as their driver sees it.
+"""Rank processes as their driver sees them: forked from one server, replaced when broken.
 
-One rank process as its driver sees it.
-
-Rank processes: copied when first needed, used by every case, replaced when broken.
+Each is forked when it is first needed and serves every later case.
 """
 
 import json
@@ -30,23 +28,23 @@ from equipoise.hal.conformance.executors.fork_server import (
 from equipoise.hal.errors import Violation
 
 START_TIMEOUT = 60.0
-"""Seconds that the template may take to answer, by default."""
+"""Seconds that the server may take to answer: importing torch is slow on a busy machine."""
 EXIT_POLL_INTERVAL = 0.005
-"""Seconds between two looks at whether a copy has ended."""
-# torch's store looks up the name of every peer; where a name server drops datagrams now and then,
-# each drop would cost 5 s. Over TCP none is lost. Read at a process's first look-up, so the driver
-# sets it for itself too, where nobody has chosen otherwise.
+"""Seconds between two polls of whether a fork has ended; the server cannot notify."""
+# torch's store looks up the name of every peer; where a name server drops datagrams, a drop costs
+# 5 s. Over TCP none is lost. A process reads the variable at its first look-up, so the driver sets
+# it for itself too, unless the user has set it.
 os.environ.setdefault("RES_OPTIONS", "use-vc")
 
 
 class ForkServer:
-    """A spawned interpreter that imports a module once, and is then copied for every rank.
+    """A spawned interpreter that imports a module once, and is then forked for every rank.
 
-    Importing torch takes a second of processor time, a copy some milliseconds. It imports what its
-    driver imports, and nothing that happens to lie in the working directory.
+    Importing torch takes a second of processor time, a fork some milliseconds. The interpreter uses
+    the `sys.path` of its driver, without the working directory.
 
     Args:
-        command: name of the module, whose `main` a copy runs, then its arguments.
+        command: name of the module whose `main` a fork runs, then its arguments.
         patience: seconds that it may take to answer; before its first answer it imports the module.
     """
 
@@ -80,26 +78,26 @@ class ForkServer:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it can be copied."""
+        """Whether it can be forked."""
         return self._process.poll() is None
 
     def fork(self, stdin: int, stdout: int, stderr: int) -> "ForkedProcess":
-        """A process that runs the module's `main` with these descriptors.
+        """Fork a process that runs the module's `main` with these descriptors.
 
-        Raises `Violation` of E1 when the template has ended.
+        Raises `Violation` of E1 when the server has ended.
         """
         return ForkedProcess(self, self._ask(FORK, 0, [stdin, stdout, stderr]))
 
     def poll(self, pid: int) -> int | None:
-        """The exit status of a copy, negative for a signal; None while it runs. Told once."""
+        """The exit status of a fork, negative for a signal; None while it runs. Returned once."""
         try:
             status = self._ask(WAIT, pid)
         except Violation:
-            return -signal.SIGKILL  # copies end with their template
+            return -signal.SIGKILL  # forks end with their server
         return None if status == RUNNING else status
 
     def close(self) -> None:
-        """End it; copies that still run end with it."""
+        """End it; forks that still run end with it."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -121,7 +119,7 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """One process that was copied; its process id is its own until it was waited for."""
+    """A forked process; its id is not reused before it was waited for."""
 
     def __init__(self, template: ForkServer, pid: int) -> None:
         self._template = template
@@ -131,11 +129,11 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it was found to have ended."""
         if self._status is None:
-            with suppress(ProcessLookupError):  # the template has ended, and so has its copy
+            with suppress(ProcessLookupError):  # the server has ended, and so has its fork
                 os.kill(self.pid, number)
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit status, negative for a signal; None when it still runs after so long."""
+        """Its exit status, negative for a signal; None when it still runs after the timeout."""
         expiry = time.monotonic() + seconds
         while self._status is None:
             self._status = self._template.poll(self.pid)
@@ -156,7 +154,7 @@ STACK_DUMP_TIMEOUT = 2.0
 
 
 class WorkerProcess:
-    """A copy of a template that runs a module which calls `process.serve`."""
+    """A fork of the server that runs a module which calls `worker_process.serve_requests`."""
 
     def __init__(self, template: ForkServer) -> None:
         self._said = b""
@@ -179,11 +177,11 @@ class WorkerProcess:
 
     @property
     def reply_fd(self) -> int:
-        """What the rank's answers come through."""
+        """The descriptor that the rank's answers are read from."""
         return self._answers
 
     def send(self, line: dict[str, Any]) -> None:
-        """Send one line; a rank that is already dead is noticed when its answer is read."""
+        """Send one line; that a rank is already dead shows when its answer is read."""
         left = json.dumps(line).encode() + b"\n"
         try:
             while left:
@@ -192,7 +190,7 @@ class WorkerProcess:
             return
 
     def receive(self) -> dict[str, Any] | None:
-        """Read once; a whole answer, or None. Raises `EOFError` when the rank is gone."""
+        """Read once; returns a whole answer or None. Raises `EOFError` when the rank has ended."""
         part = os.read(self._answers, READ_BYTES)
         if not part:
             raise EOFError
@@ -205,7 +203,7 @@ class WorkerProcess:
         return answer
 
     def exit_reason(self) -> str:
-        """Why it ended, in words; waits for the end, bounded."""
+        """Why it ended, as text; waits for the end, at most `EXIT_TIMEOUT`."""
         code = self._process.wait(EXIT_TIMEOUT)
         if code is None:
             return "has closed its pipe, and does not end"
@@ -213,6 +211,7 @@ class WorkerProcess:
 
     def dump_stacks(self) -> None:
         """End it by a signal at which it writes the stacks of its threads."""
+        # A stopped process handles SIGABRT only once it continues.
         self._process.send_signal(signal.SIGABRT)
         self._process.send_signal(signal.SIGCONT)
         self._process.wait(STACK_DUMP_TIMEOUT)
@@ -224,7 +223,7 @@ class WorkerProcess:
         return self._errors.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill it, stopped or not, and give everything back."""
+        """Kill it, stopped or not, and release its descriptors."""
         self._process.send_signal(signal.SIGKILL)
         try:
             self._process.wait(EXIT_TIMEOUT)
@@ -238,14 +237,14 @@ class WorkerProcess:
 
 
 OnRankExit = Callable[[int, str], None]
-"""Told at once which rank has ended, and how."""
+"""Called at once with the rank that has ended, and how it ended."""
 
 
 class WorkerPool:
-    """Processes by rank. Not for several threads.
+    """Rank processes, by rank. Not thread-safe.
 
     Args:
-        command: what each runs: a module that calls `process.serve`, and its arguments.
+        command: a module that calls `worker_process.serve_requests`, and its arguments.
         patience: seconds that importing the module may take.
     """
 
@@ -256,13 +255,13 @@ class WorkerPool:
         self.workers: dict[int, WorkerProcess] = {}
 
     def start(self, ranks: Collection[int]) -> None:
-        """Start those of these ranks that do not run. Raises `Violation` of E1."""
+        """Start those of `ranks` that do not run. Raises `Violation` of E1."""
         for rank in ranks:
             if rank not in self.workers:
                 self.workers[rank] = self.start_worker()
 
     def start_worker(self) -> WorkerProcess:
-        """One more process, which is no rank; whoever asks ends it. Raises `Violation` of E1."""
+        """Start a process that is no rank; the caller ends it. Raises `Violation` of E1."""
         if self._fork_server is None or not self._fork_server.is_alive():
             self._close_fork_server()
             self._fork_server = ForkServer(self._command, self._patience)
@@ -276,7 +275,7 @@ class WorkerPool:
     def gather(
         self, ranks: Collection[int], lost: Collection[int], watchdog: float, mourn: OnRankExit
     ) -> dict[int, dict[str, Any]]:
-        """One answer of each of `ranks`; nobody waits for those in `lost`, whose end is due.
+        """One answer of each of `ranks`; those in `lost` are expected to end and are not awaited.
 
         Raises:
             Violation: of E1, when another rank ends; of C8, when one does not answer within
@@ -305,7 +304,7 @@ class WorkerPool:
         return answers
 
     def kill(self, ranks: Collection[int]) -> None:
-        """End these; whoever needs as many ranks starts new ones."""
+        """Kill these; `start` replaces them."""
         for rank in ranks:
             self.workers.pop(rank).kill()
 
@@ -333,11 +332,11 @@ class WorkerPool:
     def _timeout_violation(
         self, waiting: Collection[int], watchdog: float, answers: Mapping[int, dict[str, Any]]
     ) -> Violation:
-        """Who does not answer, and where it stands; also what went wrong for those who do."""
+        """Which ranks do not answer, with their stacks, and the errors of those that do."""
         for rank in waiting:
             self.workers[rank].dump_stacks()
         quotes = [f"rank {r}:\n{self.workers[r].stderr_tail()}" for r in sorted(waiting)]
-        faults = {rank: told["fault"] for rank, told in answers.items() if "fault" in told}
+        faults = {rank: reply["fault"] for rank, reply in answers.items() if "fault" in reply}
         quotes += [f"rank {rank} answered: {fault[-1]}" for rank, fault in sorted(faults.items())]
         self._kill_all()
         return Violation("C8", f"no answer within {watchdog:g} s from\n" + "\n".join(quotes))

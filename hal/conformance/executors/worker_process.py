@@ -1,4 +1,4 @@
-"""The side of a rank process that its driver does not see: JSON lines in, JSON lines out."""
+"""The loop of a rank process: JSON lines in, JSON lines out."""
 
 import ctypes
 import faulthandler

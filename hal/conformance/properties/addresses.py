@@ -1,13 +1,7 @@
-"""Properties of family *addresses* about what slots hold: every byte, at its own place.
+"""Family *addresses*: slots stay where they are; verbs write their bytes and no others.
 
-Family *addresses*: slots as long as real experts, stores with hundreds of them.
-
-A copy is made in chunks, a call is packed into a list of so many pairs: each case plays every
-length and every count below.
-
-Property of family *addresses* about bad arguments of the slot verbs.
-
-Family *addresses*: slots stay where they are, hold what they should, and nothing beside them.
+Also bad arguments, slots as long as real experts, and calls with hundreds of slots: a copy is made
+in chunks and a call is packed into lists of limited length, so a case plays many of both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +30,9 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SegmentSpec,
     SlotStoreFixture,
     TrackedSlotStore,
-    shelf,
+    make_slot_store,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import addresses_in_use
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
 from equipoise.hal.conformance.property import Property, Traits
@@ -56,7 +50,7 @@ DTYPES = ("uint8", "int16", *FLOATS)
 OFFSETS = 4
 """Elements at most by which a segment is off the alignment."""
 PADDINGS = 4
-"""Elements at most that a private segment stores behind those that its tensor shows."""
+"""Maximum number of elements that a private segment stores after those of its tensor."""
 SLOT = st.integers(0, SLOTS - 1)
 BUFFER = st.integers(0, STAGING - 1)
 _Checksums = tuple[str, Tensor, list[Tensor]]
@@ -85,26 +79,26 @@ def _parts(dtypes: Sequence[str], offsets: int) -> st.SearchStrategy[Step]:
 def _with_parts(parts: st.SearchStrategy[Step], most: int) -> st.SearchStrategy[Program]:
     """The segments of a slot first, then calls."""
     return st.builds(
-        lambda layout, calls: program([*layout, *calls]),
+        lambda layout, calls: make_program([*layout, *calls]),
         st.lists(parts, min_size=1, max_size=most),
         st.lists(_calls(), min_size=1, max_size=MAX_CALLS),
     )
 
 
-def _segment_specs(found: Program) -> list[SegmentSpec]:
-    rows = [step.args for step in found.steps if step.op == "part"]
+def _segment_specs(program: Program) -> list[SegmentSpec]:
+    rows = [step.args for step in program.steps if step.op == "part"]
     return [SegmentSpec(dtype_named(dtype), int(count), int(off)) for dtype, count, off in rows]
 
 
-def _play_calls(room: TrackedSlotStore, found: Program) -> Play:
+def _play_calls(tracked: TrackedSlotStore, program: Program) -> Play:
     """Every call, then a pack of every slot that was changed."""
-    for number, step in enumerate(found.steps, start=1):
+    for number, step in enumerate(program.steps, start=1):
         if step.op != "part":
-            room.run_step(number, step)
+            tracked.run_step(number, step)
             yield NEXT
-    for slot in room.expected_slots:
-        room.pack(f"slot {slot} as packed in the end", slot)
-    room.fixture.bench.drain()
+    for slot in tracked.expected_slots:
+        tracked.pack(f"slot {slot} as packed in the end", slot)
+    tracked.fixture.ctx.drain()
 
 
 # ----- A1, A4, A6: a slot is its segments ---------------------------------------------------------
@@ -114,20 +108,25 @@ def _segments(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(DTYPES, OFFSETS), 3)
 
 
-def _play_segments(bench: RankContext, found: Program) -> Play:
-    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, _segment_specs(found)))
-    before = _addresses(room.fixture.layout)
-    yield from _play_calls(room, found)
-    after = _addresses(room.fixture.store.layout)
+def _play_segments(ctx: RankContext, program: Program) -> Play:
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, _segment_specs(program)))
+    before = _addresses(tracked.fixture.layout)
+    yield from _play_calls(tracked, program)
+    after = _addresses(tracked.fixture.store.layout)
     require("A1", after == before, f"slots are at {after}, not as they were at {before}")
     require(
-        "A4", room.fixture.guards_intact(), "a byte beside a segment, or beside a blob, was written"
+        "A4",
+        tracked.fixture.guards_intact(),
+        "a byte beside a segment, or beside a blob, was written",
     )
-    for what, blob, due in room.packs:
-        require_equal("A6", blob, due, what)
-    for slot, due in room.expected_slots.items():
+    for what, blob, expected in tracked.packs:
+        require_equal("A6", blob, expected, what)
+    for slot, expected in tracked.expected_slots.items():
         require_equal(
-            "A1", room.fixture.read_slot(slot), due, f"slot {slot} through the layout's own tensors"
+            "A1",
+            tracked.fixture.read_slot(slot),
+            expected,
+            f"slot {slot} through the layout's own tensors",
         )
 
 
@@ -143,15 +142,15 @@ def _floats(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(FLOATS, 0), 1)
 
 
-def _play_floats(bench: RankContext, found: Program) -> Play:
-    parts = _segment_specs(found)
-    room = TrackedSlotStore(
-        shelf(bench, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize
+def _play_floats(ctx: RankContext, program: Program) -> Play:
+    parts = _segment_specs(program)
+    tracked = TrackedSlotStore(
+        make_slot_store(ctx, SLOTS, STAGING, parts), float_bytes=parts[0].dtype.itemsize
     )
-    yield from _play_calls(room, found)
-    for what, blob, due in room.packs:
-        require_equal("A7", blob, due, f"{parts[0].dtype}, {what}")
-    count = room.fixture.store.conversions
+    yield from _play_calls(tracked, program)
+    for what, blob, expected in tracked.packs:
+        require_equal("A7", blob, expected, f"{parts[0].dtype}, {what}")
+    count = tracked.fixture.store.conversions
     require("A7", count == 0, f"{count} conversions between slots of equal strided descriptors")
 
 
@@ -165,21 +164,24 @@ def _private_format_support(traits: Traits) -> str | None:
     return None if declared else "slot_formats"
 
 
-def _play_private(bench: RankContext, found: Program) -> Play:
+def _play_private(ctx: RankContext, program: Program) -> Play:
     """What fills a slot, or is read from it, is its whole storage."""
     parts = [
         SegmentSpec(part.dtype, part.elements, format=SlotFormat.PRIVATE, padding=part.offset)
-        for part in _segment_specs(found)
+        for part in _segment_specs(program)
     ]
-    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, parts))
-    yield from _play_calls(room, found)
-    sums = _issue_checksums(room)
-    bench.drain()
-    for what, blob, due in room.packs:
-        require_equal("A10", blob, due, f"in a private format, padding included, {what}")
-    for slot, due in room.expected_slots.items():
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, parts))
+    yield from _play_calls(tracked, program)
+    sums = _issue_checksums(tracked)
+    ctx.drain()
+    for what, blob, expected in tracked.packs:
+        require_equal("A10", blob, expected, f"in a private format, padding included, {what}")
+    for slot, expected in tracked.expected_slots.items():
         require_equal(
-            "A10", room.fixture.read_slot(slot), due, f"slot {slot}, the storage of its segments"
+            "A10",
+            tracked.fixture.read_slot(slot),
+            expected,
+            f"slot {slot}, the storage of its segments",
         )
     _require_checksums("A10", sums)
 
@@ -197,43 +199,43 @@ def _mappings(_: Traits) -> st.SearchStrategy[Program]:
     mapping = digits.map(lambda sources: "".join(map(str, sources)))
     kinds = st.sampled_from(("each", "shared"))
     step = st.builds(lambda kind, sources: Step(kind, (sources,)), kinds, mapping)
-    return st.lists(step, min_size=1, max_size=3).map(program)
+    return st.lists(step, min_size=1, max_size=3).map(make_program)
 
 
-def _play_mappings(bench: RankContext, found: Program) -> Play:
+def _play_mappings(ctx: RankContext, program: Program) -> Play:
     """Step *each* brings every slot through a staging buffer of its own; in *shared*, slots with
-    one source share a buffer. Digit k of the mapping is the slot whose contents go to slot k."""
-    place = shelf(
-        bench,
+    one source share a buffer. Digit k of the mapping is the slot that slot k is copied from."""
+    fixture = make_slot_store(
+        ctx,
         MAPPED_SLOTS,
         MAPPED_SLOTS,
         [SegmentSpec(torch.uint8, 3), SegmentSpec(torch.int16, 2)],
     )
     for slot in range(MAPPED_SLOTS):
-        place.write([slot], slot + 1, VERB_ROLE)
-    due = list(range(1, MAPPED_SLOTS + 1))
-    for step in found.steps:
+        fixture.write([slot], slot + 1, VERB_ROLE)
+    expected = list(range(1, MAPPED_SLOTS + 1))
+    for step in program.steps:
         sources = [int(digit) for digit in str(step.args[0])]
-        _remap(place, step.op, sources)
-        due = [due[source] for source in sources]
+        _remap(fixture, step.op, sources)
+        expected = [expected[source] for source in sources]
         yield NEXT
-    blob = place.pack(range(MAPPED_SLOTS), VERB_ROLE)
-    bench.drain()
+    blob = fixture.pack(range(MAPPED_SLOTS), VERB_ROLE)
+    ctx.drain()
     held = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
-    wanted = [[version] for version in due]
+    wanted = [[version] for version in expected]
     require("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
 
 
-def _remap(place: SlotStoreFixture, kind: str, sources: list[int]) -> None:
+def _remap(fixture: SlotStoreFixture, kind: str, sources: list[int]) -> None:
     packed = sources if kind == "each" else sorted(set(sources))
-    blob = place.pack(packed, VERB_ROLE)
-    place.keepalive.append(blob)
-    place.store.unpack(blob, range(len(packed)), place.stream(VERB_ROLE))
+    blob = fixture.pack(packed, VERB_ROLE)
+    fixture.keepalive.append(blob)
+    fixture.store.unpack(blob, range(len(packed)), fixture.stream(VERB_ROLE))
     buffers = (
         range(MAPPED_SLOTS) if kind == "each" else [packed.index(source) for source in sources]
     )
-    place.store.commit(
-        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), place.stream(VERB_ROLE)
+    fixture.store.commit(
+        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), fixture.stream(VERB_ROLE)
     )
 
 
@@ -244,43 +246,50 @@ def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
     return _with_parts(_parts(("uint8", "float32"), 0), 3)
 
 
-def _play_checksums(bench: RankContext, found: Program) -> Play:
+def _play_checksums(ctx: RankContext, program: Program) -> Play:
     """Behind each call, the checksums of everything that holds something."""
-    room = TrackedSlotStore(shelf(bench, SLOTS, STAGING, _segment_specs(found)))
+    tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, _segment_specs(program)))
     seen: list[_Checksums] = []
-    for number, step in enumerate(found.steps, start=1):
+    for number, step in enumerate(program.steps, start=1):
         if step.op == "part":
             continue
-        room.run_step(number, step)
-        seen += [(f"step {number}: {what}", out, due) for what, out, due in _issue_checksums(room)]
+        tracked.run_step(number, step)
+        seen += [
+            (f"step {number}: {what}", out, expected)
+            for what, out, expected in _issue_checksums(tracked)
+        ]
         yield NEXT
-    bench.drain()
+    ctx.drain()
     _require_checksums("D4", seen)
 
 
-def _issue_checksums(room: TrackedSlotStore) -> list[_Checksums]:
-    store, found = room.fixture.store, []
+def _issue_checksums(tracked: TrackedSlotStore) -> list[_Checksums]:
+    store, found = tracked.fixture.store, []
     for what, contents, verb in (
-        ("slots", room.expected_slots, store.checksum_slots),
-        ("staging", room.expected_staging, store.checksum_staging),
+        ("slots", tracked.expected_slots, store.checksum_slots),
+        ("staging", tracked.expected_staging, store.checksum_staging),
     ):
         if contents:
             numbers = sorted(contents)
-            out = room.fixture.bench.empty((len(numbers),), torch.int64)
-            verb(numbers, out, room.fixture.stream(VERB_ROLE))
+            out = tracked.fixture.ctx.empty((len(numbers),), torch.int64)
+            verb(numbers, out, tracked.fixture.stream(VERB_ROLE))
             found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return found
 
 
 def _require_checksums(clause: str, seen: Sequence[_Checksums]) -> None:
     for what, out, contents in seen:
-        due = [as_int64(checksum(content)) for content in contents]
-        require(clause, out.tolist() == due, f"checksums of {what} are {out.tolist()}, not {due}")
+        expected = [as_int64(checksum(content)) for content in contents]
+        require(
+            clause,
+            out.tolist() == expected,
+            f"checksums of {what} are {out.tolist()}, not {expected}",
+        )
 
 
 CONTENTS = (
     Property(
-        name="a-slot-is-its-segments",
+        name="verbs-move-every-byte-of-the-segments",
         family=FAMILY,
         clauses=("A6", "A1", "A4"),
         claim="Verbs move the bytes of every segment, at any offset, in place, and no others.",
@@ -305,7 +314,7 @@ CONTENTS = (
         needs=_private_format_support,
     ),
     Property(
-        name="any-mapping-of-slots-ends-as-proposed",
+        name="any-slot-mapping-is-committed-correctly",
         family=FAMILY,
         clauses=("A5",),
         claim="Duplicates, self-moves, cycles and one source for many slots end as proposed.",
@@ -326,7 +335,7 @@ CONTENTS = (
 SEGMENT_BYTES = (4097, 65_535, 65_536, (1 << 20) + 1, (4 << 20) - 1, (4 << 20) + 1)
 """Bytes of a segment: powers of two, a copy's chunk of 4 MiB, and neighbours."""
 SECOND_SEGMENT_BYTES = 3
-"""Bytes of the segment that stands behind it."""
+"""Bytes of the following segment."""
 STORE_SIZES = ((300, 70),)
 """Slots and staging buffers of a store."""
 SMALL_SLOT_BYTES = 5
@@ -336,38 +345,38 @@ SMALL_SLOT_BYTES = 5
 def _long(_: Traits) -> st.SearchStrategy[Program]:
     """`long(bytes, key)` of every length; `key` draws the contents."""
     return st.integers(0, 255).map(
-        lambda key: program([Step("long", (length, key)) for length in SEGMENT_BYTES])
+        lambda key: make_program([Step("long", (length, key)) for length in SEGMENT_BYTES])
     )
 
 
-def _play_long(bench: RankContext, found: Program) -> Play:
+def _play_long(ctx: RankContext, program: Program) -> Play:
     """Every verb once, each with contents of its own, then every byte is compared."""
-    for step in found.steps:
+    for step in program.steps:
         length, key = (int(number) for number in step.args)
-        place = shelf(
-            bench,
+        fixture = make_slot_store(
+            ctx,
             2,
             1,
             [SegmentSpec(torch.uint8, length), SegmentSpec(torch.uint8, SECOND_SEGMENT_BYTES)],
         )
         written, brought = (random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1))
-        sums = bench.empty((2,), torch.int64), bench.empty((1,), torch.int64)
-        stream = place.stream(VERB_ROLE)
-        place.store.write([0], [place.make_source(written)], stream)
-        blob = bench.copy_of(brought)
-        place.keepalive.append(blob)
-        place.store.unpack(blob, [0], stream)
-        place.store.commit([(0, 1)], stream)
-        packed = place.pack([0, 1], VERB_ROLE)
-        place.store.checksum_slots([0, 1], sums[0], stream)
-        place.store.checksum_staging([0], sums[1], stream)
+        sums = ctx.empty((2,), torch.int64), ctx.empty((1,), torch.int64)
+        stream = fixture.stream(VERB_ROLE)
+        fixture.store.write([0], [fixture.make_source(written)], stream)
+        blob = ctx.copy_of(brought)
+        fixture.keepalive.append(blob)
+        fixture.store.unpack(blob, [0], stream)
+        fixture.store.commit([(0, 1)], stream)
+        packed = fixture.pack([0, 1], VERB_ROLE)
+        fixture.store.checksum_slots([0, 1], sums[0], stream)
+        fixture.store.checksum_staging([0], sums[1], stream)
         yield NEXT
-        bench.drain(stream)
-        for slot, due in ((0, written), (1, brought)):
+        ctx.drain(stream)
+        for slot, expected in ((0, written), (1, brought)):
             require_equal(
                 "A6",
-                place.read_slot(slot),
-                due,
+                fixture.read_slot(slot),
+                expected,
                 f"slot {slot} of {length} + {SECOND_SEGMENT_BYTES} bytes",
             )
         require_equal(
@@ -376,7 +385,7 @@ def _play_long(bench: RankContext, found: Program) -> Play:
             torch.cat([written, brought]),
             f"a pack of {length} + {SECOND_SEGMENT_BYTES} bytes",
         )
-        require("A4", place.guards_intact(), f"a byte beside a segment of {length} was written")
+        require("A4", fixture.guards_intact(), f"a byte beside a segment of {length} was written")
         for name, out, parts in (
             ("slots", sums[0], (written, brought)),
             ("staging", sums[1], (brought,)),
@@ -388,43 +397,43 @@ def _play_long(bench: RankContext, found: Program) -> Play:
 def _many(_: Traits) -> st.SearchStrategy[Program]:
     """`many(slots, staging, key)`; `key` draws contents, and which slot takes which buffer."""
     return st.integers(0, 255).map(
-        lambda key: program([Step("many", (*counts, key)) for counts in STORE_SIZES])
+        lambda key: make_program([Step("many", (*counts, key)) for counts in STORE_SIZES])
     )
 
 
-def _play_many(bench: RankContext, found: Program) -> Play:
+def _play_many(ctx: RankContext, program: Program) -> Play:
     """Each verb is one call for all of its slots."""
-    for step in found.steps:
+    for step in program.steps:
         slots, staging, key = (int(number) for number in step.args)
-        place = shelf(bench, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
+        fixture = make_slot_store(ctx, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
         written = random_bytes(slots * SMALL_SLOT_BYTES, key).view(slots, SMALL_SLOT_BYTES)
         brought = random_bytes(staging * SMALL_SLOT_BYTES, key + 1).view(staging, SMALL_SLOT_BYTES)
         drawn = torch.Generator().manual_seed(key)
         targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
-        stream, store = place.stream(VERB_ROLE), place.store
-        store.write(range(slots), [place.make_source(row) for row in written], stream)
-        blob = bench.copy_of(brought.reshape(-1))
-        place.keepalive.append(blob)
+        stream, store = fixture.stream(VERB_ROLE), fixture.store
+        store.write(range(slots), [fixture.make_source(row) for row in written], stream)
+        blob = ctx.copy_of(brought.reshape(-1))
+        fixture.keepalive.append(blob)
         store.unpack(blob, range(staging), stream)
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
-        due = written.clone()
-        due[targets] = brought
-        packed = place.pack(range(slots), VERB_ROLE)
-        sums = bench.empty((slots,), torch.int64)
+        expected = written.clone()
+        expected[targets] = brought
+        packed = fixture.pack(range(slots), VERB_ROLE)
+        sums = ctx.empty((slots,), torch.int64)
         store.checksum_slots(range(slots), sums, stream)
         yield NEXT
-        bench.drain(stream)
-        _require_slots(place, packed, due)
-        wanted = [as_int64(checksum(row)) for row in due]
+        ctx.drain(stream)
+        _require_slots(fixture, packed, expected)
+        wanted = [as_int64(checksum(row)) for row in expected]
         wrong = [k for k, total in enumerate(to_host(sums).tolist()) if total != wanted[k]]
         require("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
 
 
-def _require_slots(place: SlotStoreFixture, packed: Tensor, due: Tensor) -> None:
-    for slot, row in enumerate(due):
-        require_equal("A8", place.read_slot(slot), row, f"slot {slot} of {len(due)}")
-    require_equal("A8", packed, due.reshape(-1), f"a pack of {len(due)} slots")
-    require("A4", place.guards_intact(), "a byte beside a segment was written")
+def _require_slots(fixture: SlotStoreFixture, packed: Tensor, expected: Tensor) -> None:
+    for slot, row in enumerate(expected):
+        require_equal("A8", fixture.read_slot(slot), row, f"slot {slot} of {len(expected)}")
+    require_equal("A8", packed, expected.reshape(-1), f"a pack of {len(expected)} slots")
+    require("A4", fixture.guards_intact(), "a byte beside a segment was written")
 
 
 LARGE_SLOTS = (
@@ -475,16 +484,16 @@ class _BadCallRunner:
         return self.fixture.stream(CALL_ROLE)
 
     def output(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """An output of so many elements."""
-        made = self.fixture.bench.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
+        """An output of that many elements."""
+        made = self.fixture.ctx.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
         self.outputs.append(made)
         return made.view(dtype)
 
     def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
-        """Segments of a slot that do not fit, unless the dtypes are those of `PARTS`."""
+        """Segments that do not fit, unless the dtypes are those of `BAD_CALL_SEGMENTS`."""
         first, *rest = dtypes
-        made = [self.fixture.bench.full(shape, 1, first)]
-        return made + [self.fixture.bench.full((2,), 1, dtype) for dtype in rest]
+        made = [self.fixture.ctx.full(shape, 1, first)]
+        return made + [self.fixture.ctx.full((2,), 1, dtype) for dtype in rest]
 
     @property
     def fitting_source(self) -> list[Tensor]:
@@ -532,7 +541,7 @@ BAD_WRITES: Mapping[str, Callable[[_BadCallRunner], object]] = {
     ),
     "write_of_strides": lambda d: d.store.write(
         [0, 1],
-        [d.fitting_source, [_strided(d.fixture.bench.full((8,), 1)), d.fitting_source[1]]],
+        [d.fitting_source, [_strided(d.fixture.ctx.full((8,), 1)), d.fitting_source[1]]],
         d.stream,
     ),
 }
@@ -561,33 +570,33 @@ BAD_CALLS = {**BAD_PACKS, **BAD_COMMITS, **BAD_WRITES, **BAD_CHECKSUMS, **BAD_LE
 
 def _bad_call_programs(_: Traits) -> st.SearchStrategy[Program]:
     steps = st.sampled_from(sorted(BAD_CALLS)).map(Step)
-    return st.lists(steps, min_size=1, max_size=4).map(program)
+    return st.lists(steps, min_size=1, max_size=4).map(make_program)
 
 
-def _play_bad_calls(bench: RankContext, found: Program) -> Play:
-    desk = _BadCallRunner(shelf(bench, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
+def _play_bad_calls(ctx: RankContext, program: Program) -> Play:
+    runner = _BadCallRunner(make_slot_store(ctx, SLOT_COUNT, SLOT_COUNT, BAD_CALL_SEGMENTS))
     for number in range(SLOT_COUNT):
-        desk.fixture.write([number], number + 1, CALL_ROLE)
-        desk.fixture.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
-    for step in found.steps:
-        refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
+        runner.fixture.write([number], number + 1, CALL_ROLE)
+        runner.fixture.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
+    for step in program.steps:
+        refusal = catch(partial(BAD_CALLS[step.op], runner), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
         require("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
         yield NEXT
-    held = desk.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
-    leased = catch(partial(_commit_all, desk), SlotLeased)
+    held = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
+    leased = catch(partial(_commit_all, runner), SlotLeased)
     require("A8", not leased, f"a refused lease holds slots: {leased}")
-    staged = desk.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
-    bench.drain()
-    for what, blob, due in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
+    staged = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
+    ctx.drain()
+    for what, blob, expected in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
         rows = [sorted(set(row)) for row in blob.view(SLOT_COUNT, SIZE).tolist()]
-        require("A8", rows == [[v] for v in due], f"a refused call changed {what}: {rows}")
-    touched = any(bool((to_host(output) != UNTOUCHED_BYTE).any()) for output in desk.outputs)
+        require("A8", rows == [[v] for v in expected], f"a refused call changed {what}: {rows}")
+    touched = any(bool((to_host(output) != UNTOUCHED_BYTE).any()) for output in runner.outputs)
     require("A8", not touched, "a refused call wrote to its output")
 
 
-def _commit_all(desk: _BadCallRunner) -> None:
-    desk.store.commit([(number, number) for number in range(SLOT_COUNT)], desk.stream)
+def _commit_all(runner: _BadCallRunner) -> None:
+    runner.store.commit([(number, number) for number in range(SLOT_COUNT)], runner.stream)
 
 
 BAD_ARGUMENTS = (

@@ -1,9 +1,4 @@
-"""Property of family *addresses* about readers: streams whose own launches read the slots.
-
-Property of family *addresses* about leases: slots that a peer still reads.
-
-Property of family *addresses* about the host pool: pages under copies in flight.
-"""
+"""Family *addresses*: slots under readers and leases, host pages under copies."""
 
 from dataclasses import dataclass, field
 
@@ -19,14 +14,14 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     make_plain_slot_store,
     versions_in,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import PoolExhausted, SlotError, SlotLeased
 from equipoise.hal.slots import Lease, Reader
 from equipoise.hal.stream import Event, Role
 
 MAX_READER_STEPS = 12
-"""Steps of a program, behind those that attach: only what comes later is ordered."""
+"""Steps of a program after those that attach: only later calls are ordered."""
 STREAM = st.sampled_from(SLOT_ROLES[:2])
 
 
@@ -39,7 +34,7 @@ def _reader_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.builds(lambda op, reader: Step(op, (reader,)), by_reader, st.integers(0, 2)),
     )
     return st.builds(
-        lambda first, then: program(_valid_reader_steps([*first, *then])),
+        lambda first, then: make_program(_valid_reader_steps([*first, *then])),
         st.lists(attach, min_size=1, max_size=3),
         st.lists(steps, min_size=1, max_size=MAX_READER_STEPS),
     )
@@ -83,11 +78,11 @@ class _AttachedReaderRunner:
             self.change(number, step.op, str(step.args[0]))
 
     def attach(self, role: str) -> None:
-        reader = self.fixture.store.attach(self.fixture.bench.accelerator.stream(Role(role)))
+        reader = self.fixture.store.attach(self.fixture.ctx.accelerator.stream(Role(role)))
         self.readers.append((role, reader))
 
     def detach(self, number: int, which: int) -> None:
-        """Right behind a last look, which is still waited for."""
+        """Detach right after a last read, which is still waited for."""
         role, reader = self.readers.pop(which)
         self.read(number, "look", role)
         reader.detach()
@@ -98,8 +93,8 @@ class _AttachedReaderRunner:
 
     def replay(self, role: str) -> Tensor:
         """What a graph replayed on the stream reads, which was captured at once before."""
-        graph, stream = self.fixture.bench.accelerator.graph(), self.fixture.stream(role)
-        (view,), blob = self.fixture.segment_views(0), self.fixture.bench.empty((1,))
+        graph, stream = self.fixture.ctx.accelerator.graph(), self.fixture.stream(role)
+        (view,), blob = self.fixture.segment_views(0), self.fixture.ctx.empty((1,))
         graph.capture(stream, lambda: stream.launch(lambda: blob.copy_(view)))
         graph.replay(stream)
         self.graphs.append(graph)
@@ -114,13 +109,13 @@ class _AttachedReaderRunner:
         self.version = number
 
 
-def _play_readers(bench: RankContext, found: Program) -> Play:
-    desk = _AttachedReaderRunner(make_plain_slot_store(bench, 1, len(found.steps) + 1, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_readers(ctx: RankContext, program: Program) -> Play:
+    runner = _AttachedReaderRunner(make_plain_slot_store(ctx, 1, len(program.steps) + 1, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
-    bench.drain()
-    for what, blob, version in desk.expected_reads:
+    ctx.drain()
+    for what, blob, version in runner.expected_reads:
         seen = versions_in(blob)
         require("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
 
@@ -149,7 +144,7 @@ def _lease_programs(_: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("lease", "commit", "write", "release"))
     steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SLOT_SETS - 1))
     return st.lists(steps, min_size=1, max_size=MAX_LEASE_STEPS).map(
-        lambda drawn: program(_valid_lease_steps(drawn))
+        lambda drawn: make_program(_valid_lease_steps(drawn))
     )
 
 
@@ -179,12 +174,12 @@ class _LeaseRunner:
     packs: list[tuple[int, Tensor, list[int]]] = field(default_factory=list)
 
     def run_step(self, number: int, step: Step) -> None:
-        """Make one call; behind it, the slots are packed, which no lease forbids."""
-        given = int(step.args[0])
-        slots = [slot for slot in range(SLOTS) if given + 1 >> slot & 1]
+        """Make one call; then pack the slots, which no lease forbids."""
+        operand = int(step.args[0])
+        slots = [slot for slot in range(SLOTS) if operand + 1 >> slot & 1]
         if step.op == "release":
-            self.leases[given].release()
-            self.leased_slots[given] = set()
+            self.leases[operand].release()
+            self.leased_slots[operand] = set()
         elif step.op == "lease":
             self.lease(slots)
         else:
@@ -218,22 +213,22 @@ class _LeaseRunner:
         self.fixture.store.commit([(slot, slot) for slot in slots], self.fixture.stream(ROLE))
 
 
-def _play_leases(bench: RankContext, found: Program) -> Play:
-    desk = _LeaseRunner(make_plain_slot_store(bench, SLOTS, SLOTS, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_leases(ctx: RankContext, program: Program) -> Play:
+    runner = _LeaseRunner(make_plain_slot_store(ctx, SLOTS, SLOTS, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
     for slot in range(SLOTS):
-        desk.change(len(found.steps) + 1, "write", [slot])
-    bench.drain()
-    for number, blob, due in desk.packs:
-        what = f"after step {number} the slots hold versions {blob.tolist()}, not {due}"
-        require("A11", blob.tolist() == due, what)
+        runner.change(len(program.steps) + 1, "write", [slot])
+    ctx.drain()
+    for number, blob, expected in runner.packs:
+        what = f"after step {number} the slots hold versions {blob.tolist()}, not {expected}"
+        require("A11", blob.tolist() == expected, what)
 
 
 LEASES = (
     Property(
-        name="a-leased-slot-is-written-by-nobody",
+        name="writes-to-a-leased-slot-are-refused",
         family="addresses",
         clauses=("A11",),
         claim="Commits and writes to a leased slot are refused, whole, until its last release.",
@@ -253,12 +248,12 @@ def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
     copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(SLOT_ROLES))
     steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
     return st.lists(steps, min_size=1, max_size=MAX_PAGE_STEPS).map(
-        lambda drawn: program(_valid_page_steps(drawn))
+        lambda drawn: make_program(_valid_page_steps(drawn))
     )
 
 
 def _valid_page_steps(steps: list[Step]) -> list[Step]:
-    """Only a page in hand is copied, or given back."""
+    """Only a page that was taken can be copied or given back."""
     held, kept = False, []
     for step in steps:
         if step.op == "take" or held:
@@ -269,12 +264,12 @@ def _valid_page_steps(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class _PageRunner:
-    """Takes the one page there is, fills it, lets copies read it, gives it back behind the last.
+    """Takes the only page, fills it, copies from it, and gives it back after the last copy.
 
     Attributes:
         page: the page in hand.
         version: what it was filled with.
-        last_copy: recorded behind the last copy that reads it.
+        last_copy: recorded after the last copy that reads it.
         expected_versions: the version of each copy.
     """
 
@@ -300,18 +295,18 @@ class _PageRunner:
             refusal = catch(lambda: self.pool.take(0.0), PoolExhausted)
             require("A13", refusal, f"step {number}: the page in hand was handed out again")
             return
-        self.page = self.pool.take(self.fixture.bench.timeout)
+        self.page = self.pool.take(self.fixture.ctx.timeout)
         self.page.data.fill_(number)
         self.version, self.last_copy = number, None
 
     def copy(self, page: Page, role: str) -> None:
-        """Into a slot of its own, behind the page's earlier copies."""
+        """Into its own slot, after the page's earlier copies."""
         stream = self.fixture.stream(role)
         if self.last_copy is not None:
             stream.wait(self.last_copy)
         self.fixture.store.write([len(self.expected_versions)], [[page.data]], stream)
         self.expected_versions.append(self.version)
-        self.last_copy = self.fixture.bench.accelerator.event()
+        self.last_copy = self.fixture.ctx.accelerator.event()
         stream.record(self.last_copy)
 
     def give_back(self, page: Page) -> None:
@@ -322,14 +317,14 @@ class _PageRunner:
         require("A13", again, f"the page of version {self.version} could be given back twice")
 
 
-def _play_pages(bench: RankContext, found: Program) -> Play:
-    place = make_plain_slot_store(bench, MAX_PAGE_STEPS, 0, PAGE_BYTES)
-    desk = _PageRunner(place, bench.accelerator.host_pool(PAGE_BYTES, 1))
-    for number, step in enumerate(found.steps, start=1):
-        desk.run_step(number, step)
+def _play_pages(ctx: RankContext, program: Program) -> Play:
+    place = make_plain_slot_store(ctx, MAX_PAGE_STEPS, 0, PAGE_BYTES)
+    runner = _PageRunner(place, ctx.accelerator.host_pool(PAGE_BYTES, 1))
+    for number, step in enumerate(program.steps, start=1):
+        runner.run_step(number, step)
         yield NEXT
-    bench.drain()
-    for slot, version in enumerate(desk.expected_versions):
+    ctx.drain()
+    for slot, version in enumerate(runner.expected_versions):
         seen = versions_in(place.read_slot(slot))
         what = f"copy {slot} read version {format_versions(seen)} of its page, not {version}"
         require("A13", seen == [version], what)

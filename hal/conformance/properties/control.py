@@ -1,9 +1,4 @@
-"""Part of family *control*: the store goes away while every rank is still there.
-
-Part of family *control*: what somebody forgets is gone, and nothing else is.
-
-Family *control*: ballots, decisions and losses, as every rank is told of them.
-"""
+"""Family *control*: ballots, decisions, lost ranks, forgotten questions, a lost store."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +22,7 @@ from equipoise.hal.conformance.context import (
 from equipoise.hal.conformance.fixtures.collectives import parse_shape, shape_text
 from equipoise.hal.conformance.fixtures.comm_operations import several_ranks
 from equipoise.hal.conformance.fixtures.strategies import common_sizes, programs_by_size
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.control_checked_mode import CHECKED_MODE
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import (
@@ -40,15 +35,15 @@ from equipoise.hal.errors import (
 )
 
 STORE_CALLS: dict[str, Callable[[RankContext, str], object]] = {
-    "cast": lambda bench, question: control_plane(bench).cast(question, b"a"),
-    "look": lambda bench, question: control_plane(bench).collect(question, 0.0),
-    "wait": lambda bench, question: control_plane(bench).collect(question, bench.timeout),
-    "decide": lambda bench, question: control_plane(bench).decide(question, b"a"),
-    "forget": lambda bench, question: control_plane(bench).forget(question),
+    "cast": lambda ctx, question: control_plane(ctx).cast(question, b"a"),
+    "look": lambda ctx, question: control_plane(ctx).collect(question, 0.0),
+    "wait": lambda ctx, question: control_plane(ctx).collect(question, ctx.timeout),
+    "decide": lambda ctx, question: control_plane(ctx).decide(question, b"a"),
+    "forget": lambda ctx, question: control_plane(ctx).forget(question),
 }
-"""What nobody can be told any more."""
+"""Calls that cannot succeed without the store."""
 OTHERS = ("lost", "leave")
-"""What ends all the same: one has nothing to tell, the other nobody."""
+"""Calls that succeed without the store."""
 MAX_STEPS = 6
 
 
@@ -59,40 +54,40 @@ def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
             lambda r, op: Step(op, (), r), rank, st.sampled_from([*STORE_CALLS, *OTHERS])
         )
         drawn = st.lists(one, min_size=1, max_size=MAX_STEPS)
-        return st.builds(lambda steps, end: program(steps, size, {"store": end}), drawn, how)
+        return st.builds(lambda steps, end: make_program(steps, size, {"store": end}), drawn, how)
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_lost_store(bench: RankContext, found: Program) -> Play:
-    """Every rank takes the store away, so that none has to be told that another one did."""
-    bench.environment.lose_store(Termination(str(found.setting("store"))))
-    for number, step in enumerate(found.steps_of(bench.rank)):
+def _play_lost_store(ctx: RankContext, program: Program) -> Play:
+    """Every rank ends the store, so that no rank has to learn that another one did."""
+    ctx.environment.lose_store(Termination(str(program.setting("store"))))
+    for number, step in enumerate(program.steps_of(ctx.rank)):
         yield NEXT
         if step.op == "lost":
-            _require_no_loss(bench)
+            _require_no_loss(ctx)
         elif step.op == "leave":
-            control_plane(bench).announce_exit("without a store")
+            control_plane(ctx).announce_exit("without a store")
         else:
-            _require_control_lost(bench, step.op, f"question {number}")
+            _require_control_lost(ctx, step.op, f"question {number}")
 
 
-def _require_control_lost(bench: RankContext, op: str, question: str) -> None:
-    told: list[object] = []
-    error = catch(lambda: told.append(STORE_CALLS[op](bench, question)), ControlError)
-    outcome = repr(error) if error is not None else f"{told}"
-    what = f"rank {bench.rank}: {op} without a store ended with {outcome}, not with ControlLost"
+def _require_control_lost(ctx: RankContext, op: str, question: str) -> None:
+    results: list[object] = []
+    error = catch(lambda: results.append(STORE_CALLS[op](ctx, question)), ControlError)
+    outcome = repr(error) if error is not None else f"{results}"
+    what = f"rank {ctx.rank}: {op} without a store ended with {outcome}, not with ControlLost"
     require("C6", isinstance(error, ControlPlaneLost), what)
 
 
-def _require_no_loss(bench: RankContext) -> None:
+def _require_no_loss(ctx: RankContext) -> None:
     found = []
-    catch(lambda: found.append(control_plane(bench).lost_rank(0.0)), ControlPlaneLost)
-    require("C5", found in ([], [None]), f"rank {bench.rank} is told {found}; the store is lost")
+    catch(lambda: found.append(control_plane(ctx).lost_rank(0.0)), ControlPlaneLost)
+    require("C5", found in ([], [None]), f"rank {ctx.rank} is told {found}; the store is lost")
 
 
 LOST_STORE = Property(
-    name="a-lost-store-is-said-to-be",
+    name="a-lost-store-raises-control-lost",
     family="control",
     clauses=("C6", "C5", "R1"),
     claim="Once the store is gone or silent every question ends with ControlLost, in time.",
@@ -108,51 +103,51 @@ LOST_STORE = Property(
 
 CLAUSE = "C9"
 NAMES = ("q", "q/0", "q/0/1")
-"""Each goes on where the one before ends, as keys are put together in a store."""
+"""Each is a prefix of the next, as keys in a store may be."""
 FIRST, ANEW = b"first", b"anew"
 
 
 def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """Who forgets what: several ranks may, and over and over."""
+    """Which rank forgets which question; several ranks may, repeatedly."""
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, name = st.integers(0, size - 1), st.sampled_from(NAMES)
         forget = st.builds(lambda r, q: Step("forget", (q,), r), rank, name)
         drawn = st.lists(forget, min_size=1, max_size=MAX_STEPS)
-        return drawn.map(lambda steps: program(steps, size))
+        return drawn.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_forgetting(bench: RankContext, found: Program) -> Play:
-    """All say something, some forget, all look; then what is gone is asked once more."""
-    control, prefix = control_plane(bench), (yield from bench.communicator()).purpose
-    gone = {str(step.args[0]) for step in found.steps}
+def _play_forgetting(ctx: RankContext, program: Program) -> Play:
+    """All cast ballots, some forget, all read; then forgotten questions are asked once more."""
+    control, prefix = control_plane(ctx), (yield from ctx.communicator()).purpose
+    gone = {str(step.args[0]) for step in program.steps}
     for name in NAMES:
         control.cast(f"{prefix}/{name}", FIRST)
         control.decide(f"{prefix}/{name}", FIRST)
-    yield from control_barrier(bench, f"{prefix}: all have said")
-    for step in found.steps_of(bench.rank):
-        _forget(bench, f"{prefix}/{step.args[0]}")
+    yield from control_barrier(ctx, f"{prefix}: all have said")
+    for step in program.steps_of(ctx.rank):
+        _forget(ctx, f"{prefix}/{step.args[0]}")
         yield NEXT
-    yield from control_barrier(bench, f"{prefix}: all have forgotten")
+    yield from control_barrier(ctx, f"{prefix}: all have forgotten")
     for name in NAMES:
-        _check_ballots(bench, f"{prefix}/{name}", name in gone)
-    yield from control_barrier(bench, f"{prefix}: all have looked")
-    yield from _ask_again(bench, prefix, gone)
+        _check_ballots(ctx, f"{prefix}/{name}", name in gone)
+    yield from control_barrier(ctx, f"{prefix}: all have looked")
+    yield from _ask_again(ctx, prefix, gone)
 
 
-def _forget(bench: RankContext, question: str) -> None:
-    error = catch(lambda: control_plane(bench).forget(question), EquipoiseError, KeyError)
-    require(CLAUSE, error is None, f"rank {bench.rank} cannot forget {question}: {error!r}")
+def _forget(ctx: RankContext, question: str) -> None:
+    error = catch(lambda: control_plane(ctx).forget(question), EquipoiseError, KeyError)
+    require(CLAUSE, error is None, f"rank {ctx.rank} cannot forget {question}: {error!r}")
 
 
-def _check_ballots(bench: RankContext, question: str, gone: bool) -> None:
+def _check_ballots(ctx: RankContext, question: str, gone: bool) -> None:
     """No ballot is there, or every one is."""
-    who = f"rank {bench.rank}, {question}, {'forgotten' if gone else 'not forgotten'}"
-    everybody = set(range(bench.size))
+    who = f"rank {ctx.rank}, {question}, {'forgotten' if gone else 'not forgotten'}"
+    everybody = set(range(ctx.size))
     try:
-        ballots = control_plane(bench).collect(question, 0.0)
+        ballots = control_plane(ctx).collect(question, 0.0)
     except BallotIncomplete as error:
         missing = set(error.missing)
         require(CLAUSE, missing == (everybody if gone else set()), f"{who}: {missing} are missing")
@@ -160,22 +155,24 @@ def _check_ballots(bench: RankContext, question: str, gone: bool) -> None:
     require(CLAUSE, not gone and set(ballots) == {FIRST}, f"{who}: reads {ballots}")
 
 
-def _ask_again(bench: RankContext, prefix: str, gone: set[str]) -> Play:
+def _ask_again(ctx: RankContext, prefix: str, gone: set[str]) -> Play:
     """Of what is forgotten the name is free; what is not was settled before."""
-    control = control_plane(bench)
+    control = control_plane(ctx)
     for name in NAMES:
-        question, due = f"{prefix}/{name}", ANEW if name in gone else FIRST
-        who = f"rank {bench.rank}, {question}"
-        told = control.decide(question, ANEW)
-        require(CLAUSE, told == due, f"{who}: is told {told!r} where {due!r} was due")
-        error = catch(partial(control.cast, question, due), EquipoiseError)
-        require(CLAUSE, error is None, f"{who}: cannot cast {due!r}: {error!r}")
-        read = yield from gather_ballots(bench, question)
-        require(CLAUSE, set(read) == {due}, f"{who}: reads {read}, {due!r} was cast")
+        question, expected = f"{prefix}/{name}", ANEW if name in gone else FIRST
+        who = f"rank {ctx.rank}, {question}"
+        decided = control.decide(question, ANEW)
+        require(
+            CLAUSE, decided == expected, f"{who}: is told {decided!r} where {expected!r} was due"
+        )
+        error = catch(partial(control.cast, question, expected), EquipoiseError)
+        require(CLAUSE, error is None, f"{who}: cannot cast {expected!r}: {error!r}")
+        read = yield from gather_ballots(ctx, question)
+        require(CLAUSE, set(read) == {expected}, f"{who}: reads {read}, {expected!r} was cast")
 
 
 FORGETTING = Property(
-    name="what-is-forgotten-was-never-asked",
+    name="a-forgotten-question-leaves-nothing-behind",
     family="control",
     clauses=(CLAUSE,),
     claim="Whoever forgets a question, it is gone for all, its name is free, and others stay.",
@@ -201,7 +198,7 @@ def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
         cast = st.builds(lambda r, q, v: Step("cast", (q, v), r), rank, question, value)
         look = st.builds(lambda r, q, m: Step("collect", (q, m), r), rank, question, some)
         drawn = st.lists(cast | look, min_size=1, max_size=MAX_BALLOT_STEPS)
-        return drawn.map(lambda steps: program(_without_repeated_ballots(steps), size))
+        return drawn.map(lambda steps: make_program(_without_repeated_ballots(steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -219,63 +216,63 @@ def _without_repeated_ballots(steps: Sequence[Step]) -> list[Step]:
     return kept
 
 
-def _first_ballots(found: Program) -> dict[tuple[int, int], str]:
+def _first_ballots(program: Program) -> dict[tuple[int, int], str]:
     """By question and rank: what counts."""
     first: dict[tuple[int, int], str] = {}
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "cast":
             first.setdefault((int(step.args[0]), step.rank), str(step.args[1]))
     return first
 
 
-def _play_ballots(bench: RankContext, found: Program) -> Play:
-    prefix = (yield from bench.communicator()).purpose
-    first = _first_ballots(found)
+def _play_ballots(ctx: RankContext, program: Program) -> Play:
+    prefix = (yield from ctx.communicator()).purpose
+    first = _first_ballots(program)
     seen: set[int] = set()
-    for step in found.steps_of(bench.rank):
+    for step in program.steps_of(ctx.rank):
         if step.op == "cast":
-            _cast(bench, prefix, int(step.args[0]), str(step.args[1]), seen)
+            _cast(ctx, prefix, int(step.args[0]), str(step.args[1]), seen)
             yield NEXT
-    yield from control_barrier(bench, f"{prefix}/all have cast")
-    for step in found.steps_of(bench.rank):
+    yield from control_barrier(ctx, f"{prefix}/all have cast")
+    for step in program.steps_of(ctx.rank):
         if step.op == "collect":
-            _collect(bench, prefix, int(step.args[0]), parse_shape(step.args[1]), first)
+            _collect(ctx, prefix, int(step.args[0]), parse_shape(step.args[1]), first)
     for question in range(QUESTIONS):
-        _collect(bench, prefix, question, None, first)
+        _collect(ctx, prefix, question, None, first)
 
 
-def _cast(bench: RankContext, prefix: str, question: int, value: str, seen: set[int]) -> None:
-    control, name = control_plane(bench), f"{prefix}/{question}"
+def _cast(ctx: RankContext, prefix: str, question: int, value: str, seen: set[int]) -> None:
+    control, name = control_plane(ctx), f"{prefix}/{question}"
     if question not in seen:
         seen.add(question)
         control.cast(name, value.encode())
         return
     error = catch(lambda: control.cast(name, value.encode()), ControlError)
-    what = f"rank {bench.rank} cast {value!r} on {question} after another ballot"
+    what = f"rank {ctx.rank} cast {value!r} on {question} after another ballot"
     require("C1", error, f"{what}: no error")
 
 
 def _collect(
-    bench: RankContext,
+    ctx: RankContext,
     prefix: str,
     question: int,
     ranks: Sequence[int] | None,
     first: dict[tuple[int, int], str],
 ) -> None:
     """All these ballots, or exactly those ranks that did not cast any."""
-    asked = range(bench.size) if ranks is None else ranks
-    due = [first.get((question, rank)) for rank in asked]
-    absent = {rank for rank, ballot in zip(asked, due, strict=True) if ballot is None}
-    who = f"rank {bench.rank}, ballots of ranks {list(asked)} on {question}"
+    members = range(ctx.size) if ranks is None else ranks
+    expected = [first.get((question, rank)) for rank in members]
+    absent = {rank for rank, ballot in zip(members, expected, strict=True) if ballot is None}
+    who = f"rank {ctx.rank}, ballots of ranks {list(members)} on {question}"
     try:
-        ballots = control_plane(bench).collect(f"{prefix}/{question}", 0.0, ranks)
+        ballots = control_plane(ctx).collect(f"{prefix}/{question}", 0.0, ranks)
     except BallotIncomplete as error:
         named = set(error.missing)
         require("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
         return
     require("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
     seen = [ballot.decode() for ballot in ballots]
-    require("C1", seen == due, f"{who}: {seen}, first cast were {due}")
+    require("C1", seen == expected, f"{who}: {seen}, first cast were {expected}")
 
 
 def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
@@ -287,32 +284,32 @@ def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
             st.sampled_from(VALUES),
         )
         drawn = st.lists(one, min_size=1, max_size=MAX_BALLOT_STEPS)
-        return drawn.map(lambda steps: program(steps, size))
+        return drawn.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_decisions(bench: RankContext, found: Program) -> Play:
-    """Each rank proposes its own values; then all ask once more, with one nobody proposed."""
-    prefix = (yield from bench.communicator()).purpose
-    control = control_plane(bench)
+def _play_decisions(ctx: RankContext, program: Program) -> Play:
+    """Each rank proposes its own values; then all ask again, with a value that no rank proposed."""
+    prefix = (yield from ctx.communicator()).purpose
+    control = control_plane(ctx)
     learned = []
-    for step in found.steps_of(bench.rank):
+    for step in program.steps_of(ctx.rank):
         question, value = step.args
         outcome = control.decide(f"{prefix}/{question}", str(value).encode())
         learned.append([question, outcome.decode()])
         yield NEXT
-    yield from control_barrier(bench, f"{prefix}/all have proposed")
-    for question in sorted({int(step.args[0]) for step in found.steps}):
+    yield from control_barrier(ctx, f"{prefix}/all have proposed")
+    for question in sorted({int(step.args[0]) for step in program.steps}):
         outcome = control.decide(f"{prefix}/{question}", LATE.encode())
         learned.append([question, outcome.decode()])
     return learned
 
 
-def _judge_decisions(found: Program, answers: Sequence[Any]) -> None:
+def _judge_decisions(program: Program, answers: Sequence[Any]) -> None:
     """One outcome a question, and one that was proposed."""
     for question in range(QUESTIONS):
-        proposed = {str(s.args[1]) for s in found.steps if s.args[0] == question}
+        proposed = {str(s.args[1]) for s in program.steps if s.args[0] == question}
         learned = {
             outcome: f"rank {rank}"
             for rank, answer in enumerate(answers)
@@ -331,23 +328,23 @@ def _heartbeat_programs(traits: Traits) -> st.SearchStrategy[Program]:
         drawn = st.lists(
             ask | enter | st.just(Step("barrier")), min_size=1, max_size=MAX_BALLOT_STEPS
         )
-        return drawn.map(lambda steps: program(steps, size))
+        return drawn.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_heartbeats(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    control = control_plane(bench)
-    for step in found.steps_of(bench.rank):
+def _play_heartbeats(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    control = control_plane(ctx)
+    for step in program.steps_of(ctx.rank):
         yield NEXT
         if step.op == "barrier":
-            yield from wait_for_success(bench, group.barrier(), "a barrier")
+            yield from wait_for_success(ctx, comm.barrier(), "a barrier")
         elif step.op == "enter":
             control.set_operation(str(step.args[0]))
         else:
             lost = control.lost_rank(0.0)
-            require("C5", lost is None, f"rank {bench.rank} was told {lost}; all ranks beat")
+            require("C5", lost is None, f"rank {ctx.rank} was told {lost}; all ranks beat")
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
@@ -357,58 +354,60 @@ def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         gone, how = st.integers(0, size - 1), st.sampled_from(ways)
-        return st.builds(lambda rank, op: program([Step(op, (), rank)], size), gone, how)
+        return st.builds(lambda rank, op: make_program([Step(op, (), rank)], size), gone, how)
 
     return programs_by_size(sizes, sized)
 
 
-def _killed_ranks(found: Program) -> frozenset[int]:
-    return frozenset(step.rank for step in found.steps if step.op == "kill")
+def _killed_ranks(program: Program) -> frozenset[int]:
+    return frozenset(step.rank for step in program.steps if step.op == "kill")
 
 
-def _play_leaving(bench: RankContext, found: Program) -> Play:
-    control, (step,) = control_plane(bench), found.steps
+def _play_leaving(ctx: RankContext, program: Program) -> Play:
+    control, (step,) = control_plane(ctx), program.steps
     leaver = step.rank
-    control.cast("word", f"of {bench.rank}".encode())
-    control.set_operation(f"operation {bench.rank}")
-    if bench.rank == leaver:
+    control.cast("word", f"of {ctx.rank}".encode())
+    control.set_operation(f"operation {ctx.rank}")
+    if ctx.rank == leaver:
         control.decide("outcome", b"the leaver's")
-    yield from control_barrier(bench, "all have cast")
-    others = [rank for rank in range(bench.size) if rank != leaver]
-    if bench.rank == leaver:
-        yield from gather_ballots(bench, "all have met", others)
+    yield from control_barrier(ctx, "all have cast")
+    others = [rank for rank in range(ctx.size) if rank != leaver]
+    if ctx.rank == leaver:
+        yield from gather_ballots(ctx, "all have met", others)
         if step.op == "kill":
-            yield from bench.end_rank(Termination.KILL)
+            yield from ctx.end_rank(Termination.KILL)
         control.announce_exit(REASON)
         return
     control.cast("all have met", b"here")
     yield Until(lambda: control.lost_rank(0.0) is not None, f"word that rank {leaver} is gone")
-    _require_reported_loss(bench, step, control.lost_rank(bench.timeout))
-    _read_back(bench, leaver)
+    _require_reported_loss(ctx, step, control.lost_rank(ctx.timeout))
+    _read_back(ctx, leaver)
 
 
-def _read_back(bench: RankContext, leaver: int) -> None:
+def _read_back(ctx: RankContext, leaver: int) -> None:
     """Everybody's ballots, and the outcome that the leaver proposed."""
-    control, who = control_plane(bench), f"rank {bench.rank}, after rank {leaver} is gone"
-    due = tuple(f"of {rank}".encode() for rank in range(bench.size))
+    control, who = control_plane(ctx), f"rank {ctx.rank}, after rank {leaver} is gone"
+    expected = tuple(f"of {rank}".encode() for rank in range(ctx.size))
     try:
         words = control.collect("word", 0.0)
     except BallotIncomplete as error:
         raise Violation("C3", f"{who}: {error}") from error
-    require("C3", words == due, f"{who}: reads {words}")
+    require("C3", words == expected, f"{who}: reads {words}")
     outcome = control.decide("outcome", b"another")
     require("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
 
 
-def _require_reported_loss(bench: RankContext, step: Step, lost: RankLost | None) -> None:
+def _require_reported_loss(ctx: RankContext, step: Step, lost: RankLost | None) -> None:
     """Which rank, how, and what this one was doing."""
-    who = f"rank {bench.rank}"
+    who = f"rank {ctx.rank}"
     if lost is None:
         raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
     require("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
-    said = step.op == "kill" or REASON in lost.reason
-    require("C5", said, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}")
-    doing = f"operation {bench.rank}"
+    has_reason = step.op == "kill" or REASON in lost.reason
+    require(
+        "C5", has_reason, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}"
+    )
+    doing = f"operation {ctx.rank}"
     require("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
 
 
@@ -433,7 +432,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="nobody-who-beats-is-accused",
+        name="a-rank-with-a-heartbeat-is-not-reported-lost",
         family=FAMILY,
         clauses=("C5",),
         claim="While every rank beats, none is reported lost, whatever it does or waits for.",
@@ -442,7 +441,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="what-a-rank-said-outlives-it",
+        name="ballots-outlive-the-rank-that-cast-them",
         family=FAMILY,
         clauses=("C3", "C5", "R1"),
         claim="A rank that leaves or dies is named with the operation; what it said stays.",

@@ -1,4 +1,4 @@
-"""Part of family *control*: ranks that issue different operations are told, and nothing starts."""
+"""Family *control*: checked mode reports operations that differ between ranks, starts none."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     common_sizes,
     programs_by_size,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, OrderMismatch, RankLost
@@ -43,10 +43,10 @@ OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "shift")
 
 
 class BallotOnlyControlPlane:
-    """A control plane that takes ballots and lets nobody wait for the others'.
+    """A control plane that accepts ballots but never waits for those of others.
 
-    A checked operation that is issued on it is announced, and does not start. So a host can yield
-    between its ballot and the outcome, without which one thread could not play several ranks.
+    A checked operation that is issued on it casts its ballot and does not start. So a thread can
+    yield between its ballot and the outcome, as one thread that plays several ranks must.
     """
 
     def __init__(self, control: ControlPlane) -> None:
@@ -99,7 +99,7 @@ class BallotOnlyControlPlane:
 
 
 def _programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """A call of all ranks; a step of one rank behind it is what that rank issues instead.
+    """A call of all ranks; a step of one rank after it is what that rank issues instead.
 
     *resize* is the same call with units of another size.
     """
@@ -111,7 +111,7 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
         resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
         drawn = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
-        return drawn.map(lambda steps: program(_without_early_deviations(steps), size))
+        return drawn.map(lambda steps: make_program(_without_early_deviations(steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -122,10 +122,10 @@ def _without_early_deviations(steps: list[Step]) -> list[Step]:
     return steps[first:]
 
 
-def calls_by_round(found: Program) -> list[list[CollectiveCall]]:
+def calls_by_round(program: Program) -> list[list[CollectiveCall]]:
     """What each rank issues, round by round."""
     table: list[list[CollectiveCall]] = []
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "resize":
             last = table[-1][step.rank]
             table[-1][step.rank] = replace(last, shape=parse_shape(step.args[0]))
@@ -136,7 +136,7 @@ def calls_by_round(found: Program) -> list[list[CollectiveCall]]:
             CollectiveCall(step.op, dtype_named(dtype), parse_shape(shape), int(source), key)
         )
         if step.rank < 0:
-            table.append([call] * found.size)
+            table.append([call] * program.size)
         else:
             table[-1][step.rank] = call
     return table
@@ -154,44 +154,40 @@ def is_one_operation(calls: Sequence[CollectiveCall]) -> bool:
     return len({(call.op, call.dtype, call.shape, call.source) for call in calls}) == 1
 
 
-def _play(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    control = control_plane(bench)
+def _play(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    control = control_plane(ctx)
     herald = BallotOnlyControlPlane(control)
-    announced = CHECKED(group, herald, EPOCH, bench.deadline)
-    checked = CHECKED(group, control, EPOCH, bench.deadline)
-    for calls in calls_by_round(found):
-        _cast_ballot(bench, announced, calls[bench.rank])
-        yield from gather_ballots(bench, herald.question)
-        yield from _play_round(bench, checked, calls)
+    announced = CHECKED(comm, herald, EPOCH, ctx.deadline)
+    checked = CHECKED(comm, control, EPOCH, ctx.deadline)
+    for calls in calls_by_round(program):
+        _cast_ballot(ctx, announced, calls[ctx.rank])
+        yield from gather_ballots(ctx, herald.question)
+        yield from _play_round(ctx, checked, calls)
 
 
-def _cast_ballot(bench: RankContext, announced: Communicator, call: CollectiveCall) -> None:
+def _cast_ballot(ctx: RankContext, announced: Communicator, call: CollectiveCall) -> None:
     try:
-        issue_call(announced, call, PlainBuffers(bench))
+        issue_call(announced, call, PlainBuffers(ctx))
     except BallotIncomplete:
         return
 
 
-def _play_round(bench: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
-    """Equal operations end well; of different ones every rank is told, naming every rank's."""
-    call = calls[bench.rank]
-    said = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
+def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
+    """Equal operations end well; different ones raise on every rank and name every rank's."""
+    call = calls[ctx.rank]
+    text = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
     try:
-        flight = issue_call(checked, call, PlainBuffers(bench))
+        issued = issue_call(checked, call, PlainBuffers(ctx))
     except OrderMismatch as error:
-        require(
-            "C7", not is_one_operation(calls), f"rank {bench.rank} raised {error}, though {said}"
-        )
+        require("C7", not is_one_operation(calls), f"rank {ctx.rank} raised {error}, though {text}")
         for rank, one in enumerate(calls):
             named = f"rank {rank} issued {one.op}" in str(error)
-            require(
-                "C7", named, f"rank {bench.rank} does not name {one.op} of rank {rank}: {error}"
-            )
+            require("C7", named, f"rank {ctx.rank} does not name {one.op} of rank {rank}: {error}")
         return
-    require("C7", is_one_operation(calls), f"rank {bench.rank} raised nothing, though {said}")
-    yield from flight.wait(bench)
-    require_results("C7", checked, [flight])
+    require("C7", is_one_operation(calls), f"rank {ctx.rank} raised nothing, though {text}")
+    yield from issued.wait(ctx)
+    require_results("C7", checked, [issued])
 
 
 CHECKED_MODE = (

@@ -1,4 +1,4 @@
-"""Family *determinism*: what must be the same each time, on every rank, to the last bit."""
+"""Family *determinism*: results that must be equal each time, on every rank, to the last bit."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     common_sizes,
     programs_by_size,
 )
-from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.program import Program, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
 FAMILY = "determinism"
@@ -52,12 +52,12 @@ EXPONENT_BITS = {
 
 
 @lru_cache(maxsize=4096)
-def arbitrary_bits(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def arbitrary_bits(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Any bits that the dtype can hold: no numbers with a payload, huge counters, minus zero.
 
     Every other element of a floating type is no number; a truth value stays 0 or 1.
     """
-    data = pseudorandom_bytes(call.nbytes, call.op, call.key, giver, taker)
+    data = pseudorandom_bytes(call.nbytes, call.op, call.key, sender, receiver)
     if call.dtype == torch.bool:
         return unit_from_bytes(bytearray(byte & 1 for byte in data), call)
     width = call.dtype.itemsize
@@ -69,10 +69,12 @@ def arbitrary_bits(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def largest_integers(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def largest_integers(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Whole numbers, of which eight just fit into the type together: the low bits matter."""
     limit = torch.iinfo(call.dtype).max // 8
-    drawn = pseudorandom_bytes(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
+    drawn = pseudorandom_bytes(
+        8 * torch.Size(call.shape).numel(), call.op, call.key, sender, receiver
+    )
     words = (int.from_bytes(drawn[k : k + 8], "little") for k in range(0, len(drawn), 8))
     sign = 1 if call.dtype == torch.uint8 else (-1) ** call.key
     numbers = [sign * (limit - word % (1 + limit // 64)) for word in words]
@@ -80,9 +82,11 @@ def largest_integers(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def rounding_floats(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def rounding_floats(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Numbers of both signs and of very different sizes: every order of adding them rounds."""
-    drawn = pseudorandom_bytes(8 * torch.Size(call.shape).numel(), call.op, call.key, giver, taker)
+    drawn = pseudorandom_bytes(
+        8 * torch.Size(call.shape).numel(), call.op, call.key, sender, receiver
+    )
     numbers = [
         math.ldexp(int.from_bytes(drawn[k : k + 7], "little", signed=True), drawn[k + 7] % 8 - 52)
         for k in range(0, len(drawn), 8)
@@ -93,18 +97,18 @@ def rounding_floats(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 def _copies(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, COPY_OPS)
-        return st.lists(calls, min_size=1, max_size=MAX_COPIES).map(lambda s: program(s, size))
+        return st.lists(calls, min_size=1, max_size=MAX_COPIES).map(lambda s: make_program(s, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_copies(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for call in calls_in(found):
+def _play_copies(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for call in calls_in(program):
         require_results(
             "D3",
-            group,
-            (yield from run_calls(bench, group, [call], PlainBuffers(bench), arbitrary_bits)),
+            comm,
+            (yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), arbitrary_bits)),
             arbitrary_bits,
         )
 
@@ -115,51 +119,51 @@ def _sums(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         calls = any_collective_step(traits, ROWS, REDUCE_OPS)
-        return st.lists(calls, min_size=1, max_size=MAX_SUMS).map(lambda s: program(s, size))
+        return st.lists(calls, min_size=1, max_size=MAX_SUMS).map(lambda s: make_program(s, size))
 
     return programs_by_size(sizes, sized)
 
 
-def sum_inputs(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def sum_inputs(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """What puts a sum of this dtype to the test."""
     return (rounding_floats if call.dtype.is_floating_point else largest_integers)(
-        call, giver, taker
+        call, sender, receiver
     )
 
 
-def _play_sums(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    calls = calls_in(found)
-    first = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
-    for flight in first:
-        _require_sum(group, flight)
+def _play_sums(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    calls = calls_in(program)
+    first = yield from run_calls(ctx, comm, calls, PlainBuffers(ctx), sum_inputs)
+    for issued in first:
+        _require_sum(comm, issued)
     for _ in range(REPEATS):
-        again = yield from run_calls(bench, group, calls, PlainBuffers(bench), sum_inputs)
+        again = yield from run_calls(ctx, comm, calls, PlainBuffers(ctx), sum_inputs)
         for one, other in zip(again, first, strict=True):
-            what = f"rank {group.rank}, once more the same {one.call}"
+            what = f"rank {comm.rank}, once more the same {one.call}"
             require_equal("D1", one.result, other.result, what)
-    sums = [to_host(flight.result) for flight in first if flight.call.op == "all_reduce"]
+    sums = [to_host(issued.result) for issued in first if issued.call.op == "all_reduce"]
     return [raw_bytes(total).tolist() for total in sums]
 
 
-def _require_sum(group: Communicator, flight: InflightCall) -> None:
+def _require_sum(comm: Communicator, issued: InflightCall) -> None:
     """Whole numbers to the last bit; others within the bound of any order of adding."""
-    if not flight.call.dtype.is_floating_point:
-        require_results("D1", group, [flight], sum_inputs)
+    if not issued.call.dtype.is_floating_point:
+        require_results("D1", comm, [issued], sum_inputs)
         return
     parts = [
-        collective_input(flight.call, r, group.size, sum_inputs).double() for r in range(group.size)
+        collective_input(issued.call, r, comm.size, sum_inputs).double() for r in range(comm.size)
     ]
-    if flight.call.op == "reduce_scatter":
-        parts = [part[group.rank] for part in parts]
+    if issued.call.op == "reduce_scatter":
+        parts = [part[comm.rank] for part in parts]
     columns = zip(*(part.flatten().tolist() for part in parts), strict=True)
-    epsilon = torch.finfo(flight.call.dtype).eps
+    epsilon = torch.finfo(issued.call.dtype).eps
     for place, (column, seen) in enumerate(
-        zip(columns, to_host(flight.result).double().flatten().tolist(), strict=True)
+        zip(columns, to_host(issued.result).double().flatten().tolist(), strict=True)
     ):
-        most = group.size * epsilon * math.fsum(map(abs, column))
+        most = comm.size * epsilon * math.fsum(map(abs, column))
         off = abs(seen - math.fsum(column))
-        what = f"rank {group.rank} after {flight.call}: element {place} is {off:g} off"
+        what = f"rank {comm.rank} after {issued.call}: element {place} is {off:g} off"
         require("D1", off <= most, f"{what}, {most:g} is what rounding explains")
 
 

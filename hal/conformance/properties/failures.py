@@ -1,10 +1,6 @@
-"""Part of family *failures*: streams that wait for what fails.
+"""Family *failures*: unmatched, cancelled, aborted and closed operations, and rebuild.
 
-Part of family *failures*: what becomes of work in flight when its communicator ends.
-
-Part of family *failures*: a host that stops waiting, softly or for good.
-
-Family *failures*: what nobody answers ends in an error that says what it was, and no other.
+An unmatched operation must end in an error that names it, without failing any other communicator.
 """
 
 import threading
@@ -50,7 +46,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     warm_links,
 )
 from equipoise.hal.conformance.fixtures.strategies import one_common_size
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import (
     CommunicatorFailed,
@@ -67,74 +63,72 @@ WAITING_ROLE, LATE_ROLE = Role.AUX, Role.COPY
 
 
 def _stream_release_support(traits: Traits) -> str | None:
-    """On a device that cannot end an operation, a stream that waits for it stands for good."""
+    """On a device that cannot end an operation, a stream that waits for it is blocked for good."""
     on_device = traits.comm_capabilities.stream_ordered and not traits.comm_capabilities.abort
     return several_ranks(traits) or ("abort" if on_device else None)
 
 
 def _failed_wait_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """`lonely(...)`, then what the stream that waits for it is given: launches and recordings.
+    """`lonely(...)`, then launches and recordings on the stream that waits for it.
 
-    Not a round: each rank answers in its own way what it expects, so that what nobody sends can
+    Not a round: each rank answers in its own way what it expects, so that what no rank sends can
     still meet something else, and end in an error of the device, which the stream never loses.
     """
     alone = unmatched_steps().filter(lambda step: step.args[0] != "exchange")
     after = st.lists(st.sampled_from((Step("launch"), Step("record"))), max_size=3)
     return st.builds(
-        lambda size, alone, steps: program([alone, *steps], size),
+        lambda size, alone, steps: make_program([alone, *steps], size),
         one_common_size(traits),
         alone,
         after,
     )
 
 
-def _play_failed_wait(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    waiting = bench.accelerator.stream(WAITING_ROLE)
-    alone, *steps = found.steps
-    op, work = issue_unmatched(bench, group, alone)
-    what = f"rank {bench.rank}: a stream that waits for {op}, which fails,"
+def _play_failed_wait(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    waiting = ctx.accelerator.stream(WAITING_ROLE)
+    alone, *steps = program.steps
+    op, work = issue_unmatched(ctx, comm, alone)
+    what = f"rank {ctx.rank}: a stream that waits for {op}, which fails,"
     refused = catch(partial(work.wait, waiting), CommunicatorFailed)
     yield NEXT
-    flag = bench.full((1,), 0)
+    flag = ctx.full((1,), 0)
     for step in steps:
-        _use_failing_stream(bench, waiting, step)
+        _use_failing_stream(ctx, waiting, step)
         yield NEXT
     yield Until(work.done, f"the failure of {op}")
-    raised = catch(partial(work.result, bench.timeout), CommunicatorFailed)
-    require("P3", raised, f"rank {bench.rank}: {op}, which nobody answers, ended well")
-    if group.capabilities.abort:
-        group.abort()  # a device holds the stream until then: nobody else can end the operation
+    raised = catch(partial(work.result, ctx.timeout), CommunicatorFailed)
+    require("P3", raised, f"rank {ctx.rank}: {op}, which nobody answers, ended well")
+    if comm.capabilities.abort:
+        comm.abort()  # a device blocks the stream until then: only this ends the operation
     if not refused:  # at the call it was not known yet
-        failed = catch(partial(bench.drain, waiting), StreamFailed)
+        failed = catch(partial(ctx.drain, waiting), StreamFailed)
         require("E10", failed, f"{what} is said to have drained")
         cause = failed.__cause__ if failed is not None else None
         require("E10", isinstance(cause, CommunicatorFailed), f"{what} blames {cause!r}")
         later = catch(partial(waiting.launch, partial(flag.fill_, 1)), StreamFailed)
         require("E10", later, f"{what} takes launches")
-    late = bench.accelerator.stream(LATE_ROLE)
+    late = ctx.accelerator.stream(LATE_ROLE)
     refused = catch(partial(work.wait, late), CommunicatorFailed)
-    require(
-        "E10", refused, f"rank {bench.rank}: waiting for {op}, which has failed, raises nothing"
-    )
+    require("E10", refused, f"rank {ctx.rank}: waiting for {op}, which has failed, raises nothing")
     late.launch(partial(flag.fill_, 2))
-    bench.drain(late)
+    ctx.drain(late)
     require(
         "E10", int(to_host(flag)) == 2, "a stream that was refused a failed operation stands still"
     )
 
 
-def _use_failing_stream(bench: RankContext, stream: Stream, step: Step) -> None:
+def _use_failing_stream(ctx: RankContext, stream: Stream, step: Step) -> None:
     """The stream may have failed by now."""
     if step.op == "launch":
         catch(partial(stream.launch, lambda: None), StreamFailed)
     else:
-        catch(partial(stream.record, bench.accelerator.event()), StreamFailed)
+        catch(partial(stream.record, ctx.accelerator.event()), StreamFailed)
 
 
 FAILED_WAITS = (
     Property(
-        name="a-stream-that-waits-for-what-fails-has-failed",
+        name="a-stream-that-waits-for-a-failed-work-fails",
         family="failures",
         clauses=("E10", "P3"),
         claim="It never drains well; what has failed already is refused, and the stream goes on.",
@@ -158,44 +152,44 @@ def _close_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def made(size: int, steps: list[Step]) -> Program:
         placed = [replace(s, rank=s.rank % size) if s.op == "close" else s for s in steps]
-        return program(deduplicate_messages(clip_to_group(placed, size)), size)
+        return make_program(deduplicate_messages(clip_to_group(placed, size)), size)
 
     return st.builds(
         made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_CLOSE_STEPS)
     )
 
 
-def _play_close(bench: RankContext, found: Program) -> Play:
-    """Issue until this rank closes; then nothing works, nothing waits, nobody writes."""
+def _play_close(ctx: RankContext, program: Program) -> Play:
+    """Issue until this rank closes; then every call raises, no wait blocks, nothing is written."""
     before = set(threading.enumerate())
-    group = yield from bench.communicator()
+    comm = yield from ctx.communicator()
     works: list[Work] = []
     sizes: list[int] = []
-    for number, step in enumerate(found.steps):
-        if step.op == "close" and step.rank == bench.rank:
+    for number, step in enumerate(program.steps):
+        if step.op == "close" and step.rank == ctx.rank:
             break
         if step.op != "close":
-            _keep_work_only(_issue_unless_failed(bench, group, step, number), works, sizes)
+            _keep_work_only(_issue_unless_failed(ctx, comm, step, number), works, sizes)
             yield NEXT
-    group.close()
-    junk = occupy_freed_memory(bench, *sizes)
+    comm.close()
+    junk = occupy_freed_memory(ctx, *sizes)
     yield NEXT
-    refused = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
-    require("E5", refused, f"rank {bench.rank}: issued on a communicator that was closed")
+    refused = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+    require("E5", refused, f"rank {ctx.rank}: issued on a communicator that was closed")
     for work in works:
-        left = catch(lambda work=work: work.result(bench.timeout), EquipoiseError)  # type: ignore[misc]
+        left = catch(lambda work=work: work.result(ctx.timeout), EquipoiseError)  # type: ignore[misc]
         waits = isinstance(left, ResultPending)
-        require("E5", not waits, f"rank {bench.rank}: a work in flight outlives the close: {left}")
+        require("E5", not waits, f"rank {ctx.rank}: a work in flight outlives the close: {left}")
     require_junk_untouched("E5", junk)
-    _require_threads_ended(bench, before)
+    _require_threads_ended(ctx, before)
 
 
 def _issue_unless_failed(
-    bench: RankContext, group: Communicator, step: Step, number: int
+    ctx: RankContext, comm: Communicator, step: Step, number: int
 ) -> IssuedOperation | None:
     """Issue, unless a peer that has closed has failed the communicator already."""
     made: list[IssuedOperation | None] = [None]
-    catch(lambda: made.append(issue_step(bench, group, step, number)), CommunicatorFailed)
+    catch(lambda: made.append(issue_step(ctx, comm, step, number)), CommunicatorFailed)
     return made[-1]
 
 
@@ -207,13 +201,13 @@ def _keep_work_only(transfer: IssuedOperation | None, works: list[Work], sizes: 
         sizes += [buffer.nbytes for buffer in buffers]
 
 
-def _require_threads_ended(bench: RankContext, before: set[threading.Thread]) -> None:
+def _require_threads_ended(ctx: RankContext, before: set[threading.Thread]) -> None:
     """The threads that came with the communicator end with it; bounded."""
     later = [thread for thread in threading.enumerate() if thread not in before]
     for thread in later:
-        thread.join(bench.timeout)
+        thread.join(ctx.timeout)
     alive = [thread.name for thread in later if thread.is_alive()]
-    require("E5", not alive, f"rank {bench.rank}: threads that outlive the close: {alive}")
+    require("E5", not alive, f"rank {ctx.rank}: threads that outlive the close: {alive}")
 
 
 def _abort_support(traits: Traits) -> str | None:
@@ -221,20 +215,22 @@ def _abort_support(traits: Traits) -> str | None:
 
 
 def _abort_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return st.builds(lambda n, step: program([step], n), one_common_size(traits), unmatched_steps())
+    return st.builds(
+        lambda n, step: make_program([step], n), one_common_size(traits), unmatched_steps()
+    )
 
 
-def _play_abort(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    op, work = issue_unmatched(bench, group, found.steps[0])
+def _play_abort(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    op, work = issue_unmatched(ctx, comm, program.steps[0])
     yield NEXT
-    group.abort()
-    error = yield from wait_for_outcome(bench, work, f"{op}, which was aborted")
-    what = f"rank {bench.rank}: {op} that was aborted ended with {error!r}"
+    comm.abort()
+    error = yield from wait_for_outcome(ctx, work, f"{op}, which was aborted")
+    what = f"rank {ctx.rank}: {op} that was aborted ended with {error!r}"
     require("E8", isinstance(error, CommunicatorFailed), what)
     require("E8", not isinstance(error, OperationTimeout), f"{what}: only its deadline ended it")
-    refused = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
-    require("E8", refused, f"rank {bench.rank}: issued on a communicator that was aborted")
+    refused = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+    require("E8", refused, f"rank {ctx.rank}: issued on a communicator that was aborted")
 
 
 ENDS = (
@@ -295,7 +291,7 @@ def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def made(size: int, first: list[Step], steps: list[Step]) -> Program:
         shared = [_clip_late_rank(step, size) for step in steps if step.op == "message" or size > 1]
-        return program([*first, *deduplicate_messages(clip_to_group(shared, size))], size)
+        return make_program([*first, *deduplicate_messages(clip_to_group(shared, size))], size)
 
     return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
 
@@ -307,31 +303,31 @@ def _clip_late_rank(step: Step, size: int) -> Step:
     return replace(step, args=(step.args[0], int(step.args[1]) % size))
 
 
-def _play_soft(bench: RankContext, found: Program) -> Play:
+def _play_soft(ctx: RankContext, program: Program) -> Play:
     """All ranks but one give up and say so; only then the last one comes."""
-    group = yield from bench.communicator()
-    warm_links(group, found.steps)
+    comm = yield from ctx.communicator()
+    warm_links(comm, program.steps)
     transfers: list[IssuedOperation | None] = []
     junk: list[Tensor] = []
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step == WARM_STEP:
             continue
-        early, late = _parties(step, bench.size)
-        given_up = f"{group.purpose}/step {number} was given up"
-        if bench.rank in early:
-            kept, sizes = _give_up(bench, group, step, number)
+        early, late = _parties(step, ctx.size)
+        given_up = f"{comm.purpose}/step {number} was given up"
+        if ctx.rank in early:
+            kept, sizes = _give_up(ctx, comm, step, number)
             transfers.append(kept)
-            junk += occupy_freed_memory(bench, *sizes)
-            control_plane(bench).cast(given_up, b"")
-        elif bench.rank == late:
-            yield from gather_ballots(bench, given_up, early)
-            transfers.append(issue_step(bench, group, step, number))
+            junk += occupy_freed_memory(ctx, *sizes)
+            control_plane(ctx).cast(given_up, b"")
+        elif ctx.rank == late:
+            yield from gather_ballots(ctx, given_up, early)
+            transfers.append(issue_step(ctx, comm, step, number))
         yield NEXT
-    yield from wait_and_check(bench, transfers, "E3")
+    yield from wait_and_check(ctx, transfers, "E3")
 
 
 def _parties(step: Step, size: int) -> tuple[list[int], int]:
-    """Who gives up, and who comes late."""
+    """The thread that gives up, and the rank that comes late."""
     if step.op == "message":
         early, late = _message_parties(step)
         return [early], late
@@ -340,23 +336,23 @@ def _parties(step: Step, size: int) -> tuple[list[int], int]:
 
 
 def _message_parties(step: Step) -> tuple[int, int]:
-    """Who gives up, and who comes late."""
+    """The thread that gives up, and the rank that comes late."""
     source, target = int(step.args[0]), int(step.args[1])
     return (source, target) if step.args[3] == SENDER else (target, source)
 
 
 def _give_up(
-    bench: RankContext, group: Communicator, step: Step, number: int
+    ctx: RankContext, comm: Communicator, step: Step, number: int
 ) -> tuple[IssuedOperation | None, list[int]]:
     """Issue this rank's part and wait for a moment, in vain; what was to be sent is dropped.
 
     Returns what is still to arrive, and the sizes (bytes) of what was dropped.
     """
-    transfer = issue_step(bench, group, step, number)
+    transfer = issue_step(ctx, comm, step, number)
     if transfer is None:
         return None, []
     pending = catch(
-        lambda: transfer.work.result(SOFT_TIMEOUT_FRACTION * bench.deadline), ResultPending
+        lambda: transfer.work.result(SOFT_TIMEOUT_FRACTION * ctx.deadline), ResultPending
     )
     require("E3", pending, f"{transfer.what}: ended before the last rank came")
     sizes = [operand.nbytes for operand in transfer.operands]
@@ -365,49 +361,49 @@ def _give_up(
 
 def _cancel_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return st.builds(
-        lambda n, step: program(clip_to_group([step], n), n), one_common_size(traits), _messages()
+        lambda n, step: make_program(clip_to_group([step], n), n),
+        one_common_size(traits),
+        _messages(),
     )
 
 
-def _play_cancel(bench: RankContext, found: Program) -> Play:
+def _play_cancel(ctx: RankContext, program: Program) -> Play:
     """The other end comes after the cancel; only when it has ended, the junk is looked at."""
-    group = yield from bench.communicator()
-    step = found.steps[0]
+    comm = yield from ctx.communicator()
+    step = program.steps[0]
     canceller, other = _message_parties(step)
-    cancelled, ended = (f"{group.purpose}/{what}" for what in ("cancelled", "ended"))
-    if bench.rank == canceller:
-        work = _cancel(bench, group, step)
-        junk = occupy_freed_memory(bench, int(step.args[2]))
-        control_plane(bench).cast(cancelled, b"")
+    cancelled, ended = (f"{comm.purpose}/{what}" for what in ("cancelled", "ended"))
+    if ctx.rank == canceller:
+        work = _cancel(ctx, comm, step)
+        junk = occupy_freed_memory(ctx, int(step.args[2]))
+        control_plane(ctx).cast(cancelled, b"")
         yield NEXT
-        _require_cancelled(bench, work)
-        raised = catch(lambda: issue_operation(bench, group, "barrier"), CommunicatorFailed)
-        require(
-            "E4", raised, f"rank {bench.rank}: issued after a cancel as if nothing had happened"
-        )
-        yield from gather_ballots(bench, ended, [other])
-        _require_cancelled(bench, work)
+        _require_cancelled(ctx, work)
+        raised = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+        require("E4", raised, f"rank {ctx.rank}: issued after a cancel as if nothing had happened")
+        yield from gather_ballots(ctx, ended, [other])
+        _require_cancelled(ctx, work)
         require_junk_untouched("E4", junk)
-    elif bench.rank == other:
-        yield from gather_ballots(bench, cancelled, [canceller])
-        transfer = issue_step(bench, group, step, 0)
-        if transfer is not None and (yield from wait_for_outcome(bench, transfer.work)) is None:
+    elif ctx.rank == other:
+        yield from gather_ballots(ctx, cancelled, [canceller])
+        transfer = issue_step(ctx, comm, step, 0)
+        if transfer is not None and (yield from wait_for_outcome(ctx, transfer.work)) is None:
             transfer.check_outputs("E4")
-        control_plane(bench).cast(ended, b"")
+        control_plane(ctx).cast(ended, b"")
 
 
-def _require_cancelled(bench: RankContext, work: Work) -> None:
+def _require_cancelled(ctx: RankContext, work: Work) -> None:
     """It has ended for its issuer, and has failed, whatever the other end does."""
-    what = f"rank {bench.rank}: an operation that was cancelled"
+    what = f"rank {ctx.rank}: an operation that was cancelled"
     require("E4", work.done(), f"{what} is not done")
     raised = catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
     named = f"{type(raised).__name__}: {raised}" if raised else "nothing"
     require("E4", isinstance(raised, CommunicatorFailed), f"{what}: its result raises {named}")
 
 
-def _cancel(bench: RankContext, group: Communicator, step: Step) -> Work:
+def _cancel(ctx: RankContext, comm: Communicator, step: Step) -> Work:
     """Issue, cancel, and drop the buffer."""
-    transfer = issue_step(bench, group, step, 0)
+    transfer = issue_step(ctx, comm, step, 0)
     assert transfer is not None, "this rank is an end of the message"
     transfer.work.cancel()
     return transfer.work
@@ -415,7 +411,7 @@ def _cancel(bench: RankContext, group: Communicator, step: Step) -> Work:
 
 GIVING_UP = (
     Property(
-        name="a-soft-wait-that-gives-up-changes-nothing",
+        name="result-timeout-does-not-cancel-the-operation",
         family=FAMILY,
         clauses=("E3",),
         claim="result(timeout) raises ResultPending; the operation lives on and owns its buffers.",
@@ -457,7 +453,7 @@ def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(
         size: int, first: list[Step], alone: Step, steps: list[Step], laters: list[Step]
     ) -> Program:
-        return program(
+        return make_program(
             [*first, alone, *deduplicate_messages(clip_to_group(steps, size)), *laters], size
         )
 
@@ -466,50 +462,50 @@ def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_unmatched(bench: RankContext, found: Program) -> Play:
-    broken = yield from bench.communicator("broken")
-    sound = yield from bench.communicator("sound")
-    if WARM_STEP in found.steps:
+def _play_unmatched(ctx: RankContext, program: Program) -> Play:
+    broken = yield from ctx.communicator("broken")
+    sound = yield from ctx.communicator("sound")
+    if WARM_STEP in program.steps:
         broken.warm([(rank, (rank + 1) % broken.size) for rank in range(broken.size)])
-    (alone,) = (step for step in found.steps if step.op == "lonely")
-    op, work = issue_unmatched(bench, broken, alone)
+    (alone,) = (step for step in program.steps if step.op == "lonely")
+    op, work = issue_unmatched(ctx, broken, alone)
     transfers = []
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step.op not in ("warm", "lonely", "later"):
-            transfers.append(issue_step(bench, sound, step, number))
+            transfers.append(issue_step(ctx, sound, step, number))
             yield NEXT
-    yield from _require_other_communicator_works(bench, transfers)
-    yield from _require_named_failure(bench, broken, op, work)
-    for step in found.steps:
+    yield from _require_other_communicator_works(ctx, transfers)
+    yield from _require_named_failure(ctx, broken, op, work)
+    for step in program.steps:
         if step.op == "later":
-            _require_refusal(bench, broken, str(step.args[0]))
+            _require_refusal(ctx, broken, str(step.args[0]))
             yield NEXT
     yield from _require_other_communicator_works(
-        bench, [issue_step(bench, sound, PROBE_STEP, len(found.steps))]
+        ctx, [issue_step(ctx, sound, PROBE_STEP, len(program.steps))]
     )
 
 
-def _require_named_failure(bench: RankContext, broken: Communicator, op: str, work: Work) -> Play:
+def _require_named_failure(ctx: RankContext, broken: Communicator, op: str, work: Work) -> Play:
     """The operation ends with an error, and the error says which operation, of what purpose."""
-    error = yield from wait_for_outcome(bench, work, f"{op}, which nobody answers")
-    what = f"rank {bench.rank}: {op} that nobody answered"
+    error = yield from wait_for_outcome(ctx, work, f"{op}, which nobody answers")
+    what = f"rank {ctx.rank}: {op} that nobody answered"
     require("P3", isinstance(error, CommunicatorFailed), f"{what} ended with {error!r}")
     named = op in str(error) and broken.purpose in str(error)
     require("E1", named, f"{what} of {broken.purpose!r}: the error says only {str(error)!r}")
 
 
-def _require_refusal(bench: RankContext, broken: Communicator, op: str) -> None:
-    raised = catch(lambda: issue_operation(bench, broken, op), CommunicatorFailed)
-    require("E2", raised, f"rank {bench.rank}: {op} was accepted by a communicator that had failed")
+def _require_refusal(ctx: RankContext, broken: Communicator, op: str) -> None:
+    raised = catch(lambda: issue_operation(ctx, broken, op), CommunicatorFailed)
+    require("E2", raised, f"rank {ctx.rank}: {op} was accepted by a communicator that had failed")
 
 
 def _require_other_communicator_works(
-    bench: RankContext, transfers: list[IssuedOperation | None]
+    ctx: RankContext, transfers: list[IssuedOperation | None]
 ) -> Play:
     """What another communicator does ends well."""
     for transfer in transfers:
         if transfer is not None:
-            error = yield from wait_for_outcome(bench, transfer.work, transfer.what)
+            error = yield from wait_for_outcome(ctx, transfer.work, transfer.what)
             require("X3", error is None, f"{transfer.what}, of another communicator: {error!r}")
             transfer.check_outputs("X3")
 
@@ -527,7 +523,7 @@ def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(size: int, gone: list[int], drawn: list[Step], like: list[Step]) -> Program:
         leave = sorted({rank % size for rank in gone})[: size - 1]
         sized = clip_to_group([*like, *drawn], size - len(leave))
-        return program(
+        return make_program(
             [*(Step("leave", (rank,)) for rank in leave), *deduplicate_messages(sized)], size
         )
 
@@ -543,29 +539,31 @@ def _stale_like_messages() -> st.SearchStrategy[Step]:
     )
 
 
-def _play_rebuild(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    left = {int(step.args[0]) for step in found.steps if step.op == "leave"}
-    stale = issue_operation(bench, group, "isend")
-    yield from wait_for_outcome(bench, stale, "a message that nobody receives")
-    if bench.rank in left:
+def _play_rebuild(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    left = {int(step.args[0]) for step in program.steps if step.op == "leave"}
+    stale = issue_operation(ctx, comm, "isend")
+    yield from wait_for_outcome(ctx, stale, "a message that nobody receives")
+    if ctx.rank in left:
         return
-    survivors = [rank for rank in range(bench.size) if rank not in left]
-    group.rebuild(survivors)
-    place = (group.rank, group.size)
-    due = (survivors.index(bench.rank), len(survivors))
-    require("E9", place == due, f"rank {bench.rank} is rank {place[0]} of {place[1]}, not {due}")
+    survivors = [rank for rank in range(ctx.size) if rank not in left]
+    comm.rebuild(survivors)
+    place = (comm.rank, comm.size)
+    expected = (survivors.index(ctx.rank), len(survivors))
+    require(
+        "E9", place == expected, f"rank {ctx.rank} is rank {place[0]} of {place[1]}, not {expected}"
+    )
     transfers = []
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         yield NEXT
         if step.op != "leave":
-            transfers.append(issue_step(bench, group, step, number))
-    yield from wait_and_check(bench, transfers, "E9")
+            transfers.append(issue_step(ctx, comm, step, number))
+    yield from wait_and_check(ctx, transfers, "E9")
 
 
 PROPERTIES = (
     Property(
-        name="what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+        name="an-unmatched-operation-fails-only-its-communicator",
         clauses=("X3", "P3", "E1", "E2", "C8"),
         family=FAMILY,
         claim="Every rank's wait ends with an error that names operation and purpose.",

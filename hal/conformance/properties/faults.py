@@ -1,17 +1,13 @@
-"""What ranks do to each other while something breaks: operations that know what is due.
-
-A step is `(op, (n, a, b))`: `n` elements, and two ranks where the operation needs them. Every rank
-computes by itself what it must receive, and from whom it depends.
-
-Programs with a fault in them: what breaks, where, and what that may and must bring down.
-
-Faults, injected at random points of random programs of operations.
+"""Family *faults*: a rank is killed, stopped, delayed or drops an operation in a random program.
 
 Each program plays on one communicator, and one rank breaks at one of its steps: it is killed, it
 stops for good, it pauses for less than the deadline, or it drops one operation. Everything that
 depends on it afterwards must fail by the deadline with an error that names operation and purpose;
-the control plane must name the lost rank and accuse nobody else; a communicator that the fault did
-not touch must go on working; and nothing of the survivors may stay behind.
+the control plane must report the lost rank and no other; a communicator that the fault did not
+touch must still work; and the survivors must leak nothing.
+
+A step is `(op, (n, a, b))`: `n` elements, and two ranks where the operation needs them. Every rank
+computes by itself what it must receive, and which ranks it depends on.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +29,7 @@ from equipoise.hal.conformance.context import (
     require_equal,
     wait_for_outcome,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, CommunicatorFailed, Violation
@@ -62,8 +58,8 @@ class RankOperation:
     expected: Tensor | None = None
 
 
-def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
-    """Any step that this communicator can do, for so many ranks."""
+def operation_steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
+    """Any step that this communicator can do, for that many ranks."""
     summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
     rank = st.integers(0, size - 1)
     others = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
@@ -72,22 +68,22 @@ def steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
 
 
 def rank_operations(
-    bench: RankContext, group: Communicator, step: Step, number: int
+    ctx: RankContext, comm: Communicator, step: Step, number: int
 ) -> list[RankOperation]:
     """This rank's part in step `number`; empty when it has none."""
     count, first, second = (int(argument) for argument in step.args)
-    desk = _OperationBuilder(bench, group, number, count)
+    runner = _OperationBuilder(ctx, comm, number, count)
     if step.op == "message":
-        return desk.message(first, second)
+        return runner.message(first, second)
     if step.op == "broadcast":
-        return [desk.broadcast(first)]
+        return [runner.broadcast(first)]
     plain: dict[str, Callable[[], RankOperation]] = {
-        "all_reduce": desk.all_reduce,
-        "reduce_scatter": desk.reduce_scatter,
-        "all_gather": desk.all_gather,
-        "all_to_all": desk.all_to_all,
-        "barrier": desk.barrier,
-        "exchange": desk.exchange,
+        "all_reduce": runner.all_reduce,
+        "reduce_scatter": runner.reduce_scatter,
+        "all_gather": runner.all_gather,
+        "all_to_all": runner.all_to_all,
+        "barrier": runner.barrier,
+        "exchange": runner.exchange,
     }
     return [plain[step.op]()]
 
@@ -99,47 +95,47 @@ class _OperationBuilder:
     What a rank gives is a row of bytes that says the rank, the step, and for whom it is.
     """
 
-    bench: RankContext
+    ctx: RankContext
     group: Communicator
     number: int
     count: int
 
     @property
     def _all(self) -> frozenset[int]:
-        return frozenset(range(self.bench.size))
+        return frozenset(range(self.ctx.size))
 
     def all_reduce(self) -> RankOperation:
-        value = self.bench.copy_of(self._row(self.bench.rank).long())
-        due = sum((self._row(rank).long() for rank in self._all), torch.zeros(1).long())
+        value = self.ctx.copy_of(self._row(self.ctx.rank).long())
+        expected = sum((self._row(rank).long() for rank in self._all), torch.zeros(1).long())
         return RankOperation(
-            "all_reduce", lambda: self.group.all_reduce(value), self._all, value, due
+            "all_reduce", lambda: self.group.all_reduce(value), self._all, value, expected
         )
 
     def reduce_scatter(self) -> RankOperation:
-        mine = self.bench.copy_of(self._rows(lambda other: (self.bench.rank, other)).long())
-        out = self.bench.full((self.count,), 0, torch.int64)
-        due = self._rows(lambda other: (other, self.bench.rank)).long().sum(0)
+        mine = self.ctx.copy_of(self._rows(lambda other: (self.ctx.rank, other)).long())
+        out = self.ctx.full((self.count,), 0, torch.int64)
+        expected = self._rows(lambda other: (other, self.ctx.rank)).long().sum(0)
         issue = lambda: self.group.reduce_scatter(out, mine)  # noqa: E731
-        return RankOperation("reduce_scatter", issue, self._all, out, due)
+        return RankOperation("reduce_scatter", issue, self._all, out, expected)
 
     def all_gather(self) -> RankOperation:
-        mine = self.bench.copy_of(self._row(self.bench.rank))
-        out = self.bench.full((self.bench.size, self.count), 0)
-        due = self._rows(lambda other: (other, 0))
+        mine = self.ctx.copy_of(self._row(self.ctx.rank))
+        out = self.ctx.full((self.ctx.size, self.count), 0)
+        expected = self._rows(lambda other: (other, 0))
         return RankOperation(
-            "all_gather", lambda: self.group.all_gather(out, mine), self._all, out, due
+            "all_gather", lambda: self.group.all_gather(out, mine), self._all, out, expected
         )
 
     def all_to_all(self) -> RankOperation:
-        mine = self.bench.copy_of(self._rows(lambda other: (self.bench.rank, other)))
-        out = self.bench.full((self.bench.size, self.count), 0)
-        due = self._rows(lambda other: (other, self.bench.rank))
+        mine = self.ctx.copy_of(self._rows(lambda other: (self.ctx.rank, other)))
+        out = self.ctx.full((self.ctx.size, self.count), 0)
+        expected = self._rows(lambda other: (other, self.ctx.rank))
         return RankOperation(
-            "all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, due
+            "all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, expected
         )
 
     def broadcast(self, source: int) -> RankOperation:
-        value = self.bench.copy_of(self._row(self.bench.rank))
+        value = self.ctx.copy_of(self._row(self.ctx.rank))
         issue = lambda: self.group.broadcast(value, source)  # noqa: E731
         return RankOperation("broadcast", issue, frozenset({source}), value, self._row(source))
 
@@ -147,34 +143,34 @@ class _OperationBuilder:
         return RankOperation("barrier", self.group.barrier, self._all)
 
     def message(self, source: int, destination: int) -> list[RankOperation]:
-        if self.bench.rank == source:
-            given = self.bench.copy_of(self._row(source))
-            send = lambda: self.group.isend(given, destination)  # noqa: E731
+        if self.ctx.rank == source:
+            operand = self.ctx.copy_of(self._row(source))
+            send = lambda: self.group.isend(operand, destination)  # noqa: E731
             # A send is a rendezvous: it ends at the earliest when its receive is posted.
             return [RankOperation("isend", send, frozenset({destination}))]
-        if self.bench.rank == destination:
-            out = self.bench.full((self.count,), 0)
+        if self.ctx.rank == destination:
+            out = self.ctx.full((self.count,), 0)
             receive = lambda: self.group.irecv(out, source)  # noqa: E731
             return [RankOperation("irecv", receive, frozenset({source}), out, self._row(source))]
         return []
 
     def exchange(self) -> RankOperation:
         """A blob to the next rank, one from the rank before."""
-        size, rank = self.bench.size, self.bench.rank
+        size, rank = self.ctx.size, self.ctx.rank
         after, before = (rank + 1) % size, (rank - 1) % size
-        given, out = self.bench.copy_of(self._row(rank)), self.bench.full((self.count,), 0)
-        parcels = Exchange((PeerBuffer(after, given),), (PeerBuffer(before, out),))
+        operand, out = self.ctx.copy_of(self._row(rank)), self.ctx.full((self.count,), 0)
+        parcels = Exchange((PeerBuffer(after, operand),), (PeerBuffer(before, out),))
         issue = lambda: self.group.exchange(parcels)  # noqa: E731
         return RankOperation("exchange", issue, frozenset({after, before}), out, self._row(before))
 
-    def _row(self, giver: int, taker: int = 0) -> Tensor:
+    def _row(self, sender: int, receiver: int = 0) -> Tensor:
         """uint8 [count]."""
-        start = 1 + 31 * giver + 7 * taker + 3 * self.number
+        start = 1 + 31 * sender + 7 * receiver + 3 * self.number
         return (torch.arange(self.count) + start).to(torch.uint8)
 
     def _rows(self, ends: Callable[[int], tuple[int, int]]) -> Tensor:
         """uint8 [size, count]: for each rank the row between these two ends."""
-        return torch.stack([self._row(*ends(other)) for other in range(self.bench.size)])
+        return torch.stack([self._row(*ends(other)) for other in range(self.ctx.size)])
 
 
 MAX_STEPS = 6
@@ -218,7 +214,7 @@ class FaultPlan:
 
     @property
     def lost(self) -> frozenset[int]:
-        """Who is not there any more afterwards."""
+        """The ranks that the fault ends."""
         return frozenset({self.victim} if self.fault in RANK_ENDING_FAULTS else ())
 
     def never_comes(self, number: int) -> bool:
@@ -232,11 +228,14 @@ class FaultPlan:
         return self.fault in RANK_ENDING_FAULTS or self.never_comes(number)
 
 
-def plot(found: Program) -> FaultPlan:
-    """The plot that the settings of a program tell."""
-    fault, at = RankFault(str(found.setting("fault"))), found.int_setting("at") % len(found.steps)
-    kept = found.steps[: at + 1] if fault is RankFault.DROP else found.steps
-    return FaultPlan(fault, found.int_setting("victim"), at, found.int_setting("window"), kept)
+def fault_plan(program: Program) -> FaultPlan:
+    """The fault plan of a program's settings."""
+    fault, at = (
+        RankFault(str(program.setting("fault"))),
+        program.int_setting("at") % len(program.steps),
+    )
+    kept = program.steps[: at + 1] if fault is RankFault.DROP else program.steps
+    return FaultPlan(fault, program.int_setting("victim"), at, program.int_setting("window"), kept)
 
 
 def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -257,8 +256,8 @@ def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
                 "window": st.sampled_from([0, 1, MAX_STEPS]),
             }
         )
-        drawn = st.lists(steps(traits, size), min_size=1, max_size=MAX_STEPS)
-        return st.builds(lambda found, how: program(found, size, how), drawn, settings)
+        drawn = st.lists(operation_steps(traits, size), min_size=1, max_size=MAX_STEPS)
+        return st.builds(lambda found, how: make_program(found, size, how), drawn, settings)
 
     return st.sampled_from(sizes).flatmap(of)
 
@@ -275,9 +274,9 @@ class _PendingOperation:
 
 @dataclass
 class _FaultRunner:
-    """One rank that plays a plot."""
+    """One rank that plays a fault plan."""
 
-    bench: RankContext
+    ctx: RankContext
     plan: FaultPlan
     control: ControlPlane
     communicator: Communicator
@@ -287,62 +286,66 @@ class _FaultRunner:
         """All steps; waits for each operation, at the latest at the end."""
         pending: list[_PendingOperation] = []
         for number, step in enumerate(self.plan.steps):
-            if self.bench.rank == self.plan.victim and number == self.plan.step:
+            if self.ctx.rank == self.plan.victim and number == self.plan.step:
                 yield from self._inject_fault()
                 if self.plan.fault is RankFault.DROP:
                     continue
-            for deed in rank_operations(self.bench, self.communicator, step, number):
+            for deed in rank_operations(self.ctx, self.communicator, step, number):
                 pending.append(self._issue(number, deed))
             while len(pending) > self.plan.window:
                 yield from self._check_end(pending.pop(0))
-        for left in pending:
-            yield from self._check_end(left)
+        for operation in pending:
+            yield from self._check_end(operation)
 
     def _inject_fault(self) -> Play:
         if self.plan.fault is RankFault.DELAY:
-            yield from self.bench.pause()
+            yield from self.ctx.pause()
         elif self.plan.fault in RANK_ENDING_FAULTS:
-            yield from self.bench.end_rank(Termination(self.plan.fault))
+            yield from self.ctx.end_rank(Termination(self.plan.fault))
 
-    def _issue(self, number: int, deed: RankOperation) -> _PendingOperation:
-        self.current_operation = f"step {number}, {deed.op}"
+    def _issue(self, number: int, operation: RankOperation) -> _PendingOperation:
+        self.current_operation = f"step {number}, {operation.op}"
         self.control.set_operation(self.current_operation)
         begun: list[Work] = []
-        refusal = catch(lambda: begun.append(deed.issue()), CommunicatorFailed)
-        return _PendingOperation(number, deed, begun[0] if begun else None, refusal)
+        refusal = catch(lambda: begun.append(operation.issue()), CommunicatorFailed)
+        return _PendingOperation(number, operation, begun[0] if begun else None, refusal)
 
     def _check_end(self, pending: _PendingOperation) -> Play:
-        """Compare how it ended with what the plot allows."""
-        number, deed, error = pending.number, pending.operation, pending.refusal
-        what = f"step {number}, {deed.op}"
+        """Compare how it ended with what the fault plan allows."""
+        number, operation, error = pending.number, pending.operation, pending.refusal
+        what = f"step {number}, {operation.op}"
         if pending.work is not None:
-            error = yield from wait_for_outcome(self.bench, pending.work, what)
+            error = yield from wait_for_outcome(self.ctx, pending.work, what)
         if error is not None:
-            self._require_error_is_due(number, deed, error)
+            self._require_error_is_due(number, operation, error)
             return
-        missed = self.plan.victim in deed.required_ranks and self.plan.never_comes(number)
-        mine = self.bench.rank == self.plan.victim
+        missed = self.plan.victim in operation.required_ranks and self.plan.never_comes(number)
+        mine = self.ctx.rank == self.plan.victim
         require("E1", mine or not missed, f"{what} ended well without rank {self.plan.victim}")
-        if deed.output is not None and deed.expected is not None:
-            require_equal("E1", deed.output, deed.expected, what)
+        if operation.output is not None and operation.expected is not None:
+            require_equal("E1", operation.output, operation.expected, what)
 
-    def _require_error_is_due(self, number: int, deed: RankOperation, error: Exception) -> None:
-        """An error must be due, and must name operation and purpose."""
-        told = f"{type(error).__name__}: {error}"
-        due = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
-        require("E1", due, f"step {number}, {deed.op} was not to fail: {told}")
-        require("E1", isinstance(error, CommunicatorFailed), f"{deed.op} raised {told}")
-        named = deed.op in str(error) and self.communicator.purpose in str(error)
-        require("E1", named, f"{deed.op} of {self.communicator.purpose!r} is not named: {told}")
+    def _require_error_is_due(
+        self, number: int, operation: RankOperation, error: Exception
+    ) -> None:
+        """The error must be expected, and must name operation and purpose."""
+        text = f"{type(error).__name__}: {error}"
+        expected = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
+        require("E1", expected, f"step {number}, {operation.op} was not to fail: {text}")
+        require("E1", isinstance(error, CommunicatorFailed), f"{operation.op} raised {text}")
+        named = operation.op in str(error) and self.communicator.purpose in str(error)
+        require(
+            "E1", named, f"{operation.op} of {self.communicator.purpose!r} is not named: {text}"
+        )
 
     def check_reported_loss(self) -> Play:
-        """Who was lost, from the control plane (clause C5)."""
+        """The lost rank, from the control plane (clause C5)."""
         if not self.plan.lost:
             loss = self.control.lost_rank(0.0)
             require("C5", loss is None, f"nobody was lost, yet: {loss}")
             return
         yield Until(lambda: self.control.lost_rank(0.0) is not None, "word of the lost rank")
-        loss = self.control.lost_rank(self.bench.timeout)
+        loss = self.control.lost_rank(self.ctx.timeout)
         if loss is None:
             raise Violation("C5", f"nobody says that rank {self.plan.victim} was lost")
         require("C5", loss.rank == self.plan.victim, f"not rank {self.plan.victim}: {loss}")
@@ -354,7 +357,7 @@ class _FaultRunner:
 
 
 def _barrier_of(
-    bench: RankContext, control: ControlPlane, question: str, ranks: Sequence[int]
+    ctx: RankContext, control: ControlPlane, question: str, ranks: Sequence[int]
 ) -> Play:
     """Wait for these ranks, this one among them, by the control plane alone."""
     control.cast(question, b"")
@@ -364,35 +367,35 @@ def _barrier_of(
         return looked is None
 
     yield Until(come, f"the others at {question!r}")
-    control.collect(question, bench.timeout, ranks)
+    control.collect(question, ctx.timeout, ranks)
 
 
-def _require_spared_works(bench: RankContext, spared: Communicator) -> Play:
+def _require_spared_works(ctx: RankContext, spared: Communicator) -> Play:
     """What the fault has not touched still works (clause X3)."""
-    value = bench.copy_of(torch.tensor([1 << spared.rank]))
+    value = ctx.copy_of(torch.tensor([1 << spared.rank]))
     begun: list[Work] = []
     error = catch(lambda: begun.append(spared.all_reduce(value)), CommunicatorFailed)
     if begun:
-        error = yield from wait_for_outcome(bench, begun[0], "a sum of the spared")
+        error = yield from wait_for_outcome(ctx, begun[0], "a sum of the spared")
     require("X3", error is None, f"another communicator failed too: {error}")
     require_equal("X3", value, torch.tensor([(1 << spared.size) - 1]), "a sum of the spared")
 
 
-def _play(bench: RankContext, found: Program) -> Play:
-    """One communicator suffers the fault, the other goes on without whoever is lost."""
-    assert bench.fabric is not None
-    told, control = plot(found), bench.fabric.control
-    hit = yield from bench.communicator("hit")
-    left = [rank for rank in range(bench.size) if rank not in told.lost]
-    spared = hit if bench.rank in told.lost else (yield from bench.communicator("spared", left))
-    # Nothing breaks before everybody is there: opening is not what is tried here.
-    yield from _barrier_of(bench, control, "begin", range(bench.size))
-    survivor = _FaultRunner(bench, told, control, hit)
+def _play(ctx: RankContext, program: Program) -> Play:
+    """One communicator has the fault, the other continues without the lost rank."""
+    assert ctx.fabric is not None
+    plan, control = fault_plan(program), ctx.fabric.control
+    hit = yield from ctx.communicator("hit")
+    survivors = [rank for rank in range(ctx.size) if rank not in plan.lost]
+    spared = hit if ctx.rank in plan.lost else (yield from ctx.communicator("spared", survivors))
+    # The fault strikes only after every rank has opened: opening is not tested here.
+    yield from _barrier_of(ctx, control, "begin", range(ctx.size))
+    survivor = _FaultRunner(ctx, plan, control, hit)
     yield from survivor.run()
     yield from survivor.check_reported_loss()
     # What follows has a deadline of its own, which must not run while others wait for theirs.
-    yield from _barrier_of(bench, control, "end", left)
-    yield from _require_spared_works(bench, spared)
+    yield from _barrier_of(ctx, control, "end", survivors)
+    yield from _require_spared_works(ctx, spared)
 
 
 def _several_ranks(traits: Traits) -> str | None:
@@ -409,6 +412,6 @@ FAULTS = Property(
     needs=_several_ranks,
     scope=PropertyScope.GROUP,
     deadline=DeadlineLength.SHORT,
-    lost_ranks=lambda found: plot(found).lost,
+    lost_ranks=lambda found: fault_plan(found).lost,
 )
 PROPERTIES = (FAULTS,)

@@ -1,9 +1,4 @@
-"""Family *keepalive*, one device: what a verb of a slot store is given is its own until it ran.
-
-Part of family *keepalive*: what a handle says after the end, however often it is asked.
-
-Family *keepalive*: who owns what is in flight, and what a handle may be asked.
-"""
+"""Family *keepalive*: operations own their buffers; what a work answers, and how often."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -45,11 +40,11 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SegmentSpec,
     SlotStoreFixture,
     format_versions,
-    shelf,
+    make_slot_store,
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import one_common_size, programs_of, step_of
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import CommunicatorFailed, ResultPending, StreamFailed
 from equipoise.hal.stream import Role
@@ -83,7 +78,7 @@ class _VerbRunner:
     junk: list[Tensor] = field(default_factory=list)
 
     def run_step(self, version: int, slot: int, step: Step) -> None:
-        """Make one call, drop what it was given, and let somebody else have that memory."""
+        """Make one call, drop its buffers, and reuse their memory."""
         stream = self.fixture.stream(str(step.args[1]))
         sizes = [self.fixture.slot_bytes]
         if step.op == "pack":
@@ -98,29 +93,31 @@ class _VerbRunner:
             self.fixture.store.write([slot], [made], stream)
             del made
             self.expected_versions[slot] = version
-        self.junk += occupy_freed_memory(self.fixture.bench, *sizes)
+        self.junk += occupy_freed_memory(self.fixture.ctx, *sizes)
         if step.op == "unpack":
             self.fixture.store.commit([(slot, slot)], stream)
 
     def _blob(self, version: int) -> Tensor:
-        return self.fixture.bench.full((self.fixture.slot_bytes,), version)
+        return self.fixture.ctx.full((self.fixture.slot_bytes,), version)
 
 
-def _play_verbs(bench: RankContext, found: Program) -> Play:
-    desk = _VerbRunner(shelf(bench, SLOTS, SLOTS, SEGMENTS))
-    for number, step in enumerate(found.steps, 1):
-        desk.run_step(number, int(step.args[0]), step)
+def _play_verbs(ctx: RankContext, program: Program) -> Play:
+    runner = _VerbRunner(make_slot_store(ctx, SLOTS, SLOTS, SEGMENTS))
+    for number, step in enumerate(program.steps, 1):
+        runner.run_step(number, int(step.args[0]), step)
         yield NEXT
-    bench.drain(*(bench.accelerator.stream(Role(role)) for role in SLOT_ROLES))
-    for slot, due in enumerate(desk.expected_versions):
-        seen = versions_in(desk.fixture.read_slot(slot))
-        require("K1", seen == [due], f"slot {slot} holds {format_versions(seen)}, not {due}")
-    require_junk_untouched("K1", desk.junk)
+    ctx.drain(*(ctx.accelerator.stream(Role(role)) for role in SLOT_ROLES))
+    for slot, expected in enumerate(runner.expected_versions):
+        seen = versions_in(runner.fixture.read_slot(slot))
+        require(
+            "K1", seen == [expected], f"slot {slot} holds {format_versions(seen)}, not {expected}"
+        )
+    require_junk_untouched("K1", runner.junk)
 
 
 VERBS = (
     Property(
-        name="memory-dropped-behind-a-verb-still-counts",
+        name="slot-verbs-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
         claim="A verb of a store owns what it was given: its caller may drop that at once.",
@@ -140,7 +137,7 @@ def _question(which: int, call: str, host: int) -> Step:
 
 
 def _questions(count: int) -> st.SearchStrategy[list[Step]]:
-    """Questions to works by either host."""
+    """Queries of works by either thread."""
     which, host = st.integers(0, count - 1), st.integers(0, THREADS - 1)
     return st.lists(st.builds(_question, which, st.sampled_from(QUESTIONS), host), max_size=6)
 
@@ -148,50 +145,50 @@ def _questions(count: int) -> st.SearchStrategy[list[Step]]:
 def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
 
-    def made(size: int, steps: list[Step], looks: list[Step]) -> Program:
+    def made(size: int, steps: list[Step], queries: list[Step]) -> Program:
         fitted = deduplicate_messages(clip_to_group(steps, size))
-        valid = [look for look in looks if int(look.args[0]) < len(fitted)]
-        return program([*fitted, *valid], size)
+        valid = [look for look in queries if int(look.args[0]) < len(fitted)]
+        return make_program([*fitted, *valid], size)
 
     return st.builds(made, one_common_size(traits), drawn, _questions(MAX_WORKS))
 
 
-def _play_ended(bench: RankContext, found: Program) -> Play:
-    """Host 0 issues, host 1 waits for the ends, then both ask."""
-    issued, ended = thread_future(bench, "issued"), thread_future(bench, "ended")
-    if bench.thread == 0:
-        issued.set_result((yield from _issue_all(bench, found)))
+def _play_ended(ctx: RankContext, program: Program) -> Play:
+    """Thread 0 issues, thread 1 waits for the ends, then both query."""
+    issued, ended = thread_future(ctx, "issued"), thread_future(ctx, "ended")
+    if ctx.thread == 0:
+        issued.set_result((yield from _issue_all(ctx, program)))
     transfers: dict[int, IssuedOperation] = yield from issued.wait_for_result(
-        bench, "what host 0 issued"
+        ctx, "what host 0 issued"
     )
-    if bench.thread == 1:
-        yield from wait_and_check(bench, transfers.values(), "K3")
+    if ctx.thread == 1:
+        yield from wait_and_check(ctx, transfers.values(), "K3")
         ended.set_result()
-    yield from ended.wait_for_result(bench, "the ends that host 1 waits for")
-    stream = bench.accelerator.stream(Role.AUX)
-    for step in found.steps_of(bench.rank, bench.thread):
+    yield from ended.wait_for_result(ctx, "the ends that host 1 waits for")
+    stream = ctx.accelerator.stream(Role.AUX)
+    for step in program.steps_of(ctx.rank, ctx.thread):
         if step.op == "look" and step.args[0] in transfers:
             transfer = transfers[int(step.args[0])]
-            _ask_succeeded(transfer.work, str(step.args[1]), bench)
+            _ask_succeeded(transfer.work, str(step.args[1]), ctx)
             transfer.check_outputs("K3")
             yield NEXT
-    bench.drain(stream)
+    ctx.drain(stream)
 
 
-def _issue_all(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _issue_all(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     transfers = {}
-    for number, step in enumerate(found.steps):
-        if step.op != "look" and (made := issue_step(bench, group, step, number)) is not None:
+    for number, step in enumerate(program.steps):
+        if step.op != "look" and (made := issue_step(ctx, comm, step, number)) is not None:
             transfers[number] = made
         yield NEXT
     return transfers
 
 
-def _ask_succeeded(work: Work, question: str, bench: RankContext) -> None:
+def _ask_succeeded(work: Work, question: str, ctx: RankContext) -> None:
     """Ask a work that has ended well."""
     if question == "wait":
-        work.wait(bench.accelerator.stream(Role.AUX))
+        work.wait(ctx.accelerator.stream(Role.AUX))
     elif question == "done":
         require("K3", work.done(), "a work that had ended says that it has not")
     else:
@@ -201,48 +198,48 @@ def _ask_succeeded(work: Work, question: str, bench: RankContext) -> None:
 def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits, SINGLE_WORK_OPS), min_size=1, max_size=MAX_WORKS)
     return st.builds(
-        lambda n, steps: program(deduplicate_messages(clip_to_group(steps, n)), n),
+        lambda n, steps: make_program(deduplicate_messages(clip_to_group(steps, n)), n),
         one_common_size(traits),
         drawn,
     )
 
 
-def _play_done(bench: RankContext, found: Program) -> Play:
-    for transfer in (yield from _issue_all(bench, found)).values():
-        raised = yield from result_after_done(bench, transfer.work, transfer.what)
+def _play_done(ctx: RankContext, program: Program) -> Play:
+    for transfer in (yield from _issue_all(ctx, program)).values():
+        raised = yield from result_after_done(ctx, transfer.work, transfer.what)
         require("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
-        transfer.check("K5")
+        transfer.check_outputs("K5")
 
 
 def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    def made(size: int, alone: Step, looks: list[Step]) -> Program:
-        return program([alone, *looks], size)
+    def made(size: int, alone: Step, queries: list[Step]) -> Program:
+        return make_program([alone, *queries], size)
 
     return st.builds(made, one_common_size(traits), unmatched_steps(), _questions(1))
 
 
-def _play_failed(bench: RankContext, found: Program) -> Play:
+def _play_failed(ctx: RankContext, program: Program) -> Play:
     """Host 0 waits for the failure, then both ask."""
-    failed = thread_future(bench, "failed")
-    if bench.thread == 0:
-        group = yield from bench.communicator()
-        op, made = issue_unmatched(bench, group, found.steps[0])
-        raised = yield from result_after_done(bench, made, f"the failure of {op}")
-        what = f"rank {bench.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
+    failed = thread_future(ctx, "failed")
+    if ctx.thread == 0:
+        comm = yield from ctx.communicator()
+        op, made = issue_unmatched(ctx, comm, program.steps[0])
+        raised = yield from result_after_done(ctx, made, f"the failure of {op}")
+        what = f"rank {ctx.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
         require("K5", _failure(raised), what)
         failed.set_result(made)
-    work: Work = yield from failed.wait_for_result(bench, "what failed")
-    for step in found.steps_of(bench.rank, bench.thread):
+    work: Work = yield from failed.wait_for_result(ctx, "what failed")
+    for step in program.steps_of(ctx.rank, ctx.thread):
         if step.op == "look":
-            _ask_failed(bench, work, str(step.args[1]))
+            _ask_failed(ctx, work, str(step.args[1]))
             yield NEXT
 
 
-def result_after_done(bench: RankContext, work: Work, what: str) -> Play:
+def result_after_done(ctx: RankContext, work: Work, what: str) -> Play:
     """What `result` raises, without any time, once `done` is true; to be used with `yield from`."""
     yield Until(work.done, what)
     if not work.done():  # on a real device nothing has waited yet
-        catch(lambda: work.result(bench.timeout), CommunicatorFailed)
+        catch(lambda: work.result(ctx.timeout), CommunicatorFailed)
     return _result_error(work)
 
 
@@ -254,12 +251,12 @@ def _failure(raised: Exception | None) -> bool:
     return isinstance(raised, CommunicatorFailed)
 
 
-def _ask_failed(bench: RankContext, work: Work, question: str) -> None:
+def _ask_failed(ctx: RankContext, work: Work, question: str) -> None:
     """Ask a work that has failed; what becomes of a stream that waits is judged by E10."""
     if question == "wait":
-        stream = bench.accelerator.stream(Role.AUX)
+        stream = ctx.accelerator.stream(Role.AUX)
         catch(lambda: work.wait(stream), CommunicatorFailed, StreamFailed)
-        catch(lambda: bench.drain(stream), StreamFailed)
+        catch(lambda: ctx.drain(stream), StreamFailed)
     elif question == "done":
         require("K3", work.done(), "a work that had failed says that it has not ended")
     else:
@@ -268,7 +265,7 @@ def _ask_failed(bench: RankContext, work: Work, question: str) -> None:
 
 HANDLES = (
     Property(
-        name="a-work-may-be-asked-again-by-anyone-after-its-end",
+        name="an-ended-work-may-be-queried-by-any-thread",
         family=FAMILY,
         clauses=("K3",),
         claim="done, wait and result may be called any number of times from any thread.",
@@ -279,7 +276,7 @@ HANDLES = (
         threads=THREADS,
     ),
     Property(
-        name="done-means-that-the-result-is-there",
+        name="result-does-not-block-after-done",
         family=FAMILY,
         clauses=("K5",),
         claim="Once done is true result returns at once, and everything has arrived.",
@@ -289,7 +286,7 @@ HANDLES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="a-failed-work-says-so-every-time",
+        name="a-failed-work-raises-at-every-call",
         family=FAMILY,
         clauses=("K3", "K5"),
         claim="After a failure done is true, and result raises it to everyone who asks.",
@@ -310,7 +307,7 @@ MAX_OPERATIONS = 6
 BATCHES = ("exchange", "message", "all_gather")
 """Operations, many of them several messages."""
 LATER_CALLS = 12
-"""Later calls by which the memory of dropped works is given back (clause K2)."""
+"""Number of later calls by which the memory of dropped works is released (clause K2)."""
 MAX_HELD_OPERATIONS = 2
 """Operations that a backend may hold on to: gloo's two threads each keep their latest one."""
 
@@ -319,44 +316,44 @@ def _dropped_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits), st.just(Step("blindly")))
 
     def made(size: int, steps: list[Step]) -> Program:
-        return program(deduplicate_messages(clip_to_group(steps, size)), size)
+        return make_program(deduplicate_messages(clip_to_group(steps, size)), size)
 
     return st.builds(
         made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
     )
 
 
-def _play_dropped(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_dropped(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     bare: list[IssuedOperation] = []
     junk: list[Tensor] = []
     blind = False
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step.op != "blindly":
-            _issue_and_drop_buffers(bench, group, (step, number, blind), bare, junk)
+            _issue_and_drop_buffers(ctx, comm, (step, number, blind), bare, junk)
             yield NEXT
         blind = step.op == "blindly"
-    yield from wait_and_check(bench, bare, "K1")
+    yield from wait_and_check(ctx, bare, "K1")
     require_junk_untouched("K1", junk)
 
 
 def _issue_and_drop_buffers(
-    bench: RankContext,
-    group: Communicator,
+    ctx: RankContext,
+    comm: Communicator,
     order: tuple[Step, int, bool],
     bare: list[IssuedOperation],
     junk: list[Tensor],
 ) -> None:
     """Issue a step and drop its buffers, *blindly* those of the result too; keep its work."""
     step, number, blind = order
-    transfer = issue_step(bench, group, step, number)
+    transfer = issue_step(ctx, comm, step, number)
     if transfer is None:
         return
     dropped = [*transfer.operands, *(found for found, _ in transfer.outputs if blind)]
     sizes = [buffer.nbytes for buffer in dropped]
     bare.append(replace(transfer, operands=(), outputs=() if blind else transfer.outputs))
     del transfer, dropped
-    junk += occupy_freed_memory(bench, *sizes)
+    junk += occupy_freed_memory(ctx, *sizes)
 
 
 def _works_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -365,28 +362,28 @@ def _works_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def made(size: int, steps: list[Step]) -> Program:
         placed = [replace(s, rank=s.rank % size) if s.op == "drop" else s for s in steps]
-        return program(deduplicate_messages(clip_to_group(placed, size)), size)
+        return make_program(deduplicate_messages(clip_to_group(placed, size)), size)
 
     return st.builds(
         made, one_common_size(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2)
     )
 
 
-def _play_works(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_works(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     held: list[IssuedOperation] = []
     dropped: list[list[IsFreed]] = []
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step.op == "drop":
-            if step.rank == bench.rank:
+            if step.rank == ctx.rank:
                 dropped += [_freed_checks(transfer) for transfer in held]
                 held.clear()
-                bench.scribble_freed_memory()
+                ctx.scribble_freed_memory()
         else:
-            _keep_work(held, issue_step(bench, group, step, number))
+            _keep_work(held, issue_step(ctx, comm, step, number))
         yield NEXT
-    yield from wait_and_check(bench, held, "K1")
-    yield from _require_freed(bench, group, dropped)
+    yield from wait_and_check(ctx, held, "K1")
+    yield from _require_freed(ctx, comm, dropped)
 
 
 def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) -> None:
@@ -395,7 +392,7 @@ def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) ->
 
 
 def _freed_checks(transfer: IssuedOperation) -> list[IsFreed]:
-    """Whether the memory of each buffer has been given back; does not keep it alive."""
+    """Whether the memory of each buffer has been released; does not keep it alive."""
     buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
     return [_freed_check(buffer) for buffer in buffers]
 
@@ -405,10 +402,10 @@ def _freed_check(buffer: Tensor) -> IsFreed:
     return lambda: bool(reference.expired())
 
 
-def _require_freed(bench: RankContext, group: Communicator, dropped: list[list[IsFreed]]) -> Play:
+def _require_freed(ctx: RankContext, comm: Communicator, dropped: list[list[IsFreed]]) -> Play:
     """Make later calls, as many on every rank, and count the operations that are still alive."""
     for _ in range(LATER_CALLS):
-        yield from wait_for_success(bench, group.barrier(), "a later call")
+        yield from wait_for_success(ctx, comm.barrier(), "a later call")
     alive = sum(not all(gone() for gone in buffers) for buffers in dropped)
     what = (
         f"{alive} of {len(dropped)} dropped works hold memory {LATER_CALLS} calls after their end"
@@ -423,7 +420,7 @@ def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits, BATCHES), finish_one)
 
     def made(size: int, steps: list[Step]) -> Program:
-        return program(_valid_finishes(deduplicate_messages(clip_to_group(steps, size))), size)
+        return make_program(_valid_finishes(deduplicate_messages(clip_to_group(steps, size))), size)
 
     return st.builds(
         made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
@@ -443,21 +440,21 @@ def _valid_finishes(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _play_order(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_order(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     flying: dict[int, IssuedOperation] = {}
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step.op == "finish":
-            yield from wait_and_check(bench, [flying.pop(int(step.args[0]), None)], "K4")
-        elif (transfer := issue_step(bench, group, step, number)) is not None:
+            yield from wait_and_check(ctx, [flying.pop(int(step.args[0]), None)], "K4")
+        elif (transfer := issue_step(ctx, comm, step, number)) is not None:
             flying[number] = transfer
         yield NEXT
-    yield from wait_and_check(bench, reversed(flying.values()), "K4")
+    yield from wait_and_check(ctx, reversed(flying.values()), "K4")
 
 
 PROPERTIES = (
     Property(
-        name="buffers-dropped-in-flight-still-travel",
+        name="operations-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
         claim="An operation owns its buffers: its caller may drop them at once.",

@@ -1,9 +1,4 @@
-"""Family *kernels*: the values of every kernel, compared with the reference.
-
-Family *kernels*: other engines' rules for choosing a replica.
-
-Family *kernels*: routing, its tables, and graphs.
-"""
+"""Family *kernels*: values of every kernel against the reference, and published routing rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +17,7 @@ from equipoise.hal.conformance.context import (
     to_host,
 )
 from equipoise.hal.conformance.fixtures import routing_tables
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.kernels_graphs import GRAPHS, REPLAY_STREAM, STREAM_ORDER
 from equipoise.hal.conformance.properties.kernels_large import LARGE_MODELS
 from equipoise.hal.conformance.properties.kernels_operands import OPERANDS
@@ -63,7 +58,7 @@ def _value_programs(_: Traits) -> st.SearchStrategy[Program]:
     steps = st.lists(st.one_of(*_kernels(layers), _tables(layers)), min_size=1, max_size=6)
     ranks = st.sampled_from((1, 2, 3))
     return st.builds(
-        lambda first, steps, ranks: program([*first, *steps], settings={"ranks": ranks}),
+        lambda first, steps, ranks: make_program([*first, *steps], settings={"ranks": ranks}),
         first,
         steps,
         ranks,
@@ -127,10 +122,10 @@ class _KernelValueRunner:
 
     Attributes:
         host_tables: tables by layer.
-        solved_tables: the same with the shares that an apportioned pass is given.
+        solved_tables: the same with the shares of an apportioned pass.
     """
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     tables: Tables
     host_tables: dict[int, RoutingTable] = field(default_factory=dict)
@@ -138,7 +133,7 @@ class _KernelValueRunner:
 
     @property
     def kernels(self) -> Kernels:
-        return self.bench.accelerator.kernels
+        return self.ctx.accelerator.kernels
 
     def run_step(self, step: Step) -> None:
         """Run one kernel to its end, and compare."""
@@ -159,75 +154,77 @@ class _KernelValueRunner:
         self.kernels.commit_tables(
             routing_tables.make_update(layer, made), self.tables, self.stream
         )
-        self.bench.drain(self.stream)
+        self.ctx.drain(self.stream)
 
     def count(self, repeat: int, *drawn: int) -> None:
         ids = _ids(repeat, drawn)
-        out = routing_tables.empty_output(self.bench, 0, EXPERTS)
-        self.kernels.count(self.bench.copy_of(ids), out.counts, self.stream)
-        self.bench.drain(self.stream)
+        out = routing_tables.empty_output(self.ctx, 0, EXPERTS)
+        self.kernels.count(self.ctx.copy_of(ids), out.counts, self.stream)
+        self.ctx.drain(self.stream)
         self.judge_counts(ids, out.counts, "count")
 
     def checksum(self, repeat: int, *drawn: int) -> None:
         data = torch.tensor(drawn * repeat, dtype=torch.uint8)
-        out = self.bench.empty((1,), torch.int64)
-        self.kernels.checksum(self.bench.copy_of(data), out, self.stream)
-        self.bench.drain(self.stream)
-        due = torch.tensor([as_int64(checksum(data))])
-        require_equal("G4", out, due, f"checksum of {data.numel()} bytes")
+        out = self.ctx.empty((1,), torch.int64)
+        self.kernels.checksum(self.ctx.copy_of(data), out, self.stream)
+        self.ctx.drain(self.stream)
+        expected = torch.tensor([as_int64(checksum(data))])
+        require_equal("G4", out, expected, f"checksum of {data.numel()} bytes")
 
     def solve(self, layer: int, *drawn: int) -> None:
         counts, known = torch.tensor(drawn), self.host_tables[layer]
-        out = self.bench.empty((SLOTS,), torch.int32)
-        self.kernels.solve_shares(self.bench.copy_of(counts), self.tables, layer, out, self.stream)
-        self.bench.drain(self.stream)
-        due = solve_cumulative(counts, known, self.tables.ranks)
-        require_equal("G4", out, due, f"shares for {drawn}")
+        out = self.ctx.empty((SLOTS,), torch.int32)
+        self.kernels.solve_shares(self.ctx.copy_of(counts), self.tables, layer, out, self.stream)
+        self.ctx.drain(self.stream)
+        expected = solve_cumulative(counts, known, self.tables.ranks)
+        require_equal("G4", out, expected, f"shares for {drawn}")
 
     def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.host_tables[layer]
         salt = Salt(rank, layer, counter)
         out = routing_tables.launch_routing(
-            self.bench, self.bench.copy_of(ids), self.tables, salt, self.stream
+            self.ctx, self.ctx.copy_of(ids), self.tables, salt, self.stream
         )
-        self.bench.drain(self.stream)
+        self.ctx.drain(self.stream)
         self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
 
     def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
         ids, known = _ids(repeat, drawn), self.solved_tables[layer]
         salt = Salt(rank, layer, counter)
-        out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
-        shares = self.bench.copy_of(known.cumulative)
+        out = routing_tables.empty_output(self.ctx, ids.numel(), EXPERTS)
+        shares = self.ctx.copy_of(known.cumulative)
         self.kernels.route_apportioned(
-            self.bench.copy_of(ids), self.tables, shares, salt, out.slots, out.counts, self.stream
+            self.ctx.copy_of(ids), self.tables, shares, salt, out.slots, out.counts, self.stream
         )
-        self.bench.drain(self.stream)
+        self.ctx.drain(self.stream)
         self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
 
-    def judge(self, ids: Tensor, out: routing_tables.RoutingOutput, due: Tensor, what: str) -> None:
+    def judge(
+        self, ids: Tensor, out: routing_tables.RoutingOutput, expected: Tensor, what: str
+    ) -> None:
         """First the padding, then every bit."""
         strays = to_host(out.slots)[(ids < 0) | (ids >= EXPERTS)]
         require("G6", bool((strays == SLOTS).all()), f"{what}: padding goes to {strays.tolist()}")
         self.judge_counts(ids, out.counts, what)
-        require_equal("G4", out.slots, due, f"{what}: slots")
+        require_equal("G4", out.slots, expected, f"{what}: slots")
 
     def judge_counts(self, ids: Tensor, counts: Tensor, what: str) -> None:
-        due = count_experts(ids, EXPERTS)
-        extra = int(to_host(counts).sum()) - int(due.sum())
-        padding = ids.numel() - int(due.sum())
+        expected = count_experts(ids, EXPERTS)
+        extra = int(to_host(counts).sum()) - int(expected.sum())
+        padding = ids.numel() - int(expected.sum())
         require("G6", not (padding and extra), f"{what}: {extra} of {padding} paddings are counted")
-        require_equal("G4", counts, due, f"{what}: counts")
+        require_equal("G4", counts, expected, f"{what}: counts")
 
 
 def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
     return torch.tensor([*drawn] * repeat, dtype=torch.int32)
 
 
-def _play_values(bench: RankContext, found: Program) -> Play:
-    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, found.int_setting("ranks"))
-    desk = _KernelValueRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
-    for step in found.steps:
-        desk.run_step(step)
+def _play_values(ctx: RankContext, program: Program) -> Play:
+    live = routing_tables.zeroed_tables(ctx, LAYERS, EXPERTS, SLOTS, program.int_setting("ranks"))
+    runner = _KernelValueRunner(ctx, ctx.accelerator.stream(Role.COMPUTE), live)
+    for step in program.steps:
+        runner.run_step(step)
         yield NEXT
 
 
@@ -235,22 +232,22 @@ def _salted(_: Traits) -> st.SearchStrategy[Program]:
     """Routing passes over the same ids, by ranks and layers."""
     numbers = st.integers(0, 3), st.integers(0, LAYERS - 1)
     route = st.builds(lambda rank, layer: Step("route", (rank, layer)), *numbers)
-    return st.lists(route, min_size=2, max_size=4, unique=True).map(program)
+    return st.lists(route, min_size=2, max_size=4, unique=True).map(make_program)
 
 
-def _play_salted(bench: RankContext, found: Program) -> Play:
-    live = routing_tables.zeroed_tables(bench, LAYERS, 1, 2, 1)
-    stream = bench.accelerator.stream(Role.COMPUTE)
+def _play_salted(ctx: RankContext, program: Program) -> Play:
+    live = routing_tables.zeroed_tables(ctx, LAYERS, 1, 2, 1)
+    stream = ctx.accelerator.stream(Role.COMPUTE)
     for layer in range(LAYERS):
         made = routing_tables.make_update(layer, routing_tables.make_table([0, 0], [1, 1]))
-        bench.accelerator.kernels.commit_tables(made, live, stream)
-    ids = bench.full((TOKENS,), 0, torch.int32)
+        ctx.accelerator.kernels.commit_tables(made, live, stream)
+    ids = ctx.full((TOKENS,), 0, torch.int32)
     seen: dict[tuple[int, ...], Step] = {}
-    for step in found.steps:
+    for step in program.steps:
         rank, layer = (int(number) for number in step.args)
-        out = routing_tables.launch_routing(bench, ids, live, Salt(rank, layer, 0), stream)
+        out = routing_tables.launch_routing(ctx, ids, live, Salt(rank, layer, 0), stream)
         yield NEXT
-        bench.drain(stream)
+        ctx.drain(stream)
         choices = tuple(out.slots.tolist())
         twin = seen.setdefault(choices, step)
         require("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
@@ -265,7 +262,7 @@ VALUES = Property(
     play=_play_values,
 )
 SALTED = Property(
-    name="ranks-and-layers-make-choices-of-their-own",
+    name="rank-and-layer-enter-the-routing-hash",
     family=FAMILY,
     clauses=("G5",),
     claim="The same ids on other ranks or layers go to other replicas.",
@@ -290,7 +287,7 @@ def _rule_programs(_: Traits) -> st.SearchStrategy[Program]:
     steps = st.lists(
         st.one_of(_row_hash(layers), _block_turns(layers), _rule_tables(layers)), min_size=1
     )
-    return st.builds(lambda first, steps: program([*first, *steps[:6]]), first, steps)
+    return st.builds(lambda first, steps: make_program([*first, *steps[:6]]), first, steps)
 
 
 def _rule_tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
@@ -337,7 +334,7 @@ def _drawn_ids() -> st.SearchStrategy[list[int]]:
 class _RuleRunner:
     """Kernels on the device, and the same tables on the host, by layer."""
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     tables: Tables
     host_tables: dict[int, RoutingTable] = field(default_factory=dict)
@@ -354,12 +351,12 @@ class _RuleRunner:
     def install(self, layer: int, turn: int) -> None:
         self.host_tables[layer] = _rule_table(turn)
         made = routing_tables.make_update(layer, self.host_tables[layer])
-        self.bench.accelerator.kernels.commit_tables(made, self.tables, self.stream)
-        self.bench.drain(self.stream)
+        self.ctx.accelerator.kernels.commit_tables(made, self.tables, self.stream)
+        self.ctx.drain(self.stream)
 
     def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
         counted = torch.tensor([rows], dtype=torch.int32)
-        rule = RowHash(top_k, self.bench.copy_of(counted))
+        rule = RowHash(top_k, self.ctx.copy_of(counted))
         self.judge(layer, rule, RowHash(top_k, counted), [*drawn] * repeat)
 
     def block_turns(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
@@ -371,11 +368,11 @@ class _RuleRunner:
     ) -> None:
         """First the padding, then every bit; `reference` is the same rule on the host."""
         ids = torch.tensor(drawn, dtype=torch.int32)
-        out = routing_tables.empty_output(self.bench, ids.numel(), EXPERTS)
-        self.bench.accelerator.kernels.route_by_rule(
-            rule, self.bench.copy_of(ids), self.tables, layer, out.slots, out.counts, self.stream
+        out = routing_tables.empty_output(self.ctx, ids.numel(), EXPERTS)
+        self.ctx.accelerator.kernels.route_by_rule(
+            rule, self.ctx.copy_of(ids), self.tables, layer, out.slots, out.counts, self.stream
         )
-        self.bench.drain(self.stream)
+        self.ctx.drain(self.stream)
         slots, counts = route_by_rule(ids, self.host_tables[layer], reference)
         self.judge_padding(ids, out.slots)
         require_equal("G8", out.slots, slots, f"{reference}: slots")
@@ -386,11 +383,11 @@ class _RuleRunner:
         require("G8", bool((strays == RULE_SLOTS).all()), f"padding goes to {strays.tolist()}")
 
 
-def _play_rules(bench: RankContext, found: Program) -> Play:
-    live = routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, RULE_SLOTS, 1)
-    desk = _RuleRunner(bench, bench.accelerator.stream(Role.COMPUTE), live)
-    for step in found.steps:
-        desk.run_step(step)
+def _play_rules(ctx: RankContext, program: Program) -> Play:
+    live = routing_tables.zeroed_tables(ctx, LAYERS, EXPERTS, RULE_SLOTS, 1)
+    runner = _RuleRunner(ctx, ctx.accelerator.stream(Role.COMPUTE), live)
+    for step in program.steps:
+        runner.run_step(step)
         yield NEXT
 
 

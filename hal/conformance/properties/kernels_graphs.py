@@ -1,7 +1,4 @@
-"""Family *kernels*: what is captured runs at the replays, and only there.
-
-Family *kernels*: kernels are launches like any others, also in a graph.
-"""
+"""Family *kernels*: kernels and launches in stream order, also in a captured graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +12,7 @@ from equipoise.hal.accelerator import Graph
 from equipoise.hal.checksum import as_int64, checksum
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require, to_host
 from equipoise.hal.conformance.fixtures import routing_tables
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import (
     Property,
     Traits,
@@ -31,7 +28,7 @@ from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Role, Stream
 
 BASE = 4
-"""Every launch appends a digit of this base to one number: it shows who ran, and when."""
+"""Every launch appends a digit of this base to one number, which shows the launch order."""
 MAX_CAPTURED = 3
 MAX_GRAPH_STEPS = 6
 ROLES = tuple(role.value for role in Role)[:2]
@@ -44,7 +41,7 @@ def _graph_programs(_: Traits) -> st.SearchStrategy[Program]:
     launch = digit.map(lambda digit: Step("launch", (digit,)))
     inside = st.lists(captured, min_size=1, max_size=MAX_CAPTURED)
     after = st.lists(st.one_of(st.just(Step("replay")), launch), max_size=MAX_GRAPH_STEPS)
-    return st.builds(lambda inside, after: program([*inside, *after]), inside, after)
+    return st.builds(lambda inside, after: make_program([*inside, *after]), inside, after)
 
 
 def _append(number: Tensor, digit: int) -> None:
@@ -56,26 +53,26 @@ def _launch(stream: Stream, number: Tensor, steps: tuple[Step, ...]) -> None:
         stream.launch(partial(_append, number, int(step.args[0])))
 
 
-def _play_graph(bench: RankContext, found: Program) -> Play:
-    stream = bench.accelerator.stream(Role.COMPUTE)
-    number = bench.full((1,), 0, torch.int64)
-    inside = tuple(step for step in found.steps if step.op == "captured launch")
-    graph = bench.accelerator.graph()
+def _play_graph(ctx: RankContext, program: Program) -> Play:
+    stream = ctx.accelerator.stream(Role.COMPUTE)
+    number = ctx.full((1,), 0, torch.int64)
+    inside = tuple(step for step in program.steps if step.op == "captured launch")
+    graph = ctx.accelerator.graph()
     graph.capture(stream, partial(_launch, stream, number, inside))
     yield NEXT
-    bench.drain(stream)
+    ctx.drain(stream)
     require("B7", int(number) == 0, "what was captured ran before any replay")
-    due: list[Step] = []
-    for step in found.steps[len(inside) :]:
-        bench.inject_delay(stream)
+    expected: list[Step] = []
+    for step in program.steps[len(inside) :]:
+        ctx.inject_delay(stream)
         if step.op == "replay":
             graph.replay(stream)
         else:
             _launch(stream, number, (step,))
-        due.extend(inside if step.op == "replay" else (step,))
+        expected.extend(inside if step.op == "replay" else (step,))
         yield NEXT
-    bench.drain(stream)
-    wanted = [int(step.args[0]) for step in due]
+    ctx.drain(stream)
+    wanted = [int(step.args[0]) for step in expected]
     seen = _digits(int(number))
     require("B7", seen == wanted, f"ran {seen}, not {wanted}")
 
@@ -85,7 +82,7 @@ def _other_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     roles = st.permutations(ROLES).map(lambda drawn: drawn[:2])
     after = st.lists(st.sampled_from((Step("replay"), Step("launch", (2,)))), max_size=4)
     return st.builds(
-        lambda pair, steps: program(
+        lambda pair, steps: make_program(
             [Step("capture", (pair[0],)), *steps, Step("replay")], settings={"on": pair[1]}
         ),
         roles,
@@ -93,40 +90,40 @@ def _other_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_other_stream(bench: RankContext, found: Program) -> Play:
+def _play_other_stream(ctx: RankContext, program: Program) -> Play:
     """First the stream that was captured is held, then the one that replays are launched on."""
-    captured, *steps = found.steps
+    captured, *steps = program.steps
     first, second = (
-        bench.accelerator.stream(Role(str(name)))
-        for name in (captured.args[0], found.setting("on"))
+        ctx.accelerator.stream(Role(str(name)))
+        for name in (captured.args[0], program.setting("on"))
     )
-    number, graph = bench.full((1,), 0, torch.int64), bench.accelerator.graph()
+    number, graph = ctx.full((1,), 0, torch.int64), ctx.accelerator.graph()
     inside = (Step("launch", (1,)), Step("launch", (3,)))
     graph.capture(first, partial(_launch, first, number, inside))
-    bench.drain(first)
-    let_go = bench.hold(first)
-    due: list[int] = []
+    ctx.drain(first)
+    release = ctx.hold(first)
+    expected: list[int] = []
     for step in steps:
         if step.op == "replay":
             graph.replay(second)
         else:
             _launch(second, number, (step,))
-        due += [1, 3] if step.op == "replay" else [2]
+        expected += [1, 3] if step.op == "replay" else [2]
         yield NEXT
-    stuck = catch(partial(bench.drain, second), StreamTimeout)
+    stuck = catch(partial(ctx.drain, second), StreamTimeout)
     require("B7", not stuck, f"a replay on {second.role} waits for {first.role}, which is held")
     seen = _digits(int(to_host(number)))
-    require("B7", seen == due, f"on {second.role} ran {seen}, not {due}")
-    let_go()
-    let_go = bench.hold(second)
+    require("B7", seen == expected, f"on {second.role} ran {seen}, not {expected}")
+    release()
+    release = ctx.hold(second)
     graph.replay(second)
-    bench.drain(first)
+    ctx.drain(first)
     seen = _digits(int(to_host(number)))
-    require("B7", seen == due, f"{seen} ran, though {second.role} is held: not {due}")
-    let_go()
-    bench.drain()
+    require("B7", seen == expected, f"{seen} ran, though {second.role} is held: not {expected}")
+    release()
+    ctx.drain()
     seen = _digits(int(to_host(number)))
-    require("B7", seen == [*due, 1, 3], f"in the end ran {seen}, not {[*due, 1, 3]}")
+    require("B7", seen == [*expected, 1, 3], f"in the end ran {seen}, not {[*expected, 1, 3]}")
 
 
 def _digits(number: int) -> list[int]:
@@ -171,7 +168,7 @@ def _kernel_programs(traits: Traits) -> st.SearchStrategy[Program]:
         steps.append(kernel.map(lambda name: Step("replay", (name,))))
     holds = [[]] if holdable_stream(traits) else [[], [Step("hold")]]
     drawn = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)
-    return st.builds(lambda hold, rest: program([*hold, *rest]), st.sampled_from(holds), drawn)
+    return st.builds(lambda hold, rest: make_program([*hold, *rest]), st.sampled_from(holds), drawn)
 
 
 @dataclass
@@ -187,7 +184,7 @@ class _KernelRunner:
         rows: a copy of the result of each kernel, int64.
     """
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     tables: Tables
     ids: Tensor
@@ -211,10 +208,10 @@ class _KernelRunner:
         calls[op](*args)
 
     def hold(self) -> None:
-        self.release = self.bench.hold(self.stream)
+        self.release = self.ctx.hold(self.stream)
 
     def feed(self, expert: int) -> None:
-        self.bench.inject_delay(self.stream)
+        self.ctx.inject_delay(self.stream)
         self.stream.launch(partial(self.ids.fill_, expert))
 
     def kernel(self, name: str) -> None:
@@ -223,21 +220,21 @@ class _KernelRunner:
 
     def replay(self, name: str) -> None:
         if name not in self.graphs:
-            self.graphs[name] = self.bench.accelerator.graph()
+            self.graphs[name] = self.ctx.accelerator.graph()
             self.graphs[name].capture(self.stream, partial(self.launch, name))
         self.graphs[name].replay(self.stream)
         self.copy_result(name)
 
     def launch(self, name: str) -> None:
-        kernels, salt, live = self.bench.accelerator.kernels, Salt(0, 0, 0), self.tables
+        kernels, salt, live = self.ctx.accelerator.kernels, Salt(0, 0, 0), self.tables
         ids, slots, counts = self.ids, self.slots, self.counts
         if name == "count":
             kernels.count(ids, counts, self.stream)
         elif name == "hashed":
             kernels.route_and_count(ids, live, salt, slots, counts, self.stream)
         elif name == "apportioned":
-            given = live.cumulative[1, 0]
-            kernels.route_apportioned(ids, live, given, salt, slots, counts, self.stream)
+            operand = live.cumulative[1, 0]
+            kernels.route_apportioned(ids, live, operand, salt, slots, counts, self.stream)
         elif name in ("row_hash", "block_turns"):
             kernels.route_by_rule(self.rules[name], ids, live, 0, slots, counts, self.stream)
         elif name == "solve":
@@ -246,25 +243,25 @@ class _KernelRunner:
             kernels.checksum(ids, self.total, self.stream)
 
     def copy_result(self, name: str) -> None:
-        """Copy what the kernel has left, behind it on the stream."""
+        """Copy the kernel's result, after it on the stream."""
         results = {"count": self.counts, "solve": self.shares, "checksum": self.total}
         result = results.get(name, self.slots)
-        row = self.bench.empty(result.shape, result.dtype)
+        row = self.ctx.empty(result.shape, result.dtype)
         self.stream.launch(partial(row.copy_, result))
         self.rows.append(row)
 
 
-def _kernel_runner(bench: RankContext) -> _KernelRunner:
+def _kernel_runner(ctx: RankContext) -> _KernelRunner:
     """With tables in which every expert has one slot, and ids of expert 0."""
-    stream, of = bench.accelerator.stream(Role.COMPUTE), partial(bench.full, (EXPERTS,))
-    live = routing_tables.zeroed_tables(bench, 1, EXPERTS, EXPERTS, 1)
+    stream, of = ctx.accelerator.stream(Role.COMPUTE), partial(ctx.full, (EXPERTS,))
+    live = routing_tables.zeroed_tables(ctx, 1, EXPERTS, EXPERTS, 1)
     made = routing_tables.make_update(0, routing_tables.make_table(range(EXPERTS), [1] * EXPERTS))
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
-    bench.accelerator.kernels.warm(live, stream)
-    bench.accelerator.kernels.commit_tables(made, live, stream)
-    bench.drain(stream)
+    ctx.accelerator.kernels.warm(live, stream)
+    ctx.accelerator.kernels.commit_tables(made, live, stream)
+    ctx.drain(stream)
     return _KernelRunner(
-        bench,
+        ctx,
         stream,
         live,
         ids=of(0, torch.int32),
@@ -272,7 +269,7 @@ def _kernel_runner(bench: RankContext) -> _KernelRunner:
         slots=of(-1, torch.int32),
         counts=of(-1, torch.int32),
         shares=of(-1, torch.int32),
-        total=bench.full((1,), -1, torch.int64),
+        total=ctx.full((1,), -1, torch.int64),
         rules={
             "row_hash": RowHash(1, of(EXPERTS, torch.int32)[:1]),
             "block_turns": BlockTurns(0),
@@ -291,19 +288,19 @@ def _expected_output(name: str, expert: int) -> list[int]:
     return [expert] * EXPERTS
 
 
-def _play_kernels(bench: RankContext, found: Program) -> Play:
-    desk, expert, due = _kernel_runner(bench), 0, []
-    for step in found.steps:
-        stuck = catch(partial(desk.run_step, step.op, *step.args), StreamTimeout)
+def _play_kernels(ctx: RankContext, program: Program) -> Play:
+    runner, expert, expected = _kernel_runner(ctx), 0, []
+    for step in program.steps:
+        stuck = catch(partial(runner.run_step, step.op, *step.args), StreamTimeout)
         require("G3", not stuck, f"{step} waits for a stream that is held: {stuck}")
         if step.op == "feed":
             expert = int(step.args[0])
         elif step.op != "hold":
-            due.append((step, _expected_output(str(step.args[0]), expert)))
+            expected.append((step, _expected_output(str(step.args[0]), expert)))
         yield NEXT
-    desk.release()
-    bench.drain()
-    for (step, wanted), row in zip(due, desk.rows, strict=True):
+    runner.release()
+    ctx.drain()
+    for (step, wanted), row in zip(expected, runner.rows, strict=True):
         require("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")
 
 

@@ -1,7 +1,7 @@
 """Family *kernels*: tables and batches as large as those of real models.
 
-A kernel that is right for three experts may be wrong for 257: it works in blocks, and searches in
-powers of two. Each case plays every size below; what is drawn is what stands in the tables.
+A kernel that is right for three experts may be wrong for 257: it works in blocks and searches in
+powers of two. Each case plays every size below; the contents of the tables are drawn.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from equipoise.hal.conformance.context import (
     to_host,
 )
 from equipoise.hal.conformance.fixtures import routing_tables
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Kernels, Salt, Tables, TableUpdate
 from equipoise.hal.routing import (
@@ -56,7 +56,7 @@ CHECKSUM_BYTES = (1023, 4096, 65_537, (1 << 20) + 1, (4 << 20) - 1)
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
     """`model(experts, slots, ranks, layers, tokens, key)` of every kind; `key` draws the rest."""
     return st.integers(0, 255).map(
-        lambda key: program([Step("model", (*shape, key)) for shape in MODELS])
+        lambda key: make_program([Step("model", (*shape, key)) for shape in MODELS])
     )
 
 
@@ -98,7 +98,7 @@ def update_of_layers(layers: Sequence[int], made: Sequence[RoutingTable]) -> Tab
 class _LargeModelRunner:
     """Tables of one size on the device, and the same ones on the host, by layer."""
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     tables: Tables
     host_tables: dict[int, RoutingTable]
@@ -106,7 +106,7 @@ class _LargeModelRunner:
 
     @property
     def kernels(self) -> Kernels:
-        return self.bench.accelerator.kernels
+        return self.ctx.accelerator.kernels
 
     def install(self, layers: Sequence[int], key: int) -> None:
         """New tables of these layers, in one commit."""
@@ -114,10 +114,10 @@ class _LargeModelRunner:
         self.host_tables.update({layer: _table(experts, slots, key, layer) for layer in layers})
         made = update_of_layers(layers, [self.host_tables[layer] for layer in layers])
         self.kernels.commit_tables(made, self.tables, self.stream)
-        self.bench.drain(self.stream)
+        self.ctx.drain(self.stream)
 
     def check_installed(self) -> None:
-        """Every layer's live set holds its own tables, and its word has gone on."""
+        """Every layer's live set holds its own tables, and its word has advanced."""
         words = to_host(self.tables.generation).tolist()
         for layer, table in self.host_tables.items():
             for name in ("start", "replicas", "cumulative"):
@@ -127,10 +127,10 @@ class _LargeModelRunner:
 
     def route(self, layer: int, tokens: int) -> None:
         """Every kernel over one batch."""
-        bench, experts, table = self.bench, self.tables.experts, self.host_tables[layer]
+        ctx, experts, table = self.ctx, self.tables.experts, self.host_tables[layer]
         drawn = _generator(self.key, tokens, layer)
         ids = torch.randint(-1, experts + 1, (tokens,), generator=drawn, dtype=torch.int32)
-        near, salt = bench.copy_of(ids), Salt(layer % 5, layer, self.key)
+        near, salt = ctx.copy_of(ids), Salt(layer % 5, layer, self.key)
         rows = torch.tensor([tokens // TOP_K - 1], dtype=torch.int32)
         place = (salt.rank, salt.layer, salt.step)
         launches: dict[
@@ -146,7 +146,7 @@ class _LargeModelRunner:
                 lambda out: self.kernels.route_apportioned(
                     near,
                     self.tables,
-                    bench.copy_of(table.cumulative),
+                    ctx.copy_of(table.cumulative),
                     salt,
                     *_outputs(out),
                     self.stream,
@@ -154,10 +154,10 @@ class _LargeModelRunner:
                 route_apportioned(ids, table, salt.rank, salt.layer),
             ),
         }
-        for name, (launch, due) in launches.items():
-            self.judge("G4", name, launch, ids, due)
+        for name, (launch, expected) in launches.items():
+            self.judge("G4", name, launch, ids, expected)
         for rule, reference in (
-            (RowHash(TOP_K, bench.copy_of(rows)), RowHash(TOP_K, rows)),
+            (RowHash(TOP_K, ctx.copy_of(rows)), RowHash(TOP_K, rows)),
             (BlockTurns(self.key % 7), BlockTurns(self.key % 7)),
         ):
             launch = partial(self.by_rule, rule, near, layer)
@@ -175,45 +175,46 @@ class _LargeModelRunner:
         name: str,
         launch: Callable[[routing_tables.RoutingOutput], None],
         ids: Tensor,
-        due: tuple[Tensor, Tensor],
+        expected: tuple[Tensor, Tensor],
     ) -> None:
         """Launch, and compare."""
-        out = routing_tables.empty_output(self.bench, ids.numel(), self.tables.experts)
+        out = routing_tables.empty_output(self.ctx, ids.numel(), self.tables.experts)
         launch(out)
-        self.bench.drain(self.stream)
-        what = f"{name}, {ids.numel()} ids of {self.tables.experts} experts in {self.tables.slots} slots"
-        require_equal(clause, out.slots, due[0], f"{what}: slots")
-        require_equal(clause, out.counts, due[1], f"{what}: counts")
+        self.ctx.drain(self.stream)
+        tables = self.tables
+        what = f"{name}, {ids.numel()} ids of {tables.experts} experts in {tables.slots} slots"
+        require_equal(clause, out.slots, expected[0], f"{what}: slots")
+        require_equal(clause, out.counts, expected[1], f"{what}: counts")
 
     def count_and_solve(self, layer: int, tokens: int) -> None:
         """Counts of a skewed batch, and the shares that level them."""
         experts = self.tables.experts
         drawn = _generator(self.key, tokens, layer, 1)
         ids = (torch.rand(tokens, generator=drawn) ** 3 * experts).int()
-        out = self.bench.empty((experts,), torch.int32)
-        self.kernels.count(self.bench.copy_of(ids), out, self.stream)
+        out = self.ctx.empty((experts,), torch.int32)
+        self.kernels.count(self.ctx.copy_of(ids), out, self.stream)
         load = count_experts(ids, experts).long()
-        shares = self.bench.empty((self.tables.slots,), torch.int32)
-        given = self.bench.copy_of(load)
-        self.kernels.solve_shares(given, self.tables, layer, shares, self.stream)
-        self.bench.drain(self.stream)
+        shares = self.ctx.empty((self.tables.slots,), torch.int32)
+        operand = self.ctx.copy_of(load)
+        self.kernels.solve_shares(operand, self.tables, layer, shares, self.stream)
+        self.ctx.drain(self.stream)
         what = f"{tokens} ids of {experts} experts"
         require_equal("G4", out, load.int(), f"count of {what}")
-        due = solve_cumulative(load, self.host_tables[layer], self.tables.ranks)
-        require_equal("G4", shares, due, f"shares for {what} on {self.tables.ranks} ranks")
+        expected = solve_cumulative(load, self.host_tables[layer], self.tables.ranks)
+        require_equal("G4", shares, expected, f"shares for {what} on {self.tables.ranks} ranks")
 
 
 def _outputs(out: routing_tables.RoutingOutput) -> tuple[Tensor, Tensor]:
     return out.slots, out.counts
 
 
-def _play(bench: RankContext, found: Program) -> Play:
+def _play(ctx: RankContext, program: Program) -> Play:
     """A commit of all layers, one of some, in no order; then batches on the last and the first."""
-    stream = bench.accelerator.stream(Role.COMPUTE)
-    for step in found.steps:
+    stream = ctx.accelerator.stream(Role.COMPUTE)
+    for step in program.steps:
         experts, slots, ranks, layers, tokens, key = (int(number) for number in step.args)
-        live = routing_tables.zeroed_tables(bench, layers, experts, slots, ranks)
-        model = _LargeModelRunner(bench, stream, live, {}, key)
+        live = routing_tables.zeroed_tables(ctx, layers, experts, slots, ranks)
+        model = _LargeModelRunner(ctx, stream, live, {}, key)
         everyone = torch.randperm(layers, generator=_generator(key, layers)).tolist()
         model.install(everyone, key)
         model.install(everyone[: (layers + 1) // 2], key + 1)
@@ -226,7 +227,7 @@ def _play(bench: RankContext, found: Program) -> Play:
 
 def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.integers(0, 255).map(
-        lambda key: program([Step("checksum", (length, key)) for length in CHECKSUM_BYTES])
+        lambda key: make_program([Step("checksum", (length, key)) for length in CHECKSUM_BYTES])
     )
 
 
@@ -240,15 +241,15 @@ def _expected_checksum(length: int, key: int) -> int:
     return as_int64(checksum(random_bytes(length, key)))
 
 
-def _play_checksums(bench: RankContext, found: Program) -> Play:
-    stream, seen = bench.accelerator.stream(Role.COMPUTE), []
-    for step in found.steps:
+def _play_checksums(ctx: RankContext, program: Program) -> Play:
+    stream, seen = ctx.accelerator.stream(Role.COMPUTE), []
+    for step in program.steps:
         length, key = (int(number) for number in step.args)
-        data, out = bench.copy_of(random_bytes(length, key)), bench.empty((1,), torch.int64)
-        bench.accelerator.kernels.checksum(data, out, stream)
+        data, out = ctx.copy_of(random_bytes(length, key)), ctx.empty((1,), torch.int64)
+        ctx.accelerator.kernels.checksum(data, out, stream)
         seen.append((length, key, data, out))
         yield NEXT
-    bench.drain(stream)
+    ctx.drain(stream)
     for length, key, _, out in seen:
         require(
             "G4",

@@ -1,4 +1,4 @@
-"""Family *kernels*: what kernels are given, and when they take it."""
+"""Family *kernels*: operands that must be refused, and when a kernel reads its operands."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from equipoise.hal.conformance.context import (
     to_host,
 )
 from equipoise.hal.conformance.fixtures import routing_tables
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.kernels_large import update_of_layers
 from equipoise.hal.conformance.property import Property, Traits, holdable_stream
 from equipoise.hal.errors import KernelError
@@ -38,24 +38,24 @@ UNTOUCHED_VALUE = -7
 class _OperandRunner:
     """Tables of two layers, and operands, of which each call gets one that does not fit."""
 
-    bench: RankContext
+    ctx: RankContext
     tables: Tables
     outputs: list[Tensor] = field(default_factory=list)
 
     @property
     def kernels(self) -> Kernels:
-        return self.bench.accelerator.kernels
+        return self.ctx.accelerator.kernels
 
     @property
     def stream(self) -> Stream:
-        return self.bench.accelerator.stream(Role.COMPUTE)
+        return self.ctx.accelerator.stream(Role.COMPUTE)
 
     def ids(self, count: int = TOKENS, dtype: torch.dtype = torch.int32) -> Tensor:
-        return self.bench.full((count,), 1, dtype)
+        return self.ctx.full((count,), 1, dtype)
 
     def output(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """An output that a call which is refused leaves alone."""
-        self.outputs.append(self.bench.full((count,), UNTOUCHED_VALUE, dtype))
+        self.outputs.append(self.ctx.full((count,), UNTOUCHED_VALUE, dtype))
         return self.outputs[-1]
 
     def route(
@@ -76,10 +76,10 @@ class _OperandRunner:
         )
 
     def apportion(self, cumulative: Tensor, layer: int = 0, ids: Tensor | None = None) -> None:
-        given = self.ids() if ids is None else ids
+        operand = self.ids() if ids is None else ids
         slots, counts = self.output(TOKENS), self.output(EXPERTS)
         self.kernels.route_apportioned(
-            given, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
+            operand, self.tables, cumulative, Salt(0, layer, 0), slots, counts, self.stream
         )
 
     def by_rule(self, ids: Tensor, layer: int = 0, rows: Tensor | None = None) -> None:
@@ -90,7 +90,7 @@ class _OperandRunner:
     def solve(
         self, counts: Tensor | None = None, out: Tensor | None = None, layer: int = 0
     ) -> None:
-        load = self.bench.full((EXPERTS,), 1, torch.int64) if counts is None else counts
+        load = self.ctx.full((EXPERTS,), 1, torch.int64) if counts is None else counts
         shares = self.output(SLOTS) if out is None else out
         self.kernels.solve_shares(load, self.tables, layer, shares, self.stream)
 
@@ -103,7 +103,7 @@ class _OperandRunner:
 
     def strided(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """A column: every second element."""
-        return self.bench.full((2 * count,), 1, dtype)[::2]
+        return self.ctx.full((2 * count,), 1, dtype)[::2]
 
     def strided_output(self, count: int) -> Tensor:
         return self.output(2 * count)[::2]
@@ -178,31 +178,31 @@ def _programs(_: Traits) -> st.SearchStrategy[Program]:
         max_size=CALLS_PER_PROGRAM,
         unique=True,
     )
-    return calls.map(lambda names: program(map(Step, names)))
+    return calls.map(lambda names: make_program(map(Step, names)))
 
 
-def _operand_runner(bench: RankContext) -> _OperandRunner:
-    return _OperandRunner(bench, routing_tables.zeroed_tables(bench, LAYERS, EXPERTS, SLOTS, 1))
+def _operand_runner(ctx: RankContext) -> _OperandRunner:
+    return _OperandRunner(ctx, routing_tables.zeroed_tables(ctx, LAYERS, EXPERTS, SLOTS, 1))
 
 
-def _play(bench: RankContext, found: Program) -> Play:
-    desk = _operand_runner(bench)
-    desk.commit((0, 1))
-    bench.drain(desk.stream)
-    before = _table_contents(desk.tables)
-    for step in found.steps:
-        refusal = catch(partial(BAD_CALLS[step.op], desk), Exception)
+def _play(ctx: RankContext, program: Program) -> Play:
+    runner = _operand_runner(ctx)
+    runner.commit((0, 1))
+    ctx.drain(runner.stream)
+    before = _table_contents(runner.tables)
+    for step in program.steps:
+        refusal = catch(partial(BAD_CALLS[step.op], runner), Exception)
         named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
         require(
             "G11", isinstance(refusal, KernelError), f"{step} raised {named}, not a KernelError"
         )
         yield NEXT
-    bench.drain(desk.stream)
+    ctx.drain(runner.stream)
     touched = [
-        k for k, out in enumerate(desk.outputs) if bool((to_host(out) != UNTOUCHED_VALUE).any())
+        k for k, out in enumerate(runner.outputs) if bool((to_host(out) != UNTOUCHED_VALUE).any())
     ]
     require("G11", not touched, "a refused call wrote to its output")
-    for name, part in _table_contents(desk.tables).items():
+    for name, part in _table_contents(runner.tables).items():
         require_equal("G11", part, before[name], f"{name} of the tables after refused calls")
 
 
@@ -214,44 +214,44 @@ def _table_contents(live: Tables) -> dict[str, Tensor]:
 def _overwritten_update_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Which part of an update its owner scribbles on before the stream comes to the commit."""
     parts = st.sampled_from(("start", "replicas", "cumulative"))
-    return parts.map(lambda name: program([Step("scribble", (name,))]))
+    return parts.map(lambda name: make_program([Step("scribble", (name,))]))
 
 
-def _play_overwritten_update(bench: RankContext, found: Program) -> Play:
-    desk = _operand_runner(bench)
+def _play_overwritten_update(ctx: RankContext, program: Program) -> Play:
+    runner = _operand_runner(ctx)
     table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
     made = update_of_layers([1], [table])
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
-    desk.kernels.warm(desk.tables, desk.stream)
-    bench.drain(desk.stream)
-    let_go = bench.hold(desk.stream)
-    desk.kernels.commit_tables(made, desk.tables, desk.stream)
+    runner.kernels.warm(runner.tables, runner.stream)
+    ctx.drain(runner.stream)
+    release = ctx.hold(runner.stream)
+    runner.kernels.commit_tables(made, runner.tables, runner.stream)
     yield NEXT
-    getattr(made, str(found.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
-    let_go()
-    bench.drain(desk.stream)
+    getattr(made, str(program.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
+    release()
+    ctx.drain(runner.stream)
     for name in ("start", "replicas", "cumulative"):
-        seen = to_host(getattr(desk.tables, name))[1, 1]
+        seen = to_host(getattr(runner.tables, name))[1, 1]
         require_equal(
             "G10", seen, getattr(table, name), f"{name}, of an update that was changed later"
         )
 
 
 def _unsolved_layer_programs(_: Traits) -> st.SearchStrategy[Program]:
-    return st.integers(0, LAYERS - 1).map(lambda layer: program([Step("solve", (layer,))]))
+    return st.integers(0, LAYERS - 1).map(lambda layer: make_program([Step("solve", (layer,))]))
 
 
-def _play_unsolved_layer(bench: RankContext, found: Program) -> Play:
+def _play_unsolved_layer(ctx: RankContext, program: Program) -> Play:
     """Before the first commit, and then on the one layer that has no tables still."""
-    desk, layer = _operand_runner(bench), int(found.steps[0].args[0])
+    runner, layer = _operand_runner(ctx), int(program.steps[0].args[0])
     for committed in (False, True):
         if committed:
-            desk.commit((1 - layer,))
-        out = desk.output(SLOTS)
-        failed = catch(partial(desk.solve, out=out, layer=layer))
+            runner.commit((1 - layer,))
+        out = runner.output(SLOTS)
+        failed = catch(partial(runner.solve, out=out, layer=layer))
         require("G12", not failed, f"solving a layer without tables raised {failed!r}")
         yield NEXT
-        stuck = catch(partial(bench.drain, desk.stream), Exception)
+        stuck = catch(partial(ctx.drain, runner.stream), Exception)
         require("G12", not stuck, f"solving a layer without tables failed its stream: {stuck!r}")
         left = to_host(out).tolist()
         require(
@@ -278,7 +278,7 @@ OPERANDS = (
         needs=holdable_stream,
     ),
     Property(
-        name="shares-of-a-layer-without-tables-are-left-alone",
+        name="solve-shares-ignores-layers-without-tables",
         family=FAMILY,
         clauses=("G12",),
         claim="Solving ahead of the first commit writes nothing, and fails no stream.",

@@ -1,7 +1,4 @@
-"""Family *kernels*: tables that change while somebody reads them.
-
-Family *kernels*: tables and weights of a layer change together.
-"""
+"""Family *kernels*: tables, and weights with them, that change while they are read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +10,7 @@ from torch import Tensor
 
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, to_host
 from equipoise.hal.conformance.fixtures import routing_tables
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import RoutingTable, route_hashed
@@ -41,59 +38,59 @@ def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
     kind = st.integers(0, len(PLACEMENTS) - 1)
     commit = kind.map(lambda kind: Step("commit", (kind,)))
     steps = st.lists(st.one_of(commit, st.just(Step("read"))), max_size=MAX_TABLE_STEPS)
-    return st.builds(lambda first, rest: program([first, *rest]), commit, steps)
+    return st.builds(lambda first, rest: make_program([first, *rest]), commit, steps)
 
 
 @dataclass
 class _TableRunner:
     """Commits on one stream, reads on another.
 
-    A read may run beside one commit, never beside two: the second one fills the set that the read
+    A read may overlap one commit, never two: the second one fills the set that the read
     has chosen. So a read comes after the commits issued before it, and a commit after the reads
     that were issued before the commit before it.
     """
 
-    bench: RankContext
+    ctx: RankContext
     tables: Tables
     last_read: Event | None = None
     last_commit: Event | None = None
     keepalive: list[object] = field(default_factory=list)
 
     def commit(self, kind: int) -> None:
-        copy, compute = (self.bench.accelerator.stream(role) for role in (Role.COPY, Role.COMPUTE))
+        copy, compute = (self.ctx.accelerator.stream(role) for role in (Role.COPY, Role.COMPUTE))
         if self.last_read is not None:
             copy.wait(self.last_read)
-        self.last_read = self.bench.accelerator.event()
+        self.last_read = self.ctx.accelerator.event()
         compute.record(self.last_read)
         made = routing_tables.make_update(0, _table(kind))
         self.keepalive.append(made)
-        self.bench.accelerator.kernels.commit_tables(made, self.tables, copy)
-        self.last_commit = self.bench.accelerator.event()
+        self.ctx.accelerator.kernels.commit_tables(made, self.tables, copy)
+        self.last_commit = self.ctx.accelerator.event()
         copy.record(self.last_commit)
 
     def read(self, how: "Read") -> Tensor:
-        compute = self.bench.accelerator.stream(Role.COMPUTE)
+        compute = self.ctx.accelerator.stream(Role.COMPUTE)
         if self.last_commit is not None:
             compute.wait(self.last_commit)
-        self.bench.inject_delay(compute)
+        self.ctx.inject_delay(compute)
         return how(self)
 
 
 Read = Callable[[_TableRunner], Tensor]
-"""Launches a read on the compute stream; where its result will stand."""
+"""Launches a read on the compute stream; returns the buffer of its result."""
 
 
-def _read_tables(desk: _TableRunner) -> Tensor:
+def _read_tables(runner: _TableRunner) -> Tensor:
     """Do as a routing kernel does: take the word once, then the arrays of its set."""
-    bench, live = desk.bench, desk.tables
+    ctx, live = runner.ctx, runner.tables
     parts = (live.start, live.replicas, live.cumulative)
-    out = bench.empty((EXPERTS + 1 + 2 * SLOTS,), torch.int32)
+    out = ctx.empty((EXPERTS + 1 + 2 * SLOTS,), torch.int32)
 
-    def program() -> None:
+    def make_program() -> None:
         word = live.generation[:1] & 1
         torch.cat([part[:, 0].index_select(0, word)[0] for part in parts], out=out)
 
-    bench.accelerator.stream(Role.COMPUTE).launch(program)
+    ctx.accelerator.stream(Role.COMPUTE).launch(make_program)
     return out
 
 
@@ -108,11 +105,11 @@ def _ids() -> Tensor:
     return torch.arange(TABLE_TOKENS, dtype=torch.int32) % EXPERTS
 
 
-def _read_routing(desk: _TableRunner) -> Tensor:
-    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
-    ids = bench.copy_of(_ids())
-    out = routing_tables.launch_routing(bench, ids, desk.tables, SALT, stream)
-    desk.keepalive += [ids, out]  # a kernel owns nothing: what it counts lands here, too
+def _read_routing(runner: _TableRunner) -> Tensor:
+    ctx, stream = runner.ctx, runner.ctx.accelerator.stream(Role.COMPUTE)
+    ids = ctx.copy_of(_ids())
+    out = routing_tables.launch_routing(ctx, ids, runner.tables, SALT, stream)
+    runner.keepalive += [ids, out]  # a kernel owns nothing: what it counts lands here, too
     return out.slots
 
 
@@ -122,13 +119,13 @@ def _expected_routing(kind: int) -> tuple[int, ...]:
     return tuple(route_hashed(_ids(), _table(kind), SALT.rank, SALT.layer, SALT.step)[0].tolist())
 
 
-def _read_rule_routing(desk: _TableRunner) -> Tensor:
-    bench, stream = desk.bench, desk.bench.accelerator.stream(Role.COMPUTE)
-    ids, out = bench.copy_of(_ids()), routing_tables.empty_output(bench, TABLE_TOKENS, EXPERTS)
-    bench.accelerator.kernels.route_by_rule(
-        RULE, ids, desk.tables, SALT.layer, out.slots, out.counts, stream
+def _read_rule_routing(runner: _TableRunner) -> Tensor:
+    ctx, stream = runner.ctx, runner.ctx.accelerator.stream(Role.COMPUTE)
+    ids, out = ctx.copy_of(_ids()), routing_tables.empty_output(ctx, TABLE_TOKENS, EXPERTS)
+    ctx.accelerator.kernels.route_by_rule(
+        RULE, ids, runner.tables, SALT.layer, out.slots, out.counts, stream
     )
-    desk.keepalive += [ids, out]
+    runner.keepalive += [ids, out]
     return out.slots
 
 
@@ -139,39 +136,39 @@ def _expected_rule_routing(kind: int) -> tuple[int, ...]:
 
 
 def _play_commits(
-    bench: RankContext,
-    found: Program,
+    ctx: RankContext,
+    program: Program,
     clause: str,
     read: Read,
-    due: Callable[[int], tuple[int, ...]],
+    expected: Callable[[int], tuple[int, ...]],
 ) -> Play:
-    desk = _TableRunner(bench, routing_tables.zeroed_tables(bench, 1, EXPERTS, SLOTS, 1))
+    runner = _TableRunner(ctx, routing_tables.zeroed_tables(ctx, 1, EXPERTS, SLOTS, 1))
     reads: list[tuple[int, Tensor]] = []
     kinds: list[int] = []
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "commit":
             kinds.append(int(step.args[0]))
-            desk.commit(kinds[-1])
+            runner.commit(kinds[-1])
         else:
-            reads.append((len(kinds) - 1, desk.read(read)))
+            reads.append((len(kinds) - 1, runner.read(read)))
         yield NEXT
-    bench.drain()
+    ctx.drain()
     for number, (latest, seen) in enumerate(reads):
-        allowed = {due(kind) for kind in kinds[latest : latest + 2]}
+        allowed = {expected(kind) for kind in kinds[latest : latest + 2]}
         what = f"read {number} comes after commit {latest}, beside at most the next: it sees"
         require(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
 
 
-def _play_table_reads(bench: RankContext, found: Program) -> Play:
-    return _play_commits(bench, found, "G2", _read_tables, _expected_tables)
+def _play_table_reads(ctx: RankContext, program: Program) -> Play:
+    return _play_commits(ctx, program, "G2", _read_tables, _expected_tables)
 
 
-def _play_routing(bench: RankContext, found: Program) -> Play:
-    return _play_commits(bench, found, "G1", _read_routing, _expected_routing)
+def _play_routing(ctx: RankContext, program: Program) -> Play:
+    return _play_commits(ctx, program, "G1", _read_routing, _expected_routing)
 
 
-def _play_rule_routing(bench: RankContext, found: Program) -> Play:
-    return _play_commits(bench, found, "G1", _read_rule_routing, _expected_rule_routing)
+def _play_rule_routing(ctx: RankContext, program: Program) -> Play:
+    return _play_commits(ctx, program, "G1", _read_rule_routing, _expected_rule_routing)
 
 
 COMMITTED = Property(
@@ -214,7 +211,7 @@ def _weight_programs(_: Traits) -> st.SearchStrategy[Program]:
     role = st.sampled_from((Role.COMPUTE.value, Role.COPY.value))
     place = st.builds(lambda role, held: Step("place", (role, *held)), role, placement)
     steps = st.lists(st.one_of(place, st.just(Step("read"))), min_size=2, max_size=MAX_WEIGHT_STEPS)
-    return steps.map(lambda drawn: program(filter(_has_every_expert, drawn)))
+    return steps.map(lambda drawn: make_program(filter(_has_every_expert, drawn)))
 
 
 def _has_every_expert(step: Step) -> bool:
@@ -226,7 +223,7 @@ def _has_every_expert(step: Step) -> bool:
 class _LayerRunner:
     """Weights and tables of a layer on one rank; expert e's weights are e + 1 in every byte."""
 
-    bench: RankContext
+    ctx: RankContext
     weights: Tensor
     store: SlotStore
     routing_tables: Tables
@@ -235,13 +232,13 @@ class _LayerRunner:
     keepalive: list[object] = field(default_factory=list)
 
     def stream(self, role: str) -> Stream:
-        return self.bench.accelerator.stream(Role(role))
+        return self.ctx.accelerator.stream(Role(role))
 
     def place(self, role: str, *held: int) -> Play:
         """Commit the slots that change, and the tables, between two reads."""
         stream, compute = self.stream(role), self.stream(Role.COMPUTE)
         moved = [slot for slot in range(WEIGHT_SLOTS) if held[slot] != self.placement[slot]]
-        blob = self.bench.copy_of(_weights(held)[moved]).reshape(-1)
+        blob = self.ctx.copy_of(_weights(held)[moved]).reshape(-1)
         self.keepalive.append(blob)
         self.store.unpack(blob, range(len(moved)), stream)
         self.order_after(stream, compute)
@@ -255,12 +252,12 @@ class _LayerRunner:
     def commit_tables(self, held: tuple[int, ...], stream: Stream) -> None:
         made = routing_tables.make_update(0, routing_tables.make_table(held, [1] * WEIGHT_SLOTS))
         self.keepalive.append(made)
-        self.bench.accelerator.kernels.commit_tables(made, self.routing_tables, stream)
+        self.ctx.accelerator.kernels.commit_tables(made, self.routing_tables, stream)
 
     def order_after(self, later: Stream, earlier: Stream) -> None:
         """What is launched on `later` from now on comes after what is on `earlier`."""
         if later is not earlier:
-            event = self.bench.accelerator.event()
+            event = self.ctx.accelerator.event()
             earlier.record(event)
             later.wait(event)
 
@@ -268,16 +265,16 @@ class _LayerRunner:
         """Route, then read a byte of the slot that each token is sent to."""
         compute = self.stream(Role.COMPUTE)
         out = routing_tables.launch_routing(
-            self.bench, self.ids, self.routing_tables, Salt(0, 0, 0), compute
+            self.ctx, self.ids, self.routing_tables, Salt(0, 0, 0), compute
         )
-        seen = self.bench.empty((WEIGHT_TOKENS, SLOT_BYTES))
+        seen = self.ctx.empty((WEIGHT_TOKENS, SLOT_BYTES))
         self.keepalive.append(out)
 
-        def program() -> None:
+        def make_program() -> None:
             slots = out.slots.long().clamp(0, WEIGHT_SLOTS - 1)
             torch.index_select(self.weights, 0, slots, out=seen)
 
-        compute.launch(program)
+        compute.launch(make_program)
         return seen
 
 
@@ -286,33 +283,33 @@ def _weights(held: tuple[int, ...]) -> Tensor:
     return torch.tensor(held, dtype=torch.uint8)[:, None].add(1).repeat(1, SLOT_BYTES)
 
 
-def _layer_runner(bench: RankContext) -> _LayerRunner:
-    weights = bench.copy_of(_weights(INITIAL_PLACEMENT))
+def _layer_runner(ctx: RankContext) -> _LayerRunner:
+    weights = ctx.copy_of(_weights(INITIAL_PLACEMENT))
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=WEIGHT_SLOTS)
-    live = routing_tables.zeroed_tables(bench, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
-    ids = bench.copy_of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
-    layer = _LayerRunner(bench, weights, bench.accelerator.slot_store(layout), live, ids)
+    live = routing_tables.zeroed_tables(ctx, 1, WEIGHT_EXPERTS, WEIGHT_SLOTS, 1)
+    ids = ctx.copy_of(torch.arange(WEIGHT_TOKENS, dtype=torch.int32) % WEIGHT_EXPERTS)
+    layer = _LayerRunner(ctx, weights, ctx.accelerator.slot_store(layout), live, ids)
     layer.commit_tables(INITIAL_PLACEMENT, layer.stream(Role.COMPUTE))
     return layer
 
 
-def _play_weights(bench: RankContext, found: Program) -> Play:
-    layer, reads = _layer_runner(bench), []
-    for step in found.steps:
+def _play_weights(ctx: RankContext, program: Program) -> Play:
+    layer, reads = _layer_runner(ctx), []
+    for step in program.steps:
         if step.op == "read":
             reads.append(layer.read())
         else:
             yield from layer.place(str(step.args[0]), *(int(held) for held in step.args[1:]))
         yield NEXT
-    bench.drain()
-    due = (to_host(layer.ids) + 1).to(torch.uint8)
+    ctx.drain()
+    expected = (to_host(layer.ids) + 1).to(torch.uint8)
     for number, seen in enumerate(reads):
-        wrong = (to_host(seen) != due[:, None]).any(1).nonzero().flatten().tolist()
+        wrong = (to_host(seen) != expected[:, None]).any(1).nonzero().flatten().tolist()
         require("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
 
 
 TABLES_AND_WEIGHTS = Property(
-    name="no-token-finds-another-experts-weights",
+    name="tables-and-weights-of-a-layer-change-together",
     family="kernels",
     clauses=("V3",),
     claim="Between two reads, a layer's slots and its tables change together.",

@@ -1,6 +1,6 @@
-"""Families *shapes* and *progress*: what travels is as large, and as much, as in real models.
+"""Families *shapes* and *progress*: messages as large and as many as in real models.
 
-Libraries choose other algorithms and protocols by size, and cut what is long into chunks.
+Libraries choose other algorithms and protocols by size, and cut long messages into chunks.
 """
 
 import torch
@@ -37,7 +37,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     one_common_size,
     reducible_dtypes,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 
@@ -53,9 +53,9 @@ MESSAGES_IN_FLIGHT = 130
 """Messages of one rank to another before any is waited for."""
 
 
-def _values(call: CollectiveCall, giver: int, taker: int) -> Tensor:
+def _values(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Any bytes where they are moved, small numbers where they are added."""
-    key = 97 * call.key + 13 * giver + taker
+    key = 97 * call.key + 13 * sender + receiver
     count = torch.Size(call.shape).numel()
     if call.op in REDUCE_OPS:
         return (random_bytes(count, key) % 16).to(call.dtype)
@@ -63,23 +63,23 @@ def _values(call: CollectiveCall, giver: int, taker: int) -> Tensor:
 
 
 def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
-    """`operation(key)` of every kind, each at every size; `key` draws what is given."""
+    """`operation(key)` of every kind, each at every size; `key` draws the contents."""
 
     def made(size: int, key: int) -> Program:
         ops = [op for op in (*COPY_OPS, *REDUCE_OPS) if size > 1 or op not in POINT_TO_POINT_OPS]
         kinds = {"moved": copyable_dtypes(traits)[:1], "summed": reducible_dtypes(traits)[:2]}
         names = {name: "+".join(map(dtype_name, some)) for name, some in kinds.items()}
-        return program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
+        return make_program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
 
     return st.builds(made, one_common_size(traits), st.integers(0, 255))
 
 
-def _calls(found: Program, step: Step) -> list[CollectiveCall]:
-    """What a step stands for: every declared dtype, at every size."""
+def _calls(program: Program, step: Step) -> list[CollectiveCall]:
+    """The calls of a step: every declared dtype, at every size."""
     sums = step.op in REDUCE_OPS
-    names = str(found.setting("summed" if sums else "moved")).split("+")
+    names = str(program.setting("summed" if sums else "moved")).split("+")
     (key,) = (int(number) for number in step.args)
-    source = key % found.size if step.op == "broadcast" else 0
+    source = key % program.size if step.op == "broadcast" else 0
     return [
         CollectiveCall(step.op, dtype_named(name), (count,), source, key)
         for name in names
@@ -88,103 +88,103 @@ def _calls(found: Program, step: Step) -> list[CollectiveCall]:
     ]
 
 
-def _play_collectives(bench: RankContext, found: Program) -> Play:
-    """One after another; compared in the end, so that who sees a mistake leaves nobody alone."""
-    group = yield from bench.communicator()
-    flights = []
-    for step in found.steps:
-        for call in _calls(found, step):
-            flights += yield from run_calls(bench, group, [call], PlainBuffers(bench), _values)
-    require_results("X4", group, flights, _values)
+def _play_collectives(ctx: RankContext, program: Program) -> Play:
+    """One after another; compared at the end, so a rank that sees an error strands no other."""
+    comm = yield from ctx.communicator()
+    issued = []
+    for step in program.steps:
+        for call in _calls(program, step):
+            issued += yield from run_calls(ctx, comm, [call], PlainBuffers(ctx), _values)
+    require_results("X4", comm, issued, _values)
 
 
 def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
     """`uneven(key)`: the first rank gives nearly all of its rows to the last, others few."""
     return st.builds(
-        lambda size, key: program([Step("uneven", (key,))], size),
+        lambda size, key: make_program([Step("uneven", (key,))], size),
         one_common_size(traits),
         st.integers(0, 255),
     )
 
 
-def _rows(giver: int, taker: int, size: int) -> int:
-    return LARGE_ROW_COUNT if (giver, taker) == (0, size - 1) else (giver + 2 * taker) % 3
+def _rows(sender: int, receiver: int, size: int) -> int:
+    return LARGE_ROW_COUNT if (sender, receiver) == (0, size - 1) else (sender + 2 * receiver) % 3
 
 
-def _play_uneven(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    (key,) = (int(number) for number in found.steps[0].args)
-    size, rank = group.size, group.rank
-    sends = [_rows(rank, taker, size) for taker in range(size)]
-    receives = [_rows(giver, rank, size) for giver in range(size)]
+def _play_uneven(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    (key,) = (int(number) for number in program.steps[0].args)
+    size, rank = comm.size, comm.rank
+    sends = [_rows(rank, receiver, size) for receiver in range(size)]
+    receives = [_rows(sender, rank, size) for sender in range(size)]
 
-    def block(giver: int, taker: int) -> Tensor:
-        rows = _rows(giver, taker, size)
-        return random_bytes(rows * ROW_BYTES, key + size * giver + taker).view(rows, ROW_BYTES)
+    def block(sender: int, receiver: int) -> Tensor:
+        rows = _rows(sender, receiver, size)
+        return random_bytes(rows * ROW_BYTES, key + size * sender + receiver).view(rows, ROW_BYTES)
 
-    given = bench.copy_of(torch.cat([block(rank, taker) for taker in range(size)]))
-    out = bench.empty((sum(receives), ROW_BYTES))
-    yield from wait_for_success(bench, group.all_to_all_uneven(out, given, receives, sends))
-    due = torch.cat([block(giver, rank) for giver in range(size)])
-    require_equal("S3", out, due, f"rank {rank}: {sum(receives)} rows of {receives}")
+    operand = ctx.copy_of(torch.cat([block(rank, receiver) for receiver in range(size)]))
+    out = ctx.empty((sum(receives), ROW_BYTES))
+    yield from wait_for_success(ctx, comm.all_to_all_uneven(out, operand, receives, sends))
+    expected = torch.cat([block(sender, rank) for sender in range(size)])
+    require_equal("S3", out, expected, f"rank {rank}: {sum(receives)} rows of {receives}")
 
 
 def _messages(traits: Traits) -> st.SearchStrategy[Program]:
     """`message` and `exchange` of every length, from rank 0 to rank 1; `key` draws the bytes."""
 
     def made(size: int, key: int) -> Program:
-        return program(
+        return make_program(
             [Step("long", (length, key + k)) for k, length in enumerate(MESSAGE_BYTES)], size
         )
 
     return st.builds(made, one_common_size(traits), st.integers(0, 255))
 
 
-def _play_messages(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_messages(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     arrived: list[tuple[Tensor, Tensor, str]] = []
-    for step in found.steps:
+    for step in program.steps:
         length, key = (int(number) for number in step.args)
         message, blob = random_bytes(length, key), random_bytes(length, key + 1)
-        if group.rank == 0:
+        if comm.rank == 0:
             # Kept until they have arrived: that a message owns its buffer is judged elsewhere (K1).
-            buffer, parcel = bench.copy_of(message), PeerBuffer(1, bench.copy_of(blob))
-            first = group.isend(buffer, 1)
-            second = group.exchange(Exchange((parcel,), ()))
+            buffer, parcel = ctx.copy_of(message), PeerBuffer(1, ctx.copy_of(blob))
+            first = comm.isend(buffer, 1)
+            second = comm.exchange(Exchange((parcel,), ()))
             for work in (first, second):
-                yield from wait_for_success(bench, work)
-        elif group.rank == 1:
-            out, part = bench.empty((length,)), bench.empty((length,))
-            first = group.irecv(out, 0)
-            second = group.exchange(Exchange((), (PeerBuffer(0, part),)))
+                yield from wait_for_success(ctx, work)
+        elif comm.rank == 1:
+            out, part = ctx.empty((length,)), ctx.empty((length,))
+            first = comm.irecv(out, 0)
+            second = comm.exchange(Exchange((), (PeerBuffer(0, part),)))
             for work in (first, second):
-                yield from wait_for_success(bench, work)
+                yield from wait_for_success(ctx, work)
             arrived.append((out, message, f"a message of {length} bytes"))
             arrived.append((part, blob, f"a blob of {length} bytes"))
-    for seen, due, what in arrived:
-        require_equal("S1", seen, due, what)
+    for seen, expected, what in arrived:
+        require_equal("S1", seen, expected, what)
 
 
 def _many_messages(traits: Traits) -> st.SearchStrategy[Program]:
-    """`crowd(count, key)`: so many messages each way, whose lengths `key` draws."""
+    """`crowd(count, key)`: that many messages each way; `key` draws their lengths."""
     return st.builds(
-        lambda size, key: program([Step("crowd", (MESSAGES_IN_FLIGHT, key))], size),
+        lambda size, key: make_program([Step("crowd", (MESSAGES_IN_FLIGHT, key))], size),
         one_common_size(traits),
         st.integers(0, 255),
     )
 
 
-def _play_many_messages(bench: RankContext, found: Program) -> Play:
+def _play_many_messages(ctx: RankContext, program: Program) -> Play:
     """All of them in flight at once, both ways between the first two ranks."""
-    group = yield from bench.communicator()
-    count, key = (int(number) for number in found.steps[0].args)
+    comm = yield from ctx.communicator()
+    count, key = (int(number) for number in program.steps[0].args)
     transfers: list[IssuedOperation | None] = []
     for number in range(count):
         length = 1 + (key + 7 * number) % 40
         for ends in ((0, 1), (1, 0)):
-            transfers.append(issue_step(bench, group, Step("message", (*ends, length)), number))
+            transfers.append(issue_step(ctx, comm, Step("message", (*ends, length)), number))
         yield NEXT
-    yield from wait_and_check(bench, transfers, "P2")
+    yield from wait_and_check(ctx, transfers, "P2")
 
 
 SHAPES = (
@@ -222,7 +222,7 @@ SHAPES = (
 )
 PROGRESS = (
     Property(
-        name="a-crowd-of-messages-keeps-its-order",
+        name="many-messages-in-flight-match-in-order",
         family="progress",
         clauses=("P2",),
         claim="Messages between two ranks are matched in order, however many are in flight.",

@@ -1,12 +1,7 @@
-"""Family *locks*: a mover's thread and a model's thread take turns at the slots.
+"""Family *locks*: hand-over of slots between a stream and a thread on the host.
 
-Family *locks*: streams that wait for a signal.
-
-Family *locks*: a lock whose verbs were captured once and are replayed often.
-
-Family *locks*: the verbs of a lock in any order, compared with a model of it.
-
-Family *locks*: hand-over between a stream and a mover on the host.
+Also streams that wait for a signal, locks in captured graphs, and calls in any order, compared with
+a model of the lock.
 """
 
 from collections.abc import Callable
@@ -21,7 +16,7 @@ from equipoise.hal.accelerator import Graph
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, Until, catch, require
 from equipoise.hal.conformance.fixtures import stopped_streams
 from equipoise.hal.conformance.fixtures.lock_model import ExpectedErrors, LockModel
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import (
     Property,
     Traits,
@@ -44,10 +39,10 @@ MODEL, MOVER = 0, 1
 
 
 def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Turn by turn, which slots the mover writes; the model reads all of them."""
+    """The slots that the writer writes in each turn; the model reads all of them."""
     slots = st.sets(st.integers(0, SLOTS - 1), min_size=1).map(sorted)
     turns = st.lists(slots, min_size=1, max_size=MAX_TURNS)
-    return turns.map(lambda drawn: program(step for slots in drawn for step in _turn(slots)))
+    return turns.map(lambda drawn: make_program(step for slots in drawn for step in _turn(slots)))
 
 
 def _turn(slots: list[int]) -> tuple[Step, Step]:
@@ -63,7 +58,7 @@ class _TurnState:
         lock: between them.
         store: of these slots.
         launched: sections that the model has launched.
-        signalled: turns that the mover has finished.
+        signalled: turns that the writer has finished.
     """
 
     weights: Tensor
@@ -73,81 +68,81 @@ class _TurnState:
     signalled: int = 0
 
     def released(self, turns: int) -> bool:
-        """Whether the model has launched so many releases."""
+        """Whether the model has launched that many releases."""
         return self.launched >= turns
 
 
-def _turn_state(bench: RankContext) -> _TurnState:
+def _turn_state(ctx: RankContext) -> _TurnState:
     """The one that both threads see: whoever comes second drops what it has made."""
-    weights = bench.full((SLOTS, SLOT_BYTES), 0)
+    weights = ctx.full((SLOTS, SLOT_BYTES), 0)
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=1)
-    lock = bench.accelerator.stream_lock(bench.timeout)
-    mine = _TurnState(weights, lock, bench.accelerator.slot_store(layout))
-    scene: _TurnState = bench.shared.setdefault("scene", mine)
+    lock = ctx.accelerator.stream_lock(ctx.timeout)
+    mine = _TurnState(weights, lock, ctx.accelerator.slot_store(layout))
+    scene: _TurnState = ctx.shared.setdefault("scene", mine)
     return scene
 
 
-def _play_turns(bench: RankContext, found: Program) -> Play:
-    scene = _turn_state(bench)
+def _play_turns(ctx: RankContext, program: Program) -> Play:
+    scene = _turn_state(ctx)
     yield NEXT
-    if bench.thread == MODEL:
-        yield from _play_model(bench, found, scene)
+    if ctx.thread == MODEL:
+        yield from _play_model(ctx, program, scene)
     else:
-        yield from _play_mover(bench, found, scene)
+        yield from _play_mover(ctx, program, scene)
 
 
-def _play_mover(bench: RankContext, found: Program, scene: _TurnState) -> Play:
-    copy = bench.accelerator.stream(Role.COPY)
-    for turn, step in enumerate(found.steps_of(0, MOVER)):
+def _play_mover(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
+    copy = ctx.accelerator.stream(Role.COPY)
+    for turn, step in enumerate(program.steps_of(0, MOVER)):
         if turn:
             yield Until(partial(scene.released, turn), "the model's release")
-            late = catch(partial(scene.lock.wait, 0, bench.timeout), StreamTimeout)
+            late = catch(partial(scene.lock.wait, 0, ctx.timeout), StreamTimeout)
             require("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
         slots = [int(slot) for slot in step.args]
-        page = bench.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
+        page = ctx.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
         scene.store.write(slots, [[page]] * len(slots), copy)
         yield NEXT
-        late = catch(partial(copy.synchronize, bench.timeout), StreamTimeout)
+        late = catch(partial(copy.synchronize, ctx.timeout), StreamTimeout)
         require("L5", not late, "a copy from the host does not end while a launched stream waits")
         scene.lock.signal(0)
         scene.signalled += 1
         yield NEXT
 
 
-def _play_model(bench: RankContext, found: Program, scene: _TurnState) -> Play:
-    compute = bench.accelerator.stream(Role.COMPUTE)
-    turns = len(found.steps_of(0, MODEL))
-    rows = bench.full((turns, SLOTS, SLOT_BYTES), 0)
+def _play_model(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
+    compute = ctx.accelerator.stream(Role.COMPUTE)
+    turns = len(program.steps_of(0, MODEL))
+    rows = ctx.full((turns, SLOTS, SLOT_BYTES), 0)
     for row in rows:
         scene.lock.acquire(compute)
         yield NEXT
         for half in (slice(None, SLOT_BYTES // 2), slice(SLOT_BYTES // 2, None)):
             compute.launch(partial(row[:, half].copy_, scene.weights[:, half]))
-            bench.inject_delay(compute)
+            ctx.inject_delay(compute)
             yield NEXT
         scene.lock.release(compute)
         scene.launched += 1
         yield NEXT
     yield Until(lambda: scene.signalled == turns, "the mover's last signal")
-    late = catch(partial(compute.synchronize, bench.timeout), StreamTimeout)
+    late = catch(partial(compute.synchronize, ctx.timeout), StreamTimeout)
     require("O5", not late, "the last signal never wakes the model")
-    _require_turns(found, rows)
+    _require_turns(program, rows)
 
 
-def _require_turns(found: Program, rows: Tensor) -> None:
+def _require_turns(program: Program, rows: Tensor) -> None:
     """Every section sees each slot as the latest turn up to its own has left it, whole."""
-    due = [0] * SLOTS
-    for turn, (step, row) in enumerate(zip(found.steps_of(0, MOVER), rows.tolist(), strict=True)):
+    expected = [0] * SLOTS
+    for turn, (step, row) in enumerate(zip(program.steps_of(0, MOVER), rows.tolist(), strict=True)):
         for slot in step.args:
-            due[int(slot)] = turn + 1
-        for slot, (seen, wanted) in enumerate(zip(row, due, strict=True)):
+            expected[int(slot)] = turn + 1
+        for slot, (seen, wanted) in enumerate(zip(row, expected, strict=True)):
             what = f"in turn {turn} slot {slot} reads as {seen}, not as {wanted} throughout"
             require("O5", max(seen) <= wanted, f"the writer overtook a reader: {what}")
             require("L7", min(seen) >= wanted, f"released onto what was not written yet: {what}")
 
 
 TURNS = Property(
-    name="the-mover-and-the-model-take-turns",
+    name="the-lock-alternates-writer-and-reader",
     family="locks",
     clauses=("O5", "L5", "L7"),
     claim="Each section between acquire and release sees the slots as one turn left them, whole.",
@@ -174,35 +169,35 @@ def _one_signal_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Waiters, the signal before or between them, and at least one waiter."""
     drawn = st.tuples(_waiters(traits, 0), st.just([Step("signal")]), _waiters(traits, 0))
     both = st.tuples(drawn, _waiters(traits, 1))
-    return both.map(lambda parts: program(chain(*parts[0], parts[1])))
+    return both.map(lambda parts: make_program(chain(*parts[0], parts[1])))
 
 
-def _acquire_and_release(bench: RankContext, lock: StreamLock, role: str) -> Event:
-    """Acquire and release on the stream; an event behind the acquire."""
-    stream, entered = bench.accelerator.stream(Role(role)), bench.accelerator.event()
+def _acquire_and_release(ctx: RankContext, lock: StreamLock, role: str) -> Event:
+    """Acquire and release on the stream; an event after the acquire."""
+    stream, entered = ctx.accelerator.stream(Role(role)), ctx.accelerator.event()
     lock.acquire(stream)
     stream.record(entered)
     lock.release(stream)
     return entered
 
 
-def _play_one_signal(bench: RankContext, found: Program) -> Play:
-    lock = bench.accelerator.stream_lock(bench.timeout)
+def _play_one_signal(ctx: RankContext, program: Program) -> Play:
+    lock = ctx.accelerator.stream_lock(ctx.timeout)
     entered: list[Event] = []
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "signal":
             require("L1", not _reached_count(entered), "a waiter went on before any signal")
             lock.signal(lock.epoch)
         else:
-            entered.append(_acquire_and_release(bench, lock, str(step.args[0])))
+            entered.append(_acquire_and_release(ctx, lock, str(step.args[0])))
         yield NEXT
-    require("L1", _any_reached(bench, entered), "one signal was given, and no waiter goes on")
+    require("L1", _any_reached(ctx, entered), "one signal was given, and no waiter goes on")
     for event in entered:
         catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout)
     gone = _reached_count(entered)
     require("L1", gone == 1, f"one signal let {gone} of {len(entered)} waiters go on")
     lock.poison()
-    bench.drain()
+    ctx.drain()
 
 
 def _reached_count(events: list[Event]) -> int:
@@ -210,9 +205,9 @@ def _reached_count(events: list[Event]) -> int:
     return sum(event.query() for event in events)
 
 
-def _any_reached(bench: RankContext, events: list[Event]) -> bool:
+def _any_reached(ctx: RankContext, events: list[Event]) -> bool:
     """Whether one of them is reached while patience lasts."""
-    rounds = int(bench.timeout / SHORT_WAIT / len(events)) + 1
+    rounds = int(ctx.timeout / SHORT_WAIT / len(events)) + 1
     return any(
         catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
         for _ in range(rounds)
@@ -221,47 +216,47 @@ def _any_reached(bench: RankContext, events: list[Event]) -> bool:
 
 
 def _unsignalled_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    return _waiters(traits, 1).map(program)
+    return _waiters(traits, 1).map(make_program)
 
 
-def _play_unsignalled(bench: RankContext, found: Program) -> Play:
+def _play_unsignalled(ctx: RankContext, program: Program) -> Play:
     """Nobody signals."""
-    lock = bench.accelerator.stream_lock(SHORT_WAIT)
+    lock = ctx.accelerator.stream_lock(SHORT_WAIT)
     entered = []
-    for step in found.steps:
-        entered.append(_acquire_and_release(bench, lock, str(step.args[0])))
+    for step in program.steps:
+        entered.append(_acquire_and_release(ctx, lock, str(step.args[0])))
         yield NEXT
     yield Until(
         lambda: _reached_count(entered) == len(entered), "the poison of a lock nobody signals"
     )
-    late = catch(bench.drain, StreamTimeout)
+    late = catch(ctx.drain, StreamTimeout)
     require("L6", not late, "the deadline of the lock has passed, and a stream still waits")
     _require_poisoned(lock)
-    epoch = lock.drain(bench.timeout)
-    told = catch(lock.check, LockPoisoned)
-    require("L6", not told, f"epoch {epoch} begins poisoned: {told}")
+    epoch = lock.drain(ctx.timeout)
+    raised = catch(lock.check, LockPoisoned)
+    require("L6", not raised, f"epoch {epoch} begins poisoned: {raised}")
 
 
 def _require_poisoned(lock: StreamLock) -> None:
-    """Every verb of the mover says that the epoch is void."""
+    """Every call of the writer raises that the epoch is void."""
     calls: dict[str, tuple[Callable[[], None], tuple[type[StreamError], ...]]] = {
         "check": (lock.check, (LockPoisoned,)),
         "signal": (partial(lock.signal, lock.epoch), (LockPoisoned,)),
-        # The mover owns the slots, so that to wait is wrong for two reasons.
+        # The writer owns the slots, so waiting is wrong for two reasons.
         "wait": (partial(lock.wait, lock.epoch, SHORT_WAIT), (LockPoisoned, LockMisuse)),
     }
     for what, (call, allowed) in calls.items():
         require("L6", catch(call, *allowed), f"{what} says nothing of the poison")
 
 
-def _play_other_streams(bench: RankContext, found: Program) -> Play:
+def _play_other_streams(ctx: RankContext, program: Program) -> Play:
     return stopped_streams.play_with_stopped_streams(
-        bench, found, "L4", partial(_stop_by_lock, bench)
+        ctx, program, "L4", partial(_stop_by_lock, ctx)
     )
 
 
-def _stop_by_lock(bench: RankContext, stream: Stream) -> Callable[[], None]:
-    lock = bench.accelerator.stream_lock(bench.timeout)
+def _stop_by_lock(ctx: RankContext, stream: Stream) -> Callable[[], None]:
+    lock = ctx.accelerator.stream_lock(ctx.timeout)
     lock.acquire(stream)
     return partial(lock.signal, lock.epoch)
 
@@ -276,7 +271,7 @@ ONE_WAITER = Property(
     needs=lock_support,
 )
 UNSIGNALLED = Property(
-    name="a-lock-that-nobody-signals-is-poisoned",
+    name="an-unsignalled-lock-is-poisoned-at-its-deadline",
     family=FAMILY,
     clauses=("L6",),
     claim="At the lock's deadline all waiters go on, and the epoch is void until the lock drains.",
@@ -285,7 +280,7 @@ UNSIGNALLED = Property(
     needs=lock_support,
 )
 OTHER_STREAMS = Property(
-    name="a-stream-that-waits-for-a-signal-leaves-the-device-free",
+    name="other-streams-run-while-one-waits-for-a-signal",
     family=FAMILY,
     clauses=("L4",),
     claim="While streams wait for signals, the others run what is launched on them.",
@@ -299,13 +294,13 @@ VALUE_BYTES = 8
 
 
 def _captured_lock_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """Replays and turns of the mover, each of which may be ahead of the other."""
+    """Replays and turns of the writer, either of which may be ahead of the other."""
     steps = st.lists(st.sampled_from(("replay", "write")).map(Step), min_size=1, max_size=8)
-    return steps.map(lambda drawn: program(_valid_replays(drawn)))
+    return steps.map(lambda drawn: make_program(_valid_replays(drawn)))
 
 
 def _valid_replays(steps: list[Step]) -> list[Step]:
-    """The mover writes again only when the replay that reads has been launched."""
+    """The writer writes again only after the replay that reads was launched."""
     kept: list[Step] = []
     for step in steps:
         launched = kept.count(Step("replay"))
@@ -322,11 +317,11 @@ class _CapturedLockRunner:
     Attributes:
         value: uint8 [NBYTES]; turn k writes k + 1 into every byte.
         read: uint8 [NBYTES], where the graph copies `value` to.
-        rows: uint8 [MOST_TURNS, NBYTES], `read` after each replay.
-        replay_events: events behind the replays.
+        rows: uint8 [MAX_TURNS, NBYTES], `read` after each replay.
+        replay_events: events after the replays.
     """
 
-    bench: RankContext
+    ctx: RankContext
     lock: StreamLock
     graph: Graph
     value: Tensor
@@ -336,7 +331,7 @@ class _CapturedLockRunner:
     turns_written: int = 0
 
     def stream(self) -> Stream:
-        return self.bench.accelerator.stream(Role.COMPUTE)
+        return self.ctx.accelerator.stream(Role.COMPUTE)
 
     def capture(self) -> None:
         """Once, before everything."""
@@ -351,16 +346,16 @@ class _CapturedLockRunner:
     def replay(self) -> None:
         self.graph.replay(self.stream())
         self.stream().launch(partial(self.rows[len(self.replay_events)].copy_, self.read))
-        self.replay_events.append(self.bench.accelerator.event())
+        self.replay_events.append(self.ctx.accelerator.event())
         self.stream().record(self.replay_events[-1])
 
     def write(self) -> Play:
-        patience = self.bench.timeout
+        patience = self.ctx.timeout
         if self.turns_written:
             turn = self.turns_written - 1
             late = catch(partial(self.lock.wait, 0, patience), StreamTimeout)
             require(_violated_clause(turn), not late, f"replay {turn} never releases")
-        copy = self.bench.accelerator.stream(Role.COPY)
+        copy = self.ctx.accelerator.stream(Role.COPY)
         copy.launch(partial(self.value.fill_, self.turns_written + 1))
         copy.synchronize(patience)
         yield NEXT
@@ -379,31 +374,31 @@ def _violated_clause(turn: int) -> str:
     return "L2" if turn else "O6"
 
 
-def _play_captured_lock(bench: RankContext, found: Program) -> Play:
-    opened = bench.accelerator
-    value, read = bench.full((VALUE_BYTES,), 0), bench.full((VALUE_BYTES,), 0)
-    rows = bench.full((MAX_TURNS, VALUE_BYTES), 0)
-    desk = _CapturedLockRunner(
-        bench, opened.stream_lock(bench.timeout), opened.graph(), value, read, rows
+def _play_captured_lock(ctx: RankContext, program: Program) -> Play:
+    opened = ctx.accelerator
+    value, read = ctx.full((VALUE_BYTES,), 0), ctx.full((VALUE_BYTES,), 0)
+    rows = ctx.full((MAX_TURNS, VALUE_BYTES), 0)
+    runner = _CapturedLockRunner(
+        ctx, opened.stream_lock(ctx.timeout), opened.graph(), value, read, rows
     )
-    desk.capture()
-    for step in found.steps:
+    runner.capture()
+    for step in program.steps:
         if step.op == "replay":
-            desk.replay()
+            runner.replay()
         else:
-            yield from desk.write()
+            yield from runner.write()
         yield NEXT
-        desk.check_replays()
-    yield from _end(bench, desk)
+        runner.check_replays()
+    yield from _end(ctx, runner)
 
 
-def _end(bench: RankContext, desk: _CapturedLockRunner) -> Play:
+def _end(ctx: RankContext, runner: _CapturedLockRunner) -> Play:
     """Give the signals that are still missing, then compare what was read."""
-    while desk.turns_written < len(desk.replay_events):
-        yield from desk.write()
-    late = catch(partial(desk.stream().synchronize, bench.timeout), StreamTimeout)
+    while runner.turns_written < len(runner.replay_events):
+        yield from runner.write()
+    late = catch(partial(runner.stream().synchronize, ctx.timeout), StreamTimeout)
     require("O6", not late, "every replay has its signal, and the stream still waits")
-    for turn, row in enumerate(desk.rows[: len(desk.replay_events)].tolist()):
+    for turn, row in enumerate(runner.rows[: len(runner.replay_events)].tolist()):
         what = f"replay {turn} reads {row}, not {turn + 1} throughout"
         require(_violated_clause(turn), row == [turn + 1] * VALUE_BYTES, what)
 
@@ -432,7 +427,7 @@ def _lock_programs(_: Traits) -> st.SearchStrategy[Program]:
     verbs = st.lists(st.sampled_from(LOCK_OPS), min_size=1, max_size=MAX_LOCK_STEPS)
     rounds = st.lists(st.sampled_from(HANDOVER_ROUNDS), min_size=2, max_size=MAX_ROUNDS)
     drawn = st.one_of(verbs, rounds.map(lambda found: list(chain(*found))))
-    return drawn.map(lambda ops: program(_valid_lock_steps([Step(op) for op in ops])))
+    return drawn.map(lambda ops: make_program(_valid_lock_steps([Step(op) for op in ops])))
 
 
 def _valid_lock_steps(steps: list[Step]) -> list[Step]:
@@ -461,9 +456,9 @@ def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
 
 @dataclass
 class _LockRunner:
-    """A lock, one stream, and the events behind its acquires."""
+    """A lock, one stream, and the events after its acquires."""
 
-    bench: RankContext
+    ctx: RankContext
     lock: StreamLock
     stream: Stream
     model: LockModel = field(default_factory=LockModel)
@@ -472,11 +467,11 @@ class _LockRunner:
     def run_step(self, op: str) -> None:
         """Make one call, and compare what it raises with what the model says."""
         epoch, clause = self.model.epoch, self.clause(op)
-        due = _expected_errors(self.model, op)
-        patience = EXPIRING_WAIT if due == (StreamTimeout,) else self.bench.timeout
+        expected = _expected_errors(self.model, op)
+        patience = EXPIRING_WAIT if expected == (StreamTimeout,) else self.ctx.timeout
         raised = catch(partial(self.call, op, epoch, patience), StreamError)
-        fits = isinstance(raised, due) if due else raised is None
-        names = " or ".join(error.__name__ for error in due) or "nothing"
+        fits = isinstance(raised, expected) if expected else raised is None
+        names = " or ".join(error.__name__ for error in expected) or "nothing"
         require(clause, fits, f"{op} in epoch {epoch} raised {raised!r}, not {names}")
 
     def call(self, op: str, epoch: int, patience: float) -> None:
@@ -493,7 +488,7 @@ class _LockRunner:
         calls[op]()
 
     def section(self) -> None:
-        event = self.bench.accelerator.event()
+        event = self.ctx.accelerator.event()
         self.lock.acquire(self.stream)
         self.stream.record(event)
         self.lock.release(self.stream)
@@ -506,11 +501,11 @@ class _LockRunner:
         return "L3" if self.model.epoch or op == "drain" else "O5"
 
     def check_visible_state(self) -> None:
-        """Compare what the host can see at any time."""
+        """Compare the state that the host can query at any time."""
         model, clause = self.model, self.clause("look")
         require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
-        told = catch(self.lock.check, *model.check() or (StreamError,))
-        require(clause, bool(told) == model.poisoned, f"check says {told!r}")
+        raised = catch(self.lock.check, *model.check() or (StreamError,))
+        require(clause, bool(raised) == model.poisoned, f"check says {raised!r}")
         inside = sum(event.query() for event in self.section_events)
         what = f"{inside} sections have begun, though only {model.sections_passed} may"
         require(clause, inside <= model.sections_passed, what)
@@ -519,26 +514,28 @@ class _LockRunner:
         """What may pass passes, and nothing else."""
         clause = self.clause("look")
         for number, event in enumerate(self.section_events):
-            due = number < self.model.sections_passed
-            patience = self.bench.timeout if due else EXPIRING_WAIT
+            expected = number < self.model.sections_passed
+            patience = self.ctx.timeout if expected else EXPIRING_WAIT
             late = catch(partial(event.synchronize, patience), StreamTimeout)
-            require(clause, (late is None) == due, f"section {number}: passed is {late is None}")
+            require(
+                clause, (late is None) == expected, f"section {number}: passed is {late is None}"
+            )
 
 
-def _play_lock(bench: RankContext, found: Program) -> Play:
-    stream = bench.accelerator.stream(Role.COMPUTE)
-    desk = _LockRunner(bench, bench.accelerator.stream_lock(bench.timeout), stream)
-    for step in found.steps:
-        desk.run_step(step.op)
+def _play_lock(ctx: RankContext, program: Program) -> Play:
+    stream = ctx.accelerator.stream(Role.COMPUTE)
+    runner = _LockRunner(ctx, ctx.accelerator.stream_lock(ctx.timeout), stream)
+    for step in program.steps:
+        runner.run_step(step.op)
         yield NEXT
-        desk.check_visible_state()
-    desk.check_sections()
-    desk.lock.poison()
-    bench.drain()
+        runner.check_visible_state()
+    runner.check_sections()
+    runner.lock.poison()
+    ctx.drain()
 
 
 EPOCHS = Property(
-    name="a-lock-does-what-its-model-does",
+    name="lock-calls-match-the-lock-model",
     family="locks",
     clauses=("O5", "L3", "L6"),
     claim="Out of turn, late or void: every verb says so, nothing leaks into the next epoch.",

@@ -1,9 +1,4 @@
-"""Family *ordering*: what is left of a stream whose program raised.
-
-Family *ordering*: what an event says by itself, without a lock that holds the stream.
-
-Family *ordering*: who runs after whom.
-"""
+"""Family *ordering*: order of launches, events, and streams that have failed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +11,7 @@ from torch import Tensor
 
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, catch, require, to_host
 from equipoise.hal.conformance.fixtures.happens_before import HappensBefore
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits, concurrent_roles, holdable_stream
 from equipoise.hal.errors import EventNotRecorded, StreamFailed, StreamTimeout
 from equipoise.hal.stream import Event, Role, Stream
@@ -35,7 +30,7 @@ def _failed_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     drawn = st.tuples(steps, st.just([Step("raise")]), steps)
     role = st.sampled_from([role.value for role in Role])
     return st.builds(
-        lambda parts, role: program(chain(*parts), settings={"role": role}), drawn, role
+        lambda parts, role: make_program(chain(*parts), settings={"role": role}), drawn, role
     )
 
 
@@ -46,11 +41,11 @@ class _FailedStreamRunner:
     Attributes:
         flags: uint8, one a launch, raised when it runs.
         raised: what the launched programs raise, in the order of issue.
-        events: recorded behind the first program that raises.
+        events: recorded after the first program that raises.
         issued: numbers of the launches that came before the first program that raises.
     """
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     flags: Tensor
     raised: list[PlannedError] = field(default_factory=list)
@@ -76,13 +71,13 @@ class _FailedStreamRunner:
         cause = PlannedError(f"number {len(self.raised)}")
         self.raised.append(cause)
 
-        def program() -> None:
+        def make_program() -> None:
             raise cause
 
-        self.stream.launch(program)
+        self.stream.launch(make_program)
 
     def record(self) -> None:
-        event = self.bench.accelerator.event()
+        event = self.ctx.accelerator.event()
         self.stream.record(event)
         if self.raised:
             self.events.append(event)
@@ -91,58 +86,58 @@ class _FailedStreamRunner:
         """The call raised, and its cause is what was raised first."""
         require("E7", refusal, f"{what} on a stream that has failed raised nothing")
         cause = refusal.__cause__ if refusal is not None else None
-        wanted = self.raised[0] if self.raised else None
-        require("E7", cause is wanted, f"{what} blames {cause!r} instead of {wanted!r}")
+        expected = self.raised[0] if self.raised else None
+        require("E7", cause is expected, f"{what} blames {cause!r} instead of {expected!r}")
 
 
-def _play_failed_stream(bench: RankContext, found: Program) -> Play:
-    stream = bench.accelerator.stream(Role(str(found.setting("role"))))
-    before = bench.accelerator.event()
+def _play_failed_stream(ctx: RankContext, program: Program) -> Play:
+    stream = ctx.accelerator.stream(Role(str(program.setting("role"))))
+    before = ctx.accelerator.event()
     stream.record(before)
-    desk = _FailedStreamRunner(bench, stream, bench.full((MAX_FAILED_STREAM_STEPS,), 0))
-    for step in found.steps:
-        desk.run_step(step)
+    runner = _FailedStreamRunner(ctx, stream, ctx.full((MAX_FAILED_STREAM_STEPS,), 0))
+    for step in program.steps:
+        runner.run_step(step)
         yield NEXT
-    for what, call in _last_calls(bench, desk, before).items():
-        desk.require_first_cause(what, catch(call, StreamFailed))
-    _passed_on(bench, stream, desk)
-    ran = {number for number, flag in enumerate(desk.flags.tolist()) if flag}
+    for what, call in _last_calls(ctx, runner, before).items():
+        runner.require_first_cause(what, catch(call, StreamFailed))
+    _passed_on(ctx, stream, runner)
+    ran = {number for number, flag in enumerate(runner.flags.tolist()) if flag}
     require(
         "E7",
-        ran == desk.expected_launches,
-        f"launches {sorted(ran)} ran, not {sorted(desk.expected_launches)}",
+        ran == runner.expected_launches,
+        f"launches {sorted(ran)} ran, not {sorted(runner.expected_launches)}",
     )
 
 
 def _last_calls(
-    bench: RankContext, desk: _FailedStreamRunner, before: Event
+    ctx: RankContext, runner: _FailedStreamRunner, before: Event
 ) -> dict[str, Callable[[], None]]:
-    """Every call must raise once `synchronize` has told the host, which is the first of them."""
-    stream, event = desk.stream, bench.accelerator.event()
+    """Every call must raise once `synchronize`, the first of them, has raised."""
+    stream, event = runner.stream, ctx.accelerator.event()
     calls: dict[str, Callable[[], None]] = {
-        "synchronize": partial(stream.synchronize, bench.timeout),
+        "synchronize": partial(stream.synchronize, ctx.timeout),
         "launch": lambda: stream.launch(lambda: None),
         "wait": partial(stream.wait, before),
         "record": partial(stream.record, event),
-        "the second synchronize": partial(stream.synchronize, bench.timeout),
-        "the accelerator's synchronize": partial(bench.accelerator.synchronize, bench.timeout),
+        "the second synchronize": partial(stream.synchronize, ctx.timeout),
+        "the accelerator's synchronize": partial(ctx.accelerator.synchronize, ctx.timeout),
     }
-    for number, recorded in enumerate(desk.events):
-        calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, bench.timeout)
+    for number, recorded in enumerate(runner.events):
+        calls[f"event {number}'s synchronize"] = partial(recorded.synchronize, ctx.timeout)
     return calls
 
 
-def _passed_on(bench: RankContext, stream: Stream, desk: _FailedStreamRunner) -> None:
-    """Who waits for a recording that failed has failed; at the call, or when it comes there."""
-    others = [bench.accelerator.stream(role) for role in Role if role != stream.role]
-    for event, other in zip(desk.events, others, strict=False):
+def _passed_on(ctx: RankContext, stream: Stream, runner: _FailedStreamRunner) -> None:
+    """A stream that waits for a failed recording fails, at the call or when it gets there."""
+    others = [ctx.accelerator.stream(role) for role in Role if role != stream.role]
+    for event, other in zip(runner.events, others, strict=False):
         refusal = catch(partial(other.wait, event), StreamFailed)
-        refusal = refusal or catch(partial(other.synchronize, bench.timeout), StreamFailed)
+        refusal = refusal or catch(partial(other.synchronize, ctx.timeout), StreamFailed)
         require("E7", refusal, "a stream that waits for a recording which failed goes on")
 
 
 FAILED_STREAM = Property(
-    name="a-stream-whose-program-raised-says-so-at-every-call",
+    name="a-failed-stream-raises-at-every-call",
     family="ordering",
     clauses=("E7",),
     claim="After a program raised, nothing more runs on its stream, and calls raise that cause.",
@@ -159,7 +154,7 @@ MAX_QUERIES = 40
 
 
 def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`launch(role, event)` of a mark and a recording behind it, then questions to events."""
+    """`launch(role, event)` of a mark and a recording after it, then queries of events."""
     event, role = st.integers(0, EVENTS - 1), st.sampled_from(EVENT_ROLES)
     steps = st.one_of(
         st.builds(lambda r, e: Step("launch", (r, e)), role, event),
@@ -169,7 +164,7 @@ def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
     )
     first = st.builds(lambda r, e: Step("launch", (r, e)), role, event)
     return st.builds(
-        lambda first, rest: program([first, *rest]),
+        lambda first, rest: make_program([first, *rest]),
         first,
         st.lists(steps, max_size=MAX_EVENT_STEPS),
     )
@@ -177,15 +172,15 @@ def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @dataclass
 class _EventRunner:
-    """Each launch counts a number up; an event knows the number that stood behind its recording.
+    """Each launch increments a number; an event expects the number at its recording.
 
     Attributes:
         marks: int, one a stream: how many launches of it have run.
-        expected: by event, the stream and the count that its latest recording stands for.
-        require_launch_ran: by event, whether it has said that it was reached.
+        expected: by event, the stream and the count of its latest recording.
+        require_launch_ran: by event, whether it has reported that it was reached.
     """
 
-    bench: RankContext
+    ctx: RankContext
     marks: dict[str, Tensor]
     launched: dict[str, int] = field(default_factory=dict)
     events: dict[int, Event] = field(default_factory=dict)
@@ -193,15 +188,15 @@ class _EventRunner:
     reached: set[int] = field(default_factory=set)
 
     def stream(self, role: str) -> Stream:
-        return self.bench.accelerator.stream(Role(role))
+        return self.ctx.accelerator.stream(Role(role))
 
     def launch(self, role: str, event: int) -> None:
         """A delay of the executor's choice, a mark, a recording."""
         stream, mark = self.stream(role), self.marks[role]
-        self.bench.inject_delay(stream)
+        self.ctx.inject_delay(stream)
         self.launched[role] = count = self.launched.get(role, 0) + 1
         stream.launch(lambda: mark.fill_(count))
-        self.events.setdefault(event, self.bench.accelerator.event())
+        self.events.setdefault(event, self.ctx.accelerator.event())
         stream.record(self.events[event])
         self.expected[event] = (role, count)
         self.reached.discard(event)
@@ -210,42 +205,42 @@ class _EventRunner:
         """Ask; what is reached has run, and stays reached."""
         if event not in self.events:
             return False
-        said = self.events[event].query()
+        reached = self.events[event].query()
         what = f"event {event} was reached, and is not any more"
-        require("O7", said or event not in self.reached, what)
-        if said:
+        require("O7", reached or event not in self.reached, what)
+        if reached:
             self.require_launch_ran(event, "query says that it was reached")
-        return said
+        return reached
 
     def synchronize(self, event: int) -> None:
         """Wait; what was waited for has run, and says so."""
         if event in self.events:
-            self.events[event].synchronize(self.bench.timeout)
+            self.events[event].synchronize(self.ctx.timeout)
             self.require_launch_ran(event, "synchronize has returned")
             require("O7", self.events[event].query(), f"event {event} was waited for, query denies")
 
     def require_launch_ran(self, event: int, why: str) -> None:
-        """What stands before its recording has happened."""
+        """Launches before its recording have run."""
         self.reached.add(event)
         role, count = self.expected[event]
         seen = int(to_host(self.marks[role]))
         require("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
 
 
-def _play_events(bench: RankContext, found: Program) -> Play:
-    desk = _EventRunner(bench, {role: bench.full((1,), 0) for role in EVENT_ROLES})
-    for step in found.steps:
+def _play_events(ctx: RankContext, program: Program) -> Play:
+    runner = _EventRunner(ctx, {role: ctx.full((1,), 0) for role in EVENT_ROLES})
+    for step in program.steps:
         if step.op == "launch":
-            desk.launch(str(step.args[0]), int(step.args[1]))
-            desk.query(int(step.args[1]))
+            runner.launch(str(step.args[0]), int(step.args[1]))
+            runner.query(int(step.args[1]))
         elif step.op == "query":
-            desk.query(int(step.args[0]))
+            runner.query(int(step.args[0]))
         elif step.op == "synchronize":
-            desk.synchronize(int(step.args[0]))
+            runner.synchronize(int(step.args[0]))
         yield NEXT
-    bench.drain()
-    for event in desk.events:
-        reached = any(desk.query(event) for _ in range(MAX_QUERIES))
+    ctx.drain()
+    for event in runner.events:
+        reached = any(runner.query(event) for _ in range(MAX_QUERIES))
         require("O7", reached, f"all streams have drained, and event {event} is not reached")
 
 
@@ -324,16 +319,16 @@ def _apply_to_model(order: HappensBefore, step: Step) -> None:
 
 
 def _launch_programs(_: Traits) -> st.SearchStrategy[Program]:
-    return _steps(ROLES, least=2, most=6).map(lambda steps: program(_valid(steps)))
+    return _steps(ROLES, least=2, most=6).map(lambda steps: make_program(_valid(steps)))
 
 
 def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    """One stream is held somewhere on the way, often behind a recording of its own."""
+    """One stream is held at some point, often after a recording of its own."""
     roles = concurrent_roles(traits)[: len(ROLES)]
     steps = _steps(roles, least=0, most=3)
     hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
     drawn = st.tuples(steps, hold, steps)
-    return drawn.map(lambda parts: program(_valid(list(chain(*parts)))))
+    return drawn.map(lambda parts: make_program(_valid(list(chain(*parts)))))
 
 
 def _hold(role: str, records: int) -> list[Step]:
@@ -348,7 +343,7 @@ class _LaunchRunner:
     flag; so each row says which launches had run before.
     """
 
-    bench: RankContext
+    ctx: RankContext
     flags: Tensor
     rows: Tensor
     events: dict[int, Event] = field(default_factory=dict)
@@ -366,10 +361,10 @@ class _LaunchRunner:
         calls[step.op](*step.args)
 
     def stream(self, role: str) -> Stream:
-        return self.bench.accelerator.stream(Role(role))
+        return self.ctx.accelerator.stream(Role(role))
 
     def event(self, number: int) -> Event:
-        return self.events.setdefault(number, self.bench.accelerator.event())
+        return self.events.setdefault(number, self.ctx.accelerator.event())
 
     def launch(self, role: str) -> None:
         row, flags, number = self.rows[self.launched], self.flags, self.launched
@@ -379,7 +374,7 @@ class _LaunchRunner:
             row.copy_(flags)
             flags[number] = 1
 
-        self.bench.inject_delay(self.stream(role))
+        self.ctx.inject_delay(self.stream(role))
         self.stream(role).launch(mark)
 
     def record(self, number: int, role: str) -> None:
@@ -389,19 +384,19 @@ class _LaunchRunner:
         self.stream(role).wait(self.event(number))
 
     def hold(self, role: str) -> None:
-        """To the oracle this is a launch: one that does not run until it is let go."""
-        self.release = self.bench.hold(self.stream(role))
+        """To the oracle this is a launch that does not run until it is released."""
+        self.release = self.ctx.hold(self.stream(role))
         self.launch(role)
 
     def record_after(self, role: str) -> Event:
-        """A fresh event behind all that was launched on the stream."""
-        event = self.bench.accelerator.event()
+        """A new event after all that was launched on the stream."""
+        event = self.ctx.accelerator.event()
         self.stream(role).record(event)
         return event
 
     def judge(self, order: HappensBefore, clause: str) -> None:
         """Drain, then compare what every launch saw with what it had to see."""
-        stuck = catch(self.bench.drain, StreamTimeout)
+        stuck = catch(self.ctx.drain, StreamTimeout)
         require(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
         seen = self.rows.cpu().to(torch.bool).tolist()
         for first, second in order.pairs():
@@ -410,10 +405,10 @@ class _LaunchRunner:
             require(blamed, seen[second][first] and not seen[first][second], early)
 
 
-def _launch_runner(bench: RankContext) -> _LaunchRunner:
+def _launch_runner(ctx: RankContext) -> _LaunchRunner:
     """A desk with all flags down."""
     most = MOST_LAUNCHES + 1  # the hold has a number too
-    return _LaunchRunner(bench, bench.full((most,), 0), bench.full((most, most), 0))
+    return _LaunchRunner(ctx, ctx.full((most,), 0), ctx.full((most, most), 0))
 
 
 def _violated_clause(steps: tuple[Step, ...]) -> str:
@@ -427,52 +422,52 @@ def _violated_clause(steps: tuple[Step, ...]) -> str:
     return "O2"
 
 
-def _play_launches(bench: RankContext, found: Program) -> Play:
-    desk, order = _launch_runner(bench), HappensBefore()
-    for step in found.steps:
+def _play_launches(ctx: RankContext, program: Program) -> Play:
+    runner, order = _launch_runner(ctx), HappensBefore()
+    for step in program.steps:
         if step.op == "pause":
             yield NEXT
             continue
-        desk.run_step(step)
+        runner.run_step(step)
         _apply_to_model(order, step)
-    desk.judge(order, _violated_clause(found.steps))
+    runner.judge(order, _violated_clause(program.steps))
 
 
-def _play_held(bench: RankContext, found: Program) -> Play:
-    desk, order = _launch_runner(bench), HappensBefore()
-    clause = _violated_clause(found.steps)
+def _play_held(ctx: RankContext, program: Program) -> Play:
+    runner, order = _launch_runner(ctx), HappensBefore()
+    clause = _violated_clause(program.steps)
     passed: dict[int, Event] = {}
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "pause":
             yield NEXT
             continue
-        desk.run_step(step)
+        runner.run_step(step)
         _apply_to_model(order, step)
         if step.op == "launch":
-            passed[desk.launched - 1] = desk.record_after(str(step.args[0]))
-    hold = [step.op for step in found.steps if step.op in ("launch", "hold")].index("hold")
+            passed[runner.launched - 1] = runner.record_after(str(step.args[0]))
+    hold = [step.op for step in program.steps if step.op in ("launch", "hold")].index("hold")
     for number, event in passed.items():
         if not order.before(hold, number):
-            late = catch(partial(event.synchronize, bench.timeout), StreamTimeout)
+            late = catch(partial(event.synchronize, ctx.timeout), StreamTimeout)
             require(clause, not late, f"launch {number} is held up, though nothing orders it so")
-    desk.release()
-    desk.judge(order, clause)
+    runner.release()
+    runner.judge(order, clause)
 
 
 def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
-    return st.builds(lambda s: program([Step("wait", (s, 0))]), st.sampled_from(ROLES))
+    return st.builds(lambda s: make_program([Step("wait", (s, 0))]), st.sampled_from(ROLES))
 
 
-def _play_unrecorded(bench: RankContext, found: Program) -> Play:
+def _play_unrecorded(ctx: RankContext, program: Program) -> Play:
     yield NEXT
     stream, event = (
-        bench.accelerator.stream(Role(str(found.steps[0].args[0]))),
-        bench.accelerator.event(),
+        ctx.accelerator.stream(Role(str(program.steps[0].args[0]))),
+        ctx.accelerator.event(),
     )
     require("O3", not event.query(), "a fresh event says that it was reached")
     for what, call in (
         ("stream.wait", lambda: stream.wait(event)),
-        ("event.synchronize", lambda: event.synchronize(bench.timeout)),
+        ("event.synchronize", lambda: event.synchronize(ctx.timeout)),
     ):
         raised = catch(call, EventNotRecorded)
         require("O3", raised, f"{what} on an event that was never recorded raised nothing")

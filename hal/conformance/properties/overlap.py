@@ -1,4 +1,4 @@
-"""Family *overlap*: what runs at the same time, and what that saves."""
+"""Family *overlap*: how much time running two streams at once saves; measured, not judged."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, sync_current_stream
 from equipoise.hal.conformance.fixtures import stopped_streams
-from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.program import Program, make_program
 from equipoise.hal.conformance.property import Property, Traits, concurrent_streams, holdable_stream
 from equipoise.hal.stream import Role
 
@@ -25,8 +25,8 @@ COPY_BYTES = 1 << 20
 """Bytes that the copy stream copies."""
 
 
-def _play_side_by_side(bench: RankContext, found: Program) -> Play:
-    return stopped_streams.play_with_stopped_streams(bench, found, "B8", bench.hold)
+def _play_side_by_side(ctx: RankContext, program: Program) -> Play:
+    return stopped_streams.play_with_stopped_streams(ctx, program, "B8", ctx.hold)
 
 
 def has_clock(traits: Traits) -> bool:
@@ -41,7 +41,7 @@ class OverlapTimes:
     Attributes:
         sequential: a copy and a computation, one after the other.
         concurrent: the same two at once.
-        spread: the largest of `together` minus the smallest.
+        spread: the largest of `concurrent` minus the smallest.
     """
 
     sequential: float
@@ -49,16 +49,16 @@ class OverlapTimes:
     spread: float
 
 
-def measure_overlap(bench: RankContext) -> OverlapTimes:
+def measure_overlap(ctx: RankContext) -> OverlapTimes:
     """Copy on the copy stream and compute on the compute stream, in turn and at once (T1)."""
-    here = bench.accelerator.device
+    here = ctx.accelerator.device
     square = torch.ones(MATRIX_SIDE, MATRIX_SIDE, device=here)
     source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=here) for _ in range(2))
     sync_current_stream(target)
-    jobs = _jobs(bench, square, source, target)
-    _timed(bench, jobs)  # the first use of everything
+    jobs = _jobs(ctx, square, source, target)
+    _timed(ctx, jobs)  # the first use of everything
     pairs = [
-        (_timed(bench, jobs[:1]) + _timed(bench, jobs[1:]), _timed(bench, jobs))
+        (_timed(ctx, jobs[:1]) + _timed(ctx, jobs[1:]), _timed(ctx, jobs))
         for _ in range(MEASUREMENTS)
     ]
     apart, together = zip(*pairs, strict=True)
@@ -67,9 +67,9 @@ def measure_overlap(bench: RankContext) -> OverlapTimes:
 
 
 def _jobs(
-    bench: RankContext, square: Tensor, source: Tensor, target: Tensor
+    ctx: RankContext, square: Tensor, source: Tensor, target: Tensor
 ) -> Sequence[Callable[[], None]]:
-    compute, copy = (bench.accelerator.stream(role) for role in (Role.COMPUTE, Role.COPY))
+    compute, copy = (ctx.accelerator.stream(role) for role in (Role.COMPUTE, Role.COPY))
     product = torch.empty_like(square)
     return (
         lambda: compute.launch(lambda: torch.mm(square, square, out=product)),
@@ -77,19 +77,19 @@ def _jobs(
     )
 
 
-def _timed(bench: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
+def _timed(ctx: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
     """Seconds from the first launch to the end of all."""
     began = time.perf_counter()
     for launch in jobs:
         launch()
-    bench.drain()
+    ctx.drain()
     return time.perf_counter() - began
 
 
-def _play_measure(bench: RankContext, _: Program) -> Play:
+def _play_measure(ctx: RankContext, _: Program) -> Play:
     """Returns the figures; whatever they are, nothing is violated."""
     yield NEXT
-    found = measure_overlap(bench)
+    found = measure_overlap(ctx)
     return [found.sequential, found.concurrent, found.spread]
 
 
@@ -117,7 +117,7 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("T1",),
         claim="Measured, never judged: a copy and a computation at once take less than in turn.",
-        programs=lambda _: st.just(program([])),
+        programs=lambda _: st.just(make_program([])),
         play=_play_measure,
         judge=_format_times,
         needs=concurrent_streams,

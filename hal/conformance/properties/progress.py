@@ -1,10 +1,6 @@
-"""Part of family *progress*: rounds of blobs, and links that are built ahead of them.
+"""Family *progress*: sends, matching order, independent communicators, streams that wait.
 
-Part of family *progress*: operations and streams, without the host in between.
-
-Part of family *progress*: collectives whose output overlaps their input.
-
-Family *progress*: nothing waits for what it need not, and everything finds its match.
+Also rounds of blobs, links that are built ahead, and collectives whose output overlaps their input.
 """
 
 import threading
@@ -52,7 +48,7 @@ from equipoise.hal.conformance.fixtures.comm_operations import (
     warm_links,
 )
 from equipoise.hal.conformance.fixtures.strategies import one_common_size
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.large_collectives import PROGRESS as CROWDS
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported
@@ -76,10 +72,10 @@ def _with_empty(step: Step, empty: list[bool]) -> Step:
     return Step(step.op, tuple(number for blob in sized for number in blob))
 
 
-def _play_rounds(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for number, step in enumerate(found.steps):
-        yield from wait_and_check(bench, [issue_step(bench, group, step, number)], "X1")
+def _play_rounds(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for number, step in enumerate(program.steps):
+        yield from wait_and_check(ctx, [issue_step(ctx, comm, step, number)], "X1")
 
 
 def _warm_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -89,23 +85,23 @@ def _warm_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def made(size: int, pairs: list[tuple[int, int, int]], steps: list[Step]) -> Program:
         warm = [Step("message", pair) for pair in pairs]
         flat = [n for step in clip_to_group(warm, size) for n in int_arguments(step)[:2]]
-        return program(
+        return make_program(
             [Step("warm", tuple(flat)), *deduplicate_messages(clip_to_group(steps, size))], size
         )
 
     return st.builds(made, one_common_size(traits), links, messages)
 
 
-def _play_warm(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    ends = int_arguments(found.steps[0])
+def _play_warm(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    ends = int_arguments(program.steps[0])
     yield NEXT
-    group.warm(tuple(zip(ends[::2], ends[1::2], strict=True)))
+    comm.warm(tuple(zip(ends[::2], ends[1::2], strict=True)))
     transfers = []
-    for number, step in enumerate(found.steps[1:]):
-        transfers.append(issue_step(bench, group, step, number))
+    for number, step in enumerate(program.steps[1:]):
+        transfers.append(issue_step(ctx, comm, step, number))
         yield NEXT
-    yield from wait_and_check(bench, transfers, "X2")
+    yield from wait_and_check(ctx, transfers, "X2")
 
 
 ROUNDS = (
@@ -151,43 +147,45 @@ def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits, ("message",)), roles)
 
     def made(size: int, first: list[Step], steps: list[Step]) -> Program:
-        return program([*first, *deduplicate_messages(clip_to_group(steps, size))], size)
+        return make_program([*first, *deduplicate_messages(clip_to_group(steps, size))], size)
 
     drawn = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
     return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
 
 
-def _play_ordered(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    warm_links(group, found.steps)
+def _play_ordered(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    warm_links(comm, program.steps)
     roles = (ROLES[0], ROLES[0])
     transfers = []
-    for number, step in enumerate(found.steps):
+    for number, step in enumerate(program.steps):
         if step.op == "on":
             roles = (str(step.args[0]), str(step.args[1]))
-        elif step.op == "message" and bench.rank in int_arguments(step)[:2]:
-            transfers.append(_issue_late(bench, group, (step, number), roles))
+        elif step.op == "message" and ctx.rank in int_arguments(step)[:2]:
+            transfers.append(_issue_late(ctx, comm, (step, number), roles))
             yield NEXT
-    yield from wait_and_check(bench, transfers, "X6")
+    yield from wait_and_check(ctx, transfers, "X6")
 
 
 def _issue_late(
-    bench: RankContext, group: Communicator, order: tuple[Step, int], roles: tuple[str, str]
+    ctx: RankContext, comm: Communicator, order: tuple[Step, int], roles: tuple[str, str]
 ) -> IssuedOperation:
-    """Launch what writes the buffer last, and issue the message behind it."""
+    """Launch the last write of the buffer, and issue the message after it."""
     source, target, nbytes = int_arguments(order[0])
     data = payload(order[1], source, target, nbytes)
-    buffer, given = bench.full((nbytes,), INITIAL_BYTE), bench.copy_of(data)
-    stream = bench.accelerator.stream(Role(roles[bench.rank == target]))
-    bench.inject_delay(stream)
-    if bench.rank == target:
+    buffer, operand = ctx.full((nbytes,), INITIAL_BYTE), ctx.copy_of(data)
+    stream = ctx.accelerator.stream(Role(roles[ctx.rank == target]))
+    ctx.inject_delay(stream)
+    if ctx.rank == target:
         stream.launch(lambda: buffer.fill_(INITIAL_BYTE))
     else:
-        stream.launch(lambda: buffer.copy_(given))
+        stream.launch(lambda: buffer.copy_(operand))
     with stream.current():
-        if bench.rank == target:
-            return IssuedOperation(str(order[0]), group.irecv(buffer, source), ((buffer, data),))
-        return IssuedOperation(str(order[0]), group.isend(buffer, target), operands=(buffer, given))
+        if ctx.rank == target:
+            return IssuedOperation(str(order[0]), comm.irecv(buffer, source), ((buffer, data),))
+        return IssuedOperation(
+            str(order[0]), comm.isend(buffer, target), operands=(buffer, operand)
+        )
 
 
 def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -203,7 +201,7 @@ def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
         valid = _valid_awaits(deduplicate_messages(clip_to_group(steps, size)))
         if traits.accelerator.streams == 1:  # such a stream may run launches inside the call
             valid = _awaits_last(valid)
-        return program(valid, size)
+        return make_program(valid, size)
 
     return st.builds(
         made,
@@ -238,44 +236,44 @@ def _awaits_last(steps: list[Step]) -> list[Step]:
 class _Copies:
     """What streams saw that had waited for an operation."""
 
-    bench: RankContext
+    ctx: RankContext
     pairs: list[tuple[Tensor, Tensor, str]] = field(default_factory=list)
 
     def copy_after(self, transfer: IssuedOperation, stream: Stream) -> None:
-        """Copy the results behind the operation, on the stream."""
+        """Copy the results after the operation, on the stream."""
         transfer.work.wait(stream)
-        for found, wanted in transfer.outputs:
-            seen = self.bench.full(found.shape, INITIAL_BYTE, found.dtype)
+        for found, expected in transfer.outputs:
+            seen = self.ctx.full(found.shape, INITIAL_BYTE, found.dtype)
             stream.launch(lambda seen=seen, found=found: seen.copy_(found))  # type: ignore[misc]
-            self.pairs.append((seen, wanted, f"{transfer.what}, seen by a stream that waited"))
+            self.pairs.append((seen, expected, f"{transfer.what}, seen by a stream that waited"))
 
     def check(self) -> None:
         """Demand that all saw the end."""
-        for seen, wanted, what in self.pairs:
-            require_equal("X7", seen, wanted, what)
+        for seen, expected, what in self.pairs:
+            require_equal("X7", seen, expected, what)
 
 
-def _play_awaited(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_awaited(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     transfers: dict[int, IssuedOperation] = {}
-    copies = _Copies(bench)
-    for number, step in enumerate(found.steps):
+    copies = _Copies(ctx)
+    for number, step in enumerate(program.steps):
         if step.op != "await":
-            if (made := issue_step(bench, group, step, number)) is not None:
+            if (made := issue_step(ctx, comm, step, number)) is not None:
                 transfers[number] = made
         elif step.args[0] in transfers:
-            stream = bench.accelerator.stream(Role(str(step.args[1])))
+            stream = ctx.accelerator.stream(Role(str(step.args[1])))
             copies.copy_after(transfers[int(step.args[0])], stream)
         yield NEXT
     for transfer in transfers.values():
         yield Until(transfer.work.done, transfer.what)
-    bench.drain()
+    ctx.drain()
     copies.check()
 
 
 STREAMED = (
     Property(
-        name="operations-come-after-what-the-current-stream-was-given",
+        name="operations-are-ordered-after-the-current-stream",
         family=FAMILY,
         clauses=("X6",),
         claim="What was launched on the current stream before a message comes before the message.",
@@ -301,7 +299,7 @@ MAX_IN_PLACE_CALLS = 3
 OVERLAPPING_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 OVERLAPS = ("same", "shifted")
 """*same*: the smaller operand is this rank's part of the larger one, or both are one.
-*shifted*: the output begins one element behind the input, on no rank where it belongs."""
+*shifted*: the output begins one element after the input, so it is in place on no rank."""
 OVERLAPPING_COUNTS = (4, 33)
 
 
@@ -313,62 +311,62 @@ def _in_place_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.sampled_from(OVERLAPS),
     )
     drawn = st.lists(one, min_size=1, max_size=MAX_IN_PLACE_CALLS)
-    return st.builds(lambda size, steps: program(steps, size), one_common_size(traits), drawn)
+    return st.builds(lambda size, steps: make_program(steps, size), one_common_size(traits), drawn)
 
 
-def _play_in_place(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for number, step in enumerate(found.steps):
+def _play_in_place(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for number, step in enumerate(program.steps):
         yield NEXT
-        yield from _play_overlapping(bench, group, call_for_step(step, number), str(step.args[1]))
+        yield from _play_overlapping(ctx, comm, call_for_step(step, number), str(step.args[1]))
 
 
 def _play_overlapping(
-    bench: RankContext, group: Communicator, call: CollectiveCall, overlap: str
+    ctx: RankContext, comm: Communicator, call: CollectiveCall, overlap: str
 ) -> Play:
     """Either it equals the collective without overlap, or nothing happens."""
-    values = collective_input(call, group.rank, group.size, small_integers)
-    wanted = expected_result(call, group.rank, group.size, small_integers)
-    out, tensor = _operands(bench, group.rank, values, wanted, overlap)
+    values = collective_input(call, comm.rank, comm.size, small_integers)
+    expected = expected_result(call, comm.rank, comm.size, small_integers)
+    out, tensor = _operands(ctx, comm.rank, values, expected, overlap)
     sync_current_stream(tensor.copy_(values))
     works: list[Work] = []
-    what = f"rank {group.rank}: {call}, output and input {overlap}"
+    what = f"rank {comm.rank}: {call}, output and input {overlap}"
     refused = catch(
-        lambda: works.append(_issue_overlapping(group, call.op, out, tensor)), Unsupported
+        lambda: works.append(_issue_overlapping(comm, call.op, out, tensor)), Unsupported
     )
     if refused is not None:
         require_equal("A3", tensor, values, f"{what}: the input after the refusal")
         return
-    yield from wait_for_success(bench, works[0], what)
-    require_equal("A3", out, wanted, what)
+    yield from wait_for_success(ctx, works[0], what)
+    require_equal("A3", out, expected, what)
 
 
-def _issue_overlapping(group: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
+def _issue_overlapping(comm: Communicator, op: str, out: Tensor, tensor: Tensor) -> Work:
     calls = {
-        "all_gather": group.all_gather,
-        "reduce_scatter": group.reduce_scatter,
-        "all_to_all": group.all_to_all,
+        "all_gather": comm.all_gather,
+        "reduce_scatter": comm.reduce_scatter,
+        "all_to_all": comm.all_to_all,
     }
     return calls[op](out, tensor)
 
 
 def _operands(
-    bench: RankContext, rank: int, values: Tensor, wanted: Tensor, overlap: str
+    ctx: RankContext, rank: int, values: Tensor, expected: Tensor, overlap: str
 ) -> tuple[Tensor, Tensor]:
     """Output and input of these shapes, in one piece of memory."""
     if overlap == "shifted":
-        return _shifted(bench, values, wanted)
-    if values.numel() > wanted.numel():
-        whole = bench.empty(values.shape, values.dtype)
+        return _shifted(ctx, values, expected)
+    if values.numel() > expected.numel():
+        whole = ctx.empty(values.shape, values.dtype)
         return whole[rank], whole
-    whole = bench.empty(wanted.shape, wanted.dtype)
-    return whole, whole if values.shape == wanted.shape else whole[rank]
+    whole = ctx.empty(expected.shape, expected.dtype)
+    return whole, whole if values.shape == expected.shape else whole[rank]
 
 
-def _shifted(bench: RankContext, values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    whole = bench.empty((max(values.numel(), 1 + wanted.numel()),), values.dtype)
+def _shifted(ctx: RankContext, values: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    whole = ctx.empty((max(values.numel(), 1 + expected.numel()),), values.dtype)
     tensor = whole[: values.numel()].view(values.shape)
-    return whole[1 : 1 + wanted.numel()].view(wanted.shape), tensor
+    return whole[1 : 1 + expected.numel()].view(expected.shape), tensor
 
 
 OVERLAPPING_OPERANDS = (
@@ -389,27 +387,27 @@ THREADS = 2
 ORDER_REVEALING_OPS = ("message", "message", "all_reduce", "broadcast")
 """What shows that two threads' operations were swapped: mostly messages."""
 PURPOSES = ("first", "second")
-"""Two communicators; host k uses the k-th."""
+"""Two communicators; thread k uses the k-th."""
 
 
 def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drawn = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_OPERATIONS)
     return st.builds(
-        lambda n, steps: program(deduplicate_messages(clip_to_group(steps, n)), n),
+        lambda n, steps: make_program(deduplicate_messages(clip_to_group(steps, n)), n),
         one_common_size(traits),
         drawn,
     )
 
 
-def _play_ring(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_ring(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     transfers: list[IssuedOperation | None] = []
     for end in (0, 1):  # all sends before any receive
-        for number, step in enumerate(found.steps):
-            if int_arguments(step)[end] == bench.rank:
-                transfers.append(issue_step(bench, group, step, number))
+        for number, step in enumerate(program.steps):
+            if int_arguments(step)[end] == ctx.rank:
+                transfers.append(issue_step(ctx, comm, step, number))
                 yield NEXT
-    yield from wait_and_check(bench, transfers, "P1")
+    yield from wait_and_check(ctx, transfers, "P1")
 
 
 def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -418,27 +416,29 @@ def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_order(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_order(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     transfers = []
-    for number, step in enumerate(found.steps):
-        transfers.append(issue_step(bench, group, step, number))
+    for number, step in enumerate(program.steps):
+        transfers.append(issue_step(ctx, comm, step, number))
         yield NEXT
-    yield from wait_and_check(bench, transfers, "P2")
+    yield from wait_and_check(ctx, transfers, "P2")
 
 
 def _operations_by_thread(
     traits: Traits, most: int, kinds: Sequence[str]
 ) -> st.SearchStrategy[list[Step]]:
-    """Operations, each by one host of every rank."""
-    host = st.integers(0, THREADS - 1)
-    one = st.builds(lambda step, host: replace(step, host=host), operations(traits, kinds), host)
+    """Operations, each issued by one thread of every rank."""
+    thread = st.integers(0, THREADS - 1)
+    one = st.builds(
+        lambda step, thread: replace(step, thread=thread), operations(traits, kinds), thread
+    )
     return st.lists(one, min_size=2, max_size=most)
 
 
 def _groups_programs(traits: Traits) -> st.SearchStrategy[Program]:
     return st.builds(
-        lambda n, steps: program(_deduplicate_by_thread(clip_to_group(steps, n)), n),
+        lambda n, steps: make_program(_deduplicate_by_thread(clip_to_group(steps, n)), n),
         one_common_size(traits),
         _operations_by_thread(traits, 6, SINGLE_WORK_OPS),
     )
@@ -448,8 +448,8 @@ def _deduplicate_by_thread(steps: list[Step]) -> list[Step]:
     """In either communicator at most one message from a rank to another."""
     return [
         step
-        for host in range(THREADS)
-        for step in deduplicate_messages(s for s in steps if s.thread == host)
+        for thread in range(THREADS)
+        for step in deduplicate_messages(s for s in steps if s.thread == thread)
     ]
 
 
@@ -459,14 +459,14 @@ def _independent_groups_support(traits: Traits) -> str | None:
     )
 
 
-def _play_groups(bench: RankContext, found: Program) -> Play:
-    groups = yield from shared_communicators(bench, *PURPOSES)
+def _play_groups(ctx: RankContext, program: Program) -> Play:
+    groups = yield from shared_communicators(ctx, *PURPOSES)
     transfers = []
-    for number, step in enumerate(found.steps):
-        if step.thread == bench.thread:
-            transfers.append(issue_step(bench, groups[PURPOSES[bench.thread]], step, number))
+    for number, step in enumerate(program.steps):
+        if step.thread == ctx.thread:
+            transfers.append(issue_step(ctx, groups[PURPOSES[ctx.thread]], step, number))
             yield NEXT
-    yield from wait_and_check(bench, transfers, "P4")
+    yield from wait_and_check(ctx, transfers, "P4")
 
 
 def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -475,25 +475,25 @@ def _turns_programs(traits: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_turns(bench: RankContext, found: Program) -> Play:
-    groups = yield from shared_communicators(bench, "main")
-    fresh = [threading.Event() for _ in found.steps]
-    issued: list[threading.Event] = bench.shared.setdefault("issued", fresh)
+def _play_turns(ctx: RankContext, program: Program) -> Play:
+    groups = yield from shared_communicators(ctx, "main")
+    fresh = [threading.Event() for _ in program.steps]
+    issued: list[threading.Event] = ctx.shared.setdefault("issued", fresh)
     transfers = []
-    for number, step in enumerate(found.steps):
-        if step.thread != bench.thread:
+    for number, step in enumerate(program.steps):
+        if step.thread != ctx.thread:
             continue
         if number:
-            yield from _wait_for_turn(bench, issued[number - 1], number)
-        transfers.append(issue_step(bench, groups["main"], step, number))
+            yield from _wait_for_turn(ctx, issued[number - 1], number)
+        transfers.append(issue_step(ctx, groups["main"], step, number))
         issued[number].set()
         yield NEXT
-    yield from wait_and_check(bench, transfers, "P6")
+    yield from wait_and_check(ctx, transfers, "P6")
 
 
-def _wait_for_turn(bench: RankContext, before: threading.Event, number: int) -> Play:
+def _wait_for_turn(ctx: RankContext, before: threading.Event, number: int) -> Play:
     yield Until(before.is_set, f"the turn of step {number}")
-    require("C8", before.wait(bench.timeout), f"the turn of step {number} never came")
+    require("C8", before.wait(ctx.timeout), f"the turn of step {number} never came")
 
 
 def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -502,19 +502,19 @@ def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def made(size: int, gone: Sequence[int]) -> Program:
         ranks = sorted({rank % size for rank in gone})
-        return program([Step("leave", (rank,)) for rank in ranks], size)
+        return make_program([Step("leave", (rank,)) for rank in ranks], size)
 
     return st.builds(made, one_common_size(traits), leaving)
 
 
-def _play_early_close(bench: RankContext, found: Program) -> Play:
+def _play_early_close(ctx: RankContext, program: Program) -> Play:
     """Any error of an opening, or of the barrier afterwards, is a violation."""
-    group = yield from bench.communicator("left early")
-    if Step("leave", (bench.rank,)) in found.steps:
-        group.close()
-    after = yield from bench.communicator("after")
+    comm = yield from ctx.communicator("left early")
+    if Step("leave", (ctx.rank,)) in program.steps:
+        comm.close()
+    after = yield from ctx.communicator("after")
     yield from wait_for_success(
-        bench, after.barrier(), "a barrier of the communicator opened afterwards"
+        ctx, after.barrier(), "a barrier of the communicator opened afterwards"
     )
 
 
@@ -540,7 +540,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="two-communicators-go-on-without-each-other",
+        name="communicators-progress-independently",
         family=FAMILY,
         clauses=("P4",),
         claim="A host for each communicator: in whatever order they issue, everything ends.",

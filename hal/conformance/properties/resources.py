@@ -1,11 +1,4 @@
-"""Properties of family *resources* about backends and what their devices hand out.
-
-Property of family *resources* about what is given back: after every use, everything.
-
-Family *resources*: devices that are closed, and what a device says of itself.
-
-Family *resources*: what is declared, what is handed out, and what is given back.
-"""
+"""Family *resources*: what is declared, handed out, given back and closed."""
 
 import dataclasses
 import functools
@@ -40,9 +33,9 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SLOT_ROLES,
     SegmentSpec,
     make_plain_slot_store,
-    shelf,
+    make_slot_store,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import resources_signatures
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import StreamFailed, Unsupported, Violation
@@ -72,15 +65,15 @@ def _declaration_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """The traits were taken before the device was opened; the program remembers them."""
     declare = Step("declare", (_capabilities_json(traits.accelerator),))
     steps = st.lists(st.sampled_from([Step("probe"), declare]), min_size=1, max_size=3)
-    return steps.map(program)
+    return steps.map(make_program)
 
 
-def _play_declarations(bench: RankContext, found: Program) -> Play:
-    for step in found.steps:
+def _play_declarations(ctx: RankContext, program: Program) -> Play:
+    for step in program.steps:
         if step.op == "probe":
-            _probe(bench)
+            _probe(ctx)
         else:
-            now = bench.backend.capabilities
+            now = ctx.backend.capabilities
             kept = isinstance(now, Capabilities) and _capabilities_json(now) == step.args[0]
             require(
                 "B2", kept, f"declared {step.args[0]} before the device was opened, {now} since"
@@ -88,18 +81,18 @@ def _play_declarations(bench: RankContext, found: Program) -> Play:
         yield NEXT
 
 
-def _probe(bench: RankContext) -> None:
-    before = bench.environment.leftovers()
+def _probe(ctx: RankContext) -> None:
+    before = ctx.environment.leftovers()
     try:
-        answer = bench.backend.probe()
+        answer = ctx.backend.probe()
     except Exception as error:
         raise Violation("B1", f"probe raised {type(error).__name__}: {error}") from error
     says = isinstance(answer, Available | Unavailable)
     require("B1", says, f"probe answered {answer!r}, not available or why not")
-    count = bench.backend.devices()
+    count = ctx.backend.devices()
     fits = (count > 0) == isinstance(answer, Available)
     require("B1", fits, f"probe answered {answer!r}, and {count} devices can be opened")
-    require_no_more("B1", before, bench.environment.leftovers(), "after a probe")
+    require_no_more("B1", before, ctx.environment.leftovers(), "after a probe")
 
 
 def require_no_more(
@@ -120,14 +113,14 @@ def _device_programs(_: Traits) -> st.SearchStrategy[Program]:
         st.builds(lambda n: Step("pinned", (n,)), st.integers(1, 64)),
         st.just(Step("adopt")),
     )
-    return st.lists(steps, min_size=1, max_size=MAX_STEPS).map(program)
+    return st.lists(steps, min_size=1, max_size=MAX_STEPS).map(make_program)
 
 
 @dataclass
 class _DeviceRunner:
-    """Asks for streams and memory, and compares what it is given with what it was given before."""
+    """Asks for streams and memory, and compares the results with earlier ones."""
 
-    bench: RankContext
+    ctx: RankContext
     streams: dict[str, Stream] = field(default_factory=dict)
     memory: list[Tensor] = field(default_factory=list)
 
@@ -141,44 +134,44 @@ class _DeviceRunner:
             self.adopt()
 
     def stream(self, role: str) -> None:
-        found = self.bench.accelerator.stream(Role(role))
+        found = self.ctx.accelerator.stream(Role(role))
         known = self.streams.setdefault(role, found)
         require("B4", found is known, f"stream({role}) is another stream than before")
         require("B4", found.role == role, f"stream({role}) says that its role is {found.role}")
 
     def pinned(self, nbytes: int) -> None:
-        made = self.bench.accelerator.pinned(nbytes)
+        made = self.ctx.accelerator.pinned(nbytes)
         kind = f"{made.dtype} {list(made.shape)} on {made.device}"
         fits = (made.dtype, made.device.type, made.shape) == (torch.uint8, "cpu", (nbytes,))
         require("B6", fits, f"pinned({nbytes}) is {kind}, not uint8 [{nbytes}] on the host")
-        if self.bench.accelerator.device.type != "cpu":
-            locked = self.bench.backend.capabilities.pinned_memory
+        if self.ctx.accelerator.device.type != "cpu":
+            locked = self.ctx.backend.capabilities.pinned_memory
             require("B6", made.is_pinned() or not locked, f"pinned({nbytes}) is not page-locked")
         self.memory.append(made.fill_(len(self.memory)))
 
     def adopt(self) -> None:
         """What no engine owns cannot be a stream; what is current on the device can."""
-        refusal = catch(lambda: self.bench.accelerator.adopt(object()), Unsupported)
+        refusal = catch(lambda: self.ctx.accelerator.adopt(object()), Unsupported)
         require("B5", refusal, "something that is no stream was adopted")
-        device = self.bench.accelerator.device
+        device = self.ctx.accelerator.device
         if device.type != "cpu":
-            stream = self.bench.accelerator.adopt(native_stream(device))
-            seen = self.bench.full((1,), 0)
+            stream = self.ctx.accelerator.adopt(native_stream(device))
+            seen = self.ctx.full((1,), 0)
             stream.launch(lambda: seen.fill_(1))
-            stream.synchronize(self.bench.timeout)
+            stream.synchronize(self.ctx.timeout)
             require("B5", int(to_host(seen)), "a launch on an adopted stream has not run")
             refusal = catch(lambda: stream.launch(_raise), StreamFailed)
             cause = refusal.__cause__ if refusal is not None else None
-            said = f"a launch on an adopted stream whose program raised raised {refusal!r}"
-            require("E7", isinstance(cause, ZeroDivisionError), said)
+            text = f"a launch on an adopted stream whose program raised raised {refusal!r}"
+            require("E7", isinstance(cause, ZeroDivisionError), text)
             stream.launch(lambda: seen.fill_(2))
-            stream.synchronize(self.bench.timeout)
+            stream.synchronize(self.ctx.timeout)
             require(
                 "E7", int(to_host(seen)) == 2, "an adopted stream does not go on after a failure"
             )
 
     def end(self) -> None:
-        """Nobody's memory is anybody else's."""
+        """No two buffers share memory."""
         for number, made in enumerate(self.memory):
             require(
                 "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
@@ -189,38 +182,38 @@ def _raise() -> None:
     raise ZeroDivisionError("a program of the suite raises")
 
 
-def _play_device(bench: RankContext, found: Program) -> Play:
-    desk = _DeviceRunner(bench)
-    for step in found.steps:
-        desk.run_step(step)
+def _play_device(ctx: RankContext, program: Program) -> Play:
+    runner = _DeviceRunner(ctx)
+    for step in program.steps:
+        runner.run_step(step)
         yield NEXT
-    desk.end()
+    runner.end()
 
 
 _PRIVATE = SegmentSpec(torch.uint8, 16, format=SlotFormat.PRIVATE)
 OPTIONAL: Mapping[str, Callable[[RankContext], object]] = {
-    "stream_lock": lambda bench: bench.accelerator.stream_lock(bench.deadline),
-    "graph_capture": lambda bench: bench.accelerator.graph(),
-    "slot_formats": lambda bench: shelf(bench, 1, 1, [_PRIVATE]),
+    "stream_lock": lambda ctx: ctx.accelerator.stream_lock(ctx.deadline),
+    "graph_capture": lambda ctx: ctx.accelerator.graph(),
+    "slot_formats": lambda ctx: make_slot_store(ctx, 1, 1, [_PRIVATE]),
 }
 """By capability, what may be called where it is declared, and nowhere else."""
 
 
 def _optional(_: Traits) -> st.SearchStrategy[Program]:
-    return st.sampled_from(sorted(OPTIONAL)).map(lambda name: program([Step(name)]))
+    return st.sampled_from(sorted(OPTIONAL)).map(lambda name: make_program([Step(name)]))
 
 
-def _play_optional(bench: RankContext, found: Program) -> Play:
+def _play_optional(ctx: RankContext, program: Program) -> Play:
     """The memory of a slot is made before the store is asked for; it is dropped with the error."""
-    name = found.steps[0].op
-    declared = _declares(bench.backend.capabilities, name)
-    before = dict(bench.environment.leftovers())
+    name = program.steps[0].op
+    declared = _declares(ctx.backend.capabilities, name)
+    before = dict(ctx.environment.leftovers())
     try:
-        OPTIONAL[name](bench)
+        OPTIONAL[name](ctx)
     except Unsupported as refusal:
         require("R2", not declared, f"{name} is declared, yet: {refusal}")
         yield NEXT
-        require_no_more("R2", before, bench.environment.leftovers(), "after a refusal")
+        require_no_more("R2", before, ctx.environment.leftovers(), "after a refusal")
     except Exception as error:
         what = f"{type(error).__name__}: {error}, not Unsupported"
         raise Violation("R2", f"{name} is not declared and raised {what}") from error
@@ -270,19 +263,21 @@ def _started_by_import(module: str) -> str:
 
 
 def _import(_: Traits) -> st.SearchStrategy[Program]:
-    return st.just(program([Step("import")]))
+    return st.just(make_program([Step("import")]))
 
 
-def _play_import(bench: RankContext, _: Program) -> Play:
-    module = type(bench.backend).__module__
-    said = _started_by_import(module)
-    require("R4", said == "threads 0 devices 0", f"importing {module} in a fresh process: {said}")
+def _play_import(ctx: RankContext, _: Program) -> Play:
+    module = type(ctx.backend).__module__
+    started = _started_by_import(module)
+    require(
+        "R4", started == "threads 0 devices 0", f"importing {module} in a fresh process: {started}"
+    )
     yield NEXT
 
 
 DEVICES = (
     Property(
-        name="a-backend-is-known-before-it-is-opened",
+        name="probe-opens-nothing-and-capabilities-are-frozen",
         family=FAMILY,
         clauses=("B2", "B1"),
         claim="Probing answers and opens nothing; what is declared before opening stays true.",
@@ -290,7 +285,7 @@ DEVICES = (
         play=_play_declarations,
     ),
     Property(
-        name="a-device-hands-out-the-same-streams-and-its-own-memory",
+        name="streams-are-cached-by-role-and-pinned-memory-is-not-shared",
         family=FAMILY,
         clauses=("B4", "B5", "B6", "E7"),
         claim="One stream a role, no stream from what is none, host memory that nobody shares.",
@@ -298,7 +293,7 @@ DEVICES = (
         play=_play_device,
     ),
     Property(
-        name="what-is-not-declared-is-refused",
+        name="undeclared-capabilities-raise-unsupported",
         family=FAMILY,
         clauses=("R2",),
         claim="Where a capability is declared the call works, where it is not it is Unsupported.",
@@ -321,20 +316,20 @@ REPEATS = 3
 WIDTH = 8
 """Bytes of a slot, and of a page."""
 Resources = Iterator[object]
-"""What was made, for somebody to see whether it is still there."""
+"""Weak references to created objects, to see whether they are still alive."""
 
 
-def _events(bench: RankContext) -> Resources:
-    first, second = (bench.accelerator.stream(Role(role)) for role in SLOT_ROLES[:2])
-    event = bench.accelerator.event()
+def _events(ctx: RankContext) -> Resources:
+    first, second = (ctx.accelerator.stream(Role(role)) for role in SLOT_ROLES[:2])
+    event = ctx.accelerator.event()
     first.record(event)
     second.wait(event)
     yield event
 
 
-def _slots(bench: RankContext) -> Resources:
-    place = make_plain_slot_store(bench, 1, 1, WIDTH)
-    reader = place.store.attach(bench.accelerator.stream(Role(SLOT_ROLES[0])))
+def _slots(ctx: RankContext) -> Resources:
+    place = make_plain_slot_store(ctx, 1, 1, WIDTH)
+    reader = place.store.attach(ctx.accelerator.stream(Role(SLOT_ROLES[0])))
     lease = place.store.lease([0])
     lease.release()
     place.unpack([0], 1, SLOT_ROLES[1])
@@ -344,25 +339,25 @@ def _slots(bench: RankContext) -> Resources:
     yield from (place.store, reader, lease, blob, place.pack([0], SLOT_ROLES[1]))
 
 
-def _pages(bench: RankContext) -> Resources:
-    pool = bench.accelerator.host_pool(WIDTH, 1)
-    page = pool.take(bench.timeout)
+def _pages(ctx: RankContext) -> Resources:
+    pool = ctx.accelerator.host_pool(WIDTH, 1)
+    page = pool.take(ctx.timeout)
     page.give_back(None)
     yield from (pool, page)
 
 
-def _lock(bench: RankContext) -> Resources:
-    lock, stream = bench.accelerator.stream_lock(bench.deadline), SLOT_ROLES[0]
+def _lock(ctx: RankContext) -> Resources:
+    lock, stream = ctx.accelerator.stream_lock(ctx.deadline), SLOT_ROLES[0]
     lock.signal(lock.epoch)
-    lock.acquire(bench.accelerator.stream(Role(stream)))
-    lock.release(bench.accelerator.stream(Role(stream)))
-    lock.wait(lock.epoch, bench.timeout)
+    lock.acquire(ctx.accelerator.stream(Role(stream)))
+    lock.release(ctx.accelerator.stream(Role(stream)))
+    lock.wait(lock.epoch, ctx.timeout)
     yield lock
 
 
-def _graph(bench: RankContext) -> Resources:
-    graph, stream = bench.accelerator.graph(), bench.accelerator.stream(Role(SLOT_ROLES[0]))
-    cell = bench.full((1,), 0)
+def _graph(ctx: RankContext) -> Resources:
+    graph, stream = ctx.accelerator.graph(), ctx.accelerator.stream(Role(SLOT_ROLES[0]))
+    cell = ctx.full((1,), 0)
     graph.capture(stream, lambda: stream.launch(lambda: cell.fill_(1)))
     graph.replay(stream)
     yield from (graph, cell)
@@ -381,35 +376,35 @@ USES: Mapping[str, Callable[[RankContext], Resources]] = {
 def _use_programs(traits: Traits) -> st.SearchStrategy[Program]:
     declared = [use for use in USES if getattr(traits.accelerator, use, True)]
     steps = st.lists(st.sampled_from(declared).map(Step), min_size=1, max_size=4)
-    return steps.map(program)
+    return steps.map(make_program)
 
 
-def _play_uses(bench: RankContext, found: Program) -> Play:
+def _play_uses(ctx: RankContext, program: Program) -> Play:
     """What the last cycle made may still be at hand; what came before it may not."""
     cycles: list[list[tuple[str, weakref.ref[object]]]] = []
     bases: list[Mapping[str, int]] = []
     for _ in range(REPEATS):
-        cycles.append([born for step in found.steps for born in _use(bench, step.op)])
-        bench.drain()
+        cycles.append([born for step in program.steps for born in _use(ctx, step.op)])
+        ctx.drain()
         yield NEXT
         gc.collect(1)
-        bases.append(bench.environment.leftovers())
+        bases.append(ctx.environment.leftovers())
     remembered = [name for cycle in cycles[:-1] for name, made in cycle if _is_alive(made)]
     require("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
     require_no_more("R1", bases[0], bases[-1], f"after {REPEATS} cycles")
 
 
-def _use(bench: RankContext, use: str) -> list[tuple[str, weakref.ref[object]]]:
+def _use(ctx: RankContext, use: str) -> list[tuple[str, weakref.ref[object]]]:
     """Weak references to what one use makes, where its class allows any."""
     found = []
-    for made in USES[use](bench):
+    for made in USES[use](ctx):
         with suppress(TypeError):
             found.append((type(made).__name__, weakref.ref(made)))
     return found
 
 
 def _is_alive(made: weakref.ref[object]) -> bool:
-    """Whether it is still there when everything unreachable is gone."""
+    """Whether it is still alive after garbage collection."""
     if made() is not None:
         gc.collect()
     return made() is not None
@@ -417,7 +412,7 @@ def _is_alive(made: weakref.ref[object]) -> bool:
 
 REPEATED_USE = (
     Property(
-        name="what-was-used-up-is-given-back",
+        name="dropped-objects-release-their-resources",
         family="resources",
         clauses=("R1",),
         claim="Events, stores, readers, leases, pages, locks and graphs go when they are dropped.",
@@ -429,14 +424,14 @@ REPEATED_USE = (
 
 ALL_ROLES = tuple(role.value for role in Role)
 THREAD_EXIT_TIMEOUT = 5.0
-"""Seconds that a thread may take which close has told to end."""
+"""Seconds that a thread may take to end after `close`."""
 
 
 def _closed(_: Traits) -> st.SearchStrategy[Program]:
     """`launch(role)` on a device of its own, which is then closed, once or twice."""
     launches = st.lists(st.sampled_from(ALL_ROLES), max_size=4)
     return st.builds(
-        lambda roles, times: program(
+        lambda roles, times: make_program(
             [*(Step("launch", (role,)) for role in roles), *[Step("close")] * times]
         ),
         launches,
@@ -444,11 +439,11 @@ def _closed(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_closed(bench: RankContext, found: Program) -> Play:
+def _play_closed(ctx: RankContext, program: Program) -> Play:
     before = set(threading.enumerate())
-    extra = bench.backend.open(0)
-    flag = bench.full((1,), 0)
-    for step in found.steps:
+    extra = ctx.backend.open(0)
+    flag = ctx.full((1,), 0)
+    for step in program.steps:
         if step.op == "launch":
             extra.stream(Role(str(step.args[0]))).launch(lambda: None)
         else:
@@ -472,13 +467,13 @@ def _play_closed(bench: RankContext, found: Program) -> Play:
 
 def _description_programs(_: Traits) -> st.SearchStrategy[Program]:
     steps = st.sampled_from((Step("memory"), Step("topology")))
-    return st.lists(steps, min_size=1, max_size=3).map(program)
+    return st.lists(steps, min_size=1, max_size=3).map(make_program)
 
 
-def _play_descriptions(bench: RankContext, found: Program) -> Play:
-    accelerator = bench.accelerator
+def _play_descriptions(ctx: RankContext, program: Program) -> Play:
+    accelerator = ctx.accelerator
     first = accelerator.topology()
-    for step in found.steps:
+    for step in program.steps:
         if step.op == "memory":
             _require_memory(accelerator.memory())
         else:
@@ -486,24 +481,24 @@ def _play_descriptions(bench: RankContext, found: Program) -> Play:
             require("B10", accelerator.topology() == first, "the topology is another than before")
         yield NEXT
     require("B10", first.index == 0, f"device 0 says that its index is {first.index}")
-    name, backend = accelerator.name, bench.backend.name
+    name, backend = accelerator.name, ctx.backend.name
     named = name.startswith(backend) and name.endswith(str(first.index))
     require("B10", named, f"device 0 of {backend} is called {name!r}")
 
 
-def _require_memory(said: Memory) -> None:
-    sound = said.total > 0 and 0 <= said.free <= said.total
-    require("B10", sound, f"{said.free} bytes of {said.total} are free")
+def _require_memory(memory: Memory) -> None:
+    sound = memory.total > 0 and 0 <= memory.free <= memory.total
+    require("B10", sound, f"{memory.free} bytes of {memory.total} are free")
 
 
-def _require_topology(said: Topology) -> None:
-    require("B10", bool(said.node), "the node has no name")
-    require("B10", said.numa >= -1, f"the NUMA node is {said.numa}")
+def _require_topology(topology: Topology) -> None:
+    require("B10", bool(topology.node), "the node has no name")
+    require("B10", topology.numa >= -1, f"the NUMA node is {topology.numa}")
 
 
 CLOSED_DEVICES = (
     Property(
-        name="a-closed-device-takes-nothing",
+        name="a-closed-device-refuses-launches",
         family=FAMILY,
         clauses=("E5",),
         claim="After close every launch is refused, no thread is left, and close may come again.",
@@ -511,7 +506,7 @@ CLOSED_DEVICES = (
         play=_play_closed,
     ),
     Property(
-        name="a-device-says-what-it-is",
+        name="memory-and-topology-are-plausible",
         family=FAMILY,
         clauses=("B10",),
         claim="Memory and topology are within their bounds, and stay what they are.",

@@ -1,4 +1,4 @@
-"""Clause R3: what is handed out has the protocol's signatures, name by name."""
+"""Family *resources*: objects have the signatures of their protocol, name by name (clause R3)."""
 
 import inspect
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from equipoise.hal.accelerator import Accelerator, Backend, Graph, HostPool, Pag
 from equipoise.hal.communicator import Communicator, Fabric
 from equipoise.hal.conformance.context import NEXT, Play, RankContext, require, wait_for_success
 from equipoise.hal.conformance.fixtures.slot_store import make_plain_slot_store
-from equipoise.hal.conformance.program import Program, program
+from equipoise.hal.conformance.program import Program, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.kernels import Kernels
@@ -52,10 +52,10 @@ def _parameters(function: Any) -> list[Parameter]:
     return [(p.name, p.kind, p.default) for p in found if p.name != "self"]
 
 
-def _compare(name: str, wanted: list[Parameter], own: list[Parameter]) -> list[str]:
-    if own == wanted:
+def _compare(name: str, expected: list[Parameter], own: list[Parameter]) -> list[str]:
+    if own == expected:
         return []
-    return [f"{name} takes {_format_parameters(own)}, not {_format_parameters(wanted)}"]
+    return [f"{name} takes {_format_parameters(own)}, not {_format_parameters(expected)}"]
 
 
 def _format_parameters(parameters: list[Parameter]) -> str:
@@ -64,7 +64,7 @@ def _format_parameters(parameters: list[Parameter]) -> str:
 
 
 def _empty_program(_: Traits) -> st.SearchStrategy[Program]:
-    return st.just(program([]))
+    return st.just(make_program([]))
 
 
 def _require_signatures(pairs: Iterable[tuple[type, object]]) -> None:
@@ -73,35 +73,35 @@ def _require_signatures(pairs: Iterable[tuple[type, object]]) -> None:
         require("R3", not wrong, "; ".join(wrong))
 
 
-def _play_device(bench: RankContext, _: Program) -> Play:
-    _require_signatures(_device_objects(bench))
+def _play_device(ctx: RankContext, _: Program) -> Play:
+    _require_signatures(_device_objects(ctx))
     yield NEXT
 
 
-def _device_objects(bench: RankContext) -> Iterable[tuple[type, object]]:
+def _device_objects(ctx: RankContext) -> Iterable[tuple[type, object]]:
     """One object of every kind that a device hands out, as far as its capabilities go."""
-    device, store = bench.accelerator, make_plain_slot_store(bench, 1, 1, 1).store
+    device, store = ctx.accelerator, make_plain_slot_store(ctx, 1, 1, 1).store
     stream = device.stream(Role.COMPUTE)
-    yield from ((Backend, bench.backend), (Accelerator, device), (Kernels, device.kernels))
+    yield from ((Backend, ctx.backend), (Accelerator, device), (Kernels, device.kernels))
     yield from ((Stream, stream), (Event, device.event()), (SlotStore, store))
     yield from ((Reader, store.attach(stream)), (Lease, store.lease([0])))
     pool = device.host_pool(1, 1)
-    yield from ((HostPool, pool), (Page, pool.take(bench.timeout)))
-    if bench.backend.capabilities.stream_lock:
-        yield StreamLock, device.stream_lock(bench.deadline)
-    if bench.backend.capabilities.graph_capture:
+    yield from ((HostPool, pool), (Page, pool.take(ctx.timeout)))
+    if ctx.backend.capabilities.stream_lock:
+        yield StreamLock, device.stream_lock(ctx.deadline)
+    if ctx.backend.capabilities.graph_capture:
         yield Graph, device.graph()
 
 
-def _play_group(bench: RankContext, _: Program) -> Play:
-    fabric = bench.fabric
+def _play_group(ctx: RankContext, _: Program) -> Play:
+    fabric = ctx.fabric
     require("R3", fabric, "no fabric was handed out")
-    group = yield from bench.communicator()
-    work = group.barrier()
+    comm = yield from ctx.communicator()
+    work = comm.barrier()
     assert fabric is not None
-    pairs = ((Fabric, fabric), (ControlPlane, fabric.control), (Communicator, group), (Work, work))
+    pairs = ((Fabric, fabric), (ControlPlane, fabric.control), (Communicator, comm), (Work, work))
     _require_signatures(pairs)
-    yield from wait_for_success(bench, work, "the barrier")
+    yield from wait_for_success(ctx, work, "the barrier")
 
 
 PROPERTIES = (

@@ -1,9 +1,4 @@
-"""Part of family *shapes*: all-to-all with as many rows a pair as a program says.
-
-Part of family *shapes*: groups of any size, and groups among some of the ranks.
-
-Family *shapes*: every dtype, shape, address and group size that is declared or required.
-"""
+"""Family *shapes*: dtypes, shapes, addresses, uneven rows, group sizes."""
 
 import torch
 from hypothesis import strategies as st
@@ -37,7 +32,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     copyable_dtypes,
     programs_by_size,
 )
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties.large_collectives import SHAPES as SIZES
 from equipoise.hal.conformance.properties.shapes_layouts import LAYOUTS, REJECTIONS
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
@@ -55,7 +50,7 @@ def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
         pair = st.builds(_rows, rank, rank, st.integers(1, MOST_ROWS))
         pairs = st.lists(pair, max_size=MAX_PAIRS)
         return st.builds(
-            lambda steps, dtype, width: program(steps, size, {"dtype": dtype, "width": width}),
+            lambda steps, dtype, width: make_program(steps, size, {"dtype": dtype, "width": width}),
             pairs,
             names,
             st.integers(2, 3),
@@ -68,31 +63,31 @@ def _rows(source: int, destination: int, rows: int) -> Step:
     return Step("rows", (destination, rows), source)
 
 
-def row_counts(found: Program) -> list[list[int]]:
+def row_counts(program: Program) -> list[list[int]]:
     """Rows by source and destination."""
-    table = [[0] * found.size for _ in range(found.size)]
-    for step in found.steps:
+    table = [[0] * program.size for _ in range(program.size)]
+    for step in program.steps:
         table[step.rank][int(step.args[0])] = int(step.args[1])
     return table
 
 
-def _block(found: Program, rows: int, giver: int, taker: int) -> Tensor:
-    shape = (rows, found.int_setting("width"))
+def _block(program: Program, rows: int, sender: int, receiver: int) -> Tensor:
+    shape = (rows, program.int_setting("width"))
     return small_integers(
-        CollectiveCall("rows", dtype_named(found.setting("dtype")), shape), giver, taker
+        CollectiveCall("rows", dtype_named(program.setting("dtype")), shape), sender, receiver
     )
 
 
-def _play_uneven(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    table, rank, ranks = row_counts(found), group.rank, range(found.size)
-    sends, receives = table[rank], [table[giver][rank] for giver in ranks]
-    tensor = bench.copy_of(torch.cat([_block(found, sends[r], rank, r) for r in ranks]))
-    wanted = torch.cat([_block(found, receives[r], r, rank) for r in ranks])
-    out = bench.empty(tuple(wanted.shape), wanted.dtype)
-    work = group.all_to_all_uneven(out, tensor, receives, sends)
-    yield from wait_for_success(bench, work, "all_to_all_uneven")
-    require_equal("S3", out, wanted, f"rank {rank} after sends {sends}, receives {receives}")
+def _play_uneven(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    table, rank, ranks = row_counts(program), comm.rank, range(program.size)
+    sends, receives = table[rank], [table[sender][rank] for sender in ranks]
+    tensor = ctx.copy_of(torch.cat([_block(program, sends[r], rank, r) for r in ranks]))
+    expected = torch.cat([_block(program, receives[r], r, rank) for r in ranks])
+    out = ctx.empty(tuple(expected.shape), expected.dtype)
+    work = comm.all_to_all_uneven(out, tensor, receives, sends)
+    yield from wait_for_success(ctx, work, "all_to_all_uneven")
+    require_equal("S3", out, expected, f"rank {rank} after sends {sends}, receives {receives}")
 
 
 UNEVEN = (
@@ -118,7 +113,7 @@ def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         call = st.tuples(any_collective_step(traits, st.just("3"), SUBGROUP_OPS), _members(size))
         drawn = st.lists(call.map(_step), min_size=1, max_size=MAX_SUBGROUP_CALLS)
-        return drawn.map(lambda steps: program(filter(_possible, steps), size))
+        return drawn.map(lambda steps: make_program(filter(_possible, steps), size))
 
     return programs_by_size(traits.group_sizes, sized)
 
@@ -135,25 +130,25 @@ def _step(drawn: tuple[Step, tuple[int, ...]]) -> Step:
 
 
 def _possible(step: Step) -> bool:
-    """A group of one has nobody to send to."""
+    """A group of one has no peer."""
     return step.op != "shift" or "x" in str(step.args[3])
 
 
-def _play_subgroups(bench: RankContext, found: Program) -> Play:
+def _play_subgroups(ctx: RankContext, program: Program) -> Play:
     groups: dict[str, Communicator] = {}
-    for call, step in zip(calls_in(found), found.steps, strict=True):
+    for call, step in zip(calls_in(program), program.steps, strict=True):
         names = str(step.args[3])
         members = [int(name) for name in names.split("x")]
-        if bench.rank not in members:
+        if ctx.rank not in members:
             continue
         if names not in groups:
-            groups[names] = yield from bench.communicator(f"among {names}", members)
+            groups[names] = yield from ctx.communicator(f"among {names}", members)
         group = groups[names]
-        place = (members.index(bench.rank), len(members))
-        here = f"rank {bench.rank} among {members}"
+        place = (members.index(ctx.rank), len(members))
+        here = f"rank {ctx.rank} among {members}"
         require("S5", (group.rank, group.size) == place, f"{here} is {group.rank} of {group.size}")
-        flights = yield from run_calls(bench, group, [call], PlainBuffers(bench))
-        require_results("S5", group, flights)
+        issued = yield from run_calls(ctx, group, [call], PlainBuffers(ctx))
+        require_results("S5", group, issued)
 
 
 SUBGROUPS = (
@@ -196,7 +191,7 @@ def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
     drawn = st.lists(calls, min_size=1, max_size=MAX_CALLS)
-    return drawn.map(lambda steps: program(steps, size))
+    return drawn.map(lambda steps: make_program(steps, size))
 
 
 def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
@@ -209,7 +204,7 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         return st.builds(
-            lambda offset, steps: program(
+            lambda offset, steps: make_program(
                 (s for s in steps if offset % dtype_named(s.args[0]).itemsize == 0),
                 size,
                 {"offset": offset},
@@ -221,27 +216,25 @@ def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
     return programs_by_size(common_sizes(traits), sized)
 
 
-def _play_plain(bench: RankContext, found: Program) -> Play:
+def _play_plain(ctx: RankContext, program: Program) -> Play:
     """All of them in flight at once."""
-    group = yield from bench.communicator()
-    flights = yield from run_calls(bench, group, calls_in(found), PlainBuffers(bench))
-    require_results("X4", group, flights)
+    comm = yield from ctx.communicator()
+    issued = yield from run_calls(ctx, comm, calls_in(program), PlainBuffers(ctx))
+    require_results("X4", comm, issued)
 
 
-def _play_shaped(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for call in calls_in(found):
-        require_results(
-            "S1", group, (yield from run_calls(bench, group, [call], PlainBuffers(bench)))
-        )
+def _play_shaped(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for call in calls_in(program):
+        require_results("S1", comm, (yield from run_calls(ctx, comm, [call], PlainBuffers(ctx))))
 
 
-def _play_misaligned(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
-    for call in calls_in(found):
-        buffers = GuardedBuffers(bench, found.int_setting("offset"))
-        require_results("S4", group, (yield from run_calls(bench, group, [call], buffers)))
-        what = f"rank {bench.rank}: {call} changed bytes beside its buffers"
+def _play_misaligned(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
+    for call in calls_in(program):
+        buffers = GuardedBuffers(ctx, program.int_setting("offset"))
+        require_results("S4", comm, (yield from run_calls(ctx, comm, [call], buffers)))
+        what = f"rank {ctx.rank}: {call} changed bytes beside its buffers"
         require("A4", buffers.guards_intact(), what)
 
 
@@ -256,7 +249,7 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     Property(
-        name="every-shape-travels",
+        name="every-dtype-and-shape-is-transported",
         family=FAMILY,
         clauses=("S1",),
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",

@@ -1,7 +1,4 @@
-"""Part of family *shapes*: operands that are not contiguous.
-
-Part of family *shapes*: what cannot be done is refused at the call, without a trace.
-"""
+"""Family *shapes*: operands that are not contiguous, and calls that must be refused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +34,7 @@ from equipoise.hal.conformance.fixtures.strategies import (
     one_common_size,
     programs_by_size,
 )
-from equipoise.hal.conformance.program import Argument, Program, Step, program
+from equipoise.hal.conformance.program import Argument, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
@@ -58,7 +55,7 @@ def _layout_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         one = st.builds(_step, any_collective_step(traits, shapes, LAYOUT_OPS), laid)
         drawn = st.lists(one, min_size=1, max_size=MAX_CALLS)
-        return drawn.map(lambda steps: program(filter(_possible, steps), size))
+        return drawn.map(lambda steps: make_program(filter(_possible, steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -76,9 +73,9 @@ def _possible(step: Step) -> bool:
     return kind != "expanded" or which == "input"
 
 
-def identical_rows(call: CollectiveCall, giver: int, taker: int) -> Tensor:
-    """Values whose rows are all the same one, as in an expanded operand."""
-    return small_integers(call, giver, taker)[:1].expand(call.shape)
+def identical_rows(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
+    """Values whose rows are all equal, as in an expanded operand."""
+    return small_integers(call, sender, receiver)[:1].expand(call.shape)
 
 
 @dataclass
@@ -89,12 +86,12 @@ class LaidOutBuffers:
     device has to copy between layouts, which it may not be able to do for every dtype.
 
     Attributes:
-        kind: one of `KINDS`, or `CONTIGUOUS`.
+        kind: one of `LAYOUT_KINDS`, or `CONTIGUOUS`.
         operand: input or output.
         initial_bytes: the memory of each operand, uint8, and what it held at first, on the host.
     """
 
-    bench: RankContext
+    ctx: RankContext
     kind: str
     operand: str
     initial_bytes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -124,7 +121,7 @@ class LaidOutBuffers:
 
     def _brought(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
         data = flat.view(torch.uint8)
-        made = self.bench.copy_of(data)
+        made = self.ctx.copy_of(data)
         self.initial_bytes.append((made, data))
         return _view(made.view(flat.dtype), kind, shape)
 
@@ -165,11 +162,11 @@ class _AttemptedCall:
 
 
 def _attempt_call(
-    bench: RankContext, group: Communicator, call: CollectiveCall, step: Step
+    ctx: RankContext, comm: Communicator, call: CollectiveCall, step: Step
 ) -> _AttemptedCall:
-    operands = LaidOutBuffers(bench, str(step.args[3]), str(step.args[4]))
+    operands = LaidOutBuffers(ctx, str(step.args[3]), str(step.args[4]))
     try:
-        return _AttemptedCall(call, operands, issue_call(group, call, operands, _values(operands)))
+        return _AttemptedCall(call, operands, issue_call(comm, call, operands, _values(operands)))
     except Unsupported:
         return _AttemptedCall(call, operands, None)
 
@@ -178,27 +175,27 @@ def _values(operands: LaidOutBuffers) -> InputValues:
     return identical_rows if operands.kind == "expanded" else small_integers
 
 
-def _play_layouts(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_layouts(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     tried = []
-    for call, step in zip(calls_in(found), found.steps, strict=True):
-        tried.append(_attempt_call(bench, group, call, step))
+    for call, step in zip(calls_in(program), program.steps, strict=True):
+        tried.append(_attempt_call(ctx, comm, call, step))
         yield NEXT
-    probes = yield from run_calls(bench, group, [PROBE_CALL], PlainBuffers(bench))
-    require_results("S2", group, probes)
+    probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
+    require_results("S2", comm, probes)
     for one in tried:
         if one.flight is not None:
-            yield from one.flight.wait(bench)
-            require_results("S2", group, [one.flight], _values(one.operands))
-        where = f"rank {group.rank}: {one.operands.operand} {one.operands.kind}, {one.call}"
+            yield from one.flight.wait(ctx)
+            require_results("S2", comm, [one.flight], _values(one.operands))
+        where = f"rank {comm.rank}: {one.operands.operand} {one.operands.kind}, {one.call}"
         kept = one.flight is not None or one.operands.untouched()
         require("S2", kept, f"{where}: rejected, but its operands changed")
     return [one.flight is not None for one in tried]
 
 
-def _judge(found: Program, answers: Sequence[Any]) -> None:
+def _judge(program: Program, answers: Sequence[Any]) -> None:
     for rank, answer in enumerate(answers):
-        what = f"rank {rank} took layouts {answer}, rank 0 took {answers[0]} of {found.lines()}"
+        what = f"rank {rank} took layouts {answer}, rank 0 took {answers[0]} of {program.lines()}"
         require("S2", answer == answers[0], what)
 
 
@@ -227,7 +224,7 @@ ALL_DTYPES = tuple(
 )
 """Element types, of which a communicator declares some."""
 DTYPE_CHECKED_OPS = tuple(op for op in (*COPY_OPS, *REDUCE_OPS) if op != "exchange")
-"""A round carries bytes, whatever they stand for."""
+"""A round carries bytes of any dtype."""
 SHAPE_CHECKED_OPS = ("all_gather", "reduce_scatter", "all_to_all")
 BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there are")
 
@@ -235,7 +232,7 @@ BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there ar
 def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
     one = st.one_of([kind for kind in _kinds(traits) if not kind.is_empty])
     drawn = st.tuples(st.lists(one, min_size=1, max_size=MAX_CALLS), one_common_size(traits))
-    return drawn.map(lambda pair: program(*pair))
+    return drawn.map(lambda pair: make_program(*pair))
 
 
 def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
@@ -335,23 +332,23 @@ def _require_refusal(wrong: _UnsupportedCalls, step: Step) -> None:
     raise Violation(CLAUSE, f"{where} was not refused at the call")
 
 
-def _play_unsupported(bench: RankContext, found: Program) -> Play:
-    group = yield from bench.communicator()
+def _play_unsupported(ctx: RankContext, program: Program) -> Play:
+    comm = yield from ctx.communicator()
     kept = []
-    for step in found.steps:
-        kept.append(LaidOutBuffers(bench, CONTIGUOUS, "input"))
-        _require_refusal(_UnsupportedCalls(group, kept[-1]), step)
+    for step in program.steps:
+        kept.append(LaidOutBuffers(ctx, CONTIGUOUS, "input"))
+        _require_refusal(_UnsupportedCalls(comm, kept[-1]), step)
         yield NEXT
-    probes = yield from run_calls(bench, group, [PROBE_CALL], PlainBuffers(bench))
-    require_results(CLAUSE, group, probes)
-    for step, operands in zip(found.steps, kept, strict=True):
-        what = f"rank {group.rank}: {step} was refused, but its operands changed"
+    probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
+    require_results(CLAUSE, comm, probes)
+    for step, operands in zip(program.steps, kept, strict=True):
+        what = f"rank {comm.rank}: {step} was refused, but its operands changed"
         require(CLAUSE, operands.untouched(), what)
 
 
 REJECTIONS = (
     Property(
-        name="what-is-not-supported-is-refused-without-a-trace",
+        name="unsupported-calls-raise-before-any-side-effect",
         family="shapes",
         clauses=(CLAUSE,),
         claim="Dtypes, sums, shapes, counts and peers that cannot be raise at the call, before "

@@ -1,8 +1,6 @@
-"""What one accelerator is due to show, whatever its streams do: the oracle of the machine.
+"""Family *visibility*: a rule-based state machine over everything that an accelerator has.
 
-Everything one accelerator has, at work at once, with the ledger saying what is due.
-
-The rule-based machine: hypothesis composes programs for everything that an accelerator has.
+Hypothesis composes the programs; `SystemModel` computes what every read must see.
 """
 
 from collections import Counter
@@ -33,7 +31,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import schedules
-from equipoise.hal.conformance.program import Argument, Case, Program, Step, program
+from equipoise.hal.conformance.program import Argument, Case, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, StatefulPrograms, Traits
 from equipoise.hal.errors import EquipoiseError, SlotLeased, StaleEpoch
 from equipoise.hal.kernels import Salt, Tables, TableUpdate
@@ -52,18 +50,18 @@ class LockTurn(StrEnum):
     """Whose the stream lock's memory is."""
 
     MOVER = "mover"
-    """The mover's; no stream waits."""
+    """Owned by the writer; no stream waits."""
     READER_WAITS = "waited"
-    """The mover's; a stream waits, and so does whatever waits for that stream."""
+    """Owned by the writer; a stream waits, and so do streams that wait for it."""
     SIGNALLED = "signed"
-    """Signalled, and nobody has acquired it."""
+    """Signalled, not acquired yet."""
     READER_RELEASED = "passed"
-    """Signalled, acquired and released: the mover may wait for it."""
+    """Signalled, acquired and released: the writer may wait for it."""
 
 
 @dataclass
 class SystemModel:
-    """Follows calls one by one; knows which can be made, and what each read is due to see.
+    """Follows the calls one by one; computes which are possible, and what each read must see.
 
     Versions are numbers of the steps that brought them; 0 is what was there at first.
 
@@ -75,7 +73,7 @@ class SystemModel:
         attached: how many readers each stream has.
         leases: the slot of each lease that was taken; -1 once it was released.
         pages: the pages in hand, by the steps that took them.
-        lock_turn: where the stream lock stands.
+        lock_turn: state of the stream lock.
         tables: which of the two placements is installed; None before the first.
     """
 
@@ -90,11 +88,11 @@ class SystemModel:
     tables: int | None = None
 
     def slot(self, slot: int) -> int:
-        """The version that a slot is due to hold for whoever reads it now."""
+        """The version that a read of the slot must see now."""
         return self.versions.get(("slot", slot), 0)
 
     def leased(self, slot: int) -> bool:
-        """Whether nobody may write it."""
+        """Whether it may not be written."""
         return slot in self.leases
 
     def may_read(self, role: str, slot: int) -> bool:
@@ -104,12 +102,12 @@ class SystemModel:
 
     def unattached_readers(self, role: str, slot: int) -> list[str]:
         """Streams that were not attached and still look at the slot, as far as `role` knows."""
-        looks = [
+        reads = [
             look
             for look in self.unattached_reads.get(slot, [])
             if not self.order.is_ordered_after(role, look)
         ]
-        return sorted({self.order.launches[look][0] for look in looks})
+        return sorted({self.order.launches[look][0] for look in reads})
 
     def store_version(self, number: int, buffer: BufferKey, role: str) -> None:
         """A verb on the stream writes a version of its own."""
@@ -131,7 +129,7 @@ class SystemModel:
             self.store_version(number, ("slot", slot), role)
 
     def pack(self, slot: int, role: str) -> None:
-        """A verb reads the slot, behind its last write."""
+        """A store operation reads the slot, after its last write."""
         self._verb(("slot", slot), role)
 
     def look(self, slot: int, role: str) -> None:
@@ -150,7 +148,7 @@ class SystemModel:
         self.attached -= Counter([role])
 
     def sign(self) -> None:
-        """The mover has waited for its turn and signalled: whoever waits goes on."""
+        """The writer has waited for its turn and signalled: the waiting stream continues."""
         self.lock_turn = (
             LockTurn.READER_RELEASED
             if self.lock_turn is LockTurn.READER_WAITS
@@ -166,7 +164,7 @@ class SystemModel:
         )
 
     def join(self, first: str, second: str) -> None:
-        """A stream waits for all that another one was given so far."""
+        """A stream waits for all that was launched on another one so far."""
         self.order.record(0, first)
         self.order.wait(second, 0)
 
@@ -177,7 +175,7 @@ class SystemModel:
                 self.order.order_after(role, launch)
 
     def _verb(self, buffer: BufferKey, role: str) -> int:
-        """A launch behind the last write of what it touches (V5)."""
+        """A launch after the last write of what it touches (V5)."""
         if buffer in self.writers:
             self.order.order_after(role, self.writers[buffer])
         return self.order.launch(role)
@@ -201,9 +199,9 @@ class SystemRunner:
         fixture: a slot store.
         pool: the host pool.
         event: the one that streams wait for each other with.
-        model: what is due.
-        expected_reads: clause, words, where the bytes of a read land, and the version they are due to be.
-        signed_version: the version that the mover signed last.
+        model: computes the expected values.
+        expected_reads: clause, description, where the bytes of a read land, expected version.
+        signed_version: the version that the writer signed last.
         waiting_read: a read under the lock for which nothing was signed yet.
     """
 
@@ -262,8 +260,8 @@ class SystemRunner:
 
     def attach(self, _: int, role: str) -> None:
         """What is in flight ends first: only what is issued from now on is ordered."""
-        self.fixture.bench.drain()
-        reader = self.fixture.store.attach(self.fixture.bench.accelerator.stream(Role(role)))
+        self.fixture.ctx.drain()
+        reader = self.fixture.store.attach(self.fixture.ctx.accelerator.stream(Role(role)))
         self.readers.setdefault(role, []).append(reader)
         self.model.attach(role)
 
@@ -291,25 +289,25 @@ class SystemRunner:
     # ----- events and pages ----------------------------------------------------------------------
 
     def join(self, _: int, first: str, second: str) -> None:
-        """The second stream waits for what the first was given so far; the event is used again."""
-        self.fixture.bench.accelerator.stream(Role(first)).record(self.event)
-        self.fixture.bench.accelerator.stream(Role(second)).wait(self.event)
+        """The second stream waits for launches on the first so far; the event is reused."""
+        self.fixture.ctx.accelerator.stream(Role(first)).record(self.event)
+        self.fixture.ctx.accelerator.stream(Role(second)).wait(self.event)
         self.model.join(first, second)
 
     def take(self, number: int) -> None:
         """A page, written at once: a copy that still reads it shows it."""
-        self.pages[number] = self.pool.take(self.fixture.bench.timeout)
+        self.pages[number] = self.pool.take(self.fixture.ctx.timeout)
         self.pages[number].data.fill_(number)
         self.model.pages.append(number)
 
     def copy(self, number: int, page: int, slot: int, role: str) -> None:
-        """The page goes to a slot, behind the page's earlier copies."""
+        """Copy the page to a slot, after the page's earlier copies."""
         stream, data = self.fixture.stream(role), self.pages[page].data
         if page in self.copy_events:
             stream.wait(self.copy_events[page])
         refusal = catch(lambda: self.fixture.store.write([slot], [[data]], stream), SlotLeased)
         self.check_refusal(number, slot, refusal)
-        self.copy_events[page] = self.fixture.bench.accelerator.event()
+        self.copy_events[page] = self.fixture.ctx.accelerator.event()
         stream.record(self.copy_events[page])
         self.model.write(page, slot, role)
 
@@ -321,10 +319,10 @@ class SystemRunner:
     # ----- the stream lock -----------------------------------------------------------------------
 
     def sign(self, number: int) -> None:
-        """The mover writes the memory under the lock, when it has it, and signals."""
+        """The writer writes the memory under the lock, when it owns it, and signals."""
         lock, cell = self.lock_and_memory()
         if self.model.lock_turn is LockTurn.READER_RELEASED:
-            lock.wait(lock.epoch, self.fixture.bench.timeout)
+            lock.wait(lock.epoch, self.fixture.ctx.timeout)
         cell.fill_(number)
         lock.signal(lock.epoch)
         self.signed_version = number
@@ -336,7 +334,7 @@ class SystemRunner:
     def acquire(self, number: int, role: str) -> None:
         """A stream reads the memory under the lock, and releases."""
         (lock, cell), stream = self.lock_and_memory(), self.fixture.stream(role)
-        blob = self.fixture.bench.empty((ITEM_BYTES,))
+        blob = self.fixture.ctx.empty((ITEM_BYTES,))
         lock.acquire(stream)
         # Not blocking: the host must not wait for a stream that waits for its signal.
         stream.launch(lambda: blob.copy_(cell, non_blocking=True))
@@ -349,27 +347,27 @@ class SystemRunner:
         self.model.acquire()
 
     def renew(self, number: int) -> None:
-        """A new epoch, in which the mover of the old one can do nothing."""
+        """A new epoch, in which the writer of the old one has no effect."""
         lock, _cell = self.lock_and_memory()
         old = lock.epoch
-        lock.drain(self.fixture.bench.timeout)
+        lock.drain(self.fixture.ctx.timeout)
         late = catch(lambda: lock.signal(old), EquipoiseError)
         require("L3", isinstance(late, StaleEpoch), f"step {number}: a late signal, and {late!r}")
         self.model.lock_turn = LockTurn.MOVER
 
     def lock_and_memory(self) -> tuple[StreamLock, Tensor]:
-        """The lock and what is under it: host memory that the mover writes."""
-        bench = self.fixture.bench
+        """The lock and the host memory under it, which the writer writes."""
+        ctx = self.fixture.ctx
         if self.lock is None or self.locked_memory is None:
-            self.lock = bench.accelerator.stream_lock(bench.deadline)
-            self.locked_memory = bench.accelerator.pinned(ITEM_BYTES)
+            self.lock = ctx.accelerator.stream_lock(ctx.deadline)
+            self.locked_memory = ctx.accelerator.pinned(ITEM_BYTES)
         return self.lock, self.locked_memory
 
     # ----- tables --------------------------------------------------------------------------------
 
     def install(self, _: int, which: int) -> None:
         """One of the placements becomes the one that is routed by."""
-        device = self.fixture.bench.accelerator
+        device = self.fixture.ctx.accelerator
         if self.tables is None:
             self.tables = Tables.empty(1, 2, 2, 1, device.device)
         rows = [[0, 1, 2], list(PLACEMENTS[which]), [FULL_SHARE, FULL_SHARE]]
@@ -382,13 +380,13 @@ class SystemRunner:
 
     def route(self, _: int) -> None:
         """Both experts are routed."""
-        bench, tables = self.fixture.bench, self.tables
-        ids = bench.copy_of(torch.tensor([0, 1], dtype=torch.int32))
-        slots, counts = (bench.empty((2,), torch.int32) for _ in range(2))
+        ctx, tables = self.fixture.ctx, self.tables
+        ids = ctx.copy_of(torch.tensor([0, 1], dtype=torch.int32))
+        slots, counts = (ctx.empty((2,), torch.int32) for _ in range(2))
         self.fixture.keepalive.append(ids)
         assert tables is not None
         assert self.model.tables is not None
-        bench.accelerator.kernels.route_and_count(
+        ctx.accelerator.kernels.route_and_count(
             ids, tables, Salt(0, 0, 0), slots, counts, self.fixture.stream(ROUTER_ROLE)
         )
         self.routing_passes.append((slots, counts, self.model.tables))
@@ -401,27 +399,27 @@ class SystemRunner:
             self.sign(number)
         for slot in range(SLOTS):
             self.pack(number, slot, ROUTER_ROLE)
-        self.fixture.bench.drain()
+        self.fixture.ctx.drain()
         for clause, what, blob, version in self.expected_reads:
             seen = versions_in(blob)
             require(
                 clause, seen == [version], f"{what}: version {format_versions(seen)}, not {version}"
             )
         for slots, counts, which in self.routing_passes:
-            seen, wanted = slots.tolist(), list(PLACEMENTS[which])
-            require("G2", seen == wanted, f"routed to slots {seen}, installed were {wanted}")
+            seen, expected = slots.tolist(), list(PLACEMENTS[which])
+            require("G2", seen == expected, f"routed to slots {seen}, installed were {expected}")
             require("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
 
 
-def play_system(bench: RankContext, found: Program) -> Play:
+def play_system(ctx: RankContext, program: Program) -> Play:
     """Every step is the name of a method."""
-    place = make_plain_slot_store(bench, SLOTS, STAGING, ITEM_BYTES)
-    pool, event = bench.accelerator.host_pool(ITEM_BYTES, PAGES), bench.accelerator.event()
-    shop = SystemRunner(place, pool, event)
-    for number, step in enumerate(found.steps, start=1):
-        getattr(shop, step.op)(number, *step.args)
+    place = make_plain_slot_store(ctx, SLOTS, STAGING, ITEM_BYTES)
+    pool, event = ctx.accelerator.host_pool(ITEM_BYTES, PAGES), ctx.accelerator.event()
+    runner = SystemRunner(place, pool, event)
+    for number, step in enumerate(program.steps, start=1):
+        getattr(runner, step.op)(number, *step.args)
         yield NEXT
-    shop.end(len(found.steps) + 1)
+    runner.end(len(program.steps) + 1)
 
 
 # Mostly one slot and two streams: what never meets cannot disturb each other.
@@ -472,11 +470,11 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Play what was composed."""
         if self._steps:
-            self._played(Case(program(self._steps), self._schedule))
+            self._played(Case(make_program(self._steps), self._schedule))
 
     @initialize(schedule=schedules(MAX_STATEFUL_CHOICES))
     def choose(self, schedule: bytes) -> None:
-        """Who moves next, where somebody decides it."""
+        """The interleaving, where it is chosen."""
         self._schedule = schedule
 
     def wait_for_unattached_readers(self, slot: int, role: str) -> None:
@@ -576,7 +574,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
     @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.READER_WAITS, LockTurn.READER_RELEASED)))
     @rule()
     def sign(self) -> None:
-        """The mover signals, once it has the memory."""
+        """The writer signals, once it owns the memory."""
         self.add_step("sign")
         self.model.sign()
 
@@ -611,7 +609,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
 
 PROPERTIES = (
     Property(
-        name="everything-at-once-shows-what-is-due",
+        name="accelerator-state-machine-matches-its-model",
         family="visibility",
         clauses=("V5", "V1", "A11", "A12", "L3", "L7", "G2"),
         claim="Streams, events, slots, readers, leases, pages, lock and tables do not disturb "

@@ -1,7 +1,7 @@
-"""Family *timeouts*: waits of the host that end in vain, in time, and not before.
+"""Family *timeouts*: waits of the host raise at their timeout, and not before.
 
-No property measures time. A wait that must not end well is one for what stands still until the host
-lets it go; a wait that must is one for what a timer lets go, long before its time-out.
+No property measures time. A wait that must time out waits for something that stays still until the
+host releases it; a wait that must not waits for something that a timer releases long before.
 """
 
 import threading
@@ -25,7 +25,7 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.comm_operations import UNMATCHED_BYTES, several_ranks
 from equipoise.hal.conformance.fixtures.strategies import one_common_size
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import (
     DeadlineLength,
     Property,
@@ -49,9 +49,9 @@ FAMILY = "timeouts"
 EXPIRING_WAIT = 0.02
 """Seconds of a wait that ends in vain."""
 HOLD_TIMEOUT = 5.0
-"""Seconds that a stream stands still if nobody lets it go: a wait without an end ends well then."""
+"""Seconds that a stream is held if nothing releases it: a wait without an end ends well then."""
 RELEASE_DELAY = 0.15
-"""Seconds after which a timer lets a stream go that the host waits for."""
+"""Seconds after which a timer releases a stream that the host waits for."""
 LATE_PEER_FRACTION = 0.4
 """The part of an operation's deadline after which its peer comes."""
 PAGE_BYTES = 8
@@ -59,17 +59,17 @@ PAGE_BYTES = 8
 
 @dataclass
 class _HeldStream:
-    """A stream that stands behind a lock, and all that waits for it.
+    """A stream that is blocked by a lock, and everything that waits for it.
 
     Attributes:
-        stream: it stands still until the lock is signalled.
+        stream: blocked until the lock is signalled.
         gate: the lock that holds it.
-        lock: a lock that it holds itself, and releases once it goes on.
-        event: recorded behind.
-        pool: of one page, given back behind.
+        lock: a lock that the stream holds, and releases once it continues.
+        event: recorded on the blocked stream.
+        pool: of one page, given back after that event.
     """
 
-    bench: RankContext
+    ctx: RankContext
     stream: Stream
     gate: StreamLock
     lock: StreamLock
@@ -77,16 +77,16 @@ class _HeldStream:
     pool: HostPool
 
     def release(self) -> None:
-        """Signal, once; a lock that was poisoned too early has let it go already, and is judged."""
+        """Signal, once; a lock that was poisoned too early has released it already, and fails."""
         with suppress(LockPoisoned):
             self.gate.signal(self.gate.epoch)
 
     def waits(self) -> Mapping[str, Callable[[float], object]]:
-        """Every wait of the host for what stands still."""
+        """Every wait of the host for the blocked stream."""
         return {
             "stream": self.stream.synchronize,
             "event": self.event.synchronize,
-            "accelerator": self.bench.accelerator.synchronize,
+            "accelerator": self.ctx.accelerator.synchronize,
             "lock": partial(self.lock.wait, self.lock.epoch),
             "drain": self.lock.drain,
             "pool": self.pool.take,
@@ -96,19 +96,19 @@ class _HeldStream:
 WAITS = ("stream", "event", "accelerator", "lock", "drain", "pool")
 
 
-def _hold_stream(bench: RankContext, role: str) -> _HeldStream:
-    """The stream holds a lock, and then waits for a signal that nobody has given."""
-    accelerator, stream = bench.accelerator, bench.accelerator.stream(Role(role))
-    gate, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(bench.timeout)
+def _hold_stream(ctx: RankContext, role: str) -> _HeldStream:
+    """The stream holds a lock, and then waits for a signal that does not come."""
+    accelerator, stream = ctx.accelerator, ctx.accelerator.stream(Role(role))
+    condition, lock = accelerator.stream_lock(HOLD_TIMEOUT), accelerator.stream_lock(ctx.timeout)
     pool, point = accelerator.host_pool(PAGE_BYTES, 1), accelerator.event()
-    page = pool.take(bench.timeout)
+    page = pool.take(ctx.timeout)
     lock.acquire(stream)
     lock.signal(lock.epoch)
-    gate.acquire(stream)
+    condition.acquire(stream)
     lock.release(stream)
     stream.record(point)
     page.give_back(point)
-    return _HeldStream(bench, stream, gate, lock, point, pool)
+    return _HeldStream(ctx, stream, condition, lock, point, pool)
 
 
 def _roles() -> st.SearchStrategy[str]:
@@ -116,31 +116,33 @@ def _roles() -> st.SearchStrategy[str]:
 
 
 def _expiring_wait_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`wait(what)` in vain, some of them; all of them follow when the stream has been let go."""
+    """`wait(what)` that time out, some of them; all of them follow when the stream was released."""
     waits = st.lists(st.sampled_from(WAITS), min_size=1, max_size=4)
     return st.builds(
-        lambda role, names: program([Step("wait", (n,)) for n in names], settings={"role": role}),
+        lambda role, names: make_program(
+            [Step("wait", (n,)) for n in names], settings={"role": role}
+        ),
         _roles(),
         waits,
     )
 
 
-def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
-    held = _hold_stream(bench, str(found.setting("role")))
+def _play_expiring_waits(ctx: RankContext, program: Program) -> Play:
+    held = _hold_stream(ctx, str(program.setting("role")))
     yield NEXT
-    for step in found.steps:
+    for step in program.steps:
         name = str(step.args[0])
         raised = catch(partial(held.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
-        due = PoolExhausted if name == "pool" else StreamTimeout
-        told = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
-        what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {told}"
-        require("E11", isinstance(raised, due), what)
+        expected = PoolExhausted if name == "pool" else StreamTimeout
+        text = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
+        what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {text}"
+        require("E11", isinstance(raised, expected), what)
         require("E11", not held.event.query(), f"{what}, after the point was reached")
         yield NEXT
     held.release()
     yield NEXT
     for name in ("event", "stream", "accelerator", "lock", "pool"):
-        failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
+        failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
         require("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
     failed = catch(partial(held.event.synchronize, 0.0), EquipoiseError)
     require(
@@ -149,15 +151,15 @@ def _play_expiring_waits(bench: RankContext, found: Program) -> Play:
 
 
 def _late_release_programs(_: Traits) -> st.SearchStrategy[Program]:
-    """`wait(what)` of every kind for a stream that a timer lets go."""
+    """`wait(what)` of every kind for a stream that a timer releases."""
     return _roles().map(
-        lambda role: program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
+        lambda role: make_program([Step("wait", (n,)) for n in WAITS], settings={"role": role})
     )
 
 
 @contextmanager
 def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """`call` by another thread, so many seconds from now."""
+    """Run `call` in another thread after that many seconds."""
     timer = threading.Timer(seconds, call)
     timer.start()
     try:
@@ -166,63 +168,63 @@ def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
         timer.join()
 
 
-def _play_late_release(bench: RankContext, found: Program) -> Play:
-    for step in found.steps:
+def _play_late_release(ctx: RankContext, program: Program) -> Play:
+    for step in program.steps:
         name = str(step.args[0])
-        held = _hold_stream(bench, str(found.setting("role")))
+        held = _hold_stream(ctx, str(program.setting("role")))
         with _call_after(RELEASE_DELAY, held.release):
-            failed = catch(partial(held.waits()[name], bench.timeout), EquipoiseError)
-        told = f"raised {failed!r}, which was ahead of its time-out"
+            failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
+        text = f"raised {failed!r}, which was ahead of its time-out"
         require(
-            "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {told}"
+            "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {text}"
         )
-        bench.drain()
+        ctx.drain()
         poisoned = catch(held.gate.check, LockPoisoned)
         require("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
         yield NEXT
 
 
 def _has_own_clock(traits: Traits) -> bool:
-    """Where there is a clock, and nobody else decides when something happens."""
+    """Whether there is a clock, and no schedule decides when something happens."""
     return not traits.controlled and not traits.steered
 
 
 def _late_peer_programs(traits: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("irecv", "isend", "barrier"))
-    return st.builds(lambda size, op: program([Step(op)], size), one_common_size(traits), ops)
+    return st.builds(lambda size, op: make_program([Step(op)], size), one_common_size(traits), ops)
 
 
-def _play_late_peer(bench: RankContext, found: Program) -> Play:
+def _play_late_peer(ctx: RankContext, program: Program) -> Play:
     """The last rank comes late, and well within the deadline."""
-    group = yield from bench.communicator()
-    yield from control_barrier(bench, f"{group.purpose}/opened")
-    (step,) = found.steps
-    if group.rank == group.size - 1:
-        time.sleep(LATE_PEER_FRACTION * bench.deadline)
-    work = _issue_part(bench, group, step.op)
+    comm = yield from ctx.communicator()
+    yield from control_barrier(ctx, f"{comm.purpose}/opened")
+    (step,) = program.steps
+    if comm.rank == comm.size - 1:
+        time.sleep(LATE_PEER_FRACTION * ctx.deadline)
+    work = _issue_part(ctx, comm, step.op)
     if work is None:
         return
-    failed = catch(partial(work.result, bench.timeout), CommunicatorFailed, ResultPending)
-    what = f"rank {bench.rank}: {step.op}, whose peer came after {LATE_PEER_FRACTION:g} of its deadline,"
-    require("E11", not failed, f"{what} failed: {failed!r}")
+    failed = catch(partial(work.result, ctx.timeout), CommunicatorFailed, ResultPending)
+    when = f"whose peer came after {LATE_PEER_FRACTION:g} of its deadline"
+    require("E11", not failed, f"rank {ctx.rank}: {step.op}, {when}, failed: {failed!r}")
 
 
-def _issue_part(bench: RankContext, group: Communicator, op: str) -> Work | None:
-    """Between the first rank and the last; of other operations everybody's part."""
+def _issue_part(ctx: RankContext, comm: Communicator, op: str) -> Work | None:
+    """Between the first rank and the last; of other operations every rank's part."""
     if op == "barrier":
-        return group.barrier()
-    ends = (0, group.size - 1)
-    if group.rank not in ends:
+        return comm.barrier()
+    ends = (0, comm.size - 1)
+    if comm.rank not in ends:
         return None
-    peer = ends[group.rank == 0]
-    sends = (op == "isend") == (group.rank == 0)
-    buffer = bench.full((UNMATCHED_BYTES,), group.rank)
-    return group.isend(buffer, peer) if sends else group.irecv(buffer, peer)
+    peer = ends[comm.rank == 0]
+    sends = (op == "isend") == (comm.rank == 0)
+    buffer = ctx.full((UNMATCHED_BYTES,), comm.rank)
+    return comm.isend(buffer, peer) if sends else comm.irecv(buffer, peer)
 
 
 PROPERTIES = (
     Property(
-        name="a-wait-that-ends-in-vain-says-so",
+        name="a-wait-raises-at-its-timeout",
         family=FAMILY,
         clauses=("E11",),
         claim="Every wait of the host raises at its time-out, and may be repeated.",
@@ -231,7 +233,7 @@ PROPERTIES = (
         needs=lock_support,
     ),
     Property(
-        name="a-wait-lasts-as-long-as-it-may",
+        name="a-wait-does-not-raise-before-its-timeout",
         family=FAMILY,
         clauses=("E11",),
         claim="What comes ahead of the time-out ends every wait well, and poisons no lock.",
@@ -242,7 +244,7 @@ PROPERTIES = (
         large=True,
     ),
     Property(
-        name="an-operation-has-all-of-its-deadline",
+        name="an-operation-does-not-fail-before-its-deadline",
         family=FAMILY,
         clauses=("E11",),
         claim="A peer that comes late, within the deadline, finds the operation waiting.",

@@ -1,7 +1,4 @@
-"""Properties of family *visibility* about attached readers: whole slots, whole batches.
-
-Family *visibility*: who sees which version of a slot, and when.
-"""
+"""Family *visibility*: which version of a slot a read sees, and when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,11 +14,11 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     SlotStoreFixture,
     format_versions,
     make_plain_slot_store,
-    shelf,
+    make_slot_store,
     versions_in,
 )
 from equipoise.hal.conformance.fixtures.strategies import programs_of, step_of
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.properties import stateful
 from equipoise.hal.conformance.property import ProgramStrategy, Property, Traits
 from equipoise.hal.stream import Event, Role
@@ -89,36 +86,38 @@ class _ReaderRunner:
 
 
 def _play_readers(
-    bench: RankContext, found: Program, slots: int, parts: Sequence[SegmentSpec]
+    ctx: RankContext, program: Program, slots: int, parts: Sequence[SegmentSpec]
 ) -> Play:
     """Play to the end; the desk."""
-    place = shelf(bench, slots, MAX_READER_STEPS * slots, parts)
+    fixture = make_slot_store(ctx, slots, MAX_READER_STEPS * slots, parts)
     for role in SLOT_ROLES:
-        place.store.attach(bench.accelerator.stream(Role(role)))
-    desk = _ReaderRunner(place, [[0] * slots])
-    for version, step in enumerate(found.steps, start=1):
-        desk.run_step(version, step)
+        fixture.store.attach(ctx.accelerator.stream(Role(role)))
+    runner = _ReaderRunner(fixture, [[0] * slots])
+    for version, step in enumerate(program.steps, start=1):
+        runner.run_step(version, step)
         yield NEXT
-    bench.drain()
-    return desk
+    ctx.drain()
+    return runner
 
 
-def _play_torn(bench: RankContext, found: Program) -> Play:
+def _play_torn(ctx: RankContext, program: Program) -> Play:
     """Whether a look saw the right version is for A12 to say: here it must be one."""
-    desk = yield from _play_readers(bench, found, 1, TWO_SEGMENT_SLOT)
-    for what, blob in desk.reads:
+    runner = yield from _play_readers(ctx, program, 1, TWO_SEGMENT_SLOT)
+    for what, blob in runner.reads:
         seen = versions_in(blob)
         require(
             "V2", len(seen) == 1, f"{what} a slot torn between versions {format_versions(seen)}"
         )
 
 
-def _play_batches(bench: RankContext, found: Program) -> Play:
+def _play_batches(ctx: RankContext, program: Program) -> Play:
     """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
-    desk = yield from _play_readers(bench, found, BATCH_SLOTS, ONE_BYTE_SLOT)
-    for what, blob in desk.reads:
+    runner = yield from _play_readers(ctx, program, BATCH_SLOTS, ONE_BYTE_SLOT)
+    for what, blob in runner.reads:
         seen = blob.tolist()
-        require("V4", seen in desk.states, f"{what} versions {seen} of the slots: half of a batch")
+        require(
+            "V4", seen in runner.states, f"{what} versions {seen} of the slots: half of a batch"
+        )
 
 
 WHOLE_SLOTS = (
@@ -152,13 +151,13 @@ SLOT = st.integers(0, SLOTS - 1)
 
 @dataclass
 class _StoreRunner:
-    """Makes the calls of a program; remembers what every read is due to hold.
+    """Makes the calls of a program; remembers what every read must hold.
 
     Every verb that brings bytes brings a version of its own: the number of its step, from 1.
 
     Attributes:
         fixture: the store.
-        expected_reads: of each read, in words what it is, where its bytes land, and the version due.
+        expected_reads: of each read its description, where its bytes land, expected version.
         slot_versions: the version of each slot, by the order of issue.
         staging_used: how many staging buffers were used up.
     """
@@ -201,11 +200,11 @@ class _StoreRunner:
             self.expected_reads.append(
                 (f"slot {slot} in the end", self.fixture.pack([slot], SLOT_ROLES[0]), version)
             )
-        self.fixture.bench.drain()
+        self.fixture.ctx.drain()
 
 
-def _require_versions(clause: str, due: Sequence[tuple[str, Tensor, int]]) -> None:
-    for what, blob, version in due:
+def _require_versions(clause: str, expected: Sequence[tuple[str, Tensor, int]]) -> None:
+    for what, blob, version in expected:
         found = versions_in(blob)
         require(
             clause,
@@ -226,13 +225,13 @@ def _issue_order_programs(_: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _play_issue_order(bench: RankContext, found: Program) -> Play:
-    desk = _StoreRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
-    for version, step in enumerate(found.steps, start=1):
-        desk.run_step(version, step)
+def _play_issue_order(ctx: RankContext, program: Program) -> Play:
+    runner = _StoreRunner(make_plain_slot_store(ctx, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
+    for version, step in enumerate(program.steps, start=1):
+        runner.run_step(version, step)
         yield NEXT
-    desk.pack_changed_slots()
-    _require_versions("V5", desk.expected_reads)
+    runner.pack_changed_slots()
+    _require_versions("V5", runner.expected_reads)
 
 
 def _staging_reuse_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -242,7 +241,7 @@ def _staging_reuse_programs(_: Traits) -> st.SearchStrategy[Program]:
         min_size=2,
         max_size=MAX_STORE_STEPS,
     )
-    return drawn.map(lambda steps: program(_without_unfilled_commits(steps)))
+    return drawn.map(lambda steps: make_program(_without_unfilled_commits(steps)))
 
 
 def _without_unfilled_commits(steps: list[Step]) -> list[Step]:
@@ -255,28 +254,28 @@ def _without_unfilled_commits(steps: list[Step]) -> list[Step]:
     return kept
 
 
-def _play_staging_reuse(bench: RankContext, found: Program) -> Play:
+def _play_staging_reuse(ctx: RankContext, program: Program) -> Play:
     """Unpacking is ordered by events, so that nothing but the commits can go wrong."""
-    place = make_plain_slot_store(bench, MAX_STORE_STEPS, STAGING, SLOT_BYTES)
+    place = make_plain_slot_store(ctx, MAX_STORE_STEPS, STAGING, SLOT_BYTES)
     arrived: dict[int, tuple[int, Event]] = {}
-    due: list[int] = []
-    for version, step in enumerate(found.steps, start=1):
+    expected: list[int] = []
+    for version, step in enumerate(program.steps, start=1):
         buffer, role = int(step.args[0]), str(step.args[1])
         stream = place.stream(role)
         if buffer in arrived:
             stream.wait(arrived[buffer][1])
         if step.op == "unpack":
             place.unpack([buffer], version, role)
-            arrived[buffer] = version, bench.accelerator.event()
+            arrived[buffer] = version, ctx.accelerator.event()
             stream.record(arrived[buffer][1])
         else:
-            place.store.commit([(buffer, len(due))], stream)
-            due.append(arrived[buffer][0])
+            place.store.commit([(buffer, len(expected))], stream)
+            expected.append(arrived[buffer][0])
         yield NEXT
-    bench.drain()
-    blobs = [place.pack([slot], SLOT_ROLES[0]) for slot in range(len(due))]
-    bench.drain()
-    found_in = zip(blobs, due, strict=True)
+    ctx.drain()
+    blobs = [place.pack([slot], SLOT_ROLES[0]) for slot in range(len(expected))]
+    ctx.drain()
+    found_in = zip(blobs, expected, strict=True)
     _require_versions(
         "A2", [(f"slot {s}", blob, version) for s, (blob, version) in enumerate(found_in)]
     )
@@ -297,7 +296,7 @@ def _event_ordered_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 @dataclass
 class _EventOrderedRunner(_StoreRunner):
-    """Orders reads behind writes, and writes behind reads, by events alone: nobody is attached."""
+    """Orders reads after writes, and writes after reads, by events alone: no reader is attached."""
 
     write_events: dict[int, Event] = field(default_factory=dict)
     read_events: dict[int, list[Event]] = field(default_factory=dict)
@@ -312,7 +311,7 @@ class _EventOrderedRunner(_StoreRunner):
             self.bring(version, step.op, slot, role)
 
     def bring(self, version: int, op: str, slot: int, role: str) -> None:
-        """A commit or a write behind the slot's looks, and the event that announces it.
+        """A commit or a write after the slot's reads, and the event that announces it.
 
         Behind the last one too: that a store orders its verbs by itself is judged elsewhere (V5).
         """
@@ -336,25 +335,25 @@ class _EventOrderedRunner(_StoreRunner):
 
     def read_on_host(self, version: int, slot: int) -> None:
         if slot in self.write_events:
-            self.write_events[slot].synchronize(self.fixture.bench.timeout)
+            self.write_events[slot].synchronize(self.fixture.ctx.timeout)
         what = f"step {version}: what the host saw in slot {slot} after the event"
         self.expected_reads.append(
             (what, self.fixture.read_slot(slot), self.slot_versions.get(slot, 0))
         )
 
     def record(self, role: str) -> Event:
-        event = self.fixture.bench.accelerator.event()
-        self.fixture.bench.accelerator.stream(Role(role)).record(event)
+        event = self.fixture.ctx.accelerator.event()
+        self.fixture.ctx.accelerator.stream(Role(role)).record(event)
         return event
 
 
-def _play_event_ordered(bench: RankContext, found: Program) -> Play:
-    desk = _EventOrderedRunner(make_plain_slot_store(bench, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
-    for version, step in enumerate(found.steps, start=1):
-        desk.run_step(version, step)
+def _play_event_ordered(ctx: RankContext, program: Program) -> Play:
+    runner = _EventOrderedRunner(make_plain_slot_store(ctx, SLOTS, MAX_STORE_STEPS, SLOT_BYTES))
+    for version, step in enumerate(program.steps, start=1):
+        runner.run_step(version, step)
         yield NEXT
-    bench.drain()
-    _require_versions("V1", desk.expected_reads)
+    ctx.drain()
+    _require_versions("V1", runner.expected_reads)
 
 
 PROPERTIES = (
@@ -375,7 +374,7 @@ PROPERTIES = (
         play=_play_staging_reuse,
     ),
     Property(
-        name="who-waits-for-a-commit-sees-it",
+        name="a-commit-is-visible-after-its-event",
         family=FAMILY,
         clauses=("V1",),
         claim="Behind the event of a commit or write, streams and the host see all of its bytes.",

@@ -1,7 +1,7 @@
-"""Our routing of requests in the engine's client of an API server.
+"""Installs `dp_load_balancer` in vLLM's core client.
 
-The class is changed once and for good; it does what it did before for a client without a desk, and
-a client gets one when it is made from a configuration that asks for it.
+The class is patched once and stays patched. A client gets a scheduler when it is created from a
+configuration with `dp_load_balancer`; without one its methods do what they did before.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,8 +24,8 @@ from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
 
-SCHEDULER_ATTRIBUTE = "equipoise_desk"
-"""Attribute of a client that has one."""
+SCHEDULER_ATTRIBUTE = "equipoise_scheduler"
+"""Attribute of a client that holds its scheduler."""
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
@@ -33,11 +33,11 @@ Async = Callable[..., Awaitable[Any]]
 
 
 def prepare(settings: DpLoadBalancerSettings) -> None:
-    """Have clients that are made in this process look for what is asked of them.
+    """Patch the client class in this process.
 
     Raises:
-        ConfigError: there is no such policy, or it cannot be set so.
-        IntegrationError: the class cannot be changed; it is as it was.
+        ConfigError: the policy does not exist, or its options are invalid.
+        IntegrationError: the class cannot be patched; it is unchanged.
     """
     policy_factory(settings)
     apply_patches(CLIENT_PATCHES)
@@ -46,43 +46,43 @@ def prepare(settings: DpLoadBalancerSettings) -> None:
 def dp_config_errors(
     config: Any, settings: DpLoadBalancerSettings, environment: Mapping[str, str]
 ) -> list[str]:
-    """What of the engine's configuration this cannot serve."""
+    """List why `dp_load_balancer` does not support this configuration."""
     parallel = config.parallel_config
     rust = environment.get(RUST_FRONTEND_VARIABLE, "0") not in ("", "0")
     priority = config.scheduler_config.policy == "priority"
     cases = {
-        "routing needs --data-parallel-size of at least 2": parallel.data_parallel_size < 2,
-        "routing decides inside the API server: not with an external load balancer": getattr(
+        "dp_load_balancer needs --data-parallel-size of at least 2": parallel.data_parallel_size
+        < 2,
+        "dp_load_balancer runs in the API server: not with an external load balancer": getattr(
             parallel, "data_parallel_external_lb", False
         ),
-        "routing does not follow elastic expert parallelism": parallel.enable_elastic_ep,
-        f"routing is of the Python front end: not with {RUST_FRONTEND_VARIABLE}": rust,
+        "dp_load_balancer does not follow elastic expert parallelism": parallel.enable_elastic_ep,
+        f"dp_load_balancer needs the Python front end: not {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
         'take one that pushes, with options {"when_full": "queue"}': priority
         and may_hold_requests(settings),
     }
-    return [words for words, wrong in cases.items() if wrong]
+    return [message for message, applies in cases.items() if applies]
 
 
 def attach_scheduler(client: Any) -> None:
-    """Give a client what its configuration asks for.
+    """Give a client a scheduler if its configuration has `dp_load_balancer`.
 
-    Raises `EngineUnsupported` for a client that lacks what is read of it, naming that, and what a
-    policy raises that cannot be made.
+    Raises `EngineUnsupported` that names missing attributes, or what creating the policy raises.
     """
-    asked = parse_settings(client.vllm_config.additional_config, environ)
-    if asked is None or asked.routing is None:
+    requested = parse_settings(client.vllm_config.additional_config, environ)
+    if requested is None or requested.dp_load_balancer is None:
         return
-    absent = [name for name in compatibility.CLIENT_ATTRIBUTES if not hasattr(client, name)]
-    if absent:
-        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(absent)}")
-    settings = asked.routing
+    missing = [name for name in compatibility.CLIENT_ATTRIBUTES if not hasattr(client, name)]
+    if missing:
+        raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(missing)}")
+    settings = requested.dp_load_balancer
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
-    ledger = RequestTable(policy, ranks.count)
-    desk = DpRequestScheduler(ClientView(client, ranks), ledger, settings.hold_seconds)
-    setattr(client, SCHEDULER_ATTRIBUTE, desk)
-    finalize(client, desk.close)
+    table = RequestTable(policy, ranks.count)
+    scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.max_queue_seconds)
+    setattr(client, SCHEDULER_ATTRIBUTE, scheduler)
+    finalize(client, scheduler.close)
 
 
 def _init(init: Callable[..., None]) -> Callable[..., None]:
@@ -97,11 +97,11 @@ def _init(init: Callable[..., None]) -> Callable[..., None]:
 def _add(add: Async) -> Async:
     @wraps(add)
     async def add_request_async(self: Any, request: Any) -> None:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is None:
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is None:
             await add(self, request)
         else:
-            await desk.add(request, partial(add, self))
+            await scheduler.add(request, partial(add, self))
 
     return add_request_async
 
@@ -109,9 +109,13 @@ def _add(add: Async) -> Async:
 def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(choose)
     def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        rule = partial(choose, self)
-        return rule(request) if desk is None else desk.choose_engine(request, rule)
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        engine_rule = partial(choose, self)
+        return (
+            engine_rule(request)
+            if scheduler is None
+            else scheduler.choose_engine(request, engine_rule)
+        )
 
     return get_core_engine_for_request
 
@@ -120,9 +124,9 @@ def _process(process: Async) -> Async:
     @wraps(process)
     async def process_engine_outputs(self: Any, outputs: Any) -> None:
         await process(self, outputs)
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is not None:
-            desk.on_outputs(outputs)
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is not None:
+            scheduler.on_outputs(outputs)
 
     return process_engine_outputs
 
@@ -130,11 +134,11 @@ def _process(process: Async) -> Async:
 def _abort(abort: Async) -> Async:
     @wraps(abort)
     async def abort_requests_async(self: Any, request_ids: list[str]) -> None:
-        desk: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if desk is None:
+        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
+        if scheduler is None:
             await abort(self, request_ids)
         else:
-            await desk.abort(request_ids, partial(abort, self))
+            await scheduler.abort(request_ids, partial(abort, self))
 
     return abort_requests_async
 
@@ -160,10 +164,10 @@ def _sleep(sleep: Async) -> Async:
 
 
 def _abort_queued(client: Any, mode: str) -> None:
-    """To abort all requests concerns those that no rank has seen yet as well."""
-    desk: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
-    if desk is not None and mode == "abort":
-        desk.abort_queued()
+    """Abort queued requests, too, when vLLM aborts all requests."""
+    scheduler: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
+    if scheduler is not None and mode == "abort":
+        scheduler.abort_queued()
 
 
 _MAKE: Mapping[str, Callable[[Any], Any]] = {
@@ -178,4 +182,4 @@ _MAKE: Mapping[str, Callable[[Any], Any]] = {
 CLIENT_PATCHES = tuple(
     Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items()
 )
-"""Everything that is put in."""
+"""All patches of the client class."""

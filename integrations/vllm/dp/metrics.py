@@ -1,7 +1,7 @@
-"""Counts of the routing of requests: the process's counters and, where it is there, Prometheus.
+"""Metrics of `dp_load_balancer`: process counters and, if installed, Prometheus metrics.
 
-vLLM's API server shows the default registry on its page of metrics, or, with several API servers,
-the sum of what their processes wrote to files; metrics of the client library do both.
+vLLM's API server serves the default registry, or with several API servers the sum over their
+processes' files; metrics of the client library support both.
 """
 
 from dataclasses import dataclass
@@ -17,71 +17,72 @@ PREFIX = "equipoise_vllm_"
 
 @dataclass(frozen=True)
 class PrometheusMetrics:
-    """Of this process; registered once."""
+    """The metrics of this process; registered once."""
 
     routed: Any
     aborted: Any
-    overdue: Any
+    fallback: Any
     failures: Any
-    held: Any
+    queued: Any
 
 
 @cache
 def prometheus_metrics() -> PrometheusMetrics | None:
-    """None without Prometheus' client library."""
+    """Return the metrics; None without Prometheus' client library."""
     if find_spec("prometheus_client") is None:
         return None
     client: Any = import_module("prometheus_client")
     return PrometheusMetrics(
         routed=client.Counter(
-            PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["engine"]
+            PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["dp_rank"]
         ),
-        aborted=client.Counter(PREFIX + "aborted_requests", "Requests that were given up"),
-        overdue=client.Counter(
-            PREFIX + "overdue_requests", "Requests held too long, and sent by the engine's rule"
+        aborted=client.Counter(PREFIX + "aborted_requests", "Requests that were aborted"),
+        fallback=client.Counter(
+            PREFIX + "fallback_requests", "Requests queued too long, and sent by the engine's rule"
         ),
         failures=client.Counter(
-            PREFIX + "routing_failures", "Mistakes of a policy; the engine's rule goes on"
+            PREFIX + "dp_policy_failures",
+            "Failures of a policy; vLLM's own rule routes from then on",
         ),
-        held=client.Gauge(
-            PREFIX + "held_requests",
-            "Requests that wait for a rank, and that the engine does not count as waiting",
+        queued=client.Gauge(
+            PREFIX + "queued_requests",
+            "Requests that wait for a rank; vLLM does not count them as waiting",
             multiprocess_mode="livesum",
         ),
     )
 
 
 class RoutingMetrics:
-    """What one client counts."""
+    """Counts the events of one client."""
 
     def __init__(self) -> None:
-        self._charts = prometheus_metrics()
+        self._prometheus = prometheus_metrics()
 
     def routed(self, rank: int) -> None:
-        """A policy sent a request there."""
+        """Count a request that the policy sent to `rank`."""
         COUNTERS.add("routed_requests")
-        if self._charts is not None:
-            self._charts.routed.labels(str(rank)).inc()
+        if self._prometheus is not None:
+            self._prometheus.routed.labels(str(rank)).inc()
 
     def aborted(self) -> None:
-        """A request was given up."""
+        """Count a request that its client aborted."""
         COUNTERS.add("aborted_requests")
-        if self._charts is not None:
-            self._charts.aborted.inc()
+        if self._prometheus is not None:
+            self._prometheus.aborted.inc()
 
-    def overdue(self) -> None:
-        """A request was held too long."""
-        COUNTERS.add("overdue_requests")
-        if self._charts is not None:
-            self._charts.overdue.inc()
+    def fell_back(self) -> None:
+        """Count a request that waited too long and went by vLLM's own rule."""
+        COUNTERS.add("fallback_requests")
+        if self._prometheus is not None:
+            self._prometheus.fallback.inc()
 
     def failed(self) -> None:
-        """A policy failed."""
-        COUNTERS.add("routing_failures")
-        if self._charts is not None:
-            self._charts.failures.inc()
+        """Count a failure of the policy."""
+        COUNTERS.add("dp_policy_failures")
+        if self._prometheus is not None:
+            self._prometheus.failures.inc()
 
-    def held(self, count: int) -> None:
-        """So many requests wait now."""
-        if self._charts is not None:
-            self._charts.held.set(count)
+    def queued(self, count: int) -> None:
+        """Set the number of queued requests."""
+        if self._prometheus is not None:
+            self._prometheus.queued.set(count)

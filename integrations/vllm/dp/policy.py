@@ -1,4 +1,4 @@
-"""The policy that routes requests, made of what is asked for and of what an engine's ranks hold."""
+"""Creates the policy of `dp_load_balancer` from its settings and the capacity of the ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from equipoise.hal.errors import ConfigError, UsageError
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings
 
 RESERVED_OPTIONS = ("front_ends", "front_end")
-"""Options of a policy that the engine's configuration says."""
+"""Policy options that follow from vLLM's configuration, and so cannot be set."""
 
 
 @dataclass(frozen=True)
 class RankCapacity:
-    """The ranks that one client routes to; all alike.
+    """Capacity of the ranks that one client routes to; the same for all.
 
     Attributes:
-        count: of them; numbered as the engine numbers them.
-        max_running: requests that each has at once.
-        kv_cache_tokens: tokens in the KV cache of each, as the engine says; None: it did not.
-        kv_token_limit: the same, as far as the policy is to keep to it; None: not at all.
+        count: number of ranks; numbered as in vLLM.
+        max_running: requests that a rank runs at once.
+        kv_cache_tokens: size of a rank's KV cache in tokens, as vLLM reports it; None: unknown.
+        kv_token_limit: tokens that the policy may place on a rank; None: no limit.
     """
 
     count: int
@@ -32,56 +32,61 @@ class RankCapacity:
 
 
 def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> RankCapacity:
-    """What the engine's configuration says of `count` ranks, once these are ready.
+    """Read the capacity of `count` ranks from vLLM's configuration, once they are ready.
 
-    Where the engine keeps prefixes, prompts share tokens that the policy would count for each: it
-    is told of no room then, unless the settings give one.
+    With prefix caching prompts share tokens, which the policy would count for each. Then it gets no
+    token limit, unless the settings have one.
     """
     cache = config.cache_config
-    tokens = getattr(cache, "kv_cache_size_tokens", None)
-    if tokens is None and cache.num_gpu_blocks:
-        tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
-    room = None if getattr(cache, "enable_prefix_caching", False) else tokens
+    cache_tokens = getattr(cache, "kv_cache_size_tokens", None)
+    if cache_tokens is None and cache.num_gpu_blocks:
+        cache_tokens = cache.num_gpu_blocks * cache.block_size // count  # blocks of all ranks
+    token_limit = None if getattr(cache, "enable_prefix_caching", False) else cache_tokens
     return RankCapacity(
         count=count,
-        max_running=settings.slots or int(config.scheduler_config.max_num_seqs),
-        kv_cache_tokens=None if tokens is None else int(tokens),
-        kv_token_limit=settings.room or room,
+        max_running=settings.max_running or int(config.scheduler_config.max_num_seqs),
+        kv_cache_tokens=None if cache_tokens is None else int(cache_tokens),
+        kv_token_limit=settings.kv_token_capacity or token_limit,
     )
 
 
 def policy_factory(
     settings: DpLoadBalancerSettings, clients: int = 1, client: int = 0
 ) -> PolicyFactory:
-    """Makes the policy of one of `clients` API servers.
+    """Return the factory of the policy, for one of `clients` API servers.
 
-    Raises `ConfigError` where there is no such policy, or it cannot be set so.
+    Raises `ConfigError` if the policy does not exist, or its options are invalid.
     """
     options = dict(settings.options or {})
-    taken = sorted(set(options) & set(RESERVED_OPTIONS))
-    if taken:
-        raise ConfigError(f"routing: {', '.join(taken)}: the number of API servers says that")
+    reserved = sorted(set(options) & set(RESERVED_OPTIONS))
+    if reserved:
+        raise ConfigError(
+            f"dp_load_balancer: {', '.join(reserved)}: the number of API servers says that"
+        )
     if ":" not in settings.policy:
         options |= {"front_ends": clients, "front_end": client}
     try:
         return routing_policy_factory(settings.policy, options)
     except UsageError as error:
-        words = str(error).replace("--policy-options", "options").replace("--policy", "policy")
-        raise ConfigError(f"routing: {words}") from error
+        message = str(error).replace("--policy-options", "options").replace("--policy", "policy")
+        raise ConfigError(f"dp_load_balancer: {message}") from error
 
 
 def make_policy(
     settings: DpLoadBalancerSettings, ranks: RankCapacity, clients: int, client: int
 ) -> RoutingPolicy:
-    """Raises `ConfigError`, as `factory`, and `UsageError` where another's makes none."""
-    made = policy_factory(settings, clients, client)
-    return made([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
+    """Create the policy.
+
+    Raises `ConfigError` as `policy_factory`, and `UsageError` if a third-party factory fails.
+    """
+    factory = policy_factory(settings, clients, client)
+    return factory([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:
-    """Whether a request may wait at the front end; of another's policy it is assumed."""
+    """Whether the policy may queue requests at the front end; assumed of third-party policies."""
     options: Mapping[str, Any] = settings.options or {}
-    rule = POLICIES.get(settings.policy)
-    if rule is None or rule.binding is Binding.POOL:
+    known_policy = POLICIES.get(settings.policy)
+    if known_policy is None or known_policy.binding is Binding.POOL:
         return True
     return bool(options.get("when_full", WhenFull.HOLD.value) == WhenFull.HOLD.value)

@@ -1,9 +1,9 @@
-"""Requests of one client, between the engine's front end and the policy; no input or output.
+"""The requests of one client and their states; the only caller of the policy, without I/O.
 
-States of a request (docs/design/vllm.md has the table of who moves it):
+States of a request (docs/design/vllm.md lists the transitions):
 
-    HELD -> BOUND -> SENT -> LEAVING        the policy knows it
-      └───────┴────> BESIDE -> PASSED       it does not: the engine's own rule chooses the rank
+    QUEUED -> ASSIGNED -> RUNNING -> ABORTING              the policy tracks it
+       └─────────┴──> FALLBACK_QUEUED -> FALLBACK_RUNNING  vLLM's own rule chooses the rank
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -24,31 +24,31 @@ from equipoise.hal.errors import RequestError
 
 @unique
 class DpRequestState(Enum):
-    """Where a request is."""
+    """State of a request."""
 
-    QUEUED = "held"
-    """It waits in the policy."""
-    ASSIGNED = "bound"
-    """The policy has chosen; it is not handed over yet."""
-    RUNNING = "sent"
-    """The engine has it, and will say when it ended."""
-    ABORTING = "leaving"
-    """The engine has it, and was told that nobody wants it any more."""
-    FALLBACK_QUEUED = "beside"
-    """It was taken out of the policy, and is not handed over yet."""
-    FALLBACK_RUNNING = "passed"
-    """The engine has it, and the policy does not know."""
+    QUEUED = "queued"
+    """It waits in the policy for a rank."""
+    ASSIGNED = "assigned"
+    """The policy has chosen a rank; it is not sent yet."""
+    RUNNING = "running"
+    """It was sent to the engine, which reports when it ends."""
+    ABORTING = "aborting"
+    """It was sent to the engine, and then aborted by its client."""
+    FALLBACK_QUEUED = "fallback_queued"
+    """It was removed from the policy, and is not sent yet."""
+    FALLBACK_RUNNING = "fallback_running"
+    """It was sent to the engine without the policy."""
 
 
 UNSENT_STATES = frozenset(
     {DpRequestState.QUEUED, DpRequestState.ASSIGNED, DpRequestState.FALLBACK_QUEUED}
 )
 POLICY_TRACKED_STATES = frozenset({DpRequestState.RUNNING, DpRequestState.ABORTING})
-"""The policy is told what becomes of it."""
+"""States in which the policy is notified of tokens and of the end."""
 
 
 class RankLoad(NamedTuple):
-    """What of one client's a rank has: how many requests, and the tokens of them all."""
+    """One client's load on a rank: number of requests, and their tokens."""
 
     requests: int
     tokens: int
@@ -59,15 +59,15 @@ class DpRequest:
     """A request that has not ended.
 
     Attributes:
-        id: the engine's name for it.
+        id: vLLM's request id.
         prompt_tokens: prompt tokens, at least 1.
-        required_rank: the only one that may serve it; None: any.
-        arrived_at: when it arrived, in seconds.
-        send: hands a message to the engine as the engine itself would.
-        messages: that wait to be handed over, in order; input that streams comes in several.
-        state: where it is.
-        assigned_rank: that the policy has chosen.
-        generated_tokens: that it has made.
+        required_rank: the only rank that may serve it; None: any.
+        arrived_at: arrival time in seconds.
+        send: sends a message to the engine as vLLM itself would.
+        messages: messages to send, in order; streamed input has several.
+        state: of the request.
+        assigned_rank: the rank that the policy chose.
+        generated_tokens: tokens generated so far.
     """
 
     id: str
@@ -83,126 +83,132 @@ class DpRequest:
 
 @dataclass(eq=False)
 class RequestTable:
-    """The only caller of a policy, and the only writer of tickets' stages but for `mark_sent`.
+    """The only caller of a policy, and the only writer of request states besides `mark_sent`.
 
-    Whatever the policy raises comes through; `dissolve` is what to do then.
+    Exceptions of the policy are passed on; call `fall_back_all` then.
 
     Attributes:
-        policy: nobody else calls it.
-        workers: that it has.
-        requests: of requests that have not ended, by id.
-        queued: of them, those that wait in the policy, the oldest first.
-        assigned: those that the policy chose for since they were taken last.
+        policy: called by this table only.
+        num_ranks: number of ranks.
+        requests: requests that have not ended, by id.
+        queued: those of them that wait in the policy, the oldest first.
+        assigned: requests that were assigned a rank since `take_assigned`.
     """
 
     policy: RoutingPolicy
-    workers: int
+    num_ranks: int
     requests: dict[str, DpRequest] = field(default_factory=dict)
     queued: dict[str, DpRequest] = field(default_factory=dict)
     assigned: list[DpRequest] = field(default_factory=list)
 
-    def add(self, ticket: DpRequest) -> None:
-        """It is there; the policy does not know yet."""
-        self.requests[ticket.id] = self.queued[ticket.id] = ticket
+    def add(self, request: DpRequest) -> None:
+        """Add a request; `notify_policy` tells the policy."""
+        self.requests[request.id] = self.queued[request.id] = request
 
-    def notify_policy(self, ticket: DpRequest) -> None:
-        """Tell the policy of what has entered."""
-        request = Request(id=ticket.id, size=ticket.prompt_tokens, worker=ticket.required_rank)
-        self._apply(self.policy.on_arrival(request))
+    def notify_policy(self, request: DpRequest) -> None:
+        """Notify the policy of an added request."""
+        arrival = Request(id=request.id, size=request.prompt_tokens, worker=request.required_rank)
+        self._apply(self.policy.on_arrival(arrival))
 
     def on_step(self, counts: Mapping[str, int], ended: Iterable[str]) -> None:
-        """Tokens that were made, and requests that ended, since the last step."""
-        told: dict[RequestId, int] = {
+        """Notify the policy of generated tokens and ended requests."""
+        new_tokens: dict[RequestId, int] = {
             name: count for name, count in counts.items() if self._grown(name, count)
         }
-        gone = [self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests]
-        finished = [
-            one.id for one in gone if one.state is DpRequestState.RUNNING and one.generated_tokens
+        ended_requests = [
+            self.requests.pop(name) for name in dict.fromkeys(ended) if name in self.requests
         ]
-        if told or finished:
-            self._apply(self.policy.on_tokens(told, finished))
-        for ticket in gone:
-            # To a policy, what made no token was given up.
-            if ticket.state in POLICY_TRACKED_STATES and ticket.id not in finished:
-                self._apply(self.policy.on_abort(ticket.id))
+        finished = [
+            one.id
+            for one in ended_requests
+            if one.state is DpRequestState.RUNNING and one.generated_tokens
+        ]
+        if new_tokens or finished:
+            self._apply(self.policy.on_tokens(new_tokens, finished))
+        for request in ended_requests:
+            # A request without a token counts as aborted: policies expect tokens before an end.
+            if request.state in POLICY_TRACKED_STATES and request.id not in finished:
+                self._apply(self.policy.on_abort(request.id))
 
     def rank_loads(self) -> list[RankLoad]:
-        """What of the requests that the policy knows each worker has."""
-        counts, tokens = [0] * self.workers, [0] * self.workers
-        for ticket in self.requests.values():
-            if ticket.assigned_rank is not None and ticket.state in POLICY_TRACKED_STATES:
-                counts[ticket.assigned_rank] += 1
-                tokens[ticket.assigned_rank] += ticket.prompt_tokens + ticket.generated_tokens
+        """Return the load of each rank from requests that the policy tracks."""
+        counts, tokens = [0] * self.num_ranks, [0] * self.num_ranks
+        for request in self.requests.values():
+            if request.assigned_rank is not None and request.state in POLICY_TRACKED_STATES:
+                counts[request.assigned_rank] += 1
+                tokens[request.assigned_rank] += request.prompt_tokens + request.generated_tokens
         return list(map(RankLoad, counts, tokens))
 
     def on_reports(self, reports: Iterable[WorkerReport]) -> None:
-        """What the workers say of themselves, in their order."""
+        """Notify the policy of the ranks' reports, in rank order."""
         for worker, report in enumerate(reports):
             self._apply(self.policy.on_worker_change(WorkerChange(worker=worker, report=report)))
 
-    def remove(self, ticket: DpRequest) -> None:
-        """It is over, wherever it is: the engine will say nothing of it."""
-        known = self.requests.pop(ticket.id, None) is not None
-        self.queued.pop(ticket.id, None)
-        ticket.messages.clear()
-        if known and ticket.state not in (
+    def remove(self, request: DpRequest) -> None:
+        """Remove a request that the engine will not report the end of."""
+        known = self.requests.pop(request.id, None) is not None
+        self.queued.pop(request.id, None)
+        request.messages.clear()
+        if known and request.state not in (
             DpRequestState.FALLBACK_QUEUED,
             DpRequestState.FALLBACK_RUNNING,
         ):
-            self._apply(self.policy.on_abort(ticket.id))
+            self._apply(self.policy.on_abort(request.id))
 
-    def fall_back(self, ticket: DpRequest) -> None:
-        """Take one that is held out of the policy, for the engine's own rule to choose."""
-        del self.queued[ticket.id]
-        ticket.state = DpRequestState.FALLBACK_QUEUED
-        self._apply(self.policy.on_abort(ticket.id))
+    def fall_back(self, request: DpRequest) -> None:
+        """Remove a queued request from the policy; vLLM's own rule will choose its rank."""
+        del self.queued[request.id]
+        request.state = DpRequestState.FALLBACK_QUEUED
+        self._apply(self.policy.on_abort(request.id))
 
     def fall_back_all(self) -> list[DpRequest]:
-        """The policy is not to be called any more; returns what is not handed over."""
-        stray = [one for one in self.requests.values() if one.state in UNSENT_STATES]
-        for ticket in self.requests.values():
-            ticket.state = (
+        """Stop using the policy, and return the requests that were not sent."""
+        unsent = [one for one in self.requests.values() if one.state in UNSENT_STATES]
+        for request in self.requests.values():
+            request.state = (
                 DpRequestState.FALLBACK_QUEUED
-                if ticket.state in UNSENT_STATES
+                if request.state in UNSENT_STATES
                 else DpRequestState.FALLBACK_RUNNING
             )
         self.queued.clear()
         self.assigned.clear()
-        return stray
+        return unsent
 
     def close(self) -> None:
-        """Part with the policy."""
+        """Drop the policy."""
         self.fall_back_all()
         del self.policy
 
     def take_assigned(self) -> Iterator[DpRequest]:
-        """Those that the policy has chosen for, and that still wait to be handed over."""
-        bound, self.assigned = self.assigned, []
+        """Return and forget the newly assigned requests that still wait to be sent."""
+        assigned, self.assigned = self.assigned, []
         return (
-            one for one in bound if one.state is DpRequestState.ASSIGNED and one.id in self.requests
+            one
+            for one in assigned
+            if one.state is DpRequestState.ASSIGNED and one.id in self.requests
         )
 
     def _grown(self, name: str, count: int) -> bool:
-        ticket = self.requests.get(name)
-        if ticket is None or ticket.state not in POLICY_TRACKED_STATES:
+        request = self.requests.get(name)
+        if request is None or request.state not in POLICY_TRACKED_STATES:
             return False
-        ticket.generated_tokens += count
+        request.generated_tokens += count
         return True
 
     def _apply(self, decision: Decision) -> None:
         for assignment in decision.assignments:
-            ticket = self.queued.pop(str(assignment.request), None)
-            wrong = not 0 <= assignment.worker < self.workers
-            if ticket is None or wrong or ticket.required_rank not in (None, assignment.worker):
-                raise RequestError(f"the policy cannot bind so: {assignment}")
-            ticket.state, ticket.assigned_rank = DpRequestState.ASSIGNED, assignment.worker
-            self.assigned.append(ticket)
+            request = self.queued.pop(str(assignment.request), None)
+            invalid = not 0 <= assignment.worker < self.num_ranks
+            if request is None or invalid or request.required_rank not in (None, assignment.worker):
+                raise RequestError(f"the policy made an invalid assignment: {assignment}")
+            request.state, request.assigned_rank = DpRequestState.ASSIGNED, assignment.worker
+            self.assigned.append(request)
 
 
-def mark_sent(ticket: DpRequest) -> int | None:
-    """Its first message is on its way; returns the worker that the policy has chosen, if it has."""
-    if ticket.state is DpRequestState.ASSIGNED:
-        ticket.state = DpRequestState.RUNNING
-        return ticket.assigned_rank
-    ticket.state = DpRequestState.FALLBACK_RUNNING
+def mark_sent(request: DpRequest) -> int | None:
+    """Record that the first message is being sent. Returns the assigned rank, if any."""
+    if request.state is DpRequestState.ASSIGNED:
+        request.state = DpRequestState.RUNNING
+        return request.assigned_rank
+    request.state = DpRequestState.FALLBACK_RUNNING
     return None

@@ -1,7 +1,8 @@
-"""Where requests of one client meet the policy: called by the event loop's own thread only.
+"""Schedules the requests of one client: sends each when the policy has assigned a rank.
 
-What is held has been taken from the engine's front end all the same: its answer is awaited as any
-other, so that who gives it up, or the death of the engine, finds it where the engine keeps it.
+Runs on the thread of the event loop only, so it needs no locks. A queued request has been accepted
+from vLLM's front end, which awaits its output like any other; so aborts and the death of the engine
+reach it the usual way.
 """
 
 import asyncio
@@ -27,41 +28,41 @@ from equipoise.integrations.vllm.dp.request_table import (
 
 LOG = logging.getLogger("vllm.equipoise")
 POLL_SECONDS = 0.05
-"""Seconds between two looks at what is held, and at what the ranks report meanwhile."""
+"""Interval for checking queued requests for timeouts, and for reading the ranks' reports."""
 
 
 @unique
 class RoutingMode(Enum):
-    """Who chooses."""
+    """Who chooses ranks."""
 
     POLICY = "policy"
     ENGINE = "engine"
-    """The policy has failed, and is not called any more."""
+    """vLLM's own rule: the policy has failed and is not called any more."""
 
 
 class DpRequestScheduler:
-    """Hands requests over as a policy says.
+    """Sends the requests of one client to the ranks that a policy chooses.
 
     Args:
-        front: the client.
-        ledger: with the policy.
-        hold_seconds: a request waits in the policy no longer.
-        clock: seconds, from anywhere.
+        client: the client.
+        table: the requests, and the policy.
+        max_queue_seconds: longest time that a request waits in the policy.
+        clock: monotonic seconds.
 
     Attributes:
-        clock: the same.
-        mode: who chooses.
+        clock: as above.
+        mode: who chooses ranks.
     """
 
     def __init__(
         self,
-        front: ClientView,
-        ledger: RequestTable,
-        hold_seconds: float,
+        client: ClientView,
+        table: RequestTable,
+        max_queue_seconds: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._client, self._table = front, ledger
-        self._hold_seconds, self.clock = hold_seconds, clock
+        self._client, self._table = client, table
+        self._max_queue_seconds, self.clock = max_queue_seconds, clock
         self._metrics = RoutingMetrics()
         self._counts: Counter[str] = Counter()
         self._finished: list[str] = []
@@ -72,24 +73,24 @@ class DpRequestScheduler:
 
     @property
     def requests(self) -> tuple[DpRequest, ...]:
-        """Of requests that have not ended."""
+        """The requests that have not ended."""
         return tuple(self._table.requests.values())
 
     @property
     def policy(self) -> RoutingPolicy:
-        """What chooses, as long as `mode` says so; only to be looked at."""
+        """The policy, for inspection only; in use while `mode` is `POLICY`."""
         return self._table.policy
 
     async def add(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        """A request arrived, or a further part of one: hand it over, now or later.
+        """Take a request, or a further part of one, and send it now or later.
 
-        Raises what `send` raises, where it is now.
+        Raises what `send` raises if it is sent now.
         """
-        ticket = self._table.requests.get(request.request_id)
-        if ticket is not None and ticket.messages:
-            ticket.messages.append(request)
+        tracked = self._table.requests.get(request.request_id)
+        if tracked is not None and tracked.messages:
+            tracked.messages.append(request)
         elif (
-            ticket is not None
+            tracked is not None
             or self.mode is RoutingMode.ENGINE
             or not self._client.policy_may_route(request)
         ):
@@ -98,7 +99,7 @@ class DpRequestScheduler:
             await self._enter(request, send)
 
     async def _enter(self, request: Any, send: Callable[[Any], Awaitable[None]]) -> None:
-        ticket = DpRequest(
+        tracked = DpRequest(
             id=request.request_id,
             prompt_tokens=self._size(request),
             required_rank=self._client.required_rank(request),
@@ -106,101 +107,105 @@ class DpRequestScheduler:
             send=send,
             messages=[request],
         )
-        self._table.add(ticket)
-        self._apply_event(partial(self._arrived, ticket), apart_from=ticket)
-        if ticket.state is DpRequestState.QUEUED:
+        self._table.add(tracked)
+        self._apply_event(partial(self._arrived, tracked), apart_from=tracked)
+        if tracked.state is DpRequestState.QUEUED:
             self._start_polling()
             return
         try:
-            await _deliver(ticket)
+            await _deliver(tracked)
         except Exception:
-            self._apply_event(partial(self._table.remove, ticket))
+            self._apply_event(partial(self._table.remove, tracked))
             raise
 
     def _size(self, request: Any) -> int:
-        """No more than a rank holds, or it would wait for one that does."""
+        """Return the prompt length, at most what a rank holds: more would wait for ever."""
         return min(
             prompt_length(request), self._client.ranks.kv_token_limit or prompt_length(request)
         )
 
-    def _arrived(self, ticket: DpRequest) -> None:
+    def _arrived(self, tracked: DpRequest) -> None:
         self._flush_events()
-        self._table.notify_policy(ticket)
+        self._table.notify_policy(tracked)
 
-    def choose_engine(self, request: Any, rule: Callable[[Any], Any]) -> Any:
-        """The engine for a request that is handed over; the engine's `rule` keeps its books.
+    def choose_engine(self, request: Any, engine_rule: Callable[[Any], Any]) -> Any:
+        """Return the engine for a request that is being sent; `engine_rule` does vLLM's accounting.
 
-        A rank that is asked for is the rule's first concern, so a choice is told to it as one.
+        vLLM's rule honours `request.data_parallel_rank`, so the assigned rank is passed that way
+        and the original value restored.
         """
-        ticket = self._table.requests.get(request.request_id)
-        worker = None if ticket is None else self._rank_for(ticket)
-        if worker is None:
-            return rule(request)
-        asked, request.data_parallel_rank = request.data_parallel_rank, worker
+        tracked = self._table.requests.get(request.request_id)
+        rank = None if tracked is None else self._rank_for(tracked)
+        if rank is None:
+            return engine_rule(request)
+        original_rank, request.data_parallel_rank = request.data_parallel_rank, rank
         try:
-            return rule(request)
+            return engine_rule(request)
         finally:
-            request.data_parallel_rank = asked
+            request.data_parallel_rank = original_rank
 
-    def _rank_for(self, ticket: DpRequest) -> int | None:
-        """None: the engine's own rule chooses."""
-        if ticket.state in POLICY_TRACKED_STATES:
-            return (
-                ticket.assigned_rank
-            )  # a further part of it, which vLLM before 0.32 sends anywhere
-        if ticket.state is DpRequestState.QUEUED:
+    def _rank_for(self, tracked: DpRequest) -> int | None:
+        """Return the rank for a request; None: vLLM's own rule chooses."""
+        if tracked.state in POLICY_TRACKED_STATES:
+            # A further part of its input: vLLM before 0.32 would send it to any rank.
+            return tracked.assigned_rank
+        if tracked.state is DpRequestState.QUEUED:
             return None
-        worker = mark_sent(ticket)
-        if worker is not None:
-            self._metrics.routed(worker)
-        return worker
+        rank = mark_sent(tracked)
+        if rank is not None:
+            self._metrics.routed(rank)
+        return rank
 
     async def abort(
-        self, requests: Sequence[str], abort: Callable[[list[str]], Awaitable[None]]
+        self, request_ids: Sequence[str], abort: Callable[[list[str]], Awaitable[None]]
     ) -> None:
-        """Requests were given up: what the engine has not seen, it never will."""
-        tickets = self._table.requests
-        known = [tickets[one] for one in requests if one in tickets]
-        unsent = [one for one in known if one.state in UNSENT_STATES]
-        for ticket in known:
-            if ticket.state is not DpRequestState.ABORTING:
+        """Abort requests; those that the engine has not got are never sent."""
+        requests = self._table.requests
+        tracked_requests = [requests[one] for one in request_ids if one in requests]
+        unsent = [one for one in tracked_requests if one.state in UNSENT_STATES]
+        for tracked in tracked_requests:
+            if tracked.state is not DpRequestState.ABORTING:
                 self._metrics.aborted()
-            if ticket.state is DpRequestState.RUNNING:
-                ticket.state = DpRequestState.ABORTING
-            if ticket.state not in UNSENT_STATES:
-                # Further parts that are about to be handed over would come after the abort, and
-                # the engine would take the first of them for a new request.
-                ticket.messages.clear()
-        for ticket in unsent:
-            messages = list(ticket.messages)
-            self._apply_event(partial(self._table.remove, ticket))
+            if tracked.state is DpRequestState.RUNNING:
+                tracked.state = DpRequestState.ABORTING
+            if tracked.state not in UNSENT_STATES:
+                # Further parts that are still to be sent would arrive after the abort, and the
+                # engine would take the first of them for a new request.
+                tracked.messages.clear()
+        for tracked in unsent:
+            messages = list(tracked.messages)
+            self._apply_event(partial(self._table.remove, tracked))
             if releases_remote_kv(messages[0]) and not self._client.engine_dead:
                 messages[0].abort_immediately = True
-                await ticket.send(messages[0])
-        mine = {one.id for one in unsent}
-        others = [one for one in requests if one not in mine]
+                await tracked.send(messages[0])
+        unsent_ids = {one.id for one in unsent}
+        others = [one for one in request_ids if one not in unsent_ids]
         if others:
             await abort(others)
 
     def close(self) -> None:
-        """The client is gone, or the process ends, which is to find no policy of C++ left."""
+        """Drop the policy; at the end of the client or of the process, before C++ objects are
+        unloaded."""
         self.mode = RoutingMode.ENGINE
         self._table.close()
 
     def abort_queued(self) -> None:
-        """The engine gives up all that it has: so is what it would have had."""
+        """Abort all requests that were not sent, because the engine aborts all that it has."""
         unsent = [one for one in self._table.requests.values() if one.state in UNSENT_STATES]
-        for ticket in unsent:
-            self._apply_event(partial(self._table.remove, ticket))
+        for tracked in unsent:
+            self._apply_event(partial(self._table.remove, tracked))
         self._client.finish_requests((one.id for one in unsent), "ABORT")
 
     def on_outputs(self, outputs: Any) -> None:
-        """What a step of an engine brought; told to the policy with what else this turn brings."""
-        tickets = self._table.requests
+        """Record the outputs of an engine step.
+
+        The policy is notified once per turn of the event loop, of all outputs together.
+        """
+        requests = self._table.requests
         for output in outputs.outputs:
-            if output.new_token_ids and output.request_id in tickets:
+            if output.new_token_ids and output.request_id in requests:
                 self._counts[output.request_id] += len(output.new_token_ids)
-        self._finished += [one for one in outputs.finished_requests or () if one in tickets]
+        self._finished += [one for one in outputs.finished_requests or () if one in requests]
         if (self._counts or self._finished) and self._flush_handle is None:
             self._flush_handle = asyncio.get_running_loop().call_soon(self._flush)
 
@@ -208,7 +213,7 @@ class DpRequestScheduler:
         self._apply_event(self._flush_events)
 
     def _flush_events(self) -> None:
-        """Tell the policy what has happened so far."""
+        """Notify the policy of what has been recorded."""
         counts, ended = self._counts, self._finished
         self._counts, self._finished = Counter(), []
         if self._flush_handle is not None:
@@ -219,27 +224,28 @@ class DpRequestScheduler:
             self._table.on_reports(self._client.new_reports(self._table.rank_loads))
 
     def poll(self) -> None:
-        """Look at reports, and at what is held too long."""
+        """Read reports, and send requests that have waited too long by vLLM's own rule."""
         self._apply_event(self._flush_events)
         now = self.clock()
-        for ticket in list(self._table.queued.values()):
-            if now - ticket.arrived_at < self._hold_seconds:
+        for tracked in list(self._table.queued.values()):
+            if now - tracked.arrived_at < self._max_queue_seconds:
                 break
-            if ticket.state is not DpRequestState.QUEUED:
-                continue  # a slot was left to it by one that is set beside
-            self._metrics.overdue()
-            self._apply_event(partial(self._table.fall_back, ticket))
-            self._send_soon([ticket])
+            if tracked.state is not DpRequestState.QUEUED:
+                continue  # was assigned when the request before it was removed
+            self._metrics.fell_back()
+            self._apply_event(partial(self._table.fall_back, tracked))
+            self._send_soon([tracked])
 
     def _apply_event(self, event: Callable[[], None], apart_from: DpRequest | None = None) -> None:
-        """An event of the ledger, and what follows; a policy that fails is not called again."""
+        """Apply an event to the table and send what was assigned; on an error stop using the
+        policy."""
         try:
             event()
             ready: Iterable[DpRequest] = self._table.take_assigned()
         except Exception:
             ready = self._fall_back()
         self._send_soon([one for one in ready if one is not apart_from])
-        self._metrics.held(len(self._table.queued))
+        self._metrics.queued(len(self._table.queued))
 
     def _fall_back(self) -> list[DpRequest]:
         LOG.exception("equipoise: the policy failed; the engine's own rule routes from now on")
@@ -247,25 +253,25 @@ class DpRequestScheduler:
         self.mode = RoutingMode.ENGINE
         return self._table.fall_back_all()
 
-    def _send_soon(self, tickets: list[DpRequest]) -> None:
-        if tickets:
-            task = asyncio.get_running_loop().create_task(self._deliver_all(tickets))
+    def _send_soon(self, requests: list[DpRequest]) -> None:
+        if requests:
+            task = asyncio.get_running_loop().create_task(self._deliver_all(requests))
             self._send_tasks.add(task)
             task.add_done_callback(self._send_tasks.discard)
 
-    async def _deliver_all(self, tickets: list[DpRequest]) -> None:
-        for ticket in tickets:
+    async def _deliver_all(self, requests: list[DpRequest]) -> None:
+        for tracked in requests:
             try:
-                await _deliver(ticket)
+                await _deliver(tracked)
             except Exception:
-                self._on_send_failed(ticket)
+                self._on_send_failed(tracked)
 
-    def _on_send_failed(self, ticket: DpRequest) -> None:
-        self._apply_event(partial(self._table.remove, ticket))
+    def _on_send_failed(self, tracked: DpRequest) -> None:
+        self._apply_event(partial(self._table.remove, tracked))
         if self._client.engine_dead:
-            return  # the engine tells everybody who waits
-        LOG.exception("equipoise: request %s could not be handed over", ticket.id)
-        self._client.finish_requests([ticket.id], "ERROR")
+            return  # vLLM fails every request itself
+        LOG.exception("equipoise: request %s could not be sent", tracked.id)
+        self._client.finish_requests([tracked.id], "ERROR")
 
     def _start_polling(self) -> None:
         if self._poll_task is None or self._poll_task.done():
@@ -277,7 +283,7 @@ class DpRequestScheduler:
             self.poll()
 
 
-async def _deliver(ticket: DpRequest) -> None:
-    """Hand over what waits of it; nothing, where it was given up meanwhile."""
-    while ticket.messages:
-        await ticket.send(ticket.messages.pop(0))
+async def _deliver(tracked: DpRequest) -> None:
+    """Send the waiting messages of a request; none if it was aborted meanwhile."""
+    while tracked.messages:
+        await tracked.send(tracked.messages.pop(0))

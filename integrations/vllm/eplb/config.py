@@ -1,13 +1,17 @@
-"""How the vLLM part configures our engine: cadence, planner options, staging.
+"""Configuration of our balancer in vLLM: cadence, planner options and staging.
 
-In a module without vLLM, so that a benchmark and a test can ask for what a worker gets.
+This module does not import vLLM, so that benchmarks and tests can compute what a worker gets.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
+from equipoise.balancer.experts.config import (
+    BalancerConfig,
+    PlannerOptions,
+    ShareMode,
+    default_sub_window,
+)
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
@@ -16,62 +20,54 @@ MIB = 1 << 20
 
 
 def balancer_config(
-    settings: EplbSettings, engine: Any, number: int, rows_alike: int, nodes: int
+    settings: EplbSettings, eplb_config: Any, number: int, ranks_sharing_rows: int, nodes: int
 ) -> BalancerConfig:
-    """In the words of vLLM's `EPLBConfig`, where it has them.
+    """Return the balancer's configuration; the cadence is that of vLLM's `EPLBConfig`.
 
     Args:
-        settings: of the part.
-        engine: vLLM's `EPLBConfig`.
-        number: of the model, in the order in which they come.
-        rows_alike: see `BalancerConfig`.
+        settings: of `eplb`.
+        eplb_config: vLLM's `EPLBConfig`.
+        number: of the model, in the order of loading.
+        ranks_sharing_rows: see `BalancerConfig`.
         nodes: see `BalancerConfig`.
     """
-    window = min(engine.window_size, engine.step_interval)
-    sub_window = settings.sub_window or default_sub_window(window, engine.step_interval)
+    window = min(eplb_config.window_size, eplb_config.step_interval)
+    sub_window = settings.sub_window or default_sub_window(window, eplb_config.step_interval)
     return BalancerConfig(
         name=f"vllm{number}",
-        shares=ShareMode(settings.shares),
+        shares=ShareMode(settings.replica_split),
         window_size=max(window // sub_window, 1) * sub_window,
-        step_interval=engine.step_interval,
+        step_interval=eplb_config.step_interval,
         sub_window=sub_window,
-        planner=PlannerOptions(target=settings.target),
-        min_gain=round(settings.gain * SHARE_ONE),
+        planner=PlannerOptions(target=settings.target_imbalance),
+        min_gain=round(settings.min_improvement * SHARE_ONE),
         nodes=nodes,
-        ranks_sharing_rows=rows_alike,
-        log_balancedness=engine.log_balancedness,
-        log_balancedness_interval=engine.log_balancedness_interval,
-        timeout=settings.deadline,
+        ranks_sharing_rows=ranks_sharing_rows,
+        log_balancedness=eplb_config.log_balancedness,
+        log_balancedness_interval=eplb_config.log_balancedness_interval,
+        timeout=settings.timeout_seconds,
     )
 
 
-def staging_budget(settings: EplbSettings, families: Sequence[LayerGroup]) -> int:
-    """Bytes of staging on a rank, over all families of a model.
+def staging_budget(settings: EplbSettings, groups: Sequence[LayerGroup]) -> int:
+    """Return the bytes of staging on a rank, for all layer groups of a model.
 
-    As many as the settings ask for, but a slot of each family at least; where they ask for nothing,
-    a layer of each family.
+    That is the configured size, but at least one slot per layer group; by default one layer of each
+    group.
     """
-    if settings.staging_mb is None:
-        return sum(family.nbytes // len(family.layers) for family in families)
-    least = sum(family.slot_bytes for family in families)
-    return max(int(settings.staging_mb * MIB), least)
+    if settings.staging_mib is None:
+        return sum(group.nbytes // len(group.layers) for group in groups)
+    minimum = sum(group.slot_bytes for group in groups)
+    return max(int(settings.staging_mib * MIB), minimum)
 
 
-def node_count(nodes_of_ranks: Sequence[int]) -> int:
-    """Nodes that ranks divide among evenly, neighbours together; 1 where they do not.
+def node_count(node_of_rank: Sequence[int]) -> int:
+    """Return the number of nodes if each has equally many consecutive ranks, else 1.
 
     Args:
-        nodes_of_ranks: the node of each rank, numbered as they first come.
+        node_of_rank: the node of each rank, numbered by first occurrence.
     """
-    nodes = max(nodes_of_ranks) + 1
-    each, rest = divmod(len(nodes_of_ranks), nodes)
-    even = [rank // each for rank in range(len(nodes_of_ranks))] if not rest else []
-    return nodes if list(nodes_of_ranks) == even else 1
-
-
-def default_sub_window(window: int, interval: int) -> int:
-    """Steps that divide the interval, as near to a quarter of the window as can be; the window is
-    then rounded down to a multiple."""
-    wanted = max(window / 4, 1.0)
-    fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))
+    nodes = max(node_of_rank) + 1
+    ranks_per_node, remainder = divmod(len(node_of_rank), nodes)
+    even = [rank // ranks_per_node for rank in range(len(node_of_rank))] if not remainder else []
+    return nodes if list(node_of_rank) == even else 1

@@ -1,4 +1,4 @@
-"""What of vLLM's configuration is beyond our engine: each would end in a hang, or wrong answers."""
+"""Checks of vLLM's configuration for `eplb`: options that would cause a hang or wrong output."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -7,65 +7,70 @@ from typing import Any
 from equipoise.integrations.vllm.settings import COMMUNICATORS, MAX_PORT, EplbSettings
 
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
-"""0 asks for Ray's compiled graph, which calls the model runner around its worker."""
+"""0 selects Ray's compiled graph, which calls the model runner without its worker."""
 NCCL_CTAS_VARIABLE = "NCCL_MAX_CTAS"
 COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
-"""Exchanges whose kernels wait for each other across ranks, on all of a device they can get."""
+"""All-to-all backends whose kernels wait for each other across ranks and may fill the device."""
 
 
 def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
-    """What is in the way, in words; of a configuration that vLLM has made."""
-    wrong = [said for said, holds in UNSUPPORTED.items() if holds(config)]
-    if settings.shares == "exact" and captures_graphs(config):
-        wrong.append(
-            "exact shares meet the other ranks in every layer, which no graph can hold: "
-            "--enforce-eager, or shares that are lagged"
+    """List why `eplb` does not support a configuration of vLLM."""
+    errors = [message for message, check in UNSUPPORTED.items() if check(config)]
+    if settings.replica_split == "exact" and captures_graphs(config):
+        errors.append(
+            "replica_split exact synchronizes ranks in every layer, which cannot be captured: "
+            "use --enforce-eager, or replica_split lagged"
         )
-    last = (settings.metrics_port or 0) + worker_count(config) - 1
-    if last > MAX_PORT:
-        wrong.append(f"metrics_port: the last worker's would be {last}, above {MAX_PORT}")
+    last_port = (settings.metrics_port or 0) + worker_count(config) - 1
+    if last_port > MAX_PORT:
+        errors.append(f"metrics_port: the last worker's would be {last_port}, above {MAX_PORT}")
     if settings.communicator is not None:
-        wrong += communicator_errors(config.device_config.device_type, settings)
+        errors += communicator_errors(config.device_config.device_type, settings)
     if settings.communicator != "gloo" and copies_may_deadlock(config, os.environ):
-        wrong.append(
+        errors.append(
             f"--all2all-backend {config.parallel_config.all2all_backend} and copies over NCCL may "
-            f"wait for each other: set {NCCL_CTAS_VARIABLE}, to 8 say, or the engine's communicator to gloo"
+            f"wait for each other: set {NCCL_CTAS_VARIABLE}, to 8 say, or the communicator of "
+            "eplb to gloo"
         )
-    return wrong
+    return errors
 
 
 def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
-    """What is in the way of the communicator that was asked for, on a device of that type."""
-    known = COMMUNICATORS.get(device, ())
-    if settings.communicator not in known:
+    """List why a device type does not support the configured communicator."""
+    supported = COMMUNICATORS.get(device, ())
+    if settings.communicator not in supported:
         return [
             f"communicator {settings.communicator} is not for a device of type {device}: "
-            f"{' or '.join(known) or 'no communicator of ours is'}"
+            f"{' or '.join(supported) or 'no communicator of ours is'}"
         ]
-    if settings.shares == "exact" and settings.communicator != known[0]:
+    if settings.replica_split == "exact" and settings.communicator != supported[0]:
         return [
-            f"exact shares sum the rows of a layer on the device, which communicator "
-            f"{settings.communicator} cannot: {known[0]}, or shares that are lagged"
+            f"replica_split exact sums the rows of a layer on the device, which communicator "
+            f"{settings.communicator} cannot: use {supported[0]}, or replica_split lagged"
         ]
     return []
 
 
 def worker_count(config: Any) -> int:
-    """Of all stages and data-parallel ranks."""
+    """Return the number of workers over all stages and data-parallel ranks."""
     parallel = config.parallel_config
-    found: int = parallel.world_size * parallel.data_parallel_size
-    return found
+    count: int = parallel.world_size * parallel.data_parallel_size
+    return count
 
 
 def captures_graphs(config: Any) -> bool:
-    """Whether forwards are captured into graphs of the device."""
+    """Whether forward passes are captured in device graphs."""
     mode = config.compilation_config.cudagraph_mode
     return mode is not None and mode.name != "NONE"
 
 
 def copies_may_deadlock(config: Any, environment: Mapping[str, str]) -> bool:
-    """Whether a kernel may wait for blocks of the device that a copy of ours has, which waits for a
-    peer that is in such a kernel (vLLM pull requests 32860 and 44978)."""
+    """Whether our copies may deadlock with a cooperative all-to-all kernel.
+
+    The kernel waits for blocks of the device that our copy occupies, and the copy waits for a peer
+    that is in such a kernel (vLLM pull requests 32860 and 44978). A bound on NCCL's blocks avoids
+    it.
+    """
     return (
         config.parallel_config.all2all_backend in COOPERATIVE_ALL2ALL_BACKENDS
         and NCCL_CTAS_VARIABLE not in environment
@@ -73,39 +78,41 @@ def copies_may_deadlock(config: Any, environment: Mapping[str, str]) -> bool:
 
 
 def uses_ray_compiled_graph(config: Any) -> bool:
-    """Whether the model runner is called without the worker that we extend."""
+    """Whether Ray calls the model runner without the worker that we extend."""
     ray = config.parallel_config.distributed_executor_backend == "ray"
     return ray and os.environ.get(RAY_EXECUTOR_VARIABLE, "1") == "0"
 
 
 def skips_eplb_steps(config: Any) -> bool:
-    """Whether a runner leaves out its balancer's step in some forwards of some ranks."""
+    """Whether the runner skips the EPLB step in some forward passes of some ranks."""
     parallel, pooling = config.parallel_config, config.model_config.runner_type == "pooling"
-    left_out = parallel.pipeline_parallel_size > 1 or (pooling and parallel.data_parallel_size > 1)
-    return left_out and not config.use_v2_model_runner
+    skips = parallel.pipeline_parallel_size > 1 or (pooling and parallel.data_parallel_size > 1)
+    return skips and not config.use_v2_model_runner
 
 
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    "engine does not follow elastic expert parallelism": lambda config: (
+    "eplb does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep
     ),
-    "engine does not know whose rows are padding with prefill context parallelism": lambda config: (
+    "eplb does not know which rows are padding with prefill context parallelism": lambda config: (
         config.parallel_config.prefill_context_parallel_size > 1
     ),
-    "engine keeps its tables where sleep mode throws them away": lambda config: (
+    "eplb keeps its tables where sleep mode throws them away": lambda config: (
         config.model_config.enable_sleep_mode
     ),
-    "engine moves experts from where a transfer of weights would put them": lambda config: (
+    "eplb moves experts from where a transfer of weights would put them": lambda config: (
         config.weight_transfer_config is not None
     ),
-    "engine moves experts, and not the LoRA weights that vLLM keeps by slot: no --enable-lora": (
+    "eplb moves experts, and not the LoRA weights that vLLM keeps by slot: no --enable-lora": (
         lambda config: config.lora_config is not None
     ),
-    "engine would move experts within the memory that --load-format ipc_cache shares": (
+    "eplb would move experts within the memory that --load-format ipc_cache shares": (
         lambda config: config.load_config.load_format == "ipc_cache"
     ),
-    "engine needs every forward of every rank counted, which model runner V1 does not do with "
+    "eplb needs every forward of every rank counted, which model runner V1 does not do with "
     "several stages, nor with pooling models on data-parallel ranks": skips_eplb_steps,
-    f"engine is not called by Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)": uses_ray_compiled_graph,
+    f"eplb is not called by Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)": (
+        uses_ray_compiled_graph
+    ),
 }
-"""What stands in the way whatever else is asked for."""
+"""Unsupported configurations, whatever the settings of `eplb`."""

@@ -1,7 +1,5 @@
-"""Our placement policy in the engine's own balancer.
-
-Our engine as the engine's balancer: switched on for a worker, before it loads its model.
-"""
+"""Installs our EPLB in vLLM: `install_policy` as policy of its EPLB, `install_eplb_state` as
+EPLB."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +14,12 @@ from equipoise.integrations.vllm.settings import EplbPolicySettings, EplbSetting
 
 POLICY_MODULE = "vllm.distributed.eplb.policy"
 POLICY_NAME = "default"
-"""The only policy that the engine's configuration takes."""
+"""The only policy that vLLM's configuration accepts; ours is registered under its name."""
 
 
 @contextmanager
 def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
-    """Have models that are loaded within the context planned for by us."""
+    """Use our policy for models that are loaded in the context."""
     from vllm.distributed.eplb.policy import EPLB_POLICIES
 
     from equipoise.integrations.vllm.eplb.policy import policy_class
@@ -38,7 +36,7 @@ def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
 
 
 def restore_policy() -> None:
-    """Put back what ours has replaced, if it has: a policy of somebody else's stays."""
+    """Restore the policy that ours has replaced; a third-party policy stays."""
     loaded: Any = sys.modules.get(POLICY_MODULE)
     policies = {} if loaded is None else loaded.EPLB_POLICIES
     stock = getattr(policies.get(POLICY_NAME), ORIGINAL_ATTRIBUTE, None)
@@ -48,13 +46,14 @@ def restore_policy() -> None:
 
 @dataclass(frozen=True)
 class EplbRequest:
-    """What a worker asked for.
+    """A worker's request for our EPLB state.
 
     Attributes:
-        parallel_config: its parallel configuration, by which it is known; kept, so that nobody has its id.
-        target_config: configuration of the model that it serves; others are drafts.
-        settings: of the part.
-        states: the states that were made for it.
+        parallel_config: the worker's parallel configuration. Its `id()` is the key of the request,
+            and the reference here keeps that id from being reused.
+        target_config: configuration of the target model; other models are drafts.
+        settings: of `eplb`.
+        states: the states that were created for the worker.
     """
 
     parallel_config: Any
@@ -64,10 +63,10 @@ class EplbRequest:
 
 
 EPLB_REQUESTS: dict[int, EplbRequest] = {}
-"""By the id of a worker's parallel configuration."""
+"""By `id()` of a worker's parallel configuration."""
 
 
-_BY_SLOT = "goes by the slots that experts were loaded into, and equipoise moves them"
+_BY_SLOT = "relies on the slots that experts were loaded into, and equipoise moves experts"
 REFUSED_METHODS = {
     "reload_weights": _BY_SLOT,
     "update_weights": _BY_SLOT,
@@ -75,58 +74,58 @@ REFUSED_METHODS = {
     "save_tensorized_model": _BY_SLOT,
     "checkpoint_prepare": "ends vLLM's groups, and equipoise has groups of its own",
 }
-"""What a worker does that goes wrong beside the engine, and why."""
+"""Methods of a worker that do not work with `eplb`, and why."""
 
 
 @contextmanager
 def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
-    """Have models that `worker` loads within the context balanced by us."""
+    """Balance the models that `worker` loads in the context."""
     from equipoise.integrations.vllm.eplb.layer_state import ROUTER_PATCH
 
-    parallel, made = worker.vllm_config.parallel_config, list[Any]()
+    parallel, states = worker.vllm_config.parallel_config, list[Any]()
     apply_patches((*STATE_PATCHES, ROUTER_PATCH))
     EPLB_REQUESTS[id(parallel)] = EplbRequest(
-        parallel, worker.vllm_config.model_config, settings, made
+        parallel, worker.vllm_config.model_config, settings, states
     )
-    kept = [name for name in REFUSED_METHODS if hasattr(worker, name)]
-    for name in kept:
+    refused = [name for name in REFUSED_METHODS if hasattr(worker, name)]
+    for name in refused:
         setattr(worker, name, partial(_refuse, name))
     try:
         yield
     finally:
-        for name in kept:
+        for name in refused:
             delattr(worker, name)
         del EPLB_REQUESTS[id(parallel)]
-        for state in made:
+        for state in states:
             state.close()
 
 
 def current_placement(worker: Any) -> list[list[int]] | None:
-    """By layer of the model that came last, the target's: the expert in every slot."""
+    """Return the expert in every slot by layer, of the model loaded last, which is the target."""
     states = EPLB_REQUESTS[id(worker.vllm_config.parallel_config)].states
-    served = [each for state in states for each in state.model_states.values()]
-    if not served:
+    models = [model for state in states for model in state.model_states.values()]
+    if not models:
         return None
-    found: list[list[int]] = served[-1].balancer.layout.placement.tolist()
-    return found
+    placement: list[list[int]] = models[-1].balancer.layout.placement.tolist()
+    return placement
 
 
 def _refuse(name: str, *_: Any, **__: Any) -> None:
-    raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch its engine off for that")
+    raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch eplb off for that")
 
 
 def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock, updated=())
     def state(parallel_config: Any, device: Any) -> Any:
-        found = EPLB_REQUESTS.get(id(parallel_config))
-        if found is None:
+        request = EPLB_REQUESTS.get(id(parallel_config))
+        if request is None:
             return stock(parallel_config, device)
         from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-        found.states.append(
-            EquipoiseEplbState(parallel_config, device, found.settings, found.target_config)
+        request.states.append(
+            EquipoiseEplbState(parallel_config, device, request.settings, request.target_config)
         )
-        return found.states[-1]
+        return request.states[-1]
 
     return state
 
@@ -135,4 +134,4 @@ STATE_PATCHES = (
     Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _chosen),
     Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _chosen),
 )
-"""Both runners of vLLM: each makes a state of ours where the worker asked for it."""
+"""Patches of both model runners: they create our state if the worker has `eplb`."""

@@ -1,4 +1,4 @@
-"""Expert ids to slots, where vLLM asks for it: in the router of each layer."""
+"""Mapping of expert ids to slots in the router of each layer of vLLM."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,24 +12,24 @@ from equipoise.integrations.vllm.patching import Patch
 
 
 class LayerState(EplbLayerState):  # type: ignore[misc]
-    """What a layer's router holds instead of vLLM's own tables.
+    """Replaces vLLM's EPLB state in the router of one layer.
 
-    `map_and_record` is the name that vLLM's RFC 49702 gives to the hook.
+    vLLM's RFC 49702 names the hook `map_and_record`.
 
     Args:
-        rows: of the layer.
-        stock: what the layer held before, with the tensors that vLLM's runner fills.
+        router: of the layer.
+        stock: the state that it replaces, with the tensors that vLLM's runner fills.
     """
 
-    def __init__(self, rows: PhysicalExpertRouter, stock: EplbLayerState) -> None:
+    def __init__(self, router: PhysicalExpertRouter, stock: EplbLayerState) -> None:
         super().__init__(**vars(stock))
-        self._router = rows
+        self._router = router
 
     def map_and_record(self, topk_ids: Tensor, micro_batch: int = 0) -> Tensor:
-        """Slot ids for expert ids, both [rows, top_k]; counts the rows that are no padding."""
-        filled = self.num_unpadded_tokens_tensors
-        assert filled is not None
-        return self._router.to_slots(topk_ids, filled[micro_batch])
+        """Map expert ids to slot ids, both [rows, top_k]; counts rows that are not padding."""
+        unpadded_rows = self.num_unpadded_tokens_tensors
+        assert unpadded_rows is not None
+        return self._router.to_slots(topk_ids, unpadded_rows[micro_batch])
 
 
 def _wrap_apply_eplb_mapping(
@@ -51,4 +51,4 @@ ROUTER_PATCH = Patch(
     "BaseRouter._apply_eplb_mapping",
     _wrap_apply_eplb_mapping,
 )
-"""Layers that hold a state of ours ask it; all others ask vLLM, as ever."""
+"""Layers with our state use it; all others use vLLM's."""

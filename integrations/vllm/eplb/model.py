@@ -1,10 +1,8 @@
-"""Scales that are taken for one and the same by all experts, looked at before any expert moves.
+"""Reads a vLLM model: which tensors are expert weights, and which expert is in which slot.
 
-From a model of vLLM's to one of ours: which tensors are its experts, and where they start.
-
-vLLM lists what moves with an expert (`get_expert_weights`), and moves nothing else. What a layer's
-experts hold beside that is looked at once more here: a scale that was derived while loading, and is
-not on the list, would stay behind, and answers would be wrong from the first rebalance on.
+vLLM lists the weights of an expert (`get_expert_weights`) and moves no others. The tensors of the
+experts' modules that are not on the list are checked here: a scale that was derived while loading
+and does not move with its expert would make outputs wrong from the first rebalance on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +19,12 @@ from equipoise.balancer.experts.weights.registry import ModelRegistry
 from equipoise.hal.errors import IntegrationError
 
 SHARED_SCALES = ("w13_input_scale", "w2_input_scale")
-"""Not on vLLM's list of what moves: it repeats one value, in most formats."""
+"""Not on vLLM's list, since in most formats they repeat one value for all experts."""
 
 
 def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
-    """What has to be alike, by name; the same names on every rank."""
+    """Return the scales that must be equal for all experts, by name; the same names on all
+    ranks."""
     return [
         (f"layers.{number}.{name}", tensor)
         for number, layer in enumerate(model.moe_layers)
@@ -35,27 +34,27 @@ def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
     ]
 
 
-def check_shared_scales(found: Sequence[tuple[str, Tensor]], group: Any) -> None:
-    """Whether each holds one value, on all ranks; collective, over the host.
+def check_shared_scales(scales: Sequence[tuple[str, Tensor]], group: Any) -> None:
+    """Check that each scale has one value on all ranks; collective, on the host.
 
-    Some kernels of NVFP4 keep a value for each expert, and fold it into what does move: an expert
-    that moved would be scaled by another's.
+    Some NVFP4 kernels keep a scale per expert and fold it into weights that do move: a moved expert
+    would be scaled by another expert's value.
 
     Args:
-        found: see `scales`.
-        group: of the expert-parallel ranks, for the host's tensors.
+        scales: from `shared_scales`.
+        group: process group of the expert-parallel ranks for host tensors.
 
     Raises:
-        IntegrationError: names those that do not, on every rank.
+        IntegrationError: names the scales that differ; on every rank.
     """
-    if not found:
+    if not scales:
         return
-    values = [tensor.detach().double().flatten().cpu() for _, tensor in found]
+    values = [tensor.detach().double().flatten().cpu() for _, tensor in scales]
     ends = torch.stack([torch.stack([value.max(), -value.min()]) for value in values])
     dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
-    wrong = [name for (name, _), (high, low) in zip(found, ends, strict=True) if high != -low]
-    if wrong:
-        raise IntegrationError(f"scales differ among experts, and would not move: {wrong}")
+    differing = [name for (name, _), (high, low) in zip(scales, ends, strict=True) if high != -low]
+    if differing:
+        raise IntegrationError(f"scales differ among experts, and would not move: {differing}")
 
 
 NOT_EXPERT_WEIGHTS = {
@@ -68,38 +67,38 @@ NOT_EXPERT_WEIGHTS = {
     "*logical_to_physical_map": "the engine's own table",
     "*logical_replica_count": "the engine's own table",
 }
-"""What looks like experts' by its shape, and why it does not move."""
+"""Tensors that have the shape of expert weights, and why they do not move."""
 
 
 def expert_model(model: Any, name: str, device: torch.device) -> ExpertModel:
-    """The experts of a model that has its weights, and was told its state.
+    """Return the expert weights of a loaded model.
 
     Args:
-        model: keeps vLLM's protocol `MixtureOfExperts`; `expert_weights[layer]` are the tensors of
-            a layer, [slots of this rank, ...] each.
-        name: among the models of the engine.
-        device: where they are.
+        model: implements vLLM's protocol `MixtureOfExperts`; `expert_weights[layer]` are the
+            tensors of a layer, each [slots of this rank, ...].
+        name: unique among the models of the engine.
+        device: of the weights.
 
     Raises:
-        IntegrationError: a layer routes in a way that never asks for slots.
-        RegistrationError, ModelIncomplete: a tensor cannot move slot by slot; or one that would
-            have to is not on vLLM's list.
+        IntegrationError: a layer routes without mapping experts to slots.
+        RegistrationError: a tensor cannot be moved slot by slot.
+        ModelIncomplete: a tensor that would have to move is not on vLLM's list.
     """
-    known = ModelRegistry(
+    registry = ModelRegistry(
         name, model.num_local_physical_experts, model.num_logical_experts, device=device
     )
     for number, (layer, weights) in enumerate(
         zip(model.moe_layers, model.expert_weights, strict=True)
     ):
         _check(number, layer)
-        known.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
-    return known.finalize(_held(model), ignore=NOT_EXPERT_WEIGHTS)
+        registry.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
+    return registry.finalize(_expert_tensors(model), ignore=NOT_EXPERT_WEIGHTS)
 
 
 def initial_layout(model: Any) -> Layout:
-    """What vLLM's loader puts into the slots: every expert once, then the first ones again.
+    """Return the layout after loading: every expert once, then the first ones again.
 
-    Of this stage's layers; `num_moe_layers` counts those of all stages in some models.
+    For the layers of this stage; `num_moe_layers` counts those of all stages in some models.
     """
     redundant = model.num_physical_experts - model.num_logical_experts
     row = np.concatenate(
@@ -110,17 +109,17 @@ def initial_layout(model: Any) -> Layout:
 
 
 def ranks_sharing_rows(model: Any, ranks: int, tensor_parallel: int) -> int:
-    """How many neighbouring ranks route the same rows.
+    """Return how many consecutive ranks route the same rows.
 
-    Without data parallelism all ranks have the same tokens; with it, those of a tensor-parallel
-    group have, for tokens are exchanged behind the routing. Ranks that see the same rows must pick
-    the same replicas: else two compute a row's expert, or nobody does.
+    Without data parallelism all ranks have the same tokens; with it, the ranks of a tensor-parallel
+    group have, since tokens are exchanged after routing. Ranks with the same rows must pick the
+    same replicas; otherwise an expert's row is computed twice, or not at all.
     """
-    alone = any(
+    all_share = any(
         layer.moe_config.dp_size == 1 and not layer.moe_config.is_sequence_parallel
         for layer in model.moe_layers
     )
-    return ranks if alone else tensor_parallel
+    return ranks if all_share else tensor_parallel
 
 
 def _check(number: int, layer: Any) -> None:
@@ -128,24 +127,23 @@ def _check(number: int, layer: Any) -> None:
 
     if not isinstance(getattr(layer, "router", None), BaseRouter):
         raise IntegrationError(
-            f"layer {number}: {type(layer).__name__} routes by itself, where nobody can choose "
-            "replicas"
+            f"layer {number}: {type(layer).__name__} routes by itself, so replicas cannot be chosen"
         )
     if layer.routed_experts.quant_method.is_monolithic:
         kind = type(layer.routed_experts.quant_method).__name__
         raise IntegrationError(
-            f"layer {number}: {kind} routes within its kernel, where nobody can choose replicas"
+            f"layer {number}: {kind} routes within its kernel, so replicas cannot be chosen"
         )
     if layer.do_naive_dispatch_combine:
         kind = type(layer.routed_experts.quant_method).__name__
         raise IntegrationError(
-            f"layer {number}: {kind} has the rows of all ranks routed together, where nobody says "
+            f"layer {number}: {kind} routes the rows of all ranks together, so it is unknown "
             "which of them are padding"
         )
 
 
-def _held(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Everything that the experts' modules hold: parameters, buffers, attributes."""
+def _expert_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of the experts' modules: parameters, buffers and attributes."""
     for number, layer in enumerate(model.moe_layers):
         for path, module in layer.routed_experts.named_modules():
             prefix = ".".join(filter(None, (f"layers.{number}", path)))

@@ -1,8 +1,8 @@
-"""A placement policy for vLLM's balancer that starts from what is installed.
+"""A placement policy for vLLM's EPLB that starts from the current placement, to move little.
 
-vLLM divides an expert's tokens evenly among its replicas, so plans are made for even shares. Nodes
-and groups of experts change nothing: what they would cost in balance only group-limited routing
-gives back.
+vLLM splits an expert's tokens evenly among its replicas, so plans assume an even split. Nodes and
+groups of experts are ignored: respecting them costs balance, which pays with group-limited routing
+only.
 """
 
 import logging
@@ -21,30 +21,29 @@ from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 LOG = logging.getLogger("vllm.equipoise")
 STOCK_PLANS_MESSAGE = (
-    "equipoise policy: the stock policy plans: the old map %s has empty slots, lacks experts, "
+    "equipoise eplb_policy: the stock policy plans: the old map %s has empty slots, lacks experts, "
     "or is not of %d layers and %d slots"
 )
 PolicyClass = type[AbstractEplbPolicy]
 
 
 class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
-    """A class without state, as the engine wants one.
+    """A policy without state, as vLLM's interface requires.
 
-    Without state also because ranks plan for themselves and have to agree: one that joined a
-    minute ago knows no window but the one it is given. Models that share it are told apart by what
-    they pass.
+    Ranks plan independently and have to agree, so a plan may depend on the arguments only: a rank
+    that joined a minute ago has no earlier window.
 
-    Where the old map has empty slots (-1), lacks an expert, or has another number of slots, as
-    while the group grows or shrinks, the stock policy plans, and a line in the log says so.
+    If the old map has empty slots (-1), lacks an expert, or has another number of slots, as while
+    the group grows or shrinks, the stock policy plans, and a log line says so.
 
-    An exception in our planner is logged, counted (`policy_failures`) and answered with the old
-    map, or with the stock policy's plan where there is none: the engine calls this on a thread
-    which it would end, and no rebalance would ever follow. The plans of ranks stay equal where all
-    fail alike, which holds for whatever the arguments cause.
+    An exception in our planner is logged, counted (`eplb_policy_failures`) and answered with the
+    old map, or with the stock policy's plan if there is none: vLLM calls this on a thread that the
+    exception would end, and rebalancing with it. Ranks still agree if all fail alike, which holds
+    for errors that the arguments cause.
 
     Attributes:
-        settings: how far to go.
-        stock: plans where no plan of ours can start from what is installed.
+        settings: of `eplb_policy`.
+        stock: the policy that plans if ours cannot start from the old map.
     """
 
     settings: ClassVar[EplbPolicySettings] = EplbPolicySettings()
@@ -60,7 +59,7 @@ class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
         num_ranks: int,
         old_global_expert_indices: Tensor | None = None,
     ) -> Tensor:
-        """Where the replicas of experts go.
+        """Return a new placement.
 
         Args:
             weight: (layers, experts), tokens of each expert in the window.
@@ -68,20 +67,20 @@ class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
             num_groups: for the stock policy.
             num_nodes: for the stock policy.
             num_ranks: ranks.
-            old_global_expert_indices: (layers, slots), what is in the slots now.
+            old_global_expert_indices: (layers, slots), the expert in each slot now.
 
         Returns:
             The expert in each slot, int64 (layers, slots), on the CPU.
         """
-        COUNTERS.add("policy_calls")
+        COUNTERS.add("eplb_policy_calls")
         old = old_global_expert_indices
         try:
-            ours = _planned(weight, old, num_replicas, num_ranks, cls.settings)
+            ours = _plan(weight, old, num_replicas, num_ranks, cls.settings)
         except Exception:
-            # Whatever it is: see above.
-            COUNTERS.add("policy_failures")
-            LOG.exception("equipoise policy failed; what is installed stays")
-            ours = _whole(old, num_replicas)
+            # Any exception: see the class docstring.
+            COUNTERS.add("eplb_policy_failures")
+            LOG.exception("equipoise eplb_policy failed; the current placement stays")
+            ours = _reusable_map(old, num_replicas)
         if ours is not None:
             return ours
         theirs: Tensor = cls.stock.rebalance_experts(
@@ -102,10 +101,10 @@ def policy_class(
     return Policy
 
 
-def _planned(
+def _plan(
     weight: Tensor, old: Tensor | None, slots: int, ranks: int, settings: EplbPolicySettings
 ) -> Tensor | None:
-    """None where no plan of ours can start from the old map."""
+    """Plan from the old map; None if it is not a valid placement."""
     load = integer_counts(weight)
     layers, experts = load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
@@ -113,44 +112,48 @@ def _planned(
     if old is not None:
         installed = valid_placement(integer_ids(old, "old_global_expert_indices"), shape)
         if installed is None:
-            told = tuple(old.shape), shape.layers, shape.slots
-            LOG.log(_level(), STOCK_PLANS_MESSAGE, *told)
+            facts = tuple(old.shape), shape.layers, shape.slots
+            LOG.log(_level(), STOCK_PLANS_MESSAGE, *facts)
             return None
-    found = plan_placement(load, shape, installed, settings)
-    _tell(found, shape)
-    return torch.from_numpy(found.placement)
+    new_plan = plan_placement(load, shape, installed, settings)
+    _log_plan(new_plan, shape)
+    return torch.from_numpy(new_plan.placement)
 
 
-def _whole(old: Tensor | None, slots: int) -> Tensor | None:
-    """The old map, if it can stay."""
+def _reusable_map(old: Tensor | None, slots: int) -> Tensor | None:
+    """Return the old map if it is valid as a new one."""
     if old is None or old.shape[-1] != slots or bool((old < 0).any()):
         return None
     return old.to(device="cpu", dtype=torch.int64)
 
 
-def _tell(found: PolicyPlan, shape: ExpertShape) -> None:
-    COUNTERS.add("policy_moves", found.moved_slots)
-    before = "none" if found.balancedness_before is None else f"{found.balancedness_before:.4f}"
+def _log_plan(policy_plan: PolicyPlan, shape: ExpertShape) -> None:
+    COUNTERS.add("eplb_policy_moved_slots", policy_plan.moved_slots)
+    before = (
+        "none"
+        if policy_plan.balancedness_before is None
+        else f"{policy_plan.balancedness_before:.4f}"
+    )
     facts: tuple[Any, ...] = (
-        found.changed_layers,
+        policy_plan.changed_layers,
         shape.layers,
-        found.moved_slots,
+        policy_plan.moved_slots,
         shape.layers * shape.slots,
     )
     LOG.log(
         _level(),
-        "equipoise policy: %d of %d layers change, %d of %d slots move, "
+        "equipoise eplb_policy: %d of %d layers change, %d of %d slots move, "
         "balancedness %s -> %.4f predicted",
         *facts,
         before,
-        found.balancedness_after,
+        policy_plan.balancedness_after,
     )
 
 
 def _level() -> int:
-    """All ranks of a group plan the same: the first tells it."""
+    """Return the log level: all ranks of a group plan the same, so only the first logs at INFO."""
     try:
         first = get_ep_group().rank_in_group == 0
-    except AssertionError:  # no group: called by hand
+    except AssertionError:  # no group: called outside of an engine
         first = True
     return logging.INFO if first else logging.DEBUG

@@ -1,7 +1,7 @@
-"""What our placement policy proposes: few moves from what is installed, for even shares.
+"""The plan of our placement policy: few moves from the current placement, for an even split.
 
-Knows no engine: arrays in, arrays out. Integers throughout, so that every rank of an engine, which
-plans for itself, gets the same; only what is told in a log is a float.
+Independent of any engine. Loads are integers, so that every rank, which plans for itself, gets the
+same result; only logged values are floats.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """What to install.
+    """A new placement, and what it changes.
 
     Attributes:
         placement: int64 (layers, slots), the expert in each slot.
-        changed_layers: how many change.
-        moved_slots: slots that change; each takes one copy from another rank, since an expert that stays
-            on its rank stays in its slot.
-        balancedness_before: balancedness of what is installed under the load planned on: the mean over ranks
-            divided by the largest, both summed over layers; None where nothing is installed.
-        balancedness_after: the same of `placement`.
+        changed_layers: number of layers that change.
+        moved_slots: number of slots that change; each takes one copy from another rank, since an
+            expert that stays on its rank stays in its slot.
+        balancedness_before: of the current placement under the planned load: mean / max of the
+            ranks' loads, both summed over layers; None if there is no current placement.
+        balancedness_after: the same for `placement`.
     """
 
     placement: npt.NDArray[np.int64]
@@ -42,9 +42,9 @@ class PolicyPlan:
 
 
 def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
-    """`old` (layers, slots) as int32; None where it is no placement of that shape.
+    """Return `old` (layers, slots) as int32; None if it is not a placement of that shape.
 
-    So it is while a group grows or shrinks: slots are empty (-1), or there are more or fewer.
+    While a group grows or shrinks, slots are empty (-1), or there are more or fewer.
     """
     if old.shape != (shape.layers, shape.slots) or old.min() < 0 or old.max() >= shape.experts:
         return None
@@ -57,25 +57,26 @@ def plan_placement(
 ) -> PolicyPlan:
     """Plan every layer for an even split.
 
-    With something installed, a layer stays as it is unless that lowers its fullest rank by more
-    than `settings.gain` of the mean: so none gets worse, and one without load stays too.
+    An installed layer is changed only if that lowers the load of its fullest rank by more than
+    `settings.min_improvement` of the mean: so no layer gets worse, and one without load stays.
 
     Args:
         load: int64 (layers, experts), none negative.
-        shape: how many of everything.
-        installed: int32 (layers, slots), every expert in it; None to plan anew.
-        settings: how far to go.
+        shape: numbers of layers, experts, slots and ranks.
+        installed: int32 (layers, slots), the current placement with every expert; None: there is
+            none.
+        settings: of `eplb_policy`.
 
     Raises:
-        PlacementError: numbers cannot fit together.
+        PlacementError: the numbers of the shape are inconsistent.
     """
     if installed is None:
         fresh = compute_placement(load, PlacementRequest(shape.slots, shape.ranks))
         after = balancedness(load, fresh, shape.ranks)
         return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
-    wanted = _incremental_placement(load, shape, installed, settings)
-    worth = _worth(load, installed, wanted, shape.ranks, settings.gain)
-    chosen = np.where(worth[:, None], wanted, installed).astype(np.int64)
+    planned = _incremental_placement(load, shape, installed, settings)
+    worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_improvement)
+    chosen = np.where(worth[:, None], planned, installed).astype(np.int64)
     differs = chosen != installed
     return PolicyPlan(
         placement=chosen,
@@ -87,9 +88,9 @@ def plan_placement(
 
 
 def balancedness(load: Counts, placement: Placement, ranks: int) -> float:
-    """Mean over ranks divided by the largest, both summed over layers, as the engine's log has it.
+    """Return mean / max of the ranks' loads, both summed over layers, as in vLLM's log.
 
-    1.0 where there is no load.
+    1.0 if there is no load.
     """
     fullest = sum(max_rank_rows(load, placement, ranks).tolist())
     rows = sum(load.sum(axis=1).tolist())
@@ -106,17 +107,19 @@ def _incremental_placement(
         installed=installed,
         policy="incremental",
         split="even",
-        target=settings.target,
+        target=settings.target_imbalance,
         slack=0.0,
-        max_copies=int(settings.most * installed.size),
+        max_copies=int(settings.max_move_fraction * installed.size),
     ).placement
 
 
-def _worth(
-    load: Counts, installed: Placement, wanted: Placement, ranks: int, gain: float
+def _is_worthwhile(
+    load: Counts, installed: Placement, planned: Placement, ranks: int, min_improvement: float
 ) -> npt.NDArray[np.bool_]:
-    """(layers,): whether the change pays. In parts per 65536 of a rank's mean."""
-    won = max_rank_rows(load, installed, ranks) - max_rank_rows(load, wanted, ranks)
+    """Return (layers,), whether the change is worth it; in units of 1/65536 of a rank's mean."""
+    improvement = max_rank_rows(load, installed, ranks) - max_rank_rows(load, planned, ranks)
     mean = load.sum(axis=1) // ranks
-    pays: npt.NDArray[np.bool_] = won // np.maximum(mean, 1) > round(gain * SHARE_ONE)
+    pays: npt.NDArray[np.bool_] = improvement // np.maximum(mean, 1) > round(
+        min_improvement * SHARE_ONE
+    )
     return pays

@@ -1,10 +1,8 @@
-"""One model that our engine balances inside vLLM.
-
-What stands where vLLM's runner has its `EplbState`: our engine, called as the runner calls it.
+"""Replaces vLLM's `EplbState`: our balancer, called by the model runner like vLLM's own.
 
 runner                                  here
 add_model(model)          collective    register its tensors, open a balancer, boundary 0
-prepare_forward(n)        host          how many rows hold a token
+prepare_forward(n)        host          number of rows that hold a token
 forward                   device        `LayerState.map_and_record`, layer by layer
 step(is_dummy)            host          the boundary before the next step
 """
@@ -21,8 +19,8 @@ from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_g
 
 from equipoise.balancer.experts.closing import close_all
 from equipoise.balancer.experts.config import BalancerConfig
-from equipoise.balancer.experts.model_balancer import LayerGroupContext, ModelBalancer
-from equipoise.balancer.experts.open import ModelStart, open_balancers
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
 from equipoise.balancer.experts.runtime import events
 from equipoise.balancer.experts.runtime.events import Event, EventSink, RebalanceMeasured
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
@@ -54,73 +52,73 @@ ALL_ROWS = torch.iinfo(torch.int32).max
 
 
 class RebalanceCounter:
-    """A journal that counts epochs that were not aborted."""
+    """Counts rebalances that were not aborted."""
 
     def emit(self, entry: Event) -> None:
-        """See `StatLogger`."""
+        """See `EventSink`."""
         if not isinstance(entry, RebalanceMeasured):
             return
         match entry.record.outcome:
             case events.COMMITTED:
-                COUNTERS.add("epochs")
-                COUNTERS.add("moves", entry.record.copies)
+                COUNTERS.add("rebalances")
+                COUNTERS.add("moved_slots", entry.record.copies)
             case events.UNCHANGED:
-                COUNTERS.add("unchanged_epochs")
+                COUNTERS.add("unchanged_rebalances")
 
     def close(self) -> None:
-        """See `StatLogger`."""
+        """See `EventSink`."""
 
 
 class EventSinks:
-    """One for each family of layers, all of them closed at the end.
+    """Creates an event sink per layer group, and closes them all.
 
     Args:
-        config: says which lines are written.
-        rank: of the expert-parallel group; the first one writes.
-        told: where metrics are kept; None where nobody asks for them.
+        config: selects the log lines.
+        rank: in the expert-parallel group; the first one logs.
+        registry: of the metrics; None: no metrics.
     """
 
-    def __init__(self, config: BalancerConfig, rank: int, told: Any | None = None) -> None:
+    def __init__(self, config: BalancerConfig, rank: int, registry: Any | None = None) -> None:
         self._config = config
         self._rank = rank
-        self._told = told
+        self._registry = registry
         self._opened: list[AsyncEventSink] = []
 
-    def __call__(self, berth: LayerGroupContext) -> EventSink:
-        """Of one family."""
-        name = f"{self._config.name}.{berth.group_number}"
-        kept = () if self._told is None else (PrometheusSink(self._told, name),)
+    def __call__(self, context: LayerGroupContext) -> EventSink:
+        """Return the sink of one layer group."""
+        name = f"{self._config.name}.{context.group_number}"
+        metric_sinks = () if self._registry is None else (PrometheusSink(self._registry, name),)
         lines = log_sinks(self._config, self._rank)
-        self._opened.append(AsyncEventSink((*lines, *kept, RebalanceCounter())))
+        self._opened.append(AsyncEventSink((*lines, *metric_sinks, RebalanceCounter())))
         return self._opened[-1]
 
     def close(self) -> None:
-        """Tell what waits; bounded."""
-        for courier in self._opened:
-            courier.close()
+        """Write pending events and close the sinks; bounded."""
+        for sink in self._opened:
+            sink.close()
 
 
 class LayerCoverage(StrEnum):
-    """Which layers come for slots in a forward."""
+    """Which layers have to ask for slots in a forward pass."""
 
     EVERY_LAYER = "every layer"
     SOME_LAYER = "some layer"
-    """A draft may leave layers out that are for later tokens than are drafted."""
+    """A draft model may skip layers for tokens that are not drafted."""
 
 
 @dataclass(frozen=True)
 class BalancedModel:
-    """A model that is balanced.
+    """A balanced model.
 
     Attributes:
         balancer: of the model.
-        event_sinks: tell of its epochs.
-        unpadded_rows: int32 scalars on the device, one a micro-batch: rows that hold a token.
-        step_counter: its step.
-        counts_before_step: what was counted before this step, int32 [layers, experts] a family.
-        streams: the engine's.
-        coverage: which layers have to, in every forward with tokens.
-        routers: what asks for slots, by layer.
+        event_sinks: report its rebalances.
+        unpadded_rows: int32 scalars on the device, one per micro-batch: rows that hold a token.
+        step_counter: has the step number.
+        counts_before_step: load counters before this step, int32 [layers, experts] per layer group.
+        streams: the engine's streams.
+        coverage: layers that have to ask for slots in every forward pass with tokens.
+        routers: by layer.
     """
 
     balancer: ModelBalancer
@@ -133,18 +131,18 @@ class BalancedModel:
     routers: list[PhysicalExpertRouter] = field(default_factory=list)
 
     def set_unpadded_rows(self, counts: Sequence[int]) -> None:
-        """The next forward has so many rows with a token, by micro-batch."""
+        """Set the number of rows with a token in the next forward pass, by micro-batch."""
         self.step_counter.announced_forwards += 1
         for tensor, count in zip(self.unpadded_rows, counts, strict=False):
             tensor.fill_(count)
 
     def count_all_rows(self) -> None:
-        """Nobody says how many rows hold a token: every row is taken for one."""
+        """Count every row: the number of rows with a token is unknown."""
         for tensor in self.unpadded_rows:
             tensor.fill_(ALL_ROWS)
 
     def install_routers(self, model: Any) -> None:
-        """Have the model's layers ask this balancer for slots."""
+        """Make the model's layers ask this balancer for slots."""
         indices = PrecomputedIndices(model.num_physical_experts, self.unpadded_rows[0].device)
         for number, layer in enumerate(model.moe_layers):
             layer.eplb_state.num_unpadded_tokens_tensors = self.unpadded_rows
@@ -155,55 +153,55 @@ class BalancedModel:
             layer.router.eplb_state = LayerState(self.routers[-1], layer.eplb_state)
 
     def begin_step(self) -> None:
-        """The boundary before the next step."""
+        """Run the boundary before the next step, and save the load counters."""
         self.balancer.before_step(self.step_counter.step)
-        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
-            self.streams.compute_stream.launch(partial(kept.copy_, counters))
+        for saved, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(saved.copy_, counters))
 
     def verify_routed(self) -> bool:
-        """Whether a forward with tokens has come by, and every layer of it for slots.
+        """Return True once a forward pass with tokens has run and its layers have asked for slots.
 
-        Raises `IntegrationError` where one has not: it computes by tables that nobody renews.
+        Raises `IntegrationError` if layers have not: they would use tables that are never updated.
         """
         if not self.step_counter.announced_forwards:
             return False
-        silent = [number for number, rows in enumerate(self.routers) if not rows.was_called]
-        most = 0 if self.coverage is LayerCoverage.EVERY_LAYER else max(0, len(self.routers) - 1)
-        if len(silent) > most:
+        uncalled = [number for number, router in enumerate(self.routers) if not router.was_called]
+        allowed = 0 if self.coverage is LayerCoverage.EVERY_LAYER else max(0, len(self.routers) - 1)
+        if len(uncalled) > allowed:
             raise IntegrationError(
-                f"layers {silent} of {len(self.routers)} have computed a forward without asking for "
-                "slots: they route in a way of their own"
+                f"layers {uncalled} of {len(self.routers)} have run a forward pass without "
+                "asking for slots: they route in a way of their own"
             )
         return True
 
     def discard_step(self) -> None:
-        """The step that was launched carried no tokens of anybody: it does not count."""
-        for kept, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
-            self.streams.compute_stream.launch(partial(counters.copy_, kept))
+        """Restore the load counters: the launched step had no real tokens."""
+        for saved, counters in zip(self.counts_before_step, self.balancer.counters, strict=True):
+            self.streams.compute_stream.launch(partial(counters.copy_, saved))
 
     def close(self) -> None:
-        """End it; bounded."""
+        """Close the balancer and its sinks; bounded."""
         self.balancer.close()
         self.event_sinks.close()
 
 
 def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tensor]:
-    """int32 scalars; until somebody says otherwise every row holds a token."""
+    """Return int32 scalars per micro-batch; initially every row counts as a token."""
     return [torch.tensor(ALL_ROWS, dtype=torch.int32, device=device) for _ in range(micro_batches)]
 
 
 class EquipoiseEplbState:
-    """Our engine, for one worker.
+    """Our balancer for one worker, in place of vLLM's `EplbState`.
 
     Args:
-        parallel_config: vLLM's; its `eplb_config` says window and interval, in steps.
-        device: the worker's.
-        settings: of the part.
-        target: configuration of the model that is served; others are drafts.
+        parallel_config: vLLM's; its `eplb_config` has window and interval, in steps.
+        device: the worker's device.
+        settings: of `eplb`.
+        target: configuration of the target model; other models are drafts.
     """
 
     is_async = False
-    """vLLM need not start anything: what works beside the forward is ours."""
+    """vLLM starts no thread of its own: overlapped work runs on our threads."""
 
     def __init__(
         self, parallel_config: Any, device: torch.device, settings: EplbSettings, target: Any
@@ -216,107 +214,115 @@ class EquipoiseEplbState:
         self._registry: Any | None = None
         self._exporter: metrics.MetricsServer | None = None
         self.model_states: dict[str, BalancedModel] = {}
-        """By the hash of the model's configuration, as vLLM has them."""
+        """By hash of the model's configuration, as in vLLM."""
         self._unverified: list[BalancedModel] = []
-        """Models whose layers have still to be seen asking for slots."""
+        """Models whose layers have not been seen asking for slots yet."""
         self._by_config: dict[int, tuple[Any, BalancedModel]] = {}
-        """By the id of the configuration, which is kept beside: every forward asks, and to hash one
-        takes longer than a step's other work on the host."""
+        """By `id()` of the configuration, which the value keeps alive. Looked up in every forward
+        pass; hashing a configuration takes longer than the rest of a step's host work."""
 
     @torch.inference_mode(False)
     def add_model(self, model: Any, model_config: Any, model_name: str | None = None) -> None:
-        """Balance a model that has its weights; collective over the expert-parallel group.
+        """Balance a loaded model; collective over the expert-parallel group.
 
         Raises what `expert_model` and `open_balancers` raise.
         """
-        site = self._connect()
+        context = self._connect()
         self._list_expert_weights(model)
         number = len(self.model_states)
-        made = expert_model(model, f"model{number}", self.device)
+        experts = expert_model(model, f"model{number}", self.device)
         group = get_ep_group()
         check_shared_scales(shared_scales(model), group.cpu_group)
-        alike = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
-        eplb, nodes = self.parallel_config.eplb_config, node_count(site.node_of_rank)
-        config = balancer_config(self._settings, eplb, number, alike, nodes)
-        couriers = EventSinks(
+        rows_shared = ranks_sharing_rows(model, group.world_size, get_tp_group().world_size)
+        eplb, nodes = self.parallel_config.eplb_config, node_count(context.node_of_rank)
+        config = balancer_config(self._settings, eplb, number, rows_shared, nodes)
+        event_sinks = EventSinks(
             config, group.rank_in_group, self._metrics_registry(group.rank_in_group)
         )
         balancers = open_balancers(
-            site.accelerator,
-            site.fabric,
-            ModelSet((made,)),
-            {made.name: ModelStart(initial_layout(model), config)},
-            budget=staging_budget(self._settings, made.groups),
-            journals=couriers,
+            context.accelerator,
+            context.fabric,
+            ModelSet((experts,)),
+            {experts.name: ModelStart(initial_layout(model), config)},
+            budget=staging_budget(self._settings, experts.groups),
+            journals=event_sinks,
         )
-        balancer = balancers[made.name]
-        before = [counters.clone() for counters in balancer.counters]
-        filled = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
-        asks = (
+        balancer = balancers[experts.name]
+        counts_before = [counters.clone() for counters in balancer.counters]
+        unpadded_rows = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
+        coverage = (
             LayerCoverage.EVERY_LAYER if model_config is self._target else LayerCoverage.SOME_LAYER
         )
-        served = BalancedModel(
-            balancer, couriers, filled, StepCounter(), before, site.streams, asks
+        balanced = BalancedModel(
+            balancer,
+            event_sinks,
+            unpadded_rows,
+            StepCounter(),
+            counts_before,
+            context.streams,
+            coverage,
         )
-        served.install_routers(model)
-        with site.streams.ordered_section():
-            served.begin_step()
-        self._unverified.append(served)
-        self.model_states[model_config.compute_hash()] = served
-        self._by_config[id(model_config)] = model_config, served
+        balanced.install_routers(model)
+        with context.streams.ordered_section():
+            balanced.begin_step()
+        self._unverified.append(balanced)
+        self.model_states[model_config.compute_hash()] = balanced
+        self._by_config[id(model_config)] = model_config, balanced
 
     def prepare_forward(
         self, model_config: Any, num_unpadded_tokens: int, ubatch_slices: Any = None
     ) -> None:
-        """The next forward of a model has so many rows with a token."""
+        """Announce the number of rows with a token in a model's next forward pass."""
         known = self._by_config.get(id(model_config))
         if known is None:
-            # The configuration was replaced: whose rows these are, nobody says.
-            for served in self.model_states.values():
-                served.count_all_rows()
+            # The configuration object was replaced, so the model is unknown.
+            for balanced in self.model_states.values():
+                balanced.count_all_rows()
             return
-        served = known[1]
-        if not served.step_counter.announced_forwards:
+        balanced = known[1]
+        if not balanced.step_counter.announced_forwards:
             with self._connect().streams.ordered_section():
-                served.discard_step()  # what engines warm up with is nobody's traffic
-        served.set_unpadded_rows(_rows(num_unpadded_tokens, ubatch_slices))
+                balanced.discard_step()  # forward passes of the warm-up are not traffic
+        balanced.set_unpadded_rows(_rows(num_unpadded_tokens, ubatch_slices))
 
     @torch.inference_mode(False)
     def step(
         self, is_dummy: bool = False, is_profile: bool = False, log_stats: bool = False
     ) -> None:
-        """A forward was launched: the boundary before the next one.
+        """Run the boundary before the next step; a forward pass was launched.
 
         Args:
-            is_dummy: it carried nobody's tokens.
-            is_profile: it only measures memory; ours was taken when the model came.
-            log_stats: the configuration says so, and our lines have read it there.
+            is_dummy: it had no real tokens.
+            is_profile: it only measures memory; ours was allocated with the model.
+            log_stats: ignored; our log lines read it from the configuration.
 
-        Raises what `RebalanceEngine.boundary` raises: a rank that cannot know what was agreed ends.
-        And `IntegrationError` where a layer never asks for slots.
+        Raises what `ModelBalancer.before_step` raises: a rank that cannot know the outcome of a
+        vote has to end. Raises `IntegrationError` if a layer never asks for slots.
         """
         if is_profile:
             return
-        self._unverified = [served for served in self._unverified if not served.verify_routed()]
+        self._unverified = [
+            balanced for balanced in self._unverified if not balanced.verify_routed()
+        ]
         with self._connect().streams.ordered_section():
-            for served in self.model_states.values():
+            for balanced in self.model_states.values():
                 if is_dummy:
-                    served.discard_step()
-                served.step_counter.step += 1
-                served.begin_step()
+                    balanced.discard_step()
+                balanced.step_counter.step += 1
+                balanced.begin_step()
 
     def start_async_loop(self) -> None:
-        """Nothing: threads of ours have started."""
+        """Do nothing: our threads have started already."""
 
     def rearrange(self, *_: Any, **__: Any) -> None:
-        """Raises: who asks scales the group up or down."""
-        raise IntegrationError("equipoise does not follow elastic expert parallelism")
+        """Raise `IntegrationError`: vLLM calls it to scale the group up or down."""
+        raise IntegrationError("equipoise does not support elastic expert parallelism")
 
     def close(self) -> None:
-        """End all engines, and part from the other ranks; bounded."""
-        served, self.model_states = list(self.model_states.values()), {}
+        """Close all balancers, and disconnect from the other ranks; bounded."""
+        balanced, self.model_states = list(self.model_states.values()), {}
         self._by_config.clear()
-        close_all(served)
+        close_all(balanced)
         if self._exporter is not None:
             self._exporter.close()
         if self._worker_context is not None:
@@ -324,7 +330,7 @@ class EquipoiseEplbState:
             self._worker_context = None
 
     def _metrics_registry(self, rank: int) -> Any | None:
-        """Where metrics are kept; answers on the port from the first model on."""
+        """Return the registry of metrics; the first call starts the server."""
         port = self._settings.metrics_port
         if port is None:
             return None
@@ -339,18 +345,19 @@ class EquipoiseEplbState:
 
     def _connect(self) -> WorkerContext:
         if self._worker_context is None:
-            deadline, communicator = self._settings.deadline, self._settings.communicator
+            deadline, communicator = self._settings.timeout_seconds, self._settings.communicator
             self._worker_context = open_worker_context(
                 get_ep_group(), self.device, deadline, communicator
             )
         return self._worker_context
 
     def _list_expert_weights(self, model: Any) -> None:
-        """Have the model list what moves; it takes tables for that, which nobody reads here."""
+        """Make the model list its expert weights; the tables that it requires for that are
+        unused."""
         layers, slots = len(model.moe_layers), model.num_physical_experts
         counts = torch.zeros(layers, slots, dtype=torch.int32, device=self.device)
-        nobody = torch.full((layers, model.num_logical_experts, 1), -1, device=self.device)
-        model.set_eplb_state(counts, nobody, nobody[..., 0])
+        unused = torch.full((layers, model.num_logical_experts, 1), -1, device=self.device)
+        model.set_eplb_state(counts, unused, unused[..., 0])
         enabled = torch.zeros((), dtype=torch.bool, device=self.device)
         for layer in model.moe_layers:
             if layer.eplb_state is None:
@@ -359,8 +366,11 @@ class EquipoiseEplbState:
 
 
 def _rows(tokens: int, ubatch_slices: Any) -> list[int]:
-    """Rows with a token by micro-batch."""
+    """Return the number of rows with a token, by micro-batch."""
     if ubatch_slices is None:
         return [tokens]
     slices = [each.token_slice for each in ubatch_slices]
-    return [max(0, min(tokens, cut.stop) - cut.start) for cut in slices]
+    return [
+        max(0, min(tokens, tokens_of_batch.stop) - tokens_of_batch.start)
+        for tokens_of_batch in slices
+    ]

@@ -1,9 +1,9 @@
-"""Our channel behind the pipeline group: dictionaries go as one message, described once.
+"""Sends tensor dictionaries between vLLM's pipeline stages as one message each, over our channel.
 
 vLLM's worker calls `isend_tensor_dict` and `irecv_tensor_dict` of its pipeline group. Both are
-replaced on that group alone, the object, by those of a `TensorDictGroup`, which have the same
-signatures. Some versions wait for all handles of a send, others leave out the first, which there
-is the description's; ours has a handle for that place too.
+replaced on that one group object by those of a `TensorDictGroup`, which have the same signatures.
+Some versions wait for all handles of a send, others skip the first, which is the description's
+there; so ours returns a handle in that position, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,11 +30,11 @@ REPLACED_METHODS = "isend_tensor_dict", "irecv_tensor_dict"
 
 
 class StreamOrderedHandle:
-    """A message on its way, that the engine's stream comes behind once somebody has waited.
+    """Handle of a message; `wait` makes the engine's stream wait for it.
 
     Args:
-        inner: orders the edge's stream behind the message.
-        streams: the engine's.
+        inner: makes the edge's stream wait for the message.
+        streams: the engine's streams.
     """
 
     def __init__(self, inner: CommHandle, streams: EngineStreams) -> None:
@@ -42,7 +42,7 @@ class StreamOrderedHandle:
         self._streams = streams
 
     def is_completed(self) -> bool:
-        """Whether to wait takes no time, as far as that can be told."""
+        """Whether `wait` would return at once; False if unknown."""
         return isinstance(self._inner, Pollable) and self._inner.is_completed()
 
     def wait(self) -> None:
@@ -52,11 +52,11 @@ class StreamOrderedHandle:
 
 
 class TensorDictTransport:
-    """The two calls, as the engine makes them.
+    """The two methods that replace those of vLLM's pipeline group.
 
     Args:
-        group: that carries the dictionaries.
-        streams: the engine's.
+        group: sends and receives the dictionaries.
+        streams: the engine's streams.
     """
 
     def __init__(self, group: TensorDictGroup, streams: EngineStreams) -> None:
@@ -70,16 +70,16 @@ class TensorDictTransport:
         all_gather_group: Any = None,
         all_gather_tensors: Mapping[str, bool] | None = None,
     ) -> list[CommHandle]:
-        """See `TensorDictGroup.isend_tensor_dict`; the tensors may be written to behind it.
+        """See `TensorDictGroup.isend_tensor_dict`; the tensors may be overwritten afterwards.
 
-        Nobody has to wait for the handles, and engines do, before the next forward: they would wait
-        on the host for what the next stage has received. So both say that they are over. What went
-        wrong is raised by the next message, for which there is no room then.
+        vLLM waits for the handles before the next forward pass, which would block the host until
+        the next stage has received. That wait is not needed, so the returned handles are complete.
+        If sending fails, the next message that needs the buffer raises.
         """
         whole = None if all_gather_group is None or all_gather_group.world_size == 1 else self
         with self._streams.ordered_section():
             handles = self._group.isend_tensor_dict(tensor_dict, dst, whole, all_gather_tensors)
-        COUNTERS.add("packed_messages")
+        COUNTERS.add("sent_messages")
         return [CompletedHandle() for _ in handles]
 
     def irecv_tensor_dict(
@@ -91,48 +91,52 @@ class TensorDictTransport:
         """See `TensorDictGroup.irecv_tensor_dict`."""
         COUNTERS.add("received_messages")
         with self._streams.ordered_section():
-            values, handles, behind = self._group.irecv_tensor_dict(src)
-        return values, [StreamOrderedHandle(handle, self._streams) for handle in handles], behind
+            values, handles, postprocess = self._group.irecv_tensor_dict(src)
+        return (
+            values,
+            [StreamOrderedHandle(handle, self._streams) for handle in handles],
+            postprocess,
+        )
 
 
-def _open_slice_group(site: WorkerContext, ranks: list[int]) -> SliceGroup | None:
-    """This rank's tensor-parallel group; None where there is no other rank in it."""
+def _open_slice_group(context: WorkerContext, ranks: list[int]) -> SliceGroup | None:
+    """Open the slice group of this rank's tensor-parallel group; None if it has one rank."""
     if len(ranks) == 1:
         return None
-    gathering, comparing = (
-        site.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
+    gather_communicator, verify_communicator = (
+        context.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
         for what in ("gathering", "comparing")
     )
-    return SliceGroup(gathering, comparing)
+    return SliceGroup(gather_communicator, verify_communicator)
 
 
 @contextmanager
 def install_transport(settings: PpTransportSettings, device: torch.device) -> Iterator[None]:
-    """Put our calls into this process's pipeline group, until the context ends; `device` is its."""
+    """Replace the methods of this process's pipeline group while the context lasts."""
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
     stages, world = get_pp_group(), get_world_group()
-    site = open_worker_context(world, device, settings.deadline)
+    context = open_worker_context(world, device, settings.timeout_seconds)
     try:
-        place = EdgeContext(
-            fabric=site.fabric,
-            accelerator=site.accelerator,
-            stream=site.streams.compute_stream,
-            deadline=settings.deadline,
-            slice_group=_open_slice_group(site, ranks_within(world, get_tp_group())),
+        edge_context = EdgeContext(
+            fabric=context.fabric,
+            accelerator=context.accelerator,
+            stream=context.streams.compute_stream,
+            deadline=settings.timeout_seconds,
+            slice_group=_open_slice_group(context, ranks_within(world, get_tp_group())),
         )
         ranks = ranks_within(world, stages)
-        group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, place)
+        group = open_tensor_dict_group(f"vllm stages from {ranks[0]} on", ranks, edge_context)
     except BaseException:
-        site.close()
+        context.close()
         raise
-    ours = TensorDictTransport(group, site.streams)
+    transport = TensorDictTransport(group, context.streams)
     for name in REPLACED_METHODS:
-        setattr(stages, name, getattr(ours, name))
+        setattr(stages, name, getattr(transport, name))
     try:
         yield
     finally:
         for name in REPLACED_METHODS:
             delattr(stages, name)
         group.close()
-        site.close()
+        context.close()

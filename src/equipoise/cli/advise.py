@@ -22,7 +22,7 @@ from equipoise.cli.offline import (
     request_values,
     usage_errors,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.progress import part_progress_for
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import UsageError
@@ -95,7 +95,7 @@ class AdviseRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.advice.advice import Advice
     from equipoise.report.advice.hardware import Expert, Hardware
 
@@ -232,7 +232,7 @@ def _expert(request: AdviseRequest) -> "Expert | None":
     return Expert.of_dimensions(request.hidden, request.intermediate, request.precision)
 
 
-def _installed(request: AdviseRequest, statistics: "Statistics") -> "Arrangement | None":
+def _installed(request: AdviseRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
     if request.installed is None:
         return None
     from equipoise.report.placement.spread import select_layers

@@ -15,7 +15,7 @@ from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.cli.validation import check_count
@@ -112,7 +112,7 @@ def bench(arguments: Namespace, command: str) -> int:
     from equipoise.serve.load_client import run_load
     from equipoise.serve.load_result import render
 
-    plan = plan_of(request)
+    plan = make_load_plan(request)
     for note in plan.workload.notes:
         print_written(request.progress, [f"{plan.workload.name}: {note}"])
     result = run_load(_target(request), plan, request.progress, sys.stderr)
@@ -161,7 +161,7 @@ def _check_pace(request: BenchRequest) -> None:
         raise UsageError(f"--rate must be above 0, up to {MOST_RATE:g}, got {request.rate:g}")
 
 
-def plan_of(request: BenchRequest) -> "LoadPlan":
+def make_load_plan(request: BenchRequest) -> "LoadPlan":
     """Raises UsageError, FormatError."""
     from equipoise.serve.load_client import ClosedLoop, LoadPlan, OpenLoop
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 

@@ -194,8 +194,8 @@ def validate(request: ConformanceRequest) -> None:
         name = request.communicator
         check_backend("--communicator", name, registry.COMMUNICATORS, registry.communicator)
         _check_available("--communicator", name, registry.communicator)
-    if request.steer is not None:
-        _check_steer(request.steer, request.backend)
+    if request.schedule_from is not None:
+        _check_schedule_source(request.schedule_from, request.backend)
     else:
         _check_devices(request)
     if request.out is not None:
@@ -239,16 +239,16 @@ def _check_devices(request: ConformanceRequest) -> None:
         return  # as above: the suite says it
 
 
-def _check_steer(name: str, backend: str) -> None:
+def _check_schedule_source(name: str, backend: str) -> None:
     from equipoise.hal.conformance.executors.controlled import ControlledBackend
     from equipoise.hal.conformance.executors.steering import load_steer
 
     if isinstance(registry.accelerator(backend), ControlledBackend):
-        raise UsageError(f"--steer: every schedule of {backend} is chosen already")
+        raise UsageError(f"--schedule-from: every schedule of {backend} is chosen already")
     try:
         load_steer(name)
     except UsageError as error:
-        raise UsageError(f"--steer: {error}") from error
+        raise UsageError(f"--schedule-from: {error}") from error
 
 
 def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
@@ -264,7 +264,7 @@ def _conduct(request: ConformanceRequest) -> "SuiteResult | None":
         families=request.only,
         seed=request.seed,
         cases=request.cases,
-        steer=request.steer,
+        steer=request.schedule_from,
     )
     watcher = conformance_progress_for(request.progress)
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli import kinds
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 
@@ -21,7 +21,7 @@ OPTIONS = (
            help="communicator under test, by name or as PACKAGE:OBJECT"),
     Option(key="ranks", kind=kinds.WHOLE, group=SUBJECT, metavar="N", shown_default="4",
            help="most processes to test the communicator on; smaller groups are tested too"),
-    Option(key="steer", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
+    Option(key="schedule_from", kind=kinds.NAME, group=SUBJECT, metavar="PACKAGE:OBJECT",
            shown_default="none",
            help="a callable that is given the schedule bytes of each case before it is played, for "
            "a device whose schedule can be chosen; plays on one device in this process only"),
@@ -52,7 +52,7 @@ class ConformanceRequest:
     backend: str = "cpu"
     communicator: str | None = None
     ranks: int = 4
-    steer: str | None = None
+    schedule_from: str | None = None
     profile: Profile = Profile.CI
     only: tuple[str, ...] = FAMILIES
     seed: int = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES, STATISTICS_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.files import ensure_folder, place_of
+from equipoise.cli.files import describe_path, ensure_folder
 from equipoise.cli.offline import (
     check_ranks,
     naming_ranks_option,
@@ -22,7 +22,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 FILES = "files"
@@ -52,7 +52,7 @@ class ConvertRequest:
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 
 
 SHARED = {"vllm": "vllm or sglang"}
@@ -68,9 +68,9 @@ def convert(arguments: Namespace, command: str) -> int:
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
     found = _read(request)
-    if not isinstance(found, formats.Arrangement):
+    if not isinstance(found, formats.ExpertPlacement):
         warn_of_dropped_layers(request.source, found)
-    place = place_of(request.out)
+    place = describe_path(request.out)
     lost = _write(request, found)
     if lost:
         warn(f"{request.out}: {lost}")
@@ -89,23 +89,23 @@ def request_of(given: Mapping[str, Any]) -> ConvertRequest:
     return ConvertRequest(**request_values(given, BY_KEY))
 
 
-def _read(request: ConvertRequest) -> "Statistics | Arrangement":
+def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
     from equipoise.balancer.formats import read_either
 
     with usage_errors(), naming_ranks_option():
         return read_either(request.source, ranks=request.ranks)
 
 
-def _write(request: ConvertRequest, found: "Statistics | Arrangement") -> str | None:
+def _write(request: ConvertRequest, found: "ExpertStatistics | ExpertPlacement") -> str | None:
     """What was lost, in words, or None."""
     from equipoise.balancer import formats
 
-    counted = isinstance(found, formats.Statistics)
+    counted = isinstance(found, formats.ExpertStatistics)
     choose = formats.statistics_format if counted else formats.placement_format
     with usage_errors(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
         choose(request.out, request.format)
     ensure_folder(request.out.parent)
     with usage_errors():
-        if isinstance(found, formats.Statistics):
+        if isinstance(found, formats.ExpertStatistics):
             return formats.write_statistics(request.out, found, request.format)
         return formats.write_placement(request.out, found, request.format)

@@ -22,7 +22,7 @@ def ensure_folder(path: Path) -> Path:
     return path
 
 
-def place_of(path: Path, out: Path | None = None) -> str:
+def describe_path(path: Path, out: Path | None = None) -> str:
     """The path, for people: a folder that is made for it is told of, for it may be mistyped.
 
     `out` is a folder that was asked for as one.
@@ -31,12 +31,12 @@ def place_of(path: Path, out: Path | None = None) -> str:
 
 
 def write_file(path: Path, text: str, out: Path | None = None) -> str:
-    """UTF-8, whole or not at all; the folder is made if it was missing. Returns `place_of` it.
+    """UTF-8, whole or not at all; the folder is made if it was missing. Returns `describe_path` it.
 
     Raises EquipoiseError naming the path and the reason; what was there before is still there.
     """
     # A path on the command line may hold bytes that are not UTF-8: shown as a question mark.
-    data, place = text.encode("utf-8", errors="replace"), place_of(path, out)
+    data, place = text.encode("utf-8", errors="replace"), describe_path(path, out)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, data)

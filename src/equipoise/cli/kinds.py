@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.demo.settings import (
     Balance,
@@ -152,7 +152,7 @@ class OptionKind:
 
 POLICIES = "greedy", "connected", "incremental"
 """The planner's, spelt out: to import it takes longer than to say what was mistyped."""
-SPLITS = "level", "even"
+SPLITS = "shares", "even"
 OBJECTIVES = "tokens", "active_experts"
 PRECISIONS = "bf16", "fp8", "fp4"
 LINKS = "node", "network", "host"
@@ -224,8 +224,8 @@ def _bool_from_yaml(value: object) -> bool:
     return value
 
 
-def _range_from_yaml(value: object) -> Iterations:
-    return Iterations.parse(_str_from_yaml(value))
+def _range_from_yaml(value: object) -> IterationRange:
+    return IterationRange.parse(_str_from_yaml(value))
 
 
 def _family(value: object) -> str:
@@ -309,7 +309,7 @@ PROFILE = OptionKind(
 )
 FAMILY_NAMES = OptionKind(f"a family ({', '.join(FAMILIES)})", _family, _families_from_yaml)
 RANGE = OptionKind(
-    "START-STOP, whole numbers with START below STOP", Iterations.parse, _range_from_yaml
+    "START-STOP, whole numbers with START below STOP", IterationRange.parse, _range_from_yaml
 )
 POLICY, SPLIT, OBJECTIVE = parse_choice(POLICIES), parse_choice(SPLITS), parse_choice(OBJECTIVES)
 PRECISION, LINK = parse_choice(PRECISIONS), parse_choice(LINKS)

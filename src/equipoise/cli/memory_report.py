@@ -18,7 +18,7 @@ from equipoise.demo.settings import Balance, RunSettings, staging_buffers
 from equipoise.hal import registry
 from equipoise.hal.communicator import CommunicatorBackend, EstimatesCommunicatorMemory
 from equipoise.hal.errors import BackendUnavailable
-from equipoise.report.run.table import human_bytes
+from equipoise.report.text import human_bytes
 
 WEIGHT_BYTES = 4
 """The model computes in float32."""
@@ -82,7 +82,7 @@ def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryIte
         rounds = RoundOrder.of_communicator(_backend(run).capabilities)
     except BackendUnavailable:
         return MemoryItem("packed slots", None, "no backend")
-    packed = packed_slots(staging, slots, run.parcel, rounds)
+    packed = packed_slots(staging, slots, run.slots_per_message, rounds)
     return MemoryItem("packed slots", packed * expert, packed_reason(rounds))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.config import read_config
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.validation import check_count, check_file
 from equipoise.hal.errors import (
@@ -20,7 +20,7 @@ from equipoise.hal.errors import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Iterations, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics, IterationRange
 
 MOST_RANKS = 4096
 MOST_SLOTS = 65_536
@@ -55,7 +55,7 @@ def naming_ranks_option() -> Iterator[None]:
         raise RankCountMissing(error.path, f"{error.what}, by --ranks") from error
 
 
-def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statistics":
+def load_statistics(path: Path, during: "IterationRange | None" = None) -> "ExpertStatistics":
     """All of them, or only some iterations. Raises UsageError, also where nothing was counted."""
     from equipoise.balancer.formats import read_statistics
 
@@ -71,7 +71,7 @@ def load_statistics(path: Path, during: "Iterations | None" = None) -> "Statisti
     return statistics
 
 
-def warn_of_dropped_layers(path: Path, statistics: "Statistics") -> None:
+def warn_of_dropped_layers(path: Path, statistics: "ExpertStatistics") -> None:
     """Warn of layers of the file that have no rows, which plans and files are without."""
     if statistics.empty_layers:
         from equipoise.balancer.experts.weights.expert_weights import format_ranges
@@ -80,7 +80,7 @@ def warn_of_dropped_layers(path: Path, statistics: "Statistics") -> None:
         warn(f"{path}: layers {layers} have no rows, as dense ones: they are left out")
 
 
-def load_placement(flag: str, path: Path, ranks: int | None) -> "Arrangement":
+def load_placement(flag: str, path: Path, ranks: int | None) -> "ExpertPlacement":
     """Raises UsageError that names the flag."""
     from equipoise.balancer.formats import read_placement
 

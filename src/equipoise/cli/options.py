@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli import kinds
-from equipoise.cli.kinds import OptionKind
+from equipoise.cli.option import Option
 from equipoise.demo.settings import (
     EXPERTS,
     Balance,
@@ -24,30 +24,6 @@ RECORD_FILE = "record.npz"
 
 RANKS, TRAFFIC, BALANCING, OUTPUT = "ranks", "traffic", "balancing", "output"
 PLANS, MOVES, WATCHING = "what plans aim at", "how weights move", "watching"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """`key` is the key in a configuration file, and the flag with hyphens for underscores."""
-
-    key: str
-    kind: OptionKind
-    group: str
-    help: str
-    metavar: str | None = None
-    flag: str = ""
-    short: str = ""
-    shown_default: str = ""
-
-    @property
-    def name(self) -> str:
-        """The flag."""
-        return self.flag or "--" + self.key.replace("_", "-")
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The flag, behind its short form if it has one."""
-        return (self.short, self.name) if self.short else (self.name,)
 
 
 OPTIONS = (
@@ -94,7 +70,7 @@ OPTIONS = (
     Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
            help="which replica is preferred where shares leave a choice: any, or those on the "
            "token's own rank, up to what they take; that goes with --shares exact"),
-    Option(key="rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
+    Option(key="routing_rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
            help="who picks a replica: the shares, or another engine's rule to the bit, which "
            "divides evenly, so that only --shares static goes with it and is its default"),
     Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
@@ -113,7 +89,7 @@ OPTIONS = (
            help="room that is kept on each rank for shares, as part of the mean: 0 to 1"),
     Option(key="sigma", kind=kinds.REAL, group=PLANS, metavar="Z",
            help="plan for the load of the window and so many standard deviations more: 0 to 100"),
-    Option(key="hysteresis", kind=kinds.REAL, group=PLANS, metavar="X",
+    Option(key="min_gain", kind=kinds.REAL, group=PLANS, metavar="X",
            help="imbalance, max/mean - 1, that a layer must gain for any of its weights to move"),
     Option(key="survive", kind=kinds.WHOLE, group=PLANS, metavar="0|1|2",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node; "
@@ -124,19 +100,19 @@ OPTIONS = (
     Option(key="commit", kind=kinds.COMMIT, group=MOVES, metavar="boundary|locked",
            help="how weights come into slots: from peers, between two steps; or from the host's "
            "memory, a few layers a step, each under a stream lock"),
-    Option(key="in_flight", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
+    Option(key="staging_bytes", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
            shown_default="two layers of which every slot changes",
            help="boundary: weights on their way into a rank at once, such as 2MiB, which is "
            "memory of the device; at least a slot. With less than a rank holds of a layer, what "
            "a layer needs may take several rebalances"),
-    Option(key="parcel", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
+    Option(key="slots_per_message", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
            help="boundary: slots that travel in one message at most"),
     Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",
            help="locked: layers that are rewritten in one step"),
-    Option(key="patience", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
+    Option(key="max_stalled_steps", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
            help="steps without progress after which a rebalance is given up"),
-    Option(key="log_epochs", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
-           help="a line an epoch on standard error; aborted ones are told anyway"),
+    Option(key="log_rebalances", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
+           help="a line a rebalance on standard error; aborted ones are told anyway"),
     Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
            help="lines on standard error that say how even the load is"),
     Option(key="log_balancedness_interval", kind=kinds.WHOLE, group=WATCHING, metavar="STEPS",
@@ -150,7 +126,7 @@ OPTIONS = (
     Option(key="trace", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
            help="write there what every rank did when, for Perfetto or Chrome, as JSON"),
     Option(key="wandb", kind=kinds.NAME, group=WATCHING, metavar="PROJECT", shown_default="none",
-           help="log epochs to this project at Weights & Biases; takes equipoise[wandb]"),
+           help="log rebalances to this project at Weights & Biases; takes equipoise[wandb]"),
     Option(key="out", kind=kinds.PATH, group=OUTPUT, metavar="DIR",
            help="folder of summary.json and report.html"),
     Option(key="json", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
@@ -230,7 +206,7 @@ def _with_shares(values: Mapping[str, Any]) -> dict[str, Any]:
     asked = values.get("variants", ())
     if set(asked) == {VariantName.UNBALANCED} and "placement" not in values:
         return {"balance": Balance.OFF} | dict(values)
-    if values.get("rule", RoutingRule.SHARES) is not RoutingRule.SHARES:
+    if values.get("routing_rule", RoutingRule.SHARES) is not RoutingRule.SHARES:
         return {"shares": Shares.STATIC} | dict(values)
     modes = [mode for mode in Shares if VariantName(mode) in asked]
     return ({"shares": modes[-1]} if modes else {}) | dict(values)

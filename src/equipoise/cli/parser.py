@@ -9,9 +9,15 @@ from typing import Any, NoReturn
 
 from equipoise import __version__
 from equipoise.cli import (
+    advise,
     bench,
     conformance_options,
+    convert,
     engines,
+    plan,
+    record,
+    report,
+    route,
     route_report,
     simulate,
 )
@@ -25,7 +31,8 @@ from equipoise.cli.kinds import (
     WORKERS,
     OptionKind,
 )
-from equipoise.cli.options import OPTIONS, Option, default_of
+from equipoise.cli.option import Option
+from equipoise.cli.options import OPTIONS, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 
@@ -223,84 +230,84 @@ def build_parser() -> Parser:
 
 
 def _add_run(commands: Any) -> None:
-    run = _command(
+    command = _command(
         commands,
         "run",
         "serve real text on several ranks, balanced, and report",
         RUN,
         f"{EXAMPLES}\n{CONFIG}",
     )
-    _add_options(run, OPTIONS)
+    _add_options(command, OPTIONS)
 
 
 def _add_record(commands: Any) -> None:
-    record = _command(commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES)
-    _add_options(record, record.OPTIONS)
+    command = _command(commands, "record", "count what every expert took", RECORD, RECORD_EXAMPLES)
+    _add_options(command, record.OPTIONS)
 
 
 def _add_conformance(commands: Any) -> None:
-    conformance = _command(
+    command = _command(
         commands,
         "conformance",
         "does a backend keep the contract, clause by clause?",
         CONFORMANCE,
         CONFORMANCE_EXAMPLES,
     )
-    _add_options(conformance, conformance_options.OPTIONS)
+    _add_options(command, conformance_options.OPTIONS)
 
 
 def _add_plan(commands: Any) -> None:
-    plan = _command(commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES)
-    plan.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(plan, plan.OPTIONS)
+    command = _command(commands, "plan", "place experts by what was recorded", PLAN, PLAN_EXAMPLES)
+    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(command, plan.OPTIONS)
 
 
 def _add_report(commands: Any) -> None:
-    report = _command(
+    command = _command(
         commands, "report", "how evenly recorded rows spread", REPORT, REPORT_EXAMPLES
     )
-    report.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(report, report.OPTIONS)
+    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(command, report.OPTIONS)
 
 
 def _add_advise(commands: Any) -> None:
-    advise = _command(
+    command = _command(
         commands, "advise", "is balancing worth it, and with what", ADVISE, ADVISE_EXAMPLES
     )
-    advise.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
-    _add_options(advise, advise.OPTIONS)
+    command.add_argument("statistics", type=_reader(PATH), metavar="STATS", help=STATISTICS)
+    _add_options(command, advise.OPTIONS)
 
 
 def _add_convert(commands: Any) -> None:
-    convert = _command(
+    command = _command(
         commands,
         "convert",
         "statistics and placements from format to format",
         CONVERT,
         CONVERT_EXAMPLES,
     )
-    convert.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
-    convert.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
-    _add_options(convert, convert.OPTIONS)
+    command.add_argument("source", type=_reader(PATH), metavar="IN", help="what to read")
+    command.add_argument("out", type=_reader(PATH), metavar="OUT", help="what to write")
+    _add_options(command, convert.OPTIONS)
 
 
 def _add_route(commands: Any) -> None:
-    route = _command(
+    command = _command(
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
-    _add_options(route, route.OPTIONS)
+    _add_options(command, route.OPTIONS)
 
 
 def _add_route_report(commands: Any) -> None:
-    report = _command(
+    command = _command(
         commands,
         "route-report",
         "where requests went, from the proxy's log",
         route_report.ROUTE_REPORT,
         route_report.ROUTE_REPORT_EXAMPLES,
     )
-    report.add_argument("log", type=_reader(PATH), metavar="LOG", help="the proxy's log")
-    _add_options(report, route_report.OPTIONS)
+    command.add_argument("log", type=_reader(PATH), metavar="LOG", help="the proxy's log")
+    _add_options(command, route_report.OPTIONS)
 
 
 def _add_bench(commands: Any) -> None:
@@ -312,14 +319,14 @@ def _add_bench(commands: Any) -> None:
 
 
 def _add_simulate(commands: Any) -> None:
-    compared = _command(
+    command = _command(
         commands,
         "simulate",
         "which router of requests, by evidence",
         simulate.SIMULATE,
         simulate.SIMULATE_EXAMPLES,
     )
-    _add_options(compared, simulate.OPTIONS)
+    _add_options(command, simulate.OPTIONS)
 
 
 def _command(commands: Any, name: str, about: str, description: str, epilog: str) -> Any:

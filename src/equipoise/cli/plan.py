@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.balancer.experts.config import DEFAULT_SIGMA, MIN_SIGMA_WINDOWS, default_sigma
 from equipoise.balancer.formats.format_names import PLACEMENT_FORMAT_NAMES
 from equipoise.cli import kinds
-from equipoise.cli.files import ensure_folder, place_of, write_file
+from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.kinds import resolve_numbers
 from equipoise.cli.offline import (
     MOST_SLOTS,
@@ -29,7 +29,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import PlacementError, UsageError
 
@@ -56,14 +56,14 @@ OPTIONS = (
            help="how much each rank can take, in any unit, one number for each; greedy places as "
            "if they were equal"),
     Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
-           shown_default="level",
+           shown_default="shares",
            help="how an expert's rows are divided among its copies: by shares that level the "
            "ranks, or even for engines that know no shares"),
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),
     Option(key="sigma", kind=kinds.REAL, group=AIM, metavar="Z",
-           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or more windows, "
-           "else 0",
+           shown_default=f"{DEFAULT_SIGMA:g} for tokens where STATS have {MIN_SIGMA_WINDOWS} or "
+           "more windows, else 0",
            help="a rank counts with its mean load and so many standard deviations of it over the "
            "windows, so that experts that are busy together are kept apart; 0: with the sum alone, "
            "as greedy always does"),
@@ -112,7 +112,7 @@ class PlanRequest:
     policy: str = "incremental"
     objective: str = "tokens"
     capacities: tuple[float, ...] | Path | None = None
-    split: str = "level"
+    split: str = "shares"
     survive: int = 0
     sigma: float | None = None
     installed: Path | None = None
@@ -137,7 +137,7 @@ class PlanRequest:
 
 if TYPE_CHECKING:
     from equipoise.balancer.experts import Plan
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.placement.forecast import Forecast
 
 MOST_THREADS = 256
@@ -206,7 +206,7 @@ def _check_files(request: PlanRequest) -> None:
         placement_format(request.out, request.format)
 
 
-def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement | None":
+def _installed(request: PlanRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
     """The installed placement, its layers those of the statistics."""
     if request.installed is None:
         return None
@@ -219,7 +219,7 @@ def _installed(request: PlanRequest, statistics: "Statistics") -> "Arrangement |
         return select_layers(found, statistics)
 
 
-def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanRequest:
+def _completed(request: PlanRequest, installed: "ExpertPlacement | None") -> PlanRequest:
     if installed is not None:
         request = replace(request, ranks=installed.ranks, slots=installed.slots)
     if request.capacities is None:
@@ -232,16 +232,16 @@ def _completed(request: PlanRequest, installed: "Arrangement | None") -> PlanReq
 
 
 def _forecast(
-    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+    request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
 ) -> "Forecast":
-    from equipoise.balancer.formats import Arrangement
+    from equipoise.balancer.formats import ExpertPlacement
     from equipoise.report.placement.forecast import Baseline, ForecastOptions, forecast
 
     assert request.ranks is not None
     began = time.perf_counter()
     found = _planned(request, statistics, installed)
     seconds = time.perf_counter() - began
-    layout = Arrangement(found.placement, found.shares, request.ranks, statistics.layers)
+    layout = ExpertPlacement(found.placement, found.shares, request.ranks, statistics.layers)
     return forecast(
         statistics,
         layout,
@@ -266,7 +266,7 @@ def _capacities(request: PlanRequest) -> tuple[float, ...] | None:
 
 
 def _planned(
-    request: PlanRequest, statistics: "Statistics", installed: "Arrangement | None"
+    request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
 ) -> "Plan":
     from equipoise.balancer.experts.planning import planner
 
@@ -314,7 +314,7 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     from equipoise.balancer.formats import write_placement
 
     assert request.out is not None
-    written = [f"placement: {place_of(request.out)}"]
+    written = [f"placement: {describe_path(request.out)}"]
     ensure_folder(request.out.parent)
     lost = write_placement(request.out, forecast.layout, request.format)
     if lost:

@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.balancer.formats.format_names import FOLDER_FORMAT_NAME, STATISTICS_FORMAT_NAMES
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
-from equipoise.cli.files import LAUNCHER_VARIABLE, ensure_folder, place_of, probe_file, probe_folder
+from equipoise.cli.files import (
+    LAUNCHER_VARIABLE,
+    describe_path,
+    ensure_folder,
+    probe_file,
+    probe_folder,
+)
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
+from equipoise.cli.option import Option
 from equipoise.cli.options import BY_KEY as RUN
-from equipoise.cli.options import RECORD_FILE, Option, merge_sources, run_settings
+from equipoise.cli.options import RECORD_FILE, merge_sources, run_settings
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
@@ -62,7 +69,7 @@ class RecordRequest:
     """
 
     settings: RunSettings
-    range: Iterations | None = None
+    range: IterationRange | None = None
     run: Path | None = None
     out: Path | None = None
     format: str | None = None
@@ -86,7 +93,7 @@ def resolve_record_request(
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Statistics
+    from equipoise.balancer.formats import ExpertStatistics
 
 
 def record(arguments: Namespace) -> int:
@@ -165,14 +172,14 @@ def _record_of(run: Path) -> Path:
 
 def _taken(request: RecordRequest) -> None:
     """Of a finished run: its record has the rows of all ranks in one sum."""
-    from equipoise.balancer.formats import Statistics
+    from equipoise.balancer.formats import ExpertStatistics
     from equipoise.demo.run_record import load_record
 
     assert request.run is not None
     path = _record_of(request.run)
     done = load_record(path)
     with usage_errors(f"--run: {path}"):
-        found = Statistics(done.expert_rows, first_iteration=0, top_k=done.top_k)
+        found = ExpertStatistics(done.expert_rows, first_iteration=0, top_k=done.top_k)
     if request.range is not None:
         with usage_errors(f"--range: {path}"):
             found = found.select_iterations(request.range)
@@ -210,15 +217,15 @@ def _run(request: RecordRequest, folder: Path) -> None:
         progress.done()
 
 
-def _steps(request: RecordRequest) -> Iterations:
-    return request.range or Iterations(0, request.settings.steps)
+def _steps(request: RecordRequest) -> IterationRange:
+    return request.range or IterationRange(0, request.settings.steps)
 
 
-def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
+def _write(request: RecordRequest, found: "ExpertStatistics", ranks: int) -> None:
     from equipoise.balancer.formats import write_statistics
 
     assert request.out is not None
-    place = place_of(request.out)
+    place = describe_path(request.out)
     ensure_folder(request.out.parent)
     lost = write_statistics(request.out, found, request.format)
     if lost:
@@ -231,7 +238,7 @@ def _write(request: RecordRequest, found: "Statistics", ranks: int) -> None:
     print_written(request.progress, [f"statistics: {place}"])
 
 
-def _closing(steps: Iterations, ranks: int) -> str:
+def _closing(steps: IterationRange, ranks: int) -> str:
     """The line that a recording ends with."""
     on = f"{ranks} rank" if ranks == 1 else f"{ranks} ranks"
     return f"recorded steps {steps.start} to {steps.stop - 1} on {on}"

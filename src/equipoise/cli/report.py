@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import (
@@ -23,7 +23,7 @@ from equipoise.cli.offline import (
     usage_errors,
     warn,
 )
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 SUBJECT, OUTPUT = "what is compared", "output"
@@ -54,14 +54,14 @@ class ReportRequest:
     statistics: Path
     placement: Path | None = None
     ranks: int | None = None
-    range: Iterations | None = None
+    range: IterationRange | None = None
     json: Path | None = None
     html: Path | None = None
     progress: str = "shown"
 
 
 if TYPE_CHECKING:
-    from equipoise.balancer.formats import Arrangement, Statistics
+    from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
     from equipoise.report.placement.comparison import Comparison
 
 
@@ -97,10 +97,10 @@ def _validate(request: ReportRequest) -> None:
     check_outputs(inputs, {"--json": request.json, "--html": request.html})
 
 
-def _compared(request: ReportRequest, statistics: "Statistics") -> "Comparison":
+def _compared(request: ReportRequest, statistics: "ExpertStatistics") -> "Comparison":
     from equipoise.report.placement.comparison import compare
 
-    placement: Arrangement | None = None
+    placement: ExpertPlacement | None = None
     if request.placement is not None:
         placement = load_placement("--placement", request.placement, request.ranks)
     ranks = placement.ranks if placement is not None else _ranks(request, statistics)
@@ -108,7 +108,7 @@ def _compared(request: ReportRequest, statistics: "Statistics") -> "Comparison":
         return compare(statistics, placement, ranks)
 
 
-def _ranks(request: ReportRequest, statistics: "Statistics") -> int:
+def _ranks(request: ReportRequest, statistics: "ExpertStatistics") -> int:
     if request.ranks is not None:
         return request.ranks
     if statistics.by_rank is None:

@@ -13,9 +13,9 @@ from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.cli.process import print_stderr
-from equipoise.cli.route_workers import report_settings, workers_of
+from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.cli.validation import MOST_PORT
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import (
@@ -29,7 +29,7 @@ from equipoise.serve.settings import (
 
 WHERE, WORKERS, WAITS = "listening", "workers", "waits"
 LIMITS, HEALTH, WATCHING = "limits", "health of workers", "watching"
-_ACCESS, _LIMITS, _PATIENCE, _HEALTH = AccessSettings(), Limits(), Timeouts(), HealthSettings()
+_ACCESS, _LIMITS, _TIMEOUTS, _HEALTH = AccessSettings(), Limits(), Timeouts(), HealthSettings()
 
 
 def _wait(key: str, default: float, what: str) -> Option:
@@ -51,7 +51,8 @@ def _count(key: str, default: int, group: str, what: str) -> Option:
 OPTIONS = (
     Option(key="workers", kind=kinds.WORKERS, group=WORKERS, metavar="URL",
            shown_default="none: have to be given",
-           help="servers to bind requests to; in a file also objects with url, name, slots, room "
+           help="servers to bind requests to; in a file also objects with url, name, slots, "
+           "kv_tokens "
            "and headers, so that several workers may be ranks of one server"),
     Option(key="policy", kind=kinds.NAME, group=WORKERS, metavar="NAME", shown_default="fit",
            help="which worker serves a request, and when that is decided; or PACKAGE:OBJECT"),
@@ -60,7 +61,8 @@ OPTIONS = (
            help="how the policy is set, such as window=32; a mapping in a file"),
     Option(key="slots", kind=kinds.WHOLE, group=WORKERS, metavar="N", shown_default="256",
            help="requests that a worker has at once, where its entry does not say"),
-    Option(key="room", kind=kinds.WHOLE, group=WORKERS, metavar="TOKENS", shown_default="no limit",
+    Option(key="kv_tokens", kind=kinds.WHOLE, group=WORKERS, metavar="TOKENS",
+           shown_default="no limit",
            help="tokens in a worker's KV cache, where its entry does not say"),
     Option(key="worker_key_file", kind=kinds.PATH, group=WORKERS, metavar="FILE",
            shown_default="the client's own is passed on", help="API key that workers are sent"),
@@ -83,19 +85,19 @@ OPTIONS = (
     _bytes("max_buffered", _LIMITS.buffered, "bodies of all requests together (429)"),
     _bytes("max_answer", _LIMITS.answer, "longest answer that is not streamed (502)"),
     _count("max_concurrency", _LIMITS.concurrency, LIMITS, "requests at once (429)"),
-    _count("max_held", _LIMITS.held, LIMITS, "requests that wait for a worker (429)"),
+    _count("max_queued", _LIMITS.queued, LIMITS, "requests that wait for a worker (429)"),
     _count("max_connections", _LIMITS.connections, LIMITS, "connections of clients"),
     _count("attempts", _LIMITS.attempts, LIMITS, "times that a request is sent to a worker"),
-    _wait("connect", _PATIENCE.connect, "for a worker to take a connection (another worker)"),
-    _wait("first_token", _PATIENCE.first_token, "for the first token of a stream (504)"),
-    _wait("token", _PATIENCE.token, "from one token of a stream to the next (an error event), and "
+    _wait("connect", _TIMEOUTS.connect, "for a worker to take a connection (another worker)"),
+    _wait("first_token", _TIMEOUTS.first_token, "for the first token of a stream (504)"),
+    _wait("token", _TIMEOUTS.token, "from one token of a stream to the next (an error event), and "
           "for the client to take it"),
-    _wait("total", _PATIENCE.total, "for a request altogether (504)"),
-    _wait("hold", _PATIENCE.hold, "for a worker with a free slot (503)"),
-    _wait("header", _PATIENCE.header, "for the head of a request (408)"),
-    _wait("body", _PATIENCE.body, "for the body of a request (408)"),
-    _wait("idle", _PATIENCE.idle, "for the next request of a connection"),
-    _wait("drain", _PATIENCE.drain, "for requests under way, once told to end"),
+    _wait("total", _TIMEOUTS.total, "for a request altogether (504)"),
+    _wait("queue", _TIMEOUTS.queue, "for a worker with a free slot (503)"),
+    _wait("header", _TIMEOUTS.header, "for the head of a request (408)"),
+    _wait("body", _TIMEOUTS.body, "for the body of a request (408)"),
+    _wait("idle", _TIMEOUTS.idle, "for the next request of a connection"),
+    _wait("drain", _TIMEOUTS.drain, "for requests under way, once told to end"),
     Option(key="health_interval", kind=kinds.SECONDS, group=HEALTH, metavar="SECONDS",
            shown_default=f"{_HEALTH.interval:g}",
            help="from one GET /health to the next; a tenth of it while in doubt"),
@@ -129,7 +131,7 @@ class RouteRequest:
     policy_options: tuple[tuple[str, object], ...] = ()
     metrics: tuple[tuple[str, object], ...] = ()
     slots: int = 256
-    room: int | None = None
+    kv_tokens: int | None = None
     worker_key_file: Path | None = None
     api_key_file: Path | None = None
     client_rank: ClientRank = ClientRank.HONOUR
@@ -195,7 +197,7 @@ def route_settings(request: RouteRequest) -> RouteSettings:
                 if o.group == group and o.key in request.others}
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
-    workers = workers_of(request.workers, request.slots, request.room)
+    workers = worker_settings(request.workers, request.slots, request.kv_tokens)
     reports = report_settings(dict(request.metrics), workers)
     if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_every:
         # It would go on by its own picks, which count for ever: a worker that comes back has none.
@@ -226,7 +228,7 @@ def _whole(values: Mapping[str, float]) -> dict[str, int]:
 def _check(others: Mapping[str, float]) -> None:
     for key, value in others.items():
         option = BY_KEY[key]
-        least = MIN_BYTES.get(key, 0 if key in ("max_held", "drain_timeout") else 1)
+        least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout") else 1)
         if option.group == WAITS or key.startswith("health_"):
             if not 0 <= value <= MAX_SECONDS or (not value and key != "drain_timeout"):
                 raise UsageError(

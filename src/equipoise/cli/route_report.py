@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values, usage_errors, warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import UsageError
 
 ROUTE_REPORT = """\
@@ -65,14 +65,14 @@ def route_report(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything is written.
     """
-    from equipoise.report.proxy_log.figures import figures_of
+    from equipoise.report.proxy_log.figures import proxy_log_figures
     from equipoise.report.proxy_log.table import render
     from equipoise.report.terminal import stdout_colour_mode
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
     routed = load_log(request.log, request.run)
-    figures = figures_of(routed)
+    figures = proxy_log_figures(routed)
     try:
         # Before the table: an output that nobody reads must not cost the files.
         _write(request, routed, figures, command)
@@ -123,10 +123,10 @@ def _trip(record: "RequestRecord") -> Any:
 
     return LoggedRequest(
         worker=record.worker,
-        arrival=record.arrival,
-        bound=record.bound,
-        first=record.first,
-        end=record.end,
+        arrived_at=record.arrived_at,
+        bound_at=record.bound_at,
+        first_answer_at=record.first_answer_at,
+        ended_at=record.ended_at,
         prompt=record.prompt,
         output=record.output,
         streamed=record.streamed,

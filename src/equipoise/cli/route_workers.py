@@ -13,20 +13,20 @@ from urllib.parse import urlsplit
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import ReportSettings, WorkerSettings
 
-WORKER_KEYS = ("url", "name", "slots", "room", "headers")
+WORKER_KEYS = ("url", "name", "slots", "kv_tokens", "headers")
 MOST_WORKERS = 4096
 MOST_SLOTS = 1 << 20
-MOST_ROOM = 1 << 48
+MAX_KV_TOKENS = 1 << 48
 HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+", re.ASCII)
 """Names of headers: RFC 9110, section 5.6.2."""
 HEADER_VALUE = re.compile(r"[ \t!-~]*", re.ASCII)
 RESERVED_HEADERS = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
 
-def workers_of(
-    entries: Sequence[object], slots: int, room: int | None
+def worker_settings(
+    entries: Sequence[object], slots: int, kv_tokens: int | None
 ) -> tuple[WorkerSettings, ...]:
-    """Urls, or mappings of `KEYS`; `slots` and `room` where an entry does not say.
+    """Urls, or mappings of `WORKER_KEYS`; `slots` and `kv_tokens` where an entry does not say.
 
     Raises UsageError naming the entry and what is wrong with it.
     """
@@ -35,7 +35,7 @@ def workers_of(
     if len(entries) > MOST_WORKERS:
         raise UsageError(f"--workers: at most {MOST_WORKERS}, got {len(entries)}")
     found = tuple(
-        _worker(number, entry, slots, room) for number, entry in enumerate(entries, start=1)
+        _worker(number, entry, slots, kv_tokens) for number, entry in enumerate(entries, start=1)
     )
     names = [one.name for one in found]
     for name in names:
@@ -44,7 +44,7 @@ def workers_of(
     return found
 
 
-def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerSettings:
+def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> WorkerSettings:
     where = f"workers: entry {number}"
     said: Mapping[object, object] = (
         {"url": entry} if isinstance(entry, str) else _mapping(where, entry)
@@ -59,10 +59,10 @@ def _worker(number: int, entry: object, slots: int, room: int | None) -> WorkerS
         slots=_count(where, "slots", said.get("slots", slots), MOST_SLOTS),
         headers=_headers(where, said.get("headers", {})),
     )
-    limit = said.get("room", room)
+    limit = said.get("kv_tokens", kv_tokens)
     if limit is None:
         return found
-    return replace(found, kv_tokens=_count(where, "room", limit, MOST_ROOM))
+    return replace(found, kv_tokens=_count(where, "kv_tokens", limit, MAX_KV_TOKENS))
 
 
 def _mapping(where: str, entry: object) -> Mapping[object, object]:
@@ -147,7 +147,8 @@ def _read(key: str, value: object) -> object:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not MIN_SECONDS <= float(str(value)) <= MAX_SECONDS:
             raise UsageError(
-                f"--metrics: {key} must be {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, got {value!r}"
+                f"--metrics: {key} must be {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds, "
+                f"got {value!r}"
             )
         return float(str(value))
     shape, word = (METRICS_PATH, "a path") if key == "path" else (METRIC_NAME, "a name")
@@ -162,7 +163,8 @@ def _check(settings: ReportSettings, workers: Sequence[WorkerSettings]) -> None:
         if settings.kv_usage is None or roomless:
             of = f" of worker {roomless[0]}" if roomless else ""
             raise UsageError(
-                "--metrics: tokens are needed: a metric of that name, or kv_usage and room" + of
+                "--metrics: tokens are needed: a metric of that name, or kv_usage and kv_tokens"
+                + of
             )
     urls = [one.url for one in workers]
     for one in workers:

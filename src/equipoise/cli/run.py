@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.cli.config import read_config
-from equipoise.cli.files import ensure_folder, place_of, write_file
+from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
 from equipoise.cli.options import (
     BY_KEY,
@@ -127,10 +127,10 @@ def _write(request: RunRequest, record: RunRecord, summary: RunSummary, command:
     """
     written: list[str] = []
     failed: list[str] = []
-    for told, write in _outputs(request, record, summary, command):
+    for lines, write in _outputs(request, record, summary, command):
         try:
             write()
-            written += told
+            written += lines
         except PlotsMissing as missing:
             print(f"equipoise: no report: {missing}", file=sys.stderr)
         except EquipoiseError as error:
@@ -146,17 +146,17 @@ def _outputs(
 ) -> Iterator[tuple[list[str], Callable[[], object]]]:
     """In order: the lines that tell of each, and what writes it."""
     yield (
-        [f"figures: {place_of(request.json, request.settings.out)}"],
+        [f"figures: {describe_path(request.json, request.settings.out)}"],
         lambda: write_file(request.json, _figures(summary)),
     )
     # Everything measured, for pictures and questions that come later.
     yield [], lambda: _save(record, ensure_folder(request.settings.out) / RECORD_FILE)
-    report = [f"report: {place_of(request.html, request.settings.out)}"]
+    report = [f"report: {describe_path(request.html, request.settings.out)}"]
     yield report, lambda: write_file(request.html, render_html(record, summary, command))
     if (trace := request.trace) is not None:
-        place = place_of(trace, request.settings.out)
-        told = f"trace: {place} (ui.perfetto.dev or chrome://tracing opens it)"
-        yield [told], lambda: write_file(trace, render_trace(record))
+        place = describe_path(trace, request.settings.out)
+        line = f"trace: {place} (ui.perfetto.dev or chrome://tracing opens it)"
+        yield [line], lambda: write_file(trace, render_trace(record))
 
 
 def _figures(summary: RunSummary) -> str:

@@ -16,7 +16,7 @@ from equipoise.cli import kinds
 from equipoise.cli import simulate_kinds as own
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import print_written, request_values, warn
-from equipoise.cli.options import Option
+from equipoise.cli.option import Option
 from equipoise.hal.errors import EquipoiseError, PolicyError, UsageError
 
 SIMULATE = """\
@@ -71,10 +71,10 @@ OPTIONS = (
     Option(key="cached_blocks", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="0",
            help="blocks of prompts that each keeps for later ones; needs --prefill-chunk and a "
            "trace with hashes"),
-    Option(key="drafts", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="none",
+    Option(key="draft_tokens", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="none",
            help="tokens drafted a step, for speculative decoding"),
     Option(key="acceptance", kind=kinds.REAL, group=CLUSTER, metavar="X", shown_default="0.7",
-           help="chance that a draft is accepted if those before it were; needs --drafts"),
+           help="chance that a draft is accepted if those before it were; needs --draft-tokens"),
     Option(key="step_model", kind=own.STEP_MODEL, group=STEP, metavar="|".join(STEP_MODELS),
            shown_default="share", help="; ".join(f"{k}: {v}" for k, v in STEP_MODELS.items())),
     Option(key="fixed_share", kind=kinds.REAL, group=STEP, metavar="X", shown_default="0.5",
@@ -100,22 +100,22 @@ OPTIONS = (
            "published, queue at a worker, or hold the request back"),
     Option(key="front_ends", kind=kinds.WHOLE, group=ROUTING, metavar="N", shown_default="1",
            help="processes that route; each sees its own requests only"),
-    Option(key="report_every", kind=kinds.REAL, group=ROUTING, metavar="MS",
+    Option(key="report_interval", kind=kinds.REAL, group=ROUTING, metavar="MS",
            shown_default="as each policy was published",
            help="how old reports of workers get; 0: never old"),
-    Option(key="tell_every", kind=kinds.REAL, group=ROUTING, metavar="MS", shown_default="0",
+    Option(key="token_delay", kind=kinds.REAL, group=ROUTING, metavar="MS", shown_default="0",
            help="how late front ends hear of tokens and ends; 0: after every step"),
-    Option(key="patience", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
+    Option(key="queue_timeout", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
            shown_default="no end", help="after which a request that waits is given up"),
     Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
            shown_default="the policy's", help="fit: waiting requests that it chooses from"),
-    Option(key="ageing", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
+    Option(key="wait_bonus", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
            shown_default="the policy's",
            help="fit: what having waited for a decision is worth; more is fairer"),
     Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
            help="fit: how far above the mean load a worker still takes requests"),
-    Option(key="gather", kind=kinds.REAL, group=ROUTING, metavar="X",
+    Option(key="prefill_wait", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
            help="fit, with --prompt-weight: requests wait for each other, so that prompts are "
            "computed together, until X times what one costs alone is lost; 0: never"),
@@ -140,7 +140,7 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 class SimulateRequest:
     """What one `equipoise simulate` was asked for; `progress` is `shown` or `hidden`.
 
-    None is what nobody said; report_every and tell_every are in milliseconds.
+    report_interval and token_delay are in milliseconds; None: not set.
     """
 
     trace: Path | None = None
@@ -156,7 +156,7 @@ class SimulateRequest:
     kv_tokens: int | None = None
     prefill_chunk: int | None = None
     cached_blocks: int = 0
-    drafts: int | None = None
+    draft_tokens: int | None = None
     acceptance: float | None = None
     step_model: str = "share"
     fixed_share: float | None = None
@@ -168,13 +168,13 @@ class SimulateRequest:
     arrivals: str | None = None
     when_full: str = "queue"
     front_ends: int = 1
-    report_every: float | None = None
-    tell_every: float = 0.0
-    patience: float | None = None
+    report_interval: float | None = None
+    token_delay: float = 0.0
+    queue_timeout: float | None = None
     window: int | None = None
-    ageing: float | None = None
+    wait_bonus: float | None = None
     slack: float | None = None
-    gather: float | None = None
+    prefill_wait: float | None = None
     sweep: str | None = None
     points: tuple[float, ...] | None = None
     out: Path = Path("equipoise-simulate")
@@ -242,7 +242,7 @@ def _check_served(request: SimulateRequest, found: "SimulationResult") -> None:
     results = [*found.results, *(result for point in points for result in point.results)]
     if any(result.interval("failed").mean < 1 for result in results):
         return
-    bounds = {"--kv-tokens": request.kv_tokens, "--patience": request.patience}
+    bounds = {"--kv-tokens": request.kv_tokens, "--queue-timeout": request.queue_timeout}
     why = " and ".join(f"{flag} {value:g}" for flag, value in bounds.items() if value is not None)
     why = why or "these settings"
     raise EquipoiseError(f"every request failed, with every policy: {why} let none be served")
@@ -317,7 +317,7 @@ def _compared(
 
     count = staged.trial.workload_factory(staged.trial.seeds[0]).count
 
-    def told(label: str, seed: int, done: int) -> None:
+    def on_progress(label: str, seed: int, done: int) -> None:
         progress.update(label, seed, done / count)
 
     def ended(contender: "NamedPolicy", seed: int, outcome: "SimulationRun") -> None:
@@ -325,7 +325,7 @@ def _compared(
             kept(contender, seed, outcome)
         progress.finish_run()
 
-    return compare_policies(staged.trial, staged.contenders, told, ended)
+    return compare_policies(staged.trial, staged.contenders, on_progress, ended)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from equipoise.hal.errors import UsageError
 from equipoise.report.simulation.result import DRAWN_STEPS, MAX_KEPT_LOADS
 
 FIT = "fit"
-FIT_OPTIONS = ("window", "ageing", "slack", "gather")
+FIT_OPTIONS = ("window", "wait_bonus", "slack", "prefill_wait")
 """Options of that policy alone."""
 ORACLE = "brh_oracle"
 MOST_REQUESTS = 10_000_000
@@ -100,7 +100,7 @@ def _counts(request: SimulateRequest) -> Iterator[tuple[str, int | None, int]]:
     yield "--slots-per-worker", request.slots_per_worker, MOST_SLOTS
     yield "--kv-tokens", request.kv_tokens, MOST_TOKENS
     yield "--prefill-chunk", request.prefill_chunk, MOST_TOKENS
-    yield "--drafts", request.drafts, MOST_DRAFTS
+    yield "--draft-tokens", request.draft_tokens, MOST_DRAFTS
     yield "--front-ends", request.front_ends, MOST_FRONT_ENDS
     yield "--window", request.window, MOST_WINDOW
 
@@ -112,12 +112,12 @@ def _amounts(request: SimulateRequest) -> Iterator[tuple[str, float | None, floa
     yield "--seconds-per-token", request.seconds_per_token, 1
     yield "--prompt-weight", request.prompt_weight, 1e9
     yield "--noise", request.noise, 10
-    yield "--report-every", request.report_every, 1e9
-    yield "--tell-every", request.tell_every, 1e9
-    yield "--patience", request.patience, 1e9
-    yield "--ageing", request.ageing, 1e12
+    yield "--report-interval", request.report_interval, 1e9
+    yield "--token-delay", request.token_delay, 1e9
+    yield "--queue-timeout", request.queue_timeout, 1e9
+    yield "--wait-bonus", request.wait_bonus, 1e12
     yield "--slack", request.slack, 1e6
-    yield "--gather", request.gather, 1e6
+    yield "--prefill-wait", request.prefill_wait, 1e6
 
 
 def _check_step(request: SimulateRequest) -> None:
@@ -136,10 +136,10 @@ def _check_step(request: SimulateRequest) -> None:
 
 def _check_company(request: SimulateRequest) -> None:
     """Options that say nothing without others."""
-    if request.patience == 0:
-        raise UsageError("--patience must be above 0: nobody would be served")
-    if request.acceptance is not None and request.drafts is None:
-        raise UsageError("--acceptance needs --drafts: nothing is drafted")
+    if request.queue_timeout == 0:
+        raise UsageError("--queue-timeout must be above 0: nobody would be served")
+    if request.acceptance is not None and request.draft_tokens is None:
+        raise UsageError("--acceptance needs --draft-tokens: nothing is drafted")
     if request.prompt_weight and request.prefill_chunk is None:
         raise UsageError("--prompt-weight needs --prefill-chunk: prompts come computed")
     if request.trace is None and request.format is not None:
@@ -149,7 +149,8 @@ def _check_company(request: SimulateRequest) -> None:
     if FIT not in select_policies(request.policies):
         for key in FIT_OPTIONS:
             if getattr(request, key) is not None:
-                raise UsageError(f"--{key} says nothing without fit among --policies: it is fit's")
+                option = "--" + key.replace("_", "-")
+                raise UsageError(f"{option} says nothing without fit among --policies: it is fit's")
 
 
 def _check_cache(request: SimulateRequest) -> None:
@@ -311,20 +312,20 @@ def _arrivals(request: SimulateRequest) -> str:
 
 
 def _scenario(request: SimulateRequest) -> Scenario:
-    late = request.report_every
+    late = request.report_interval
     return Scenario(
         cluster=_cluster(request),
         arrivals=TimedArrivals() if _own_times(request) else SaturatedArrivals(),
         front_ends=request.front_ends,
         report_every=None if late is None else late / 1e3,
-        tell_every=request.tell_every / 1e3,
-        patience=request.patience,
+        tell_every=request.token_delay / 1e3,
+        patience=request.queue_timeout,
         trajectory=max(DRAWN_STEPS, MAX_KEPT_LOADS // request.workers),
     )
 
 
 def _cluster(request: SimulateRequest) -> Cluster:
-    chunk, drafts = request.prefill_chunk, request.drafts
+    chunk, drafts = request.prefill_chunk, request.draft_tokens
     acceptance = ACCEPTANCE if request.acceptance is None else request.acceptance
     return Cluster(
         workers=request.workers,
@@ -347,8 +348,13 @@ def _step(request: SimulateRequest) -> StepTime:
 
 
 def _contenders(request: SimulateRequest) -> tuple[NamedPolicy, ...]:
-    said = {key: getattr(request, key) for key in ("window", "ageing", "slack", "gather")}
-    settings: dict[str, Any] = {key: value for key, value in said.items() if value is not None}
+    fit_settings = {
+        "window": request.window,
+        "ageing": request.wait_bonus,
+        "slack": request.slack,
+        "gather": request.prefill_wait,
+    }
+    settings: dict[str, Any] = {k: value for k, value in fit_settings.items() if value is not None}
     settings["when_full"] = WhenFull(request.when_full)
     settings["prompt_weight"] = request.prompt_weight
     return tuple(

@@ -27,18 +27,23 @@ from equipoise.hal.errors import BackendUnavailable, UsageError
 MOST_STEPS = 100_000
 MOST_HYSTERESIS = 1000
 """As the target: no layer can gain so much on so few ranks."""
-COUNT_LIMITS = {"parcel": 4096, "layer_updates_per_iter": 4096, "patience": MOST_STEPS, "nodes": 64}
+COUNT_LIMITS = {
+    "slots_per_message": 4096,
+    "layer_updates_per_iter": 4096,
+    "max_stalled_steps": MOST_STEPS,
+    "nodes": 64,
+}
 """The most that each may be; the least is 1."""
 INEFFECTIVE_WITH_COMMIT = {
     CommitMode.STAGED: {"layer_updates_per_iter": "layers are not rewritten in place"},
     CommitMode.IN_PLACE: {
-        "in_flight": "nothing is staged",
-        "parcel": "nothing travels between ranks",
+        "staging_bytes": "nothing is staged",
+        "slots_per_message": "nothing travels between ranks",
     },
 }
 """By way to commit: what makes no sense beside it, and why."""
 INEFFECTIVE_UNBALANCED = {
-    **dict.fromkeys(("slots", "shares", "locality", "rule"), "every expert has one slot"),
+    **dict.fromkeys(("slots", "shares", "locality", "routing_rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
     **{option.key: "nothing is planned" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
@@ -52,7 +57,7 @@ def check_engine(settings: RunSettings) -> None:
         value = getattr(settings, key)
         if not 1 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 1 to {most}, got {value}")
-    for key, most in {**PLANNER_LIMITS, "hysteresis": MOST_HYSTERESIS}.items():
+    for key, most in {**PLANNER_LIMITS, "min_gain": MOST_HYSTERESIS}.items():
         value = getattr(settings, key)
         if not 0 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 0 to {most}, got {value:g}")
@@ -113,15 +118,15 @@ def _limit(settings: RunSettings) -> str:
         return "with --placement"
     if settings.balance is Balance.OFF:
         return "with --no-balance"
-    if settings.rule is not RoutingRule.SHARES:
-        return f"with --rule {settings.rule}"
+    if settings.routing_rule is not RoutingRule.SHARES:
+        return f"with --routing-rule {settings.routing_rule}"
     return "without --placement"
 
 
 def _check_rule(settings: RunSettings) -> None:
-    if settings.rule is not RoutingRule.SHARES and settings.shares is not Shares.STATIC:
+    if settings.routing_rule is not RoutingRule.SHARES and settings.shares is not Shares.STATIC:
         raise UsageError(
-            f"--rule {settings.rule} reads no shares: --shares must be static, "
+            f"--routing-rule {settings.routing_rule} reads no shares: --shares must be static, "
             f"not {settings.shares}"
         )
     if settings.locality is not Locality.ANY and settings.shares is not Shares.EXACT:
@@ -139,7 +144,7 @@ def _check_nodes(settings: RunSettings) -> None:
 
 
 def _check_survival(settings: RunSettings) -> None:
-    """As the planner would say, epoch after epoch."""
+    """As the planner would say, rebalance after rebalance."""
     if not settings.survive:
         return
     if settings.slots < 2 * EXPERTS:
@@ -155,11 +160,11 @@ def _check_survival(settings: RunSettings) -> None:
 
 def _check_staging(settings: RunSettings) -> None:
     """Through one slot of staging everything moves, step by step; through none, nothing."""
-    if settings.in_flight is None or settings.commit is CommitMode.IN_PLACE:
+    if settings.staging_bytes is None or settings.commit is CommitMode.IN_PLACE:
         return
-    if settings.in_flight < SLOT_BYTES:
+    if settings.staging_bytes < SLOT_BYTES:
         raise UsageError(
-            f"--in-flight {settings.in_flight} bytes does not hold a slot: at least "
+            f"--staging-bytes {settings.staging_bytes} bytes does not hold a slot: at least "
             f"{SLOT_BYTES // 1024}KiB"
         )
 
@@ -284,7 +289,7 @@ def _check_backends(settings: RunSettings) -> None:
 
 def _join_launcher(settings: RunSettings) -> None:
     """Raises UsageError where nobody can start the ranks, or others have been started."""
-    from equipoise.demo.launcher import join_launcher
+    from equipoise.connection import join_launcher
     from equipoise.hal import registry
 
     name = settings.communicator or registry.accelerator(settings.backend).communicator
@@ -306,8 +311,8 @@ def _check_commit(settings: RunSettings) -> None:
     """
     if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST_BACKEND:
         raise UsageError(
-            f"--commit locked is for --backend {HOST_BACKEND} here, not {settings.backend}: the demo waits "
-            "for its device within a step; --commit boundary works everywhere"
+            f"--commit in_place is for --backend {HOST_BACKEND} here, not {settings.backend}: the "
+            "demo waits for its device within a step; --commit staged works everywhere"
         )
 
 

@@ -11,28 +11,31 @@ from equipoise.demo.settings import (
 )
 
 EngineOptions = dict[str, str | int | float]
-AIMS = ("window_size", "step_interval", "target", "slack", "sigma", "hysteresis")
-BOUNDS = ("survive", "nodes", "patience")
+AIMS = ("window_size", "step_interval", "target", "slack", "sigma", "min_gain")
+BOUNDS = ("survive", "nodes", "max_stalled_steps")
 
 
 def engine_options(run: RunSettings) -> EngineOptions:
     """By option, in its own words; only what had a meaning in this run.
 
-    `in_flight` is what there was room for, in bytes of a rank.
+    `staging_bytes` is what there was room for, in bytes of a rank.
     """
     if run.balance is Balance.OFF:
         return {}
     if run.placement is not None:
-        return {"rule": str(run.rule)}
-    heard: EngineOptions = {"commit": str(run.commit), "rule": str(run.rule)}
+        return {"routing_rule": str(run.routing_rule)}
+    options: EngineOptions = {"commit": str(run.commit), "routing_rule": str(run.routing_rule)}
     if run.shares is Shares.EXACT:
-        heard["locality"] = str(run.locality)
-    heard |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
+        options["locality"] = str(run.locality)
+    options |= {key: getattr(run, key) for key in (*AIMS, *BOUNDS)}
     if run.commit is CommitMode.IN_PLACE:
-        return heard | {"layer_updates_per_iter": run.layer_updates_per_iter}
-    return heard | {"in_flight": staging_buffers(run) * SLOT_BYTES, "parcel": run.parcel}
+        return options | {"layer_updates_per_iter": run.layer_updates_per_iter}
+    return options | {
+        "staging_bytes": staging_buffers(run) * SLOT_BYTES,
+        "slots_per_message": run.slots_per_message,
+    }
 
 
-def uses_shares(heard: EngineOptions) -> bool:
+def uses_shares(options: EngineOptions) -> bool:
     """Whether shares picked the replicas, and not another engine's rule."""
-    return heard.get("rule", RoutingRule.SHARES) == RoutingRule.SHARES
+    return options.get("routing_rule", RoutingRule.SHARES) == RoutingRule.SHARES

@@ -173,7 +173,7 @@ class ExpertParallel:
     Args:
         router: chooses a slot for every (token, k).
         generation: of a layer's routing tables.
-        carrier: takes rows to their experts and back.
+        dispatcher: takes rows to their experts and back.
         weights: of this rank's slots.
         clock: enters the routing hash.
         reading: around what reads the slots of (layer, step).
@@ -184,7 +184,7 @@ class ExpertParallel:
         self,
         router: Router,
         generation: Callable[[int], int],
-        carrier: TokenDispatcher,
+        dispatcher: TokenDispatcher,
         weights: SlotWeights,
         clock: ForwardClock,
         reading: ReadGuard,
@@ -192,7 +192,7 @@ class ExpertParallel:
     ) -> None:
         self._router = router
         self._generation = generation
-        self._dispatcher = carrier
+        self._dispatcher = dispatcher
         self._weights = weights
         self._clock = clock
         self._reading = reading

@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from equipoise.connection import AGENT_STORE, available, is_launched, rendezvous_from
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import RunRecord, load_record
 from equipoise.demo.settings import RecordingSettings, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder
 from equipoise.demo.traffic import load_phases
-from equipoise.demo.worker import RankTask, rendezvous_from
+from equipoise.demo.worker import RankTask
 from equipoise.hal import registry
-from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.communicator import RendezvousHost
-from equipoise.hal.errors import BackendUnavailable, ControlError, EquipoiseError, RankLost
+from equipoise.hal.errors import ControlError, EquipoiseError, RankLost
 
 POLL = 0.05
 """Seconds between two looks at the ranks."""
@@ -117,6 +117,7 @@ class RankProcesses:
                 "WORLD_SIZE": str(self._task.settings.ranks),
                 "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
+                AGENT_STORE: "True",
                 "OMP_NUM_THREADS": "1",
                 "MKL_NUM_THREADS": "1",
                 # The store looks names up with every connection; a silent name server costs 5 s.
@@ -259,29 +260,6 @@ def record_demo(settings: RunSettings, recording: RecordingSettings, progress: R
     _run_ranks(RankTask(settings, Path(os.devnull), os.getpid(), recording), progress)
 
 
-def is_launched() -> bool:
-    """Whether a launcher has started this process as a rank: `torchrun`, or see `join_launcher`."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def join_launcher(communicator: str) -> None:
-    """Where the communicator's own launcher (mpiexec) started this process, be the rank it made.
-
-    The environment then says so in torchrun's words, so that everything asks in one way. Without
-    such a launcher, and under torchrun, nothing is done. Collective among the ranks of a launch.
-
-    Raises: as `CommunicatorBackend.joined`.
-    """
-    seat = None if is_launched() else registry.communicator(communicator).launcher_rendezvous()
-    if seat is not None:
-        os.environ.update(
-            RANK=str(seat.rank),
-            WORLD_SIZE=str(seat.size),
-            MASTER_ADDR=seat.host,
-            MASTER_PORT=str(seat.port),
-        )
-
-
 def _run_ranks(task: RankTask, progress: RunProgress) -> None:
     """Start them all, and wait until they have ended; raises what ended them."""
     host = registry.communicator(task.settings.communicator).host()
@@ -294,8 +272,5 @@ def _run_ranks(task: RankTask, progress: RunProgress) -> None:
 
 def with_communicator(settings: RunSettings) -> RunSettings:
     """The settings with a communicator's name in them; raises `BackendUnavailable`."""
-    backend = registry.accelerator(settings.backend)
-    probed = backend.probe()
-    if isinstance(probed, Unavailable):
-        raise BackendUnavailable(f"{settings.backend} cannot run here: {probed.reason}")
+    backend = available(settings.backend)
     return replace(settings, communicator=settings.communicator or backend.communicator)

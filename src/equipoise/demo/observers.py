@@ -94,7 +94,7 @@ def _serve_metrics(
 
 def _write_lines(settings: RunSettings) -> None:
     """Lines that are asked for go to standard error; aborts do so anyway, as any warning."""
-    asked = [REBALANCE_LOG] if settings.log_epochs else []
+    asked = [REBALANCE_LOG] if settings.log_rebalances else []
     if settings.log_balancedness:
         asked.append(BALANCEDNESS_LOG)
     for logger in asked:

@@ -16,7 +16,7 @@ from equipoise.demo.grid import Grid
 from equipoise.demo.model import Batch, Decoder, KVCache, MoeLayer
 from equipoise.demo.model.attention import plan_rows
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.scheduler import RequestScheduler, cache_slots, most_rows
+from equipoise.demo.scheduler import RequestScheduler, cache_slots, max_rows
 from equipoise.demo.serve_loop import CountingMoe, PassMeasurements, ServeContext
 from equipoise.demo.traffic import Traffic
 from equipoise.hal.accelerator import Accelerator
@@ -90,14 +90,14 @@ def column_pipeline(
         micro_batches: turns in flight.
         name: no two pipelines of a run have one name.
     """
-    desks = grid.data_parallel_size * micro_batches
-    sequences = cache_slots(traffic, desks)
+    schedulers = grid.data_parallel_size * micro_batches
+    sequences = cache_slots(traffic, schedulers)
     split = SliceMode.SLICED if grid.tensor_parallel_size > 1 else SliceMode.WHOLE
     field = RowField(HIDDEN, (hidden,), torch.float32, split)
     return PipelineSpec(
         name=f"{name} {rank % grid.ranks_per_stage}",
         ranks=grid.column(rank),
-        template=SchemaTemplate((field,), max_rows=most_rows(traffic, desks)),
+        template=SchemaTemplate((field,), max_rows=max_rows(traffic, schedulers)),
         max_sequences=sequences,
         in_flight=micro_batches,
         depth=micro_batches + 1,
@@ -105,26 +105,28 @@ def column_pipeline(
 
 
 @contextmanager
-def course(site: RunContext, name: str) -> Iterator[StageContext]:
+def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
     """The rank's way through a pass, with its edges and communicators; collective of all ranks."""
-    grid, rank, turns = site.grid, site.rank, site.settings.turns
+    grid, rank, turns = run_context.grid, run_context.rank, run_context.settings.turns
     members = grid.slices(rank)
     opened = [
-        site.run_fabric.open(f"{name}.{purpose} of {members[0]}", members)
+        run_context.run_fabric.open(f"{name}.{purpose} of {members[0]}", members)
         for purpose in ("gathering", "comparing", "rows")
         if grid.tensor_parallel_size > 1
     ]
     place = EdgeContext(
-        fabric=site.run_fabric,
-        accelerator=site.accelerator,
-        stream=site.serving.compute,
-        deadline=site.serving.deadline,
+        fabric=run_context.run_fabric,
+        accelerator=run_context.accelerator,
+        stream=run_context.serving.compute,
+        deadline=run_context.serving.deadline,
         slice_group=SliceGroup(opened[0], opened[1]) if opened else None,
     )
-    hidden = site.weights.config.hidden
-    pipeline = column_pipeline(grid, rank, site.traffic, hidden, turns, f"{name}, column")
+    hidden = run_context.weights.config.hidden
+    pipeline = column_pipeline(grid, rank, run_context.traffic, hidden, turns, f"{name}, column")
     ends = open_stage_channels(pipeline, place)
-    yield StageContext(grid, rank, turns, ends, site.accelerator, opened[2] if opened else None)
+    yield StageContext(
+        grid, rank, turns, ends, run_context.accelerator, opened[2] if opened else None
+    )
     ends.close()
     for communicator in opened:
         communicator.close()
@@ -143,7 +145,7 @@ class ModelStage:
     """What one rank computes of the model; see `Stage`.
 
     Attributes:
-        post: where it serves; the weights are of its layers only.
+        serving: where it serves; the weights are of its layers only.
         context: how.
         traffic: what is served.
         moe: the experts of its layers.
@@ -155,7 +157,7 @@ class ModelStage:
         finished: digest by request id, on the ranks that sample; of every request once.
     """
 
-    post: ServeContext
+    serving: ServeContext
     context: StageContext
     traffic: Traffic
     moe: MoeLayer
@@ -167,9 +169,9 @@ class ModelStage:
     finished: dict[int, bytes] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        course, weights = self.context, self.post.weights
-        micro, count = course.micro_batches, course.scheduler_count
-        first = course.grid.group(course.rank) * micro
+        context, weights = self.context, self.serving.weights
+        micro, count = context.micro_batches, context.scheduler_count
+        first = context.grid.group(context.rank) * micro
         slots = cache_slots(self.traffic, count)
         self._counting = CountingMoe(self.moe, self.meter)
         self._decoder = Decoder(weights)
@@ -185,15 +187,20 @@ class ModelStage:
 
         Raises what `StageLoop.run` raises.
         """
-        course, deadline = self.context, self.post.deadline * 2
+        context, deadline = self.context, self.serving.deadline * 2
         loop = StageLoop(
-            self, course.ends, course.accelerator, self.post.compute, course.micro_batches, deadline
+            self,
+            context.ends,
+            context.accelerator,
+            self.serving.compute,
+            context.micro_batches,
+            deadline,
         )
-        loop.run(self.traffic.steps * course.micro_batches)
-        if course.is_last and course.grid.slice(course.rank) == 0:
-            for desk in self._schedulers:
-                desk.close()
-                self.finished |= desk.finished
+        loop.run(self.traffic.steps * context.micro_batches)
+        if context.is_last and context.grid.slice(context.rank) == 0:
+            for scheduler in self._schedulers:
+                scheduler.close()
+                self.finished |= scheduler.finished
         return self.finished
 
     def begin(self, number: int) -> MicroBatch:
@@ -206,7 +213,7 @@ class ModelStage:
     @contextmanager
     def around(self, number: int) -> Iterator[None]:
         """See `Stage`."""
-        enter, step = self.post.control.set_operation, number // self.context.micro_batches
+        enter, step = self.serving.control.set_operation, number // self.context.micro_batches
         enter(f"the vote before step {step} ({self.name})")
         with self.around_step(number):
             enter(f"step {step} ({self.name})")
@@ -221,7 +228,7 @@ class ModelStage:
         under_way, cache = self._under_way[turn.number], self._caches[micro]
         plan = plan_rows(under_way.batch, cache)
         x = self._decoder.embed(plan, cache) if handed is None else handed[HIDDEN]
-        layers = range(self.post.weights.config.layers)
+        layers = range(self.serving.weights.config.layers)
         x = self._decoder.run_layers(layers, x, plan, cache, self._counting)
         if not self.context.is_last:
             return {HIDDEN: x}
@@ -231,12 +238,12 @@ class ModelStage:
     def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         """See `Stage`."""
         step, micro = divmod(turn.number, self.context.micro_batches)
-        under_way, desk = self._under_way.pop(turn.number), self._schedulers[micro]
+        under_way, scheduler = self._under_way.pop(turn.number), self._schedulers[micro]
         if under_way.logits is not None:
-            desk.add_logits(under_way.batch, under_way.logits.cpu())
+            scheduler.add_logits(under_way.batch, under_way.logits.cpu())
         else:
             known = [0] * turn.sequences if tokens is None else tokens.tolist()
-            desk.add_tokens(under_way.batch, known)
+            scheduler.add_tokens(under_way.batch, known)
         if micro == self.context.micro_batches - 1:
             self._close_step(step)
 

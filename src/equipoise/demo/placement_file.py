@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from equipoise.balancer.experts.placement import Layout
-from equipoise.balancer.formats import Arrangement, read_placement
+from equipoise.balancer.formats import ExpertPlacement, read_placement
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.settings import RunSettings
 from equipoise.hal.communicator import Communicator
@@ -24,7 +24,7 @@ def read_placement_file(settings: RunSettings, config: ModelConfig) -> Layout | 
     return Layout(found.placement, found.shares)
 
 
-def read_matching(path: Path, ranks: int, layers: int, experts: int) -> Arrangement:
+def read_matching(path: Path, ranks: int, layers: int, experts: int) -> ExpertPlacement:
     """A placement of just these layers and experts. Raises `FormatError` that names the file."""
     found = read_placement(path, ranks=ranks)
     if found.experts != experts:

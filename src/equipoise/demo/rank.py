@@ -17,8 +17,9 @@ from torch import Tensor
 from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
-from equipoise.balancer.formats import Recorder
+from equipoise.balancer.formats import StatisticsRecorder
 from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid
 from equipoise.demo.machine import describe_machine
@@ -28,17 +29,16 @@ from equipoise.demo.observers import Observers
 from equipoise.demo.placement_file import check_same_placement, read_placement_file
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_context import RunContext
-from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
 from equipoise.demo.scheduler import DIGEST_BYTES, RequestScheduler, outputs_digest
 from equipoise.demo.serve_loop import PassMeasurements, ServeContext, serve_alone
 from equipoise.demo.settings import RecordingSettings, RunSettings, VariantName
 from equipoise.demo.traffic import Traffic, load_phases
-from equipoise.demo.variant import PassResult, Variant, serve_variant, variants
+from equipoise.demo.variant import PassResult, Variant, serve_variant, variants_of_run
 from equipoise.hal import registry
 from equipoise.hal.accelerator import open_for_rank
 from equipoise.hal.communicator import Communicator, Fabric, Rendezvous
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import CommunicatorError, RankLost, StreamFailed
 from equipoise.hal.stream import Role
 from equipoise.hal.subgroup import SubgroupFabric
 
@@ -121,13 +121,13 @@ def serve_rank(
     """
     fabric, where = _meet(settings, rendezvous)
     with _blaming(fabric.control, settings):
-        site = _settle_in(settings, fabric, where)
-        ways = variants(settings, site.serving.weights.config.experts)
-        served = [(way, *_serve(site, way, progress)) for way in ways]
+        run_context = _settle_in(settings, fabric, where)
+        variants = variants_of_run(settings, run_context.serving.weights.config.experts)
+        served = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
     fabric.control.set_operation("the reference pass")
-    record = None if where.rank else _record(site, served, progress)
-    _part(site)
+    record = None if where.rank else _record(run_context, served, progress)
+    _part(run_context)
     return record
 
 
@@ -147,13 +147,18 @@ def record_rank(
     """
     fabric, where = _meet(settings, rendezvous)
     with _blaming(fabric.control, settings):
-        site = _settle_in(settings, fabric, where)
-        recorder = _recorder(site, recording)
-        _pass(site, variants(settings, site.serving.weights.config.experts)[-1], progress, recorder)
+        run_context = _settle_in(settings, fabric, where)
+        recorder = _recorder(run_context, recording)
+        _pass(
+            run_context,
+            variants_of_run(settings, run_context.serving.weights.config.experts)[-1],
+            progress,
+            recorder,
+        )
         fabric.control.set_operation("the writing of statistics")
         recorder.close()
-        fabric.open("recorded").barrier().result(site.serving.deadline)
-    _part(site)
+        fabric.open("recorded").barrier().result(run_context.serving.deadline)
+    _part(run_context)
 
 
 def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendezvous]:
@@ -162,10 +167,10 @@ def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendez
     return registry.communicator(settings.communicator).connect(where), where
 
 
-def _part(site: RunContext) -> None:
-    site.observers.close()
-    site.run_fabric.close()
-    site.accelerator.close()
+def _part(run_context: RunContext) -> None:
+    run_context.observers.close()
+    run_context.run_fabric.close()
+    run_context.accelerator.close()
 
 
 @contextmanager
@@ -174,7 +179,7 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
+        raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
 def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
@@ -187,7 +192,7 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
     compute = accelerator.stream(Role.COMPUTE)
     compute.launch(lambda: check_batch_invariance(weights.config, accelerator.device))
     compute.synchronize(rendezvous.deadline)
-    post = ServeContext(
+    serving = ServeContext(
         weights=weights if grid.stages == 1 else weights.of_layers(layers),
         compute=compute,
         control=within.control,
@@ -210,7 +215,7 @@ def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) ->
         rank,
         grid,
         weights,
-        post,
+        serving,
         traffic,
         observers,
         layout,
@@ -225,12 +230,12 @@ def _stage_fabric(fabric: Fabric, grid: Grid) -> Fabric:
     return SubgroupFabric(fabric, f"stage {grid.stage(rank)}", grid.stage_ranks(rank))
 
 
-def _recorder(site: RunContext, recording: RecordingSettings) -> Recorder:
-    config = site.serving.weights.config
-    return Recorder(
+def _recorder(run_context: RunContext, recording: RecordingSettings) -> StatisticsRecorder:
+    config = run_context.serving.weights.config
+    return StatisticsRecorder(
         recording.folder,
-        rank=site.serving.rank,
-        ranks=site.serving.ranks,
+        rank=run_context.serving.rank,
+        ranks=run_context.serving.ranks,
         iterations=recording.steps,
         layers=range(config.layers),
         experts=config.experts,
@@ -242,36 +247,41 @@ Served = tuple[Variant, PassResult, VariantRecord, torch.Tensor, tuple[RecordedS
 
 
 def _pass(
-    site: RunContext, variant: Variant, progress: RunProgress, recorder: Recorder | None = None
+    run_context: RunContext,
+    variant: Variant,
+    progress: RunProgress,
+    recorder: StatisticsRecorder | None = None,
 ) -> PassResult:
     """Serve the whole traffic one way; each step is shown, and recorded where that is asked for."""
-    if site.rank == 0:
-        progress.variant(variant.name, site.traffic.steps)
+    if run_context.rank == 0:
+        progress.variant(variant.name, run_context.traffic.steps)
 
     def watch(step: int, rows: Counts, imbalance: float) -> None:
         if recorder is not None:
             recorder.record(step, rows)
-        if site.rank == 0:
+        if run_context.rank == 0:
             progress.step(step + 1, imbalance, "")
 
-    return serve_variant(site, variant, watch)
+    return serve_variant(run_context, variant, watch)
 
 
 def _serve(
-    site: RunContext, variant: Variant, progress: RunProgress
+    run_context: RunContext, variant: Variant, progress: RunProgress
 ) -> tuple[PassResult, VariantRecord, torch.Tensor, tuple[RecordedSpan, ...]]:
     """One pass, and what all ranks together made of it."""
-    done = _pass(site, variant, progress)
-    site.serving.control.set_operation(f"gathering the results ({variant.name})")
-    results = site.run_fabric.open(f"{variant.name}.results")
-    gatherer = Gatherer(results, site.accelerator.device, site.serving.deadline)
-    requests = site.traffic.steps * site.traffic.requests_per_step
-    epochs, aborts = _epochs(site, done, gatherer)
+    done = _pass(run_context, variant, progress)
+    run_context.serving.control.set_operation(f"gathering the results ({variant.name})")
+    results = run_context.run_fabric.open(f"{variant.name}.results")
+    gatherer = Gatherer(results, run_context.accelerator.device, run_context.serving.deadline)
+    requests = run_context.traffic.steps * run_context.traffic.requests_per_step
+    rebalances, aborts = _rebalances(run_context, done, gatherer)
     record = VariantRecord(
         name=variant.name,
-        rank_rows=gatherer.rank_rows(done.meter, site.serving.rank, site.serving.ranks),
+        rank_rows=gatherer.rank_rows(
+            done.meter, run_context.serving.rank, run_context.serving.ranks
+        ),
         step_seconds=gatherer.slowest_step_seconds(done.meter),
-        epochs=epochs,
+        rebalances=rebalances,
         aborts=dict(aborts),
         outputs=outputs_digest(gatherer.digests(done.finished, requests)),
     )
@@ -279,25 +289,27 @@ def _serve(
     return done, record, rows, _spans(done, gatherer)
 
 
-def _epochs(
-    site: RunContext, done: PassResult, gatherer: Gatherer
-) -> tuple[tuple[Epoch, ...], Counter[str]]:
+def _rebalances(
+    run_context: RunContext, done: PassResult, gatherer: Gatherer
+) -> tuple[tuple[Rebalance, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
     known = {record.number: record for record in done.spans.rebalances}
-    turns = 1 if site.grid.data_parallel_only else site.settings.turns
-    mine = [_epoch(report, known.get(report.number), turns) for report in done.reports]
-    said = {"epochs": [asdict(epoch) for epoch in mine], "aborts": done.aborts}
+    turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
+    mine = [_rebalance(report, known.get(report.number), turns) for report in done.reports]
+    own = {"rebalances": [asdict(rebalance) for rebalance in mine], "aborts": done.aborts}
     # The ranks of a stage say the same, so its first one is asked.
-    stages = gatherer.gather_texts(json.dumps(said))[:: site.grid.ranks_per_stage]
-    told = [json.loads(text) for text in stages]
-    epochs = [Epoch(**epoch) for stage in told for epoch in stage["epochs"]]
-    aborts = sum((Counter(stage["aborts"]) for stage in told), Counter[str]())
-    return tuple(sorted(epochs, key=lambda epoch: (epoch.step, epoch.number))), aborts
+    stages = gatherer.gather_texts(json.dumps(own))[:: run_context.grid.ranks_per_stage]
+    parsed = [json.loads(text) for text in stages]
+    rebalances = [Rebalance(**rebalance) for stage in parsed for rebalance in stage["rebalances"]]
+    aborts = sum((Counter(stage["aborts"]) for stage in parsed), Counter[str]())
+    return tuple(
+        sorted(rebalances, key=lambda rebalance: (rebalance.step, rebalance.number))
+    ), aborts
 
 
-def _epoch(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Epoch:
+def _rebalance(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Rebalance:
     """The engine counts forwards, of which a step has `turns`."""
-    return Epoch(
+    return Rebalance(
         number=report.number,
         planned_at=report.opened_at // turns,
         step=report.step // turns,
@@ -319,9 +331,13 @@ def _spans(done: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
     )
 
 
-def _record(site: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:
-    settings, config, traffic = site.settings, site.weights.config, site.traffic
-    reference = serve_alone(site.weights, traffic, progress)
+def _record(run_context: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:
+    settings, config, traffic = (
+        run_context.settings,
+        run_context.weights.config,
+        run_context.traffic,
+    )
+    reference = serve_alone(run_context.weights, traffic, progress)
     expert_rows = served[-1][3].numpy()
     last = served[-1][0]
     prompts, continuations = _samples(traffic, reference)
@@ -329,17 +345,17 @@ def _record(site: RunContext, served: list[Served], progress: RunProgress) -> Ru
         version=__version__,
         backend=settings.backend,
         communicator=settings.communicator,
-        ranks=site.serving.ranks,
-        stages=site.grid.stages,
-        tensor_ranks=site.grid.tensor_parallel_size,
+        ranks=run_context.serving.ranks,
+        stages=run_context.grid.stages,
+        tensor_ranks=run_context.grid.tensor_parallel_size,
         layers=config.layers,
         experts=config.experts,
         top_k=config.top_k,
         slots=last.slots,
         steps=traffic.steps,
         shares="none" if last.name is VariantName.UNBALANCED else last.name,
-        placement=site.layout.digest if site.layout else "",
-        engine=engine_options(settings),
+        placement=run_context.layout.digest if run_context.layout else "",
+        engine_options=engine_options(settings),
         phases=tuple(phase.name for phase in traffic.phases),
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,
@@ -354,10 +370,12 @@ def _record(site: RunContext, served: list[Served], progress: RunProgress) -> Ru
     )
 
 
-def _samples(traffic: Traffic, desk: RequestScheduler) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _samples(
+    traffic: Traffic, scheduler: RequestScheduler
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The first prompt of each phase, and what the model wrote after it."""
     firsts = [traffic.arrivals(step)[0] for step in (0, *traffic.switch_steps)]
-    pairs = [_as_text(request.prompt, desk.texts[request.id]) for request in firsts]
+    pairs = [_as_text(request.prompt, scheduler.texts[request.id]) for request in firsts]
     return tuple(prompt for prompt, _ in pairs), tuple(text for _, text in pairs)
 
 
@@ -367,15 +385,3 @@ def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
     pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
     kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return whole[:kept], whole[kept:]
-
-
-def _blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
-    """The loss of a rank that explains `error`; otherwise this rank leaves, and says why."""
-    failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
-    cause = error.__cause__ if failed else error
-    assert isinstance(cause, Exception)
-    lost = control.lost_rank(patience) if isinstance(cause, CommunicatorError) else None
-    if lost is None:
-        control.announce_exit(f"failed ({cause})")
-        return cause
-    return RankLost(lost.rank, lost.reason, f"{lost.operation}: {cause}")

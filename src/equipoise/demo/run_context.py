@@ -21,7 +21,8 @@ class RunContext:
         settings: what was asked for.
         accelerator: the rank's device.
         run_fabric: the fabric of all ranks.
-        stage_fabric: of the ranks of this stage, which share its experts; all of them where there is one.
+        stage_fabric: of the ranks of this stage, which share its experts; of all ranks where there
+            is one stage.
         rank: of the run.
         grid: which rank does what.
         weights: the whole model.

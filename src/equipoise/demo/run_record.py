@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Epoch:
+class Rebalance:
     """One rebalance: closed its load window before `planned_at`, took effect before `step`."""
 
     number: int
@@ -50,9 +50,9 @@ class VariantRecord:
     """(steps, layers, ranks): rows, one per (token, k), that each rank's experts computed."""
     step_seconds: npt.NDArray[np.float64]
     """(steps,): wall seconds of a step, the slowest rank's."""
-    epochs: tuple[Epoch, ...]
+    rebalances: tuple[Rebalance, ...]
     aborts: dict[str, int]
-    """Aborted epochs by reason."""
+    """Aborted rebalances by reason."""
     outputs: str
     """Hexadecimal digest of all logits and all tokens."""
 
@@ -92,7 +92,7 @@ class RunRecord:
     """Ranks of a stage that serve the same requests."""
     placement: str = ""
     """Digest of the placement that was given to be served unchanged; empty where none was."""
-    engine: EngineOptions = field(default_factory=dict)
+    engine_options: EngineOptions = field(default_factory=dict)
     """What the engine was told, by option; empty without one, and in records of before."""
     prompts: tuple[str, ...] = ()
     """A sample prompt of each phase."""
@@ -136,7 +136,10 @@ def _restore(facts: dict[str, Any], arrays: dict[str, Any]) -> RunRecord:
     variants = {
         name: VariantRecord(
             **{key: arrays[f"{name}.{key}"] for key in VARIANT_ARRAYS},
-            **{**fields, "epochs": tuple(Epoch(**epoch) for epoch in fields["epochs"])},
+            **{
+                **fields,
+                "rebalances": tuple(Rebalance(**rebalance) for rebalance in fields["rebalances"]),
+            },
         )
         for name, fields in facts.pop("variants").items()
     }

@@ -114,7 +114,7 @@ def cache_slots(traffic: Traffic, ranks: int) -> int:
     return -(-traffic.requests_per_step // ranks) * (traffic.new_tokens + 1)
 
 
-def most_rows(traffic: Traffic, ranks: int) -> int:
+def max_rows(traffic: Traffic, ranks: int) -> int:
     """Rows of the largest forward that one of `ranks` ranks can have."""
     arriving = -(-traffic.requests_per_step // ranks)
     return arriving * traffic.prompt + cache_slots(traffic, ranks)

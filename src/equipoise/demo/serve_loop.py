@@ -32,17 +32,17 @@ REFERENCE_NAME = "reference"
 
 def serve_alone(weights: ModelWeights, traffic: Traffic, progress: RunProgress) -> RequestScheduler:
     """Serve everything where the weights are; the digests are what every variant must equal."""
-    desk = RequestScheduler(traffic, rank=0, ranks=1)
+    scheduler = RequestScheduler(traffic, rank=0, ranks=1)
     decoder, experts = Decoder(weights), LocalExperts(weights)
     cache = KVCache(weights.config, cache_slots(traffic, ranks=1), weights.device)
     progress.variant(REFERENCE_NAME, traffic.steps)
     began = time.perf_counter()
     for step in range(traffic.steps):
-        batch = desk.next_batch(step)
-        desk.add_logits(batch, decoder.forward(batch, cache, experts).cpu())
+        batch = scheduler.next_batch(step)
+        scheduler.add_logits(batch, decoder.forward(batch, cache, experts).cpu())
         progress.step(step + 1, float("nan"), f"{time.perf_counter() - began:.0f} s")
-    desk.close()
-    return desk
+    scheduler.close()
+    return scheduler
 
 
 @dataclass
@@ -113,7 +113,7 @@ class CountingMoe:
 class ServeLoop:
     """Drives the model through every step of the traffic."""
 
-    post: ServeContext
+    serving: ServeContext
     traffic: Traffic
     moe: MoeLayer
     meter: PassMeasurements
@@ -124,11 +124,11 @@ class ServeLoop:
     scheduler: RequestScheduler = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scheduler = RequestScheduler(self.traffic, self.post.rank, self.post.ranks)
-        config = self.post.weights.config
-        self._decoder = Decoder(self.post.weights)
-        slots = cache_slots(self.traffic, self.post.ranks)
-        self._cache = KVCache(config, slots, self.post.weights.device)
+        self.scheduler = RequestScheduler(self.traffic, self.serving.rank, self.serving.ranks)
+        config = self.serving.weights.config
+        self._decoder = Decoder(self.serving.weights)
+        slots = cache_slots(self.traffic, self.serving.ranks)
+        self._cache = KVCache(config, slots, self.serving.weights.device)
         self._layer = CountingMoe(self.moe, self.meter)
 
     def run(self) -> RequestScheduler:
@@ -150,17 +150,17 @@ class ServeLoop:
         return self.scheduler
 
     def _step(self, step: int) -> None:
-        enter = self.post.control.set_operation
+        enter = self.serving.control.set_operation
         enter(f"the vote before step {step} ({self.name})")
         logits: list[torch.Tensor] = []
         with self.around(step):
             enter(f"step {step} ({self.name})")
             began = now()
             batch = self.scheduler.next_batch(step)
-            self.post.compute.launch(
+            self.serving.compute.launch(
                 lambda: logits.append(self._decoder.forward(batch, self._cache, self._layer))
             )
-        self.post.compute.synchronize(self.post.deadline * 2)
+        self.serving.compute.synchronize(self.serving.deadline * 2)
         details = {"step": step, "tokens": batch.rows}
         self.events.emit(TraceSpan("step", Track.COMPUTE, began, now(), details))
         self.scheduler.add_logits(batch, logits[0].cpu())

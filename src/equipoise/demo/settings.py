@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equipoise.balancer.experts.config import CommitMode, Locality, RoutingRule
 from equipoise.balancer.experts.config import ShareMode as Shares
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
 
 __all__ = [
     "Balance",
@@ -70,8 +70,9 @@ class RunSettings:
     Ranks are `pipeline_ranks` stages of equally many, each with some of the layers; of a stage,
     `tensor_ranks` serve the same requests. A step's requests are divided into `micro_batches`, as
     many as there are stages if 0. `slots` are those of a layer, over the ranks of a stage.
-    `in_flight` is bytes of weights on their way into one rank; None for `LAYERS_IN_FLIGHT` layers.
-    `hysteresis` is imbalance, max/mean - 1; the other words are those of
+    `staging_bytes` bounds the staging of one rank, in bytes of weights; None for `LAYERS_IN_FLIGHT`
+    layers.
+    `min_gain` is imbalance, max/mean - 1; the other words are those of
     `equipoise.balancer.experts.config`.
     """
 
@@ -88,7 +89,7 @@ class RunSettings:
     shares: Shares = Shares.EXACT
     variants: tuple[VariantName, ...] = ()
     locality: Locality = Locality.ANY
-    rule: RoutingRule = RoutingRule.SHARES
+    routing_rule: RoutingRule = RoutingRule.SHARES
     commit: CommitMode = CommitMode.STAGED
     balance: Balance = Balance.ON
     placement: Path | None = None
@@ -97,19 +98,19 @@ class RunSettings:
     target: float = 0.02
     slack: float = 0.1
     sigma: float = 0.0
-    hysteresis: float = 0.01
+    min_gain: float = 0.01
     survive: int = 0
     nodes: int = 1
-    in_flight: int | None = None
-    parcel: int = 16
+    staging_bytes: int | None = None
+    slots_per_message: int = 16
     layer_updates_per_iter: int = 2
-    patience: int = 64
+    max_stalled_steps: int = 64
     deadline: float = 20.0
     seed: int = 0
     metrics_port: int | None = None
     metrics_address: str = "127.0.0.1"
     wandb: str = ""
-    log_epochs: bool = False
+    log_rebalances: bool = False
     log_balancedness: bool = False
     log_balancedness_interval: int = 1
     out: Path = Path("equipoise-run")
@@ -130,7 +131,7 @@ class RecordingSettings:
     """What every rank writes of its counts: which steps, into which folder."""
 
     folder: Path
-    steps: Iterations
+    steps: IterationRange
 
 
 def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
@@ -144,7 +145,7 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
     if run.balance is Balance.OFF:
         return (VariantName.UNBALANCED,)
     # Another engine's rule reads no shares, so there is one way to serve under it.
-    ours = run.rule is RoutingRule.SHARES
+    ours = run.routing_rule is RoutingRule.SHARES
     others = [mode for mode in Shares if mode is not run.shares] if ours else []
     return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*others, run.shares)))
 
@@ -161,6 +162,6 @@ def staging_buffers(run: RunSettings) -> int:
     if run.commit is CommitMode.IN_PLACE:
         return 0
     a_layer = run.slots // run.stage_ranks
-    if run.in_flight is None:
+    if run.staging_bytes is None:
         return LAYERS_IN_FLIGHT * a_layer
-    return min(run.in_flight // SLOT_BYTES, LAYERS * a_layer)
+    return min(run.staging_bytes // SLOT_BYTES, LAYERS * a_layer)

@@ -56,10 +56,10 @@ from equipoise.demo.expert_parallel import (
     fixed_exchange,
 )
 from equipoise.demo.model import MoeLayer
-from equipoise.demo.pipeline_stage import ModelStage, course
+from equipoise.demo.pipeline_stage import ModelStage, open_stage
 from equipoise.demo.run_context import RunContext
 from equipoise.demo.run_record import Counts
-from equipoise.demo.scheduler import most_rows
+from equipoise.demo.scheduler import max_rows
 from equipoise.demo.serve_loop import PassMeasurements, ServeLoop
 from equipoise.demo.settings import (
     ExchangeForm,
@@ -77,12 +77,12 @@ from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 @contextmanager
 def open_update_path(
-    site: RunContext, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
+    run_context: RunContext, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
 ) -> Iterator[UpdatePathConfig]:
     """The way that the run asks for, and what it takes as long as it is used; collective.
 
     Args:
-        site: where this rank serves.
+        run_context: where this rank serves.
         name: of what is served; a pool's.
         family: of the slots.
         store: of the slots.
@@ -92,29 +92,37 @@ def open_update_path(
         ExpertPoolError: there is no room for a copy of all experts in this machine's memory.
         ControlError: a rank did not come.
     """
-    if site.settings.commit is CommitMode.STAGED:
+    if run_context.settings.commit is CommitMode.STAGED:
         yield StagedFromPeers()
         return
-    pool = _pool(site, name, family, shape)
+    pool = _pool(run_context, name, family, shape)
     # The ranks of a machine share its cores, and so do their copiers.
     with CopyThreadPool.near_accelerator(
-        site.accelerator.topology(), accelerators=len(pool.ranks)
+        run_context.accelerator.topology(), accelerators=len(pool.ranks)
     ) as copier:
-        supply = HostWeights(pool, _writer(site, copier, store))
-        yield InPlaceFromHost(supply, registry.accelerator(site.settings.backend).capabilities)
+        supply = HostWeights(pool, _writer(run_context, copier, store))
+        yield InPlaceFromHost(
+            supply, registry.accelerator(run_context.settings.backend).capabilities
+        )
     pool.close()
 
 
-def _writer(site: RunContext, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
-    if site.accelerator.device.type == "cpu":
-        return CpuWriter(copier, store, site.serving.deadline)
-    return StreamWriter(site.accelerator, store)
+def _writer(run_context: RunContext, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
+    if run_context.accelerator.device.type == "cpu":
+        return CpuWriter(copier, store, run_context.serving.deadline)
+    return StreamWriter(run_context.accelerator, store)
 
 
-def _pool(site: RunContext, name: str, family: LayerGroup, shape: ExpertShape) -> HostExpertPool:
+def _pool(
+    run_context: RunContext, name: str, family: LayerGroup, shape: ExpertShape
+) -> HostExpertPool:
     """Every expert once in this machine's memory, each written by one of its ranks."""
-    control, deadline, weights = site.serving.control, site.serving.deadline, site.serving.weights
-    ranks = ranks_on_node(control, site.accelerator.topology(), name=name, timeout=deadline)
+    control, deadline, weights = (
+        run_context.serving.control,
+        run_context.serving.deadline,
+        run_context.serving.weights,
+    )
+    ranks = ranks_on_node(control, run_context.accelerator.topology(), name=name, timeout=deadline)
     layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
     pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
     for layer, expert in pool.owned_experts():
@@ -141,7 +149,7 @@ class Variant:
         return self.name not in (VariantName.UNBALANCED, VariantName.PLACEMENT)
 
 
-def variants(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
+def variants_of_run(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
     """The variants that a run serves, in order; the one that it is about is the last."""
     return tuple(
         Variant(name, experts if name is VariantName.UNBALANCED else settings.slots)
@@ -169,132 +177,159 @@ class PassResult:
     spans: TraceBuffer
 
 
-def serve_variant(site: RunContext, variant: Variant, watch: OnStep) -> PassResult:
+def serve_variant(run_context: RunContext, variant: Variant, watch: OnStep) -> PassResult:
     """Serve the whole traffic one way, under observation; collective."""
-    with site.observers.observe(engine_config(site, variant)) as seen:
-        meter, finished, balancer = _serve(site, variant, watch, seen.events)
+    with run_context.observers.observe(balancer_config(run_context, variant)) as seen:
+        meter, finished, balancer = _serve(run_context, variant, watch, seen.events)
     reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
     return PassResult(meter, finished, reports, aborts, seen.spans)
 
 
 def _serve(
-    site: RunContext, variant: Variant, watch: OnStep, journal: EventSink
+    run_context: RunContext, variant: Variant, watch: OnStep, event_sink: EventSink
 ) -> tuple[PassMeasurements, dict[int, bytes], ExpertBalancer]:
-    site.serving.control.set_operation(f"the opening of communicators ({variant.name})")
-    shape = site.shape(variant.slots)
+    run_context.serving.control.set_operation(f"the opening of communicators ({variant.name})")
+    shape = run_context.shape(variant.slots)
     weights = SlotWeights(
-        site.serving.weights.config, shape.slots_per_rank, site.accelerator.device
+        run_context.serving.weights.config, shape.slots_per_rank, run_context.accelerator.device
     )
-    with _opened(site, variant, weights, shape, journal) as balancer:
-        meter, finished = _loop(site, variant, weights, balancer, PassWatchers(watch, journal))
+    with _opened(run_context, variant, weights, shape, event_sink) as balancer:
+        meter, finished = _loop(
+            run_context, variant, weights, balancer, PassWatchers(watch, event_sink)
+        )
         return meter, finished, balancer
 
 
 def _loop(
-    site: RunContext,
+    run_context: RunContext,
     variant: Variant,
     weights: SlotWeights,
     balancer: ExpertBalancer,
-    eyes: PassWatchers,
+    watchers: PassWatchers,
 ) -> tuple[PassMeasurements, dict[int, bytes]]:
-    shape, layers = balancer.shape, site.layers
-    total = site.weights.config.layers
-    meter = PassMeasurements.sized(site.traffic.steps, total, shape.experts, layers.start)
-    experts = site.stage_fabric.open(f"{variant.name}.experts")
+    shape, layers = balancer.shape, run_context.layers
+    total = run_context.weights.config.layers
+    meter = PassMeasurements.sized(run_context.traffic.steps, total, shape.experts, layers.start)
+    experts = run_context.stage_fabric.open(f"{variant.name}.experts")
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        _carrier(site, experts, shape),
+        _carrier(run_context, experts, shape),
         weights,
         meter,
         balancer.reading_slots,
         meter.count_computed,
     )
-    finished = _run(site, variant.name, moe, meter, balancer, eyes)
+    finished = _run(run_context, variant.name, moe, meter, balancer, watchers)
     balancer.close()
     experts.close()
     return meter, finished
 
 
-def _carrier(site: RunContext, experts: Communicator, shape: ExpertShape) -> TokenDispatcher:
+def _carrier(run_context: RunContext, experts: Communicator, shape: ExpertShape) -> TokenDispatcher:
     """As asked for; of fixed capacity, it has room for the largest batch that any rank can have."""
-    compute, deadline = site.serving.compute, site.serving.deadline
-    if site.settings.exchange is ExchangeForm.PORTABLE:
+    compute, deadline = run_context.serving.compute, run_context.serving.deadline
+    if run_context.settings.exchange is ExchangeForm.PORTABLE:
         return PortableDispatcher(
             VariableSizeExchange(experts, shape.slots_per_rank, compute, deadline)
         )
-    config = site.weights.config
+    config = run_context.weights.config
     row = RowFormat((config.hidden,), torch.float32)
     form = ExchangeFormat.without_overflow(
         ranks=shape.ranks,
         slots_per_rank=shape.slots_per_rank,
         experts=0,
-        max_tokens=most_rows(site.traffic, site.grid.data_parallel_size * site.settings.turns),
+        max_tokens=max_rows(
+            run_context.traffic, run_context.grid.data_parallel_size * run_context.settings.turns
+        ),
         top_k=config.top_k,
         payloads=[row],
         result=row,
     )
-    exchange = fixed_exchange(experts, site.accelerator, form, deadline)
+    exchange = fixed_exchange(experts, run_context.accelerator, form, deadline)
     return FixedCapacityDispatcher(exchange, shape.layers, compute, deadline)
 
 
 def _run(
-    site: RunContext,
+    run_context: RunContext,
     name: str,
     moe: MoeLayer,
     meter: PassMeasurements,
     balancer: ExpertBalancer,
-    eyes: PassWatchers,
+    watchers: PassWatchers,
 ) -> dict[int, bytes]:
     """Serve every step; returns the digests of the requests whose logits were computed here."""
 
     def watch(step: int) -> None:
-        eyes.watch(step, meter.experts[step], balancer.imbalance())
+        watchers.watch(step, meter.experts[step], balancer.imbalance())
 
-    if site.grid.data_parallel_only:
+    if run_context.grid.data_parallel_only:
         loop = ServeLoop(
-            site.serving, site.traffic, moe, meter, balancer.step, watch, name, eyes.events
+            run_context.serving,
+            run_context.traffic,
+            moe,
+            meter,
+            balancer.step,
+            watch,
+            name,
+            watchers.events,
         )
         return loop.run().finished
-    with course(site, name) as way:
-        moe = way.slice_moe(moe, site.serving.compute)
-        stage = ModelStage(
-            site.serving, way, site.traffic, moe, meter, balancer.step, watch, name, eyes.events
+    with open_stage(run_context, name) as stage:
+        moe = stage.slice_moe(moe, run_context.serving.compute)
+        model_stage = ModelStage(
+            run_context.serving,
+            stage,
+            run_context.traffic,
+            moe,
+            meter,
+            balancer.step,
+            watch,
+            name,
+            watchers.events,
         )
-        return stage.run()
+        return model_stage.run()
 
 
 @contextmanager
 def _opened(
-    site: RunContext, variant: Variant, weights: SlotWeights, shape: ExpertShape, journal: EventSink
+    run_context: RunContext,
+    variant: Variant,
+    weights: SlotWeights,
+    shape: ExpertShape,
+    event_sink: EventSink,
 ) -> Iterator[ExpertBalancer]:
     """The variant's balancer over freshly filled slots."""
-    layout, config = _layout(site, variant, shape), engine_config(site, variant)
-    staging = staging_buffers(site.settings) if variant.balanced else 0
+    layout, config = _layout(run_context, variant, shape), balancer_config(run_context, variant)
+    staging = staging_buffers(run_context.settings) if variant.balanced else 0
     family = weights.layer_group()
-    accelerator, fabric = site.accelerator, site.stage_fabric
+    accelerator, fabric = run_context.accelerator, run_context.stage_fabric
     store = accelerator.slot_store(family.layout(staging))
-    mine = site.serving.rank * shape.slots_per_rank
-    _fill(site, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
-    way = (
-        open_update_path(site, variant.name, family, store, shape)
+    mine = run_context.serving.rank * shape.slots_per_rank
+    _fill(run_context, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
+    update_path = (
+        open_update_path(run_context, variant.name, family, store, shape)
         if variant.balanced
         else nullcontext(NO_REBALANCING)
     )
-    with way as path:
+    with update_path as path:
         yield open_balancer(
-            accelerator, fabric, store, shape, layout, config, path, journal=journal
+            accelerator, fabric, store, shape, layout, config, path, journal=event_sink
         )
 
 
-def _layout(site: RunContext, variant: Variant, shape: ExpertShape) -> Layout:
+def _layout(run_context: RunContext, variant: Variant, shape: ExpertShape) -> Layout:
     """What is installed at the start of a variant."""
     if variant.name is VariantName.PLACEMENT:
-        assert site.layout is not None
-        first, last = site.layers.start, site.layers.stop
-        return Layout(site.layout.placement[first:last], site.layout.shares[first:last])
+        assert run_context.layout is not None
+        first, last = run_context.layers.start, run_context.layers.stop
+        return Layout(
+            run_context.layout.placement[first:last], run_context.layout.shares[first:last]
+        )
     placement = (
-        initial_placement(shape) if not variant.balanced else first_placement(site.settings, shape)
+        initial_placement(shape)
+        if not variant.balanced
+        else first_placement(run_context.settings, shape)
     )
     return Layout(placement, even_shares(placement, shape.experts))
 
@@ -315,21 +350,24 @@ def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
     ).placement
 
 
-def _fill(site: RunContext, store: SlotStore, family: LayerGroup, held: Placement) -> None:
+def _fill(run_context: RunContext, store: SlotStore, family: LayerGroup, held: Placement) -> None:
     """Write experts into this rank's slots; `held` is the part of the placement that is here."""
-    model = site.serving.weights
+    model = run_context.serving.weights
     sources = [
         family.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
         for layer, row in enumerate(held.tolist())
         for expert in row
     ]
-    store.write(range(len(sources)), sources, site.serving.compute)
-    site.serving.compute.synchronize(site.serving.deadline)
+    store.write(range(len(sources)), sources, run_context.serving.compute)
+    run_context.serving.compute.synchronize(run_context.serving.deadline)
 
 
-def engine_config(site: RunContext, variant: Variant) -> BalancerConfig:
+def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig:
     """As asked for; two sub-windows a window where that is even. The engine counts forwards."""
-    settings, turns = site.settings, 1 if site.grid.data_parallel_only else site.settings.turns
+    settings, turns = (
+        run_context.settings,
+        1 if run_context.grid.data_parallel_only else run_context.settings.turns,
+    )
     half = settings.window_size // 2
     halves = settings.window_size % 2 == 0 and settings.step_interval % half == 0
     return BalancerConfig(
@@ -340,19 +378,19 @@ def engine_config(site: RunContext, variant: Variant) -> BalancerConfig:
         sub_window=(half if halves else 1) * turns,
         # The other share modes stand beside it, and divide no batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
-        rule=settings.rule,
+        rule=settings.routing_rule,
         planner=PlannerOptions(
             target=settings.target,
             slack=settings.slack,
             survive=settings.survive,
             sigma=settings.sigma,
         ),
-        min_gain=int(settings.hysteresis * SHARE_ONE),
-        max_stalled_steps=settings.patience * turns,
-        slots_per_message=settings.parcel,
+        min_gain=int(settings.min_gain * SHARE_ONE),
+        max_stalled_steps=settings.max_stalled_steps * turns,
+        slots_per_message=settings.slots_per_message,
         layer_updates_per_iter=settings.layer_updates_per_iter,
         nodes=settings.nodes,
         log_balancedness=settings.log_balancedness,
         log_balancedness_interval=settings.log_balancedness_interval * turns,
-        timeout=site.serving.deadline,
+        timeout=run_context.serving.deadline,
     )

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from equipoise.balancer.formats.iterations import Iterations
+from equipoise.balancer.formats.iterations import IterationRange
+from equipoise.connection import rendezvous_from
 from equipoise.demo.rank import record_rank, serve_rank
 from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import (
@@ -25,8 +25,7 @@ from equipoise.demo.settings import (
     Shares,
     VariantName,
 )
-from equipoise.hal.communicator import Rendezvous
-from equipoise.hal.errors import ControlPlaneLost, EquipoiseError, RankLost
+from equipoise.hal.errors import EquipoiseError, RankLost
 
 FAILED = 3
 """Exit code of a rank that ends with an error."""
@@ -78,7 +77,7 @@ class RankTask:
                 "variants": tuple(VariantName(name) for name in fields["variants"]),
                 "exchange": ExchangeForm(fields["exchange"]),
                 "locality": Locality(fields["locality"]),
-                "rule": RoutingRule(fields["rule"]),
+                "routing_rule": RoutingRule(fields["routing_rule"]),
                 "commit": CommitMode(fields["commit"]),
                 "balance": Balance(fields["balance"]),
             }
@@ -97,26 +96,10 @@ def _fields_of(recording: RecordingSettings | None) -> list[str] | None:
 
 def _recording_of(fields: list[str] | None) -> RecordingSettings | None:
     return (
-        None if fields is None else RecordingSettings(Path(fields[0]), Iterations.parse(fields[1]))
+        None
+        if fields is None
+        else RecordingSettings(Path(fields[0]), IterationRange.parse(fields[1]))
     )
-
-
-def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
-    """Where torchrun, or our launcher, says that the ranks meet.
-
-    Raises:
-        ControlLost: the environment is incomplete.
-    """
-    try:
-        return Rendezvous(
-            rank=int(environment["RANK"]),
-            size=int(environment["WORLD_SIZE"]),
-            host=environment["MASTER_ADDR"],
-            port=int(environment["MASTER_PORT"]),
-            deadline=deadline,
-        )
-    except (KeyError, ValueError) as error:
-        raise ControlPlaneLost(f"the environment names no meeting point: {error}") from error
 
 
 class LauncherPipe:
@@ -149,32 +132,32 @@ class LauncherPipe:
 
 def main() -> None:
     """Serve, then end the process at once: after a failure, threads of gloo may still hang."""
-    told = sys.stdin.readline()
-    if not told:
+    line = sys.stdin.readline()
+    if not line:
         os._exit(FAILED)  # the launcher has ended before it said what to do
-    task, line = RankTask.from_json(told), LauncherPipe()
+    task, pipe = RankTask.from_json(line), LauncherPipe()
     _die_with(task.launcher)
     code = FAILED
     try:
-        _work(task, line)
+        _work(task, pipe)
         code = 0
     except RankLost as lost:
-        line.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
+        pipe.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
     except EquipoiseError as error:
-        line.send({"failed": str(error)})
+        pipe.send({"failed": str(error)})
     except BaseException as error:
         traceback.print_exc()
-        line.send({"failed": f"{type(error).__name__}: {error}"})
+        pipe.send({"failed": f"{type(error).__name__}: {error}"})
     sys.stderr.flush()
     os._exit(code)
 
 
-def _work(task: RankTask, line: LauncherPipe) -> None:
+def _work(task: RankTask, pipe: LauncherPipe) -> None:
     where = rendezvous_from(os.environ, task.settings.deadline)
     if task.recording is not None:
-        record_rank(task.settings, task.recording, where, line)
+        record_rank(task.settings, task.recording, where, pipe)
         return
-    record = serve_rank(task.settings, where, line)
+    record = serve_rank(task.settings, where, pipe)
     if record is not None:
         save_record(record, task.record)
 

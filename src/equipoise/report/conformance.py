@@ -15,8 +15,7 @@ from equipoise.hal.conformance.search import (
     PropertyUnsupported,
     PropertyViolated,
 )
-from equipoise.report.run.html import escape_html
-from equipoise.report.stylesheet import CSS
+from equipoise.report.page import CSS, card_section, escape_html, facts
 from equipoise.report.terminal import ColourMode, TextStyle, styled
 
 WIDTH = 80
@@ -39,18 +38,18 @@ STATUS_STYLES = {
 }
 
 
-def render(result: SuiteResult, ink: ColourMode) -> str:
+def render(result: SuiteResult, colours: ColourMode) -> str:
     """The whole text; its last line is `verdict(result)`. No line is wider than `WIDTH`, save
     where the name of a property or a step is longer."""
     lines = [
-        styled(headline(result), TextStyle.BOLD, ink),
+        styled(headline(result), TextStyle.BOLD, colours),
         "",
-        *(_clause(found, ink) for found in result.clauses()),
-        *_violations(result, ink),
+        *(_clause(found, colours) for found in result.clauses()),
+        *_violations(result, colours),
         "",
-        *matrix(result, ink),
+        *matrix(result, colours),
         "",
-        styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, ink),
+        styled(verdict(result), TextStyle.RED if result.exit_code else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
 
@@ -67,8 +66,8 @@ def headline(result: SuiteResult) -> str:
 def verdict(result: SuiteResult) -> str:
     """The last line: counts, and how long it took."""
     counts = {status: result.count(status) for status in Status}
-    told = [f"{count} {status}" for status, count in counts.items() if count]
-    return f"{_kept(result)}: {', '.join(told)}; {result.seconds:.0f} s"
+    totals = [f"{count} {status}" for status, count in counts.items() if count]
+    return f"{_kept(result)}: {', '.join(totals)}; {result.seconds:.0f} s"
 
 
 def _kept(result: SuiteResult) -> str:
@@ -90,19 +89,23 @@ def describe_clause(found: ClauseFinding) -> str:
     return f"see {', '.join(names)}"
 
 
-def matrix(result: SuiteResult, ink: ColourMode) -> list[str]:
+def matrix(result: SuiteResult, colours: ColourMode) -> list[str]:
     """Family letters down, clause numbers across, a sign for each status."""
     known = {found.clause: found.status for found in result.clauses()}
     most = max(clause_sort_key(clause)[1] for clause in TITLES)
     head = styled(
-        "   " + "".join(f"{number:>3}" for number in range(1, most + 1)), TextStyle.DIM, ink
+        "   " + "".join(f"{number:>3}" for number in range(1, most + 1)), TextStyle.DIM, colours
     )
     rows = [
-        f"{letter:<3}" + "".join(_cells(letter, most, known, ink)).rstrip()
+        f"{letter:<3}" + "".join(_cells(letter, most, known, colours)).rstrip()
         for letter in CLAUSE_LETTERS
     ]
     legend = "   ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
-    return [head, *rows, styled(f"{legend}   {NOT_RUN_SIGN} not in this run", TextStyle.DIM, ink)]
+    return [
+        head,
+        *rows,
+        styled(f"{legend}   {NOT_RUN_SIGN} not in this run", TextStyle.DIM, colours),
+    ]
 
 
 def violations(result: SuiteResult) -> list[Finding]:
@@ -116,40 +119,40 @@ def program_lines(verdict: PropertyViolated) -> list[str]:
     return verdict.case.program.lines() + head
 
 
-def _clause(found: ClauseFinding, ink: ColourMode) -> str:
-    status = styled(f"{found.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[found.status], ink)
+def _clause(found: ClauseFinding, colours: ColourMode) -> str:
+    status = styled(f"{found.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[found.status], colours)
     line = f"{found.clause:<{NAME_WIDTH}}{status}{TITLES.get(found.clause, '')}"
     if found.status is Status.HELD:
         return line
     margin = " " * (NAME_WIDTH + STATUS_WIDTH)
-    told = textwrap.fill(
+    explanation = textwrap.fill(
         describe_clause(found), WIDTH, initial_indent=margin, subsequent_indent=margin
     )
-    return f"{line}\n{styled(told, TextStyle.DIM, ink)}"
+    return f"{line}\n{styled(explanation, TextStyle.DIM, colours)}"
 
 
-def _violations(result: SuiteResult, ink: ColourMode) -> Iterable[str]:
+def _violations(result: SuiteResult, colours: ColourMode) -> Iterable[str]:
     for finding in violations(result):
         assert isinstance(finding.verdict, PropertyViolated)
         yield ""
         title = f"{finding.property_name} ({finding.executor})"
-        yield styled(title, TextStyle.RED, ink)
+        yield styled(title, TextStyle.RED, colours)
         yield from textwrap.wrap(finding.verdict.what, WIDTH, subsequent_indent="  ")
         yield f"smallest program found, of {finding.verdict.cases} played:"
         yield from (f"    {line}" for line in program_lines(finding.verdict))
 
 
-def _cells(letter: str, most: int, known: dict[str, Status], ink: ColourMode) -> Sequence[str]:
-    return [_terminal_cell(f"{letter}{number}", known, ink) for number in range(1, most + 1)]
+def _cells(letter: str, most: int, known: dict[str, Status], colours: ColourMode) -> Sequence[str]:
+    return [_terminal_cell(f"{letter}{number}", known, colours) for number in range(1, most + 1)]
 
 
-def _terminal_cell(clause: str, known: dict[str, Status], ink: ColourMode) -> str:
+def _terminal_cell(clause: str, known: dict[str, Status], colours: ColourMode) -> str:
     if clause not in TITLES:
         return "   "
     status = known.get(clause)
     if status is None:
-        return "  " + styled(NOT_RUN_SIGN, TextStyle.DIM, ink)
-    return "  " + styled(STATUS_SIGNS[status], STATUS_STYLES[status], ink)
+        return "  " + styled(NOT_RUN_SIGN, TextStyle.DIM, colours)
+    return "  " + styled(STATUS_SIGNS[status], STATUS_STYLES[status], colours)
 
 
 CONFORMANCE_CSS = """
@@ -169,10 +172,10 @@ def render_html(result: SuiteResult, about: Mapping[str, Any]) -> str:
             _head(result),
             _tiles(result),
             *(_violation(finding) for finding in violations(result)),
-            _section("The contract at a glance", _grid(result)),
-            _section("Clause by clause", _clauses(result)),
-            _section("Property by property", _properties(result)),
-            _section("Machine and command", _about(about)),
+            card_section("The contract at a glance", _grid(result)),
+            card_section("Clause by clause", _clauses(result)),
+            card_section("Property by property", _properties(result)),
+            card_section("Machine and command", _about(about)),
         )
     )
     title = f"Conformance of {escape_html(result.backend)}"
@@ -217,11 +220,12 @@ def _played(finding: Finding) -> int:
 def _violation(finding: Finding) -> str:
     assert isinstance(finding.verdict, PropertyViolated)
     lines = "\n".join(escape_html(line) for line in program_lines(finding.verdict))
-    return _section(
+    return card_section(
         f"Violated: {finding.verdict.clause}",
         f"<p>{escape_html(finding.verdict.what)}</p>"
-        f'<p class="soft">{escape_html(finding.property_name)}, on {escape_html(finding.executor)}; the smallest '
-        f"program found, of {finding.verdict.cases} played:</p><pre>{lines}</pre>",
+        f'<p class="soft">{escape_html(finding.property_name)}, '
+        f"on {escape_html(finding.executor)}; the smallest program found, of "
+        f"{finding.verdict.cases} played:</p><pre>{lines}</pre>",
     )
 
 
@@ -257,7 +261,8 @@ def _clauses(result: SuiteResult) -> str:
     rows = "".join(
         f'<tr id="{found.clause}"><td class="num">{found.clause}</td>'
         f'<td class="{_class(found.status)}">{found.status.value}</td>'
-        f"<td>{escape_html(TITLES.get(found.clause, ''))}</td><td>{escape_html(describe_clause(found))}</td></tr>"
+        f"<td>{escape_html(TITLES.get(found.clause, ''))}</td>"
+        f"<td>{escape_html(describe_clause(found))}</td></tr>"
         for found in result.clauses()
     )
     return _table(("clause", "status", "what it says", "on what ground"), rows)
@@ -265,7 +270,8 @@ def _clauses(result: SuiteResult) -> str:
 
 def _properties(result: SuiteResult) -> str:
     rows = "".join(
-        f"<tr><td>{escape_html(finding.property_name)}</td><td>{escape_html(', '.join(finding.clauses))}</td>"
+        f"<tr><td>{escape_html(finding.property_name)}</td>"
+        f"<td>{escape_html(', '.join(finding.clauses))}</td>"
         f"<td>{escape_html(finding.executor)}</td>"
         f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
         f'<td class="num">{_ground(finding)}</td>'
@@ -289,8 +295,7 @@ def _ground(finding: Finding) -> str:
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    pairs = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in _flat(about))
-    return f"<dl>{pairs}</dl>"
+    return facts(_flat(about))
 
 
 def _flat(about: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -308,7 +313,3 @@ def _class(status: Status) -> str:
 def _table(columns: Iterable[str], rows: str) -> str:
     head = "".join(f"<th>{column}</th>" for column in columns)
     return f'<table class="left"><tr>{head}</tr>{rows}</table>'
-
-
-def _section(title: str, inner: str) -> str:
-    return f'<section><h2>{escape_html(title)}</h2><div class="card">{inner}</div></section>'

@@ -1,12 +1,12 @@
-"""What several pictures share: switches of the text, epochs, scales, direct labels."""
+"""What several pictures share: switches of the text, rebalances, scales, direct labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.demo.run_record import RunRecord, VariantRecord
-from equipoise.report.run.summary import committed_epochs
-from equipoise.report.run.table import printable
+from equipoise.report.run.summary import committed_rebalances
 from equipoise.report.svg import MUTED, TEXT_COLOUR
+from equipoise.report.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,9 @@ def label_phases(axis: "Axes", record: RunRecord) -> None:
         )
 
 
-def mark_epochs(axis: "Axes", variant: VariantRecord | None) -> None:
-    """A small mark under the axis where an epoch took effect."""
-    steps = [epoch.step for epoch in committed_epochs(variant)] if variant else []
+def mark_rebalances(axis: "Axes", variant: VariantRecord | None) -> None:
+    """A small mark under the axis where a rebalance took effect."""
+    steps = [rebalance.step for rebalance in committed_rebalances(variant)] if variant else []
     axis.plot(
         steps,
         [0.0] * len(steps),

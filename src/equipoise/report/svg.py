@@ -44,7 +44,7 @@ PHASE_COLOURS = {
     "draining": "#c8553d",
     "failed": "#b3331d",
 }
-"""What an epoch is in."""
+"""What a rebalance is in."""
 
 WORK_COLOURS = {
     "compute stream": "#9aa7ba",

@@ -21,9 +21,9 @@ class TextStyle(StrEnum):
     RED = "1;31"
 
 
-def styled(text: str, tint: TextStyle, ink: ColourMode) -> str:
+def styled(text: str, tint: TextStyle, colours: ColourMode) -> str:
     """`text` in a tint, where there are colours."""
-    return f"\033[{tint}m{text}\033[0m" if ink is ColourMode.COLOUR and text else text
+    return f"\033[{tint}m{text}\033[0m" if colours is ColourMode.COLOUR and text else text
 
 
 def stdout_colour_mode() -> ColourMode:

@@ -16,7 +16,7 @@ from equipoise.serve.settings import RouteSettings
 LOG = logging.getLogger("equipoise.route")
 WORKERS = "/workers"
 PREFIX = "/workers/"
-DRAIN, SERVE = "drain", "serve"
+DRAIN, RESUME = "drain", "resume"
 FOREIGN_HEADERS = ("Origin", "Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """A browser's page, or a proxy of somebody on another machine, speaks: not who sits here."""
 NOT_LOCAL = ErrorResponse(
@@ -25,10 +25,10 @@ NOT_LOCAL = ErrorResponse(
 
 
 class Admin:
-    """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/serve`."""
+    """`GET /workers`, `POST /workers/NAME/drain` and `POST /workers/NAME/resume`."""
 
-    def __init__(self, settings: RouteSettings, desk: RequestDispatcher) -> None:
-        self._access, self._dispatcher = settings.access, desk
+    def __init__(self, settings: RouteSettings, dispatcher: RequestDispatcher) -> None:
+        self._access, self._dispatcher = settings.access, dispatcher
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
@@ -40,8 +40,8 @@ class Admin:
             return _json({"workers": [self._about(name) for name in self._numbers]})
         # A worker's name may have a slash in it.
         name, _, what = request.path.removeprefix(PREFIX).rpartition("/")
-        if what not in (DRAIN, SERVE) or name not in self._numbers:
-            known = f"POST {PREFIX}NAME/{DRAIN} or /{SERVE}, NAME out of GET {WORKERS}"
+        if what not in (DRAIN, RESUME) or name not in self._numbers:
+            known = f"POST {PREFIX}NAME/{DRAIN} or /{RESUME}, NAME out of GET {WORKERS}"
             raise bad_request(f"{request.path} is not there: {known}", 404, "not_found")
         if what == DRAIN:
             self._dispatcher.drain_worker(self._numbers[name])
@@ -55,7 +55,7 @@ class Admin:
         return {
             "name": name,
             "state": view.state.value,
-            "aside": view.manually_drained,
+            "manually_drained": view.manually_drained,
             "requests": len(view.requests),
             "running": sum(isinstance(one.status, Running) for one in view.requests.values()),
         }

@@ -16,8 +16,8 @@ def check_key(access: AccessSettings, headers: Mapping[str, str]) -> None:
     """Raises Refused (401) where a key is needed and this is none of them."""
     if not access.keys:
         return
-    scheme, _, said = headers.get("Authorization", "").partition(" ")
-    given = said.strip().encode("utf-8", "surrogateescape")
+    scheme, _, text = headers.get("Authorization", "").partition(" ")
+    given = text.strip().encode("utf-8", "surrogateescape")
     # Every key is compared, so that the time does not say which one was near.
     fits = [hmac.compare_digest(given, key.encode()) for key in access.keys]
     if scheme.lower() != "bearer" or not any(fits):

@@ -17,7 +17,7 @@ class CancelReason(Enum):
     CLIENT_STALLED = "the client did not take what was sent to it"
     LOST_BEFORE_FIRST_TOKEN = "the worker was lost before the first token"
     WORKER_LOST = "the worker was lost"
-    SHUT_DOWN = "the proxy is shutting down"
+    SHUTTING_DOWN = "the proxy is shutting down"
 
 
 class ScopeCancelled(Exception):

@@ -38,8 +38,8 @@ class BodyReader:
         buffered_bytes: kept now.
     """
 
-    def __init__(self, limits: Limits, patience: Timeouts) -> None:
-        self._limits, self._patience = limits, patience
+    def __init__(self, limits: Limits, timeouts: Timeouts) -> None:
+        self._limits, self._timeouts = limits, timeouts
         self.buffered_bytes = 0
 
     async def read(self, request: web.BaseRequest) -> bytes:
@@ -51,7 +51,7 @@ class BodyReader:
         body = bytearray()
         try:
             async with CancelScope() as scope:
-                scope.set_timeout(self._patience.body, CancelReason.BODY)
+                scope.set_timeout(self._timeouts.body, CancelReason.BODY)
                 while piece := await request.content.readany():
                     body += piece
                     self.buffered_bytes += len(piece)
@@ -104,7 +104,7 @@ LINGER = 2.0
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OnOutcome = Callable[[RequestOutcome], None]
 
-TOO_LONG = ErrorResponse(
+HEAD_TOO_LARGE = ErrorResponse(
     431, RequestOutcome.TOO_LARGE, "the head of the request is too long", "header_too_large"
 )
 HEAD_TIMEOUT = ErrorResponse(
@@ -117,7 +117,7 @@ PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "in
 
 
 class ClientListener(web.Server):
-    """Makes a `ClientConnection` for each client.
+    """Makes a `Connection` for each client.
 
     Args:
         handler: answers a request.
@@ -127,7 +127,7 @@ class ClientListener(web.Server):
     """
 
     def __init__(
-        self, handler: Handler, limits: Limits, patience: Timeouts, told: OnOutcome
+        self, handler: Handler, limits: Limits, timeouts: Timeouts, on_outcome: OnOutcome
     ) -> None:
         super().__init__(
             handler,
@@ -135,7 +135,7 @@ class ClientListener(web.Server):
             # A client that goes takes its request with it.
             handler_cancellation=True,
         )
-        self.limits, self.timeouts, self.on_outcome = limits, patience, told
+        self.limits, self.timeouts, self.on_outcome = limits, timeouts, on_outcome
 
     def __call__(self) -> "ClientConnection":
         """For a client that has connected."""
@@ -183,7 +183,7 @@ class ClientConnection(web.RequestHandler):
         if self._heading:
             # What is counted has not made a whole head: a body may follow it in the same piece.
             if self._pending > self._listener.limits.header:
-                self._refuse(TOO_LONG)
+                self._refuse(HEAD_TOO_LARGE)
                 return
             self._pending += len(data)
             if self._timer is None:
@@ -221,12 +221,14 @@ class ClientConnection(web.RequestHandler):
             LOG.error("a request failed", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun already")
-        fault = PROXY_FAILED if status >= 500 else NOT_HTTP
+        error_response = PROXY_FAILED if status >= 500 else NOT_HTTP
         if isinstance(exc, LineTooLong) or "headers" in (message or "").lower():
-            fault = TOO_LONG
-        self._listener.on_outcome(fault.outcome)
+            error_response = HEAD_TOO_LARGE
+        self._listener.on_outcome(error_response.outcome)
         response = web.Response(
-            status=fault.status, body=fault.body(), content_type="application/json"
+            status=error_response.status,
+            body=error_response.body(),
+            content_type="application/json",
         )
         response.force_close()
         return response
@@ -244,13 +246,13 @@ class ClientConnection(web.RequestHandler):
         if self._heading:
             self._refuse(HEAD_TIMEOUT)
 
-    def _refuse(self, fault: ErrorResponse) -> None:
+    def _refuse(self, error_response: ErrorResponse) -> None:
         """Say so, without a request to answer, and close."""
         self._stop_head_timer()
-        self._listener.on_outcome(fault.outcome)
-        body = fault.body()
+        self._listener.on_outcome(error_response.outcome)
+        body = error_response.body()
         head = (
-            f"HTTP/1.1 {fault.status} \r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {error_response.status} \r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         if self.transport is not None:
@@ -321,12 +323,12 @@ class ClientStream:
             raise ClientDisconnected from error
         return self.response
 
-    async def end_with_error(self, fault: ErrorResponse) -> web.StreamResponse:
+    async def end_with_error(self, error_response: ErrorResponse) -> web.StreamResponse:
         """Say why it is not complete, and end it."""
         try:
             async with CancelScope() as scope:
                 scope.set_timeout(ERROR_EVENT_TIMEOUT, CancelReason.CLIENT_STALLED)
-                await self.write(fault.sse_event())
+                await self.write(error_response.sse_event())
                 return await self.finish()
         except ScopeCancelled:
             raise ClientDisconnected from None

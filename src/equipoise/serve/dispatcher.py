@@ -21,7 +21,7 @@ from equipoise.balancer.requests.policy import (
 )
 from equipoise.serve.cancel_scope import CancelReason
 from equipoise.serve.outcomes import (
-    AT_ONCE,
+    RETRY_AFTER,
     ErrorResponse,
     RequestOutcome,
     RequestRefused,
@@ -48,7 +48,7 @@ class RequestDispatcher:
     Args:
         policy: nobody else calls it from now on.
         workers: how many it has.
-        most_held: requests that may wait in it.
+        max_queued: requests that may wait in it.
         observe: told the seconds that each decision took.
 
     Attributes:
@@ -61,11 +61,11 @@ class RequestDispatcher:
         self,
         policy: RoutingPolicy,
         workers: int,
-        most_held: int,
+        max_queued: int,
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._policy = policy
-        self._max_queued = most_held
+        self._max_queued = max_queued
         self._observe = observe
         self._loop = asyncio.get_running_loop()
         self._requests: dict[int, RequestState] = {}
@@ -87,66 +87,66 @@ class RequestDispatcher:
 
         Raises: Refused: 429 where too many wait, 503 where the one worker wanted does not serve.
         """
-        ticket = RequestState(self._next, size, wanted)
+        state = RequestState(self._next, size, wanted)
         self._next += 1
         self._flush()
-        self._enqueue(ticket)
-        if isinstance(ticket.status, Queued) and self.queued > self._max_queued:
-            self.abort(ticket)
+        self._enqueue(state)
+        if isinstance(state.status, Queued) and self.queued > self._max_queued:
+            self.abort(state)
             raise overloaded(f"{self._max_queued} requests wait for a worker already")
-        return ticket
+        return state
 
-    def start_answer(self, ticket: RequestState, bound: Bound) -> bool:
+    def start_answer(self, state: RequestState, bound: Bound) -> bool:
         """Something of its answer is about to be passed on; False: that binding is over."""
-        if ticket.status is not bound:
+        if state.status is not bound:
             return False
-        ticket.status = Running(bound.worker)
-        self._add_tokens(ticket, 1)  # it can be moved no more, which a policy learns from a token
+        state.status = Running(bound.worker)
+        self._add_tokens(state, 1)  # it can be moved no more, which a policy learns from a token
         return True
 
-    def report_tokens(self, ticket: RequestState, tokens: int) -> None:
+    def report_tokens(self, state: RequestState, tokens: int) -> None:
         """It has made so many tokens since it was bound."""
-        if isinstance(ticket.status, Running):
-            self.workers[ticket.status.worker].last_answer_at = self._loop.time()
-            if tokens > ticket.reported_tokens:
-                self._add_tokens(ticket, tokens - ticket.reported_tokens)
+        if isinstance(state.status, Running):
+            self.workers[state.status.worker].last_answer_at = self._loop.time()
+            if tokens > state.reported_tokens:
+                self._add_tokens(state, tokens - state.reported_tokens)
 
-    def finish(self, ticket: RequestState, bound: Bound, tokens: int) -> None:
+    def finish(self, state: RequestState, bound: Bound, tokens: int) -> None:
         """It ended well, with so many tokens in all."""
         if tokens:
-            self.start_answer(ticket, bound)
-        if not isinstance(ticket.status, Running):
-            self.abort(ticket)  # to a policy, what made no token was given up
+            self.start_answer(state, bound)
+        if not isinstance(state.status, Running):
+            self.abort(state)  # to a policy, what made no token was given up
             return
-        self.report_tokens(ticket, tokens)
-        self._release(ticket)
-        ticket.status = CLOSED
-        self._pending_ends.append(ticket.request_id)
+        self.report_tokens(state, tokens)
+        self._release(state)
+        state.status = CLOSED
+        self._pending_ends.append(state.request_id)
         self._schedule()
 
-    def abort(self, ticket: RequestState) -> None:
+    def abort(self, state: RequestState) -> None:
         """It was given up, wherever it is; again and again is no harm."""
-        if ticket.status is CLOSED:
+        if state.status is CLOSED:
             return
-        self._release(ticket)
-        ticket.status = CLOSED
-        self._pending_tokens.pop(ticket.request_id, None)
-        self._apply(self._call_policy(lambda: self._policy.on_abort(ticket.request_id)))
+        self._release(state)
+        state.status = CLOSED
+        self._pending_tokens.pop(state.request_id, None)
+        self._apply(self._call_policy(lambda: self._policy.on_abort(state.request_id)))
 
-    def retry(self, ticket: RequestState, bound: Bound) -> None:
+    def retry(self, state: RequestState, bound: Bound) -> None:
         """Its attempt came to nothing: it is to be bound to another worker.
 
         Raises: Refused (503) where its client wants that worker only, and it does not serve.
         """
-        if ticket.status is not bound:
+        if state.status is not bound:
             return  # the worker was lost meanwhile, and the policy has it again
-        self.abort(ticket)
-        ticket.reported_tokens = 0
-        ticket.pinned_worker = ticket.required_worker
-        if ticket.required_worker is None:
-            ticket.pinned_worker = least_loaded(self.workers, bound.worker, ticket.size)
+        self.abort(state)
+        state.reported_tokens = 0
+        state.pinned_worker = state.required_worker
+        if state.required_worker is None:
+            state.pinned_worker = least_loaded(self.workers, bound.worker, state.size)
         self._flush()
-        self._enqueue(ticket)
+        self._enqueue(state)
 
     def set_health(self, worker: int, state: WorkerState) -> None:
         """A worker was found to serve, or not to."""
@@ -179,8 +179,8 @@ class RequestDispatcher:
             self._unbind(view)
         self._assign(decision)
         if state is not WorkerState.SERVING:
-            for ticket in [*free, *self._pinned(worker)]:
-                self._move(ticket, worker)
+            for request in [*free, *self._pinned(worker)]:
+                self._move(request, worker)
 
     def report_worker(self, worker: int, report: WorkerReport) -> None:
         """A worker says what it has to do, by whomever; one that is lost has nothing to say."""
@@ -190,14 +190,14 @@ class RequestDispatcher:
         change = WorkerChange(worker=worker, report=report)
         self._apply(self._call_policy(lambda: self._policy.on_worker_change(change)))
 
-    def _move(self, ticket: RequestState, away: int) -> None:
+    def _move(self, state: RequestState, away: int) -> None:
         """Nothing of it has begun: any worker but `away` may have it."""
-        self.abort(ticket)
-        ticket.pinned_worker = least_loaded(self.workers, away, ticket.size)
+        self.abort(state)
+        state.pinned_worker = least_loaded(self.workers, away, state.size)
         try:
-            self._enqueue(ticket)
+            self._enqueue(state)
         except Exception:  # told of already; it is one request's end, and not the proxy's
-            ticket.cancel(CancelReason.WORKER_LOST)
+            state.cancel(CancelReason.WORKER_LOST)
 
     def _pinned(self, worker: int) -> list[RequestState]:
         """What was to be tried again there, and there only: it may go elsewhere."""
@@ -211,44 +211,44 @@ class RequestDispatcher:
 
     def _unbind(self, view: WorkerView) -> None:
         """The policy holds again what its worker, which is lost, had not begun."""
-        for ticket in [one for one in view.requests.values() if isinstance(one.status, Bound)]:
-            view.remove_request(ticket)
+        for state in [one for one in view.requests.values() if isinstance(one.status, Bound)]:
+            view.remove_request(state)
             self.queued += 1
-            ticket.unbind()
+            state.unbind()
 
-    def _enqueue(self, ticket: RequestState) -> None:
-        pin = ticket.pinned_worker
+    def _enqueue(self, state: RequestState) -> None:
+        pin = state.pinned_worker
         if pin is not None and self.workers[pin].state is not WorkerState.SERVING:
             message = f"worker {pin}, which was asked for, does not serve"
             raise RequestRefused(
-                ErrorResponse(503, RequestOutcome.WORKERS_FAILED, message, "no_worker", AT_ONCE)
+                ErrorResponse(503, RequestOutcome.WORKERS_FAILED, message, "no_worker", RETRY_AFTER)
             )
-        ticket.status = QUEUED
+        state.status = QUEUED
         self.queued += 1
-        self._requests[ticket.request_id] = ticket
-        request = Request(id=ticket.request_id, size=ticket.size, worker=pin)
+        self._requests[state.request_id] = state
+        request = Request(id=state.request_id, size=state.size, worker=pin)
         try:
             self._apply(self._call_policy(lambda: self._policy.on_arrival(request), silent=False))
         except Exception:
-            self._release(ticket)
-            ticket.status = CLOSED
+            self._release(state)
+            state.status = CLOSED
             raise
 
-    def _release(self, ticket: RequestState) -> None:
+    def _release(self, state: RequestState) -> None:
         """From where it is: the policy, or a worker."""
-        match ticket.status:
+        match state.status:
             case Queued():
                 self.queued -= 1
             case Bound(worker) | Running(worker):
-                self.workers[worker].remove_request(ticket)
-        self._requests.pop(ticket.request_id, None)
+                self.workers[worker].remove_request(state)
+        self._requests.pop(state.request_id, None)
 
-    def _add_tokens(self, ticket: RequestState, tokens: int) -> None:
-        assert isinstance(ticket.status, Running)
-        ticket.reported_tokens += tokens
-        self.workers[ticket.status.worker].load += tokens
-        self._pending_tokens[ticket.request_id] = (
-            self._pending_tokens.get(ticket.request_id, 0) + tokens
+    def _add_tokens(self, state: RequestState, tokens: int) -> None:
+        assert isinstance(state.status, Running)
+        state.reported_tokens += tokens
+        self.workers[state.status.worker].load += tokens
+        self._pending_tokens[state.request_id] = (
+            self._pending_tokens.get(state.request_id, 0) + tokens
         )
         self._schedule()
 
@@ -289,17 +289,17 @@ class RequestDispatcher:
         """What the policy has forgotten ends; returns what has not begun, and may go elsewhere."""
         free: list[RequestState] = []
         for lost in decision.lost:
-            ticket = self._requests.get(_number(lost))
-            if ticket is None:
+            state = self._requests.get(_number(lost))
+            if state is None:
                 continue
-            movable = ticket.required_worker is None and not isinstance(ticket.status, Running)
-            was_bound = isinstance(ticket.status, Bound)
-            self._release(ticket)
-            ticket.status = CLOSED
+            movable = state.required_worker is None and not isinstance(state.status, Running)
+            was_bound = isinstance(state.status, Bound)
+            self._release(state)
+            state.status = CLOSED
             if movable:
-                free.append(ticket)
+                free.append(state)
             if was_bound or not movable:
-                ticket.cancel(
+                state.cancel(
                     CancelReason.LOST_BEFORE_FIRST_TOKEN if movable else CancelReason.WORKER_LOST
                 )
         return free
@@ -307,15 +307,15 @@ class RequestDispatcher:
     def _assign(self, decision: Decision) -> None:
         now = self._loop.time()
         for assignment in decision.assignments:
-            ticket = self._requests.get(_number(assignment.request))
+            state = self._requests.get(_number(assignment.request))
             there = 0 <= assignment.worker < len(self.workers)
-            if ticket is None or not isinstance(ticket.status, Queued) or not there:
+            if state is None or not isinstance(state.status, Queued) or not there:
                 self.policy_errors += 1
                 LOG.error("the policy cannot bind so: %s", assignment)
                 continue
             self.queued -= 1
-            self.workers[assignment.worker].add_request(ticket)
-            ticket.bind(assignment.worker, now)
+            self.workers[assignment.worker].add_request(state)
+            state.bind(assignment.worker, now)
 
 
 def _number(request: object) -> int:

@@ -47,9 +47,9 @@ class GetForwarder:
     """Passes a GET on to a worker that serves, and to another one if that fails."""
 
     def __init__(
-        self, settings: RouteSettings, desk: RequestDispatcher, client: aiohttp.ClientSession
+        self, settings: RouteSettings, dispatcher: RequestDispatcher, client: aiohttp.ClientSession
     ) -> None:
-        self._settings, self._dispatcher, self._client = settings, desk, client
+        self._settings, self._dispatcher, self._client = settings, dispatcher, client
 
     async def answer(self, request: web.BaseRequest, name: str) -> web.Response:
         """Raises Refused where no worker answers."""

@@ -27,9 +27,9 @@ ID = re.compile(r"[!-~]+", re.ASCII)
 
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's own, if it is fit to be written into logs; else a new one."""
-    said = headers.get(REQUEST_ID, "")
-    if len(said) <= LONGEST_ID and ID.fullmatch(said):
-        return said
+    text = headers.get(REQUEST_ID, "")
+    if len(text) <= LONGEST_ID and ID.fullmatch(text):
+        return text
     return uuid4().hex
 
 
@@ -61,7 +61,7 @@ def client_response_headers(headers: Mapping[str, str], name: str) -> list[tuple
 
 
 def _passed(headers: Mapping[str, str], without: Iterable[str]) -> list[tuple[str, str]]:
-    said = [value for name, value in headers.items() if name.lower() == "connection"]
-    named = (part.strip().lower() for value in said for part in value.split(","))
+    text = [value for name, value in headers.items() if name.lower() == "connection"]
+    named = (part.strip().lower() for value in text for part in value.split(","))
     stopped = HOP_BY_HOP.union(without, named)
     return [(name, value) for name, value in headers.items() if name.lower() not in stopped]

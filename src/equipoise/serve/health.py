@@ -103,7 +103,7 @@ class HealthMonitor:
         client: to ask with.
         url: of the server.
         workers: numbers of the workers that have this url.
-        desk: told of every change.
+        dispatcher: told of every change.
         settings: how often, and what is concluded.
     """
 
@@ -112,11 +112,11 @@ class HealthMonitor:
         client: aiohttp.ClientSession,
         url: str,
         workers: Sequence[int],
-        desk: RequestDispatcher,
+        dispatcher: RequestDispatcher,
         settings: HealthSettings,
     ) -> None:
         self._client, self._url, self._workers = client, url, workers
-        self._dispatcher, self._settings = desk, settings
+        self._dispatcher, self._settings = dispatcher, settings
         self._doubt = asyncio.Event()
         self.health = UNKNOWN_HEALTH
 

@@ -139,13 +139,13 @@ class LoadClient:
 
     Args:
         target: where to.
-        told: called behind each request.
+        on_result: called after each request.
     """
 
     def __init__(
-        self, target: LoadTarget, told: Callable[[SentRequest], None] = lambda sent: None
+        self, target: LoadTarget, on_result: Callable[[SentRequest], None] = lambda sent: None
     ) -> None:
-        self._target, self._on_result = target, told
+        self._target, self._on_result = target, on_result
         self._loop = asyncio.get_running_loop()
 
     async def send(self, plan: LoadPlan) -> list[SentRequest]:
@@ -206,8 +206,8 @@ class LoadClient:
         url = self._target.url + self._target.path
         async with self._client.post(url, data=self._target.body(planned)) as answer:
             if answer.status != 200:
-                said = await answer.content.read(MAX_ERROR_BYTES)
-                return f"status {answer.status}{_code(said)}"
+                text = await answer.content.read(MAX_ERROR_BYTES)
+                return f"status {answer.status}{_code(text)}"
             reader = EventReader()
             while chunk := await answer.content.readany():
                 whole = reader.feed(chunk)
@@ -234,10 +234,10 @@ class LoadClient:
         return sent.end or sent.begin
 
 
-def _code(said: bytes) -> str:
+def _code(text: bytes) -> str:
     """Of an error in the API's shape."""
     try:
-        error = json.loads(said)["error"]
+        error = json.loads(text)["error"]
         code = error.get("code") or error.get("type")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return ""
@@ -248,15 +248,15 @@ def _error_event(whole: bytes) -> str | None:
     """What the first event says that is an error; None: none is one."""
     for line in whole.splitlines():
         if line.startswith(b"data:") and b'"error"' in line:
-            said = line[5:].strip()
-            if _is_error(said):
-                return _code(said)
+            text = line[5:].strip()
+            if _is_error(text):
+                return _code(text)
     return None
 
 
-def _is_error(said: bytes) -> bool:
+def _is_error(text: bytes) -> bool:
     try:
-        loaded = json.loads(said)
+        loaded = json.loads(text)
     except (ValueError, RecursionError):
         return False
     return isinstance(loaded, dict) and "choices" not in loaded and "error" in loaded
@@ -275,11 +275,11 @@ async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     main = threading.current_thread() is threading.main_thread()
     found = {number: signal.getsignal(number) for number in SIGNALS if main}
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
-    told: list[signal.Signals] = []
+    received: list[signal.Signals] = []
 
     def hear(number: signal.Signals) -> None:
         assert task is not None
-        told.append(number)
+        received.append(number)
         task.cancel()
 
     for number in handlers:
@@ -287,13 +287,13 @@ async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if not told:
+        if not received:
             raise
     finally:
         for number, handler in handlers.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
-    handlers[told[0]](told[0], None)
+    handlers[received[0]](received[0], None)
     raise asyncio.CancelledError  # its handler did not raise
 
 
@@ -317,11 +317,11 @@ async def _run(target: LoadTarget, plan: LoadPlan, progress: str, stream: TextIO
         desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"
     )
 
-    def told(sent: SentRequest) -> None:
+    def on_result(sent: SentRequest) -> None:
         bar.update()
 
     try:
-        return load_result_of(await LoadClient(target, told).send(plan))
+        return load_result_of(await LoadClient(target, on_result).send(plan))
     finally:
         bar.close()
 
@@ -344,12 +344,12 @@ async def first_model(target: LoadTarget) -> str:
             aiohttp.ClientSession(headers=headers) as client,
             client.get(url) as answer,
         ):
-            said = await answer.read()
+            text = await answer.read()
             if answer.status != 200:
                 raise EquipoiseError(f"{url} answers {answer.status}: give --model")
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise EquipoiseError(f"{url} does not answer: {_reason(error)}") from error
     try:
-        return str(json.loads(said)["data"][0]["id"])
+        return str(json.loads(text)["data"][0]["id"])
     except (ValueError, TypeError, KeyError, IndexError, RecursionError):
         raise EquipoiseError(f"{url} names no model: give --model") from None

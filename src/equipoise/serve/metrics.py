@@ -26,7 +26,7 @@ from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.request_log import RequestLog, RequestStats
-from equipoise.serve.request_state import Running, balance_of
+from equipoise.serve.request_state import Running, load_imbalance
 from equipoise.serve.settings import RouteSettings
 
 LOG = logging.getLogger("equipoise.route")
@@ -103,7 +103,7 @@ class ProxyMetrics:
             "queue_wait_seconds", "from a request's being read to its last binding", WAIT_SECONDS
         )
         self._added = self._histogram(
-            "added_latency_seconds", "the proxy's own part in the first of an answer", ADDED_SECONDS
+            "proxy_latency_seconds", "the proxy's own part in the first of an answer", ADDED_SECONDS
         )
         self._first = self._histogram(
             "first_answer_seconds", "from arrival to the first of an answer", FIRST_SECONDS
@@ -116,25 +116,25 @@ class ProxyMetrics:
         """The policy was called, and took so long."""
         self._decision.observe(seconds)
 
-    def request_ended(self, call: RequestStats) -> None:
+    def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""
-        self._ended[call.outcome or RequestOutcome.FAILED].inc()
-        self._tokens.inc(call.output)
-        self._retries.inc(max(0, call.attempts - 1))
-        if call.bound_at is not None:
-            self._wait.observe(call.queue_seconds)
-        if call.first_answer_at is not None:
-            self._first.observe(call.first_answer_at - call.arrival)
-        if call.proxy_seconds is not None:
-            self._added.observe(call.proxy_seconds)
+        self._ended[stats.outcome or RequestOutcome.FAILED].inc()
+        self._tokens.inc(stats.output)
+        self._retries.inc(max(0, stats.attempts - 1))
+        if stats.bound_at is not None:
+            self._wait.observe(stats.queue_seconds)
+        if stats.first_answer_at is not None:
+            self._first.observe(stats.first_answer_at - stats.arrival)
+        if stats.proxy_seconds is not None:
+            self._added.observe(stats.proxy_seconds)
 
     def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
         self._ended[outcome].inc()
 
-    def watch_dispatcher(self, desk: RequestDispatcher, dropped: Callable[[], int]) -> None:
-        """Show what `desk` knows, and how many records were dropped, from now on."""
-        self._registry.register(_LiveCollector(desk, self._workers, dropped))
+    def watch_dispatcher(self, dispatcher: RequestDispatcher, dropped: Callable[[], int]) -> None:
+        """Show what `dispatcher` knows, and how many records were dropped, from now on."""
+        self._registry.register(_LiveCollector(dispatcher, self._workers, dropped))
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
@@ -151,19 +151,21 @@ class _LiveCollector:
     """What others count, and gauges, read when they are asked for."""
 
     def __init__(
-        self, desk: RequestDispatcher, names: Sequence[str], dropped: Callable[[], int]
+        self, dispatcher: RequestDispatcher, names: Sequence[str], dropped: Callable[[], int]
     ) -> None:
-        self._dispatcher, self._names, self._dropped = desk, names, dropped
+        self._dispatcher, self._names, self._dropped = dispatcher, names, dropped
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
-        desk = self._dispatcher
-        balance = balance_of(desk.workers)
-        yield _gauge("in_flight_requests", "requests in the proxy", len(desk.requests))
-        yield _gauge("pooled_requests", "of them, those that no worker has", desk.queued)
+        dispatcher = self._dispatcher
+        balance = load_imbalance(dispatcher.workers)
+        yield _gauge("in_flight_requests", "requests in the proxy", len(dispatcher.requests))
+        yield _gauge("queued_requests", "of them, those that no worker has", dispatcher.queued)
         yield _gauge("imbalance_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
-        yield _count("policy_errors", "events that the policy could not take", desk.policy_errors)
+        yield _count(
+            "policy_errors", "events that the policy could not take", dispatcher.policy_errors
+        )
         yield _count("log_dropped_records", "records that were not written", self._dropped())
         yield from self._by_worker()
 
@@ -215,22 +217,22 @@ class StatLogger:
         self._charts = None if settings.wandb is None else WandbLogger(settings.wandb)
         self._loop = asyncio.get_running_loop()
         self._run = time.time()
-        self._epoch = self._run - self._loop.time()
+        self._clock_offset = self._run - self._loop.time()
         self._counts = dict.fromkeys(RequestOutcome, 0)
         self._dispatcher: RequestDispatcher | None = None
 
-    def watch_dispatcher(self, desk: RequestDispatcher) -> None:
-        """Show what `desk` knows, from now on."""
-        self._dispatcher = desk
-        self.metrics.watch_dispatcher(desk, self._dropped)
+    def watch_dispatcher(self, dispatcher: RequestDispatcher) -> None:
+        """Show what `dispatcher` knows, from now on."""
+        self._dispatcher = dispatcher
+        self.metrics.watch_dispatcher(dispatcher, self._dropped)
 
-    def request_ended(self, call: RequestStats) -> None:
+    def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""
-        outcome = call.outcome or RequestOutcome.FAILED
+        outcome = stats.outcome or RequestOutcome.FAILED
         self._counts[outcome] += 1
-        self.metrics.request_ended(call)
+        self.metrics.request_ended(stats)
         if self._log is not None:
-            self._log.append(call.to_record(self._loop.time(), self._epoch, self._run))
+            self._log.append(stats.to_record(self._loop.time(), self._clock_offset, self._run))
 
     def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
@@ -256,12 +258,12 @@ class StatLogger:
 
     def _point(self) -> dict[str, float]:
         assert self._dispatcher is not None
-        desk = self._dispatcher
-        balance = balance_of(desk.workers)
+        dispatcher = self._dispatcher
+        balance = load_imbalance(dispatcher.workers)
         ended = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
         return ended | {
-            "in_flight_requests": len(desk.requests),
-            "pooled_requests": desk.queued,
+            "in_flight_requests": len(dispatcher.requests),
+            "queued_requests": dispatcher.queued,
             "imbalance_tokens": balance.imbalance,
             "idle_ratio": balance.idle,
         }

@@ -45,42 +45,42 @@ class ParsedRequest:
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Raises Refused (400) for what no worker could answer."""
-    asked = _mapping(body)
-    model = asked.get("model")
+    parsed = _mapping(body)
+    model = parsed.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
         raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
-    if not isinstance(asked.get("stream"), bool | None):
+    if not isinstance(parsed.get("stream"), bool | None):
         raise bad_request("'stream' has to be true or false")
-    _check_counts(asked)
-    exact, text = _chat(asked) if path == CHAT else _prompt(asked)
-    rank = _rank(asked, headers)
-    if RANK_KEY in asked:
+    _check_counts(parsed)
+    exact, text = _chat(parsed) if path == CHAT else _prompt(parsed)
+    rank = _rank(parsed, headers)
+    if RANK_KEY in parsed:
         # The worker has ranks of its own: those that the client means are the proxy's workers.
-        body = json.dumps({k: v for k, v in asked.items() if k != RANK_KEY}).encode()
-    return ParsedRequest(path, model, asked.get("stream") is True, body, exact, text, rank)
+        body = json.dumps({k: v for k, v in parsed.items() if k != RANK_KEY}).encode()
+    return ParsedRequest(path, model, parsed.get("stream") is True, body, exact, text, rank)
 
 
 def _mapping(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON") from None
-    if not isinstance(asked, dict):
+    if not isinstance(parsed, dict):
         raise bad_request("the body has to be a JSON object")
-    return asked
+    return parsed
 
 
-def _check_counts(asked: Mapping[str, Any]) -> None:
+def _check_counts(parsed: Mapping[str, Any]) -> None:
     for key in ("n", "max_tokens", "max_completion_tokens"):
-        value = asked.get(key)
+        value = parsed.get(key)
         if value is not None and not _whole(value):
             raise bad_request(f"{key!r} has to be a whole number that is not negative")
-    if asked.get("n") == 0:
+    if parsed.get("n") == 0:
         raise bad_request("'n' has to be at least 1")
 
 
-def _chat(asked: Mapping[str, Any]) -> tuple[int, int]:
-    messages = asked.get("messages")
+def _chat(parsed: Mapping[str, Any]) -> tuple[int, int]:
+    messages = parsed.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' has to be a list with at least one message")
     return 0, sum(_message(number, message) for number, message in enumerate(messages))
@@ -102,9 +102,9 @@ def _message(number: int, message: object) -> int:
     return sum(_bytes(text) for text in texts if isinstance(text, str))
 
 
-def _prompt(asked: Mapping[str, Any]) -> tuple[int, int]:
+def _prompt(parsed: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens where they are given, and bytes of text where not."""
-    prompt = asked.get("prompt")
+    prompt = parsed.get("prompt")
     if isinstance(prompt, str):
         return 0, _bytes(prompt)
     if not isinstance(prompt, list) or not prompt:
@@ -132,15 +132,15 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _rank(asked: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
-    rank = asked.get(RANK_KEY)
+def _rank(parsed: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
+    rank = parsed.get(RANK_KEY)
     if rank is None:
-        said = headers.get(RANK_HEADER)
-        if said is None:
+        text = headers.get(RANK_HEADER)
+        if text is None:
             return None
-        if not (said.isascii() and said.isdigit() and len(said) <= 7):
+        if not (text.isascii() and text.isdigit() and len(text) <= 7):
             raise bad_request(f"{RANK_HEADER} has to be a whole number")
-        rank = int(said)
+        rank = int(text)
     if not _whole(rank) or rank > MOST_RANK:
         raise bad_request(f"{RANK_KEY!r} has to be a whole number that is not negative")
     return int(rank)
@@ -261,11 +261,11 @@ def _brings_token(choice: object) -> bool:
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")
-    said = delta if isinstance(delta, dict) else {"text": choice.get("text")}
-    if any(value for key, value in said.items() if key != "role"):
+    text = delta if isinstance(delta, dict) else {"text": choice.get("text")}
+    if any(value for key, value in text.items() if key != "role"):
         return True
     # A token that is part of a letter brings an empty text.
-    return "role" not in said and choice.get("finish_reason") is None
+    return "role" not in text and choice.get("finish_reason") is None
 
 
 def _is_fault(error: object) -> bool:

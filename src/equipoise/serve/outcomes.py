@@ -11,22 +11,22 @@ class RequestOutcome(StrEnum):
     """How a request ended; a label of the metrics and a word of the log."""
 
     COMPLETED = "completed"
-    REFUSED_BY_WORKER = "refused_by_worker"
+    REJECTED_BY_WORKER = "rejected_by_worker"
     """The worker's own 4xx, passed on."""
     BAD_REQUEST = "bad_request"
     UNAUTHORIZED = "unauthorized"
     TOO_LARGE = "too_large"
     OVERLOADED = "overloaded"
     """Back-pressure: too many requests at once, or too many held."""
-    HELD_TOO_LONG = "held_too_long"
+    QUEUE_TIMEOUT = "queue_timeout"
     WORKERS_FAILED = "workers_failed"
     """Every attempt failed before a token."""
     WORKER_LOST = "worker_lost"
     """The worker was lost, or broke off, behind the first token."""
     TIMED_OUT = "timed_out"
-    CLIENT_LEFT = "client_left"
+    CLIENT_DISCONNECTED = "client_disconnected"
     CLIENT_STALLED = "client_stalled"
-    SHUT_DOWN = "shut_down"
+    SHUTTING_DOWN = "shutting_down"
     FAILED = "failed"
     """A mistake of the proxy itself."""
 
@@ -74,12 +74,12 @@ class ErrorResponse:
 class RequestRefused(Exception):
     """A request gets this fault instead of an answer."""
 
-    def __init__(self, fault: ErrorResponse) -> None:
-        super().__init__(fault.message)
-        self.error_response = fault
+    def __init__(self, error_response: ErrorResponse) -> None:
+        super().__init__(error_response.message)
+        self.error_response = error_response
 
 
-AT_ONCE = {"Retry-After": "1"}
+RETRY_AFTER = {"Retry-After": "1"}
 
 
 def bad_request(message: str, status: int = 400, code: str = "invalid_request") -> RequestRefused:
@@ -90,5 +90,5 @@ def bad_request(message: str, status: int = 400, code: str = "invalid_request") 
 def overloaded(message: str) -> RequestRefused:
     """Back-pressure: to be tried again later."""
     return RequestRefused(
-        ErrorResponse(429, RequestOutcome.OVERLOADED, message, "overloaded", AT_ONCE)
+        ErrorResponse(429, RequestOutcome.OVERLOADED, message, "overloaded", RETRY_AFTER)
     )

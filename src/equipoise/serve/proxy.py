@@ -31,7 +31,7 @@ from equipoise.serve.health import HealthMonitor
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
 from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
 from equipoise.serve.outcomes import (
-    AT_ONCE,
+    RETRY_AFTER,
     ErrorResponse,
     RequestOutcome,
     RequestRefused,
@@ -81,7 +81,11 @@ class BackgroundTasks:
 
 
 SHUTTING_DOWN = ErrorResponse(
-    503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down", AT_ONCE
+    503,
+    RequestOutcome.SHUTTING_DOWN,
+    CancelReason.SHUTTING_DOWN.value,
+    "shutting_down",
+    RETRY_AFTER,
 )
 PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)
@@ -117,7 +121,7 @@ class Proxy:
         self._stats = StatLogger(settings)
         workers, limits = settings.workers, settings.limits
         self.dispatcher = RequestDispatcher(
-            policy, len(workers), limits.held, self._stats.metrics.observe_decision
+            policy, len(workers), limits.queued, self._stats.metrics.observe_decision
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
             view.kv_tokens = worker.kv_tokens
@@ -146,12 +150,12 @@ class Proxy:
             self._settings, self.dispatcher, client, lambda worker: monitors[worker].check_soon()
         )
         self._forward = GetForwarder(self._settings, self.dispatcher, client)
-        access, limits, patience = (
+        access, limits, timeouts = (
             self._settings.access,
             self._settings.limits,
             self._settings.timeouts,
         )
-        self._listener = ClientListener(self._handle, limits, patience, self._stats.request_refused)
+        self._listener = ClientListener(self._handle, limits, timeouts, self._stats.request_refused)
         self._server = await self._loop.create_server(
             self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
         )
@@ -164,14 +168,14 @@ class Proxy:
 
     def _reporters(self, client: ClientSession) -> list[MetricsScraper]:
         """One a server, where workers are asked what they have to do."""
-        asked, key = self._settings.reports, self._settings.access.worker_key
-        if asked is None:
+        parsed, key = self._settings.reports, self._settings.access.worker_key
+        if parsed is None:
             return []
         found: dict[str, dict[int, WorkerSettings]] = {}
         for number, worker in enumerate(self._settings.workers):
             found.setdefault(worker.url, {})[number] = worker
         return [
-            MetricsScraper(client, workers, self.dispatcher, asked, key)
+            MetricsScraper(client, workers, self.dispatcher, parsed, key)
             for workers in found.values()
         ]
 
@@ -196,8 +200,8 @@ class Proxy:
         left = self._in_flight
         end = self._loop.time() + ERROR_EVENT_TIMEOUT
         while self._in_flight and self._loop.time() < end:
-            for ticket in self.dispatcher.requests:
-                ticket.cancel(CancelReason.SHUT_DOWN)
+            for state in self.dispatcher.requests:
+                state.cancel(CancelReason.SHUTTING_DOWN)
             await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
@@ -216,8 +220,8 @@ class Proxy:
     async def _wait_drained(self) -> None:
         """Wait until nothing is under way, for so long, or until somebody is in a hurry."""
         waits = [asyncio.create_task(one.wait()) for one in (self._idle, self._drain_skipped)]
-        patience = self._settings.timeouts.drain
-        await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        timeout = self._settings.timeouts.drain
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
             one.cancel()
 
@@ -287,24 +291,24 @@ class Proxy:
         about = {"status": self._phase.value, "serving_workers": serving}
         return _json(about, 200 if ready else 503)
 
-    async def _generated(self, request: web.BaseRequest, call: RequestStats) -> web.StreamResponse:
+    async def _generated(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
         try:
-            return await self._tokens(request, call)
+            return await self._tokens(request, stats)
         except RequestRefused as refused:
-            call.outcome = refused.error_response.outcome
-            return _refusal(refused.error_response, call.id)
+            stats.outcome = refused.error_response.outcome
+            return _refusal(refused.error_response, stats.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
-            call.outcome = call.outcome or RequestOutcome.CLIENT_LEFT
+            stats.outcome = stats.outcome or RequestOutcome.CLIENT_DISCONNECTED
             if isinstance(error, asyncio.CancelledError):
                 raise
             return web.Response(status=STATUS_CLIENT_GONE)
         except Exception:
-            LOG.exception("request %s failed", call.id)
-            return _refusal(PROXY_FAILED, call.id)
+            LOG.exception("request %s failed", stats.id)
+            return _refusal(PROXY_FAILED, stats.id)
         finally:
-            self._stats.request_ended(call)
+            self._stats.request_ended(stats)
 
-    async def _tokens(self, request: web.BaseRequest, call: RequestStats) -> web.StreamResponse:
+    async def _tokens(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
         if self._phase is ProxyPhase.DRAINING:
             raise RequestRefused(SHUTTING_DOWN)
@@ -314,19 +318,19 @@ class Proxy:
             raise overloaded(f"{most} requests are under way already")
         body = await self._bodies.read(request)
         try:
-            asked = parse_request(request.path, body, request.headers)
-            call.model, call.streamed = asked.model, asked.streamed
-            call.ready_at = self._loop.time()
-            return await self._relay.answer(request, asked, call, self._wanted(asked))
+            parsed = parse_request(request.path, body, request.headers)
+            stats.model, stats.streamed = parsed.model, parsed.streamed
+            stats.ready_at = self._loop.time()
+            return await self._relay.answer(request, parsed, stats, self._wanted(parsed))
         finally:
             self._bodies.release(len(body))
 
-    def _wanted(self, asked: ParsedRequest) -> int | None:
-        if asked.data_parallel_rank is None:
+    def _wanted(self, parsed: ParsedRequest) -> int | None:
+        if parsed.data_parallel_rank is None:
             return None
         if self._settings.client_rank is ClientRank.FORBID:
             raise bad_request("a data-parallel rank cannot be chosen here")
-        return worker_of_rank(asked.data_parallel_rank, self._settings.workers)
+        return worker_of_rank(parsed.data_parallel_rank, self._settings.workers)
 
 
 def worker_of_rank(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
@@ -364,10 +368,12 @@ def _check_method(request: web.BaseRequest) -> None:
         )
 
 
-def _refusal(fault: ErrorResponse, name: str) -> web.Response:
+def _refusal(error_response: ErrorResponse, name: str) -> web.Response:
     headers = {"Content-Type": "application/json", "Server": SERVER_NAME, REQUEST_ID: name}
     return web.Response(
-        status=fault.status, body=fault.body(), headers={**headers, **fault.headers}
+        status=error_response.status,
+        body=error_response.body(),
+        headers={**headers, **error_response.headers},
     )
 
 

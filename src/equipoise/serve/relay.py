@@ -115,25 +115,25 @@ class StreamRelay:
     """Of one attempt.
 
     Args:
-        desk: told of tokens.
-        errand: the request.
+        dispatcher: told of tokens.
+        context: the request.
         bound: the binding by which it was sent.
         scope: what runs here runs within it.
-        outgoing: towards the client.
-        patience: seconds from one token to the next, and for the client to take one.
+        client: towards the client.
+        token_timeout: seconds from one token to the next, and for the client to take one.
     """
 
     def __init__(
         self,
-        desk: RequestDispatcher,
-        errand: RequestContext,
+        dispatcher: RequestDispatcher,
+        context: RequestContext,
         bound: Bound,
         scope: CancelScope,
-        outgoing: ClientStream,
-        patience: float,
+        client: ClientStream,
+        token_timeout: float,
     ) -> None:
-        self._dispatcher, self._context, self._bound = desk, errand, bound
-        self._scope, self._outgoing, self._patience = scope, outgoing, patience
+        self._dispatcher, self._context, self._bound = dispatcher, context, bound
+        self._scope, self._client, self._token_timeout = scope, client, token_timeout
         self._reader = EventReader()
         self._prelude = b""
         self._loop = asyncio.get_running_loop()
@@ -153,15 +153,15 @@ class StreamRelay:
         if not is_framed(answer) and not self._reader.ended:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
         rest = self._prelude + self._reader.flush()
-        if self._outgoing.response is None:
+        if self._client.response is None:
             self._check_beginning()
             await self._begin(answer)
         self._context.stats.output = self._reader.tokens
         completed(self._context, self._bound, self._reader.usage)
-        self._scope.set_timeout(self._patience, CancelReason.CLIENT_STALLED)
+        self._scope.set_timeout(self._token_timeout, CancelReason.CLIENT_STALLED)
         if rest:
-            await self._outgoing.write(rest)
-        return await self._outgoing.finish()
+            await self._client.write(rest)
+        return await self._client.finish()
 
     def _check_beginning(self) -> None:
         """An answer with nothing in it, or with an error of the worker's, is none."""
@@ -183,32 +183,32 @@ class StreamRelay:
 
     async def _pass(self, answer: aiohttp.ClientResponse, whole: bytes, came: float) -> None:
         """Pass whole events on, once there is a token among those that have come."""
-        if self._outgoing.response is None:
+        if self._client.response is None:
             self._prelude += whole
             if not self._reader.tokens and len(self._prelude) < MOST_PRELUDE:
                 return
             whole, self._prelude = self._prelude, b""
             await self._begin(answer)
-        call = self._context.stats
-        call.output = self._reader.tokens
+        stats = self._context.stats
+        stats.output = self._reader.tokens
         self._dispatcher.report_tokens(self._context.state, self._reader.tokens)
-        self._scope.set_timeout(self._patience, CancelReason.CLIENT_STALLED)
+        self._scope.set_timeout(self._token_timeout, CancelReason.CLIENT_STALLED)
         if whole:
-            await self._outgoing.write(whole)
-        self._scope.set_timeout(self._patience, CancelReason.TOKEN)
-        if call.first_answer_at is None:
-            call.first_answer_at = self._loop.time()
-            call.pass_on_seconds = call.first_answer_at - came
+            await self._client.write(whole)
+        self._scope.set_timeout(self._token_timeout, CancelReason.TOKEN)
+        if stats.first_answer_at is None:
+            stats.first_answer_at = self._loop.time()
+            stats.pass_on_seconds = stats.first_answer_at - came
 
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
         if not self._dispatcher.start_answer(self._context.state, self._bound):
             raise AttemptFailed(CancelReason.LOST_BEFORE_FIRST_TOKEN.value)
-        await self._outgoing.send_head(answer)
+        await self._client.send_head(answer)
 
 
 ERROR_RESPONSES = {
     CancelReason.NO_FREE_SLOT: ErrorResponse(
-        503, RequestOutcome.HELD_TOO_LONG, CancelReason.NO_FREE_SLOT.value, "no_worker", {}
+        503, RequestOutcome.QUEUE_TIMEOUT, CancelReason.NO_FREE_SLOT.value, "no_worker", {}
     ),
     CancelReason.FIRST_TOKEN: ErrorResponse(
         504, RequestOutcome.TIMED_OUT, CancelReason.FIRST_TOKEN.value, "timeout"
@@ -228,8 +228,8 @@ ERROR_RESPONSES = {
     CancelReason.WORKER_LOST: ErrorResponse(
         502, RequestOutcome.WORKER_LOST, CancelReason.WORKER_LOST.value, "worker_lost"
     ),
-    CancelReason.SHUT_DOWN: ErrorResponse(
-        503, RequestOutcome.SHUT_DOWN, CancelReason.SHUT_DOWN.value, "shutting_down"
+    CancelReason.SHUTTING_DOWN: ErrorResponse(
+        503, RequestOutcome.SHUTTING_DOWN, CancelReason.SHUTTING_DOWN.value, "shutting_down"
     ),
 }
 
@@ -239,7 +239,7 @@ class Relay:
 
     Args:
         settings: the proxy's.
-        desk: where requests are bound.
+        dispatcher: where requests are bound.
         client: to the workers.
         doubt: told the number of a worker that a request failed at.
     """
@@ -247,34 +247,38 @@ class Relay:
     def __init__(
         self,
         settings: RouteSettings,
-        desk: RequestDispatcher,
+        dispatcher: RequestDispatcher,
         client: aiohttp.ClientSession,
         doubt: Callable[[int], None],
     ) -> None:
-        self._settings, self._dispatcher, self._client = settings, desk, client
+        self._settings, self._dispatcher, self._client = settings, dispatcher, client
         self._doubt = doubt
         self._loop = asyncio.get_running_loop()
         self.token_estimator = PromptTokenEstimator()
 
     async def answer(
-        self, request: web.BaseRequest, asked: ParsedRequest, call: RequestStats, wanted: int | None
+        self,
+        request: web.BaseRequest,
+        parsed: ParsedRequest,
+        stats: RequestStats,
+        wanted: int | None,
     ) -> web.StreamResponse:
         """The answer, passed on already where it is a stream; `wanted` is the only worker for it.
 
         Raises: Refused; ClientLeft.
         """
-        call.prompt = asked.prompt_tokens or self.token_estimator.estimate(asked.prompt_bytes)
-        ticket = self._dispatcher.submit(self._size(asked, call.prompt, wanted), wanted)
-        end = call.arrival + self._settings.timeouts.total
-        errand = RequestContext(request, asked, call, ticket, end)
+        stats.prompt = parsed.prompt_tokens or self.token_estimator.estimate(parsed.prompt_bytes)
+        state = self._dispatcher.submit(self._size(parsed, stats.prompt, wanted), wanted)
+        end = stats.arrival + self._settings.timeouts.total
+        context = RequestContext(request, parsed, stats, state, end)
         try:
-            return await self._attempts(errand)
+            return await self._attempts(context)
         except ScopeCancelled as ended:
             raise RequestRefused(ERROR_RESPONSES[ended.reason]) from None
         finally:
-            self._dispatcher.abort(ticket)
+            self._dispatcher.abort(state)
 
-    def _size(self, asked: ParsedRequest, prompt: int, wanted: int | None) -> int:
+    def _size(self, parsed: ParsedRequest, prompt: int, wanted: int | None) -> int:
         """What the policy is told of a prompt: no more than there is a worker for.
 
         An estimate may be wrong, and the worker knows: once it is empty it gets
@@ -289,135 +293,135 @@ class Relay:
         most = max((room for room in rooms if room is not None), default=prompt)
         if None in rooms or prompt <= most:
             return prompt
-        if asked.prompt_tokens:
+        if parsed.prompt_tokens:
             message = f"the prompt has {prompt} tokens, and no worker has room for more than {most}"
             raise bad_request(message, code="context_length_exceeded")
         return most
 
-    async def _attempts(self, errand: RequestContext) -> web.StreamResponse:
+    async def _attempts(self, context: RequestContext) -> web.StreamResponse:
         for _ in range(self._settings.limits.attempts - 1):
-            bound = await self._binding(errand)
+            bound = await self._binding(context)
             try:
-                return await self._attempt(errand, bound)
+                return await self._attempt(context, bound)
             except AttemptFailed:
-                self._dispatcher.retry(errand.state, bound)
+                self._dispatcher.retry(context.state, bound)
         try:
-            return await self._attempt(errand, await self._binding(errand))
+            return await self._attempt(context, await self._binding(context))
         except AttemptFailed as failed:
             if failed.answer is None:
                 raise RequestRefused(failed.error_response) from failed
-            errand.stats.outcome = RequestOutcome.WORKERS_FAILED
-            return _whole_response(errand, failed.answer)
+            context.stats.outcome = RequestOutcome.WORKERS_FAILED
+            return _whole_response(context, failed.answer)
 
-    async def _binding(self, errand: RequestContext) -> Bound:
+    async def _binding(self, context: RequestContext) -> Bound:
         """Wait for a worker."""
-        call, ticket, began = errand.stats, errand.state, self._loop.time()
-        late = began + self._settings.timeouts.hold
+        stats, state, began = context.stats, context.state, self._loop.time()
+        late = began + self._settings.timeouts.queue
         try:
             while True:
-                bound = await self._bound(errand, late)
-                if bound is not None and ticket.status is bound:
+                bound = await self._bound(context, late)
+                if bound is not None and state.status is bound:
                     break  # and its worker was not lost before this task was told
         finally:
-            ticket.scope = None
-            call.queue_seconds += self._loop.time() - began
-        call.worker, call.bound_at = self._settings.workers[bound.worker].name, ticket.bound_at
+            state.scope = None
+            stats.queue_seconds += self._loop.time() - began
+        stats.worker, stats.bound_at = self._settings.workers[bound.worker].name, state.bound_at
         return bound
 
-    async def _bound(self, errand: RequestContext, late: float) -> Bound | None:
+    async def _bound(self, context: RequestContext, late: float) -> Bound | None:
         """None: it was bound, and its worker was lost."""
         try:
-            async with CancelScope(errand.deadline) as scope:
-                errand.state.scope = scope
+            async with CancelScope(context.deadline) as scope:
+                context.state.scope = scope
                 scope.set_timeout(late - self._loop.time(), CancelReason.NO_FREE_SLOT)
-                return await errand.state.wait_until_bound()
+                return await context.state.wait_until_bound()
         except ScopeCancelled as ended:
             if ended.reason is not CancelReason.LOST_BEFORE_FIRST_TOKEN:
                 raise
             return None
 
-    async def _attempt(self, errand: RequestContext, bound: Bound) -> web.StreamResponse:
+    async def _attempt(self, context: RequestContext, bound: Bound) -> web.StreamResponse:
         """Raises AttemptFailed where it may be tried again."""
-        outgoing = ClientStream(errand.http_request, errand.stats.id)
+        client = ClientStream(context.http_request, context.stats.id)
         try:
-            async with CancelScope(errand.deadline) as scope:
-                errand.state.scope = scope
-                return await self._exchange(errand, bound, scope, outgoing)
+            async with CancelScope(context.deadline) as scope:
+                context.state.scope = scope
+                return await self._exchange(context, bound, scope, client)
         except ScopeCancelled as ended:
-            return await self._interrupted(errand, outgoing, ended.reason)
+            return await self._interrupted(context, client, ended.reason)
         except FAILURES as error:
             self._doubt(bound.worker)
-            if outgoing.response is None:
+            if client.response is None:
                 raise AttemptFailed(describe_failure(error)) from error
             message = f"the worker failed: {describe_failure(error)}"
-            fault = ErrorResponse(502, RequestOutcome.WORKER_LOST, message, "worker_lost")
-            return await self._broken_off(errand, outgoing, fault)
+            error_response = ErrorResponse(502, RequestOutcome.WORKER_LOST, message, "worker_lost")
+            return await self._broken_off(context, client, error_response)
         finally:
-            errand.state.scope = None
+            context.state.scope = None
 
     async def _interrupted(
-        self, errand: RequestContext, outgoing: ClientStream, reason: CancelReason
+        self, context: RequestContext, client: ClientStream, reason: CancelReason
     ) -> web.StreamResponse:
         if reason is CancelReason.CLIENT_STALLED:
-            errand.stats.outcome = RequestOutcome.CLIENT_STALLED
-            outgoing.abort()
+            context.stats.outcome = RequestOutcome.CLIENT_STALLED
+            client.abort()
             raise ClientDisconnected
-        if outgoing.response is not None:
-            return await self._broken_off(errand, outgoing, ERROR_RESPONSES[reason])
+        if client.response is not None:
+            return await self._broken_off(context, client, ERROR_RESPONSES[reason])
         if reason is CancelReason.LOST_BEFORE_FIRST_TOKEN:
             raise AttemptFailed(reason.value)
         raise ScopeCancelled(reason)
 
     async def _broken_off(
-        self, errand: RequestContext, outgoing: ClientStream, fault: ErrorResponse
+        self, context: RequestContext, client: ClientStream, error_response: ErrorResponse
     ) -> web.StreamResponse:
-        errand.stats.outcome = fault.outcome
-        self._dispatcher.abort(errand.state)
-        return await outgoing.end_with_error(fault)
+        context.stats.outcome = error_response.outcome
+        self._dispatcher.abort(context.state)
+        return await client.end_with_error(error_response)
 
     async def _exchange(
-        self, errand: RequestContext, bound: Bound, scope: CancelScope, outgoing: ClientStream
+        self, context: RequestContext, bound: Bound, scope: CancelScope, client: ClientStream
     ) -> web.StreamResponse:
         worker = self._settings.workers[bound.worker]
-        call, patience = errand.stats, self._settings.timeouts
-        call.attempts += 1
-        call.sent_at = call.sent_at or self._loop.time()
+        stats, timeouts = context.stats, self._settings.timeouts
+        stats.attempts += 1
+        stats.sent_at = stats.sent_at or self._loop.time()
         headers = worker_request_headers(
-            errand.http_request.headers, worker, self._settings.access.worker_key, call.id
+            context.http_request.headers, worker, self._settings.access.worker_key, stats.id
         )
-        url = worker.url + errand.parsed.path
-        if errand.parsed.streamed:
-            scope.set_timeout(patience.first_token, CancelReason.FIRST_TOKEN)
-        async with send_request(self._client, "POST", url, headers, errand.parsed.body) as answer:
+        url = worker.url + context.parsed.path
+        if context.parsed.streamed:
+            scope.set_timeout(timeouts.first_token, CancelReason.FIRST_TOKEN)
+        async with send_request(self._client, "POST", url, headers, context.parsed.body) as answer:
             if answer.status < 300 and is_stream(answer):
-                scope.set_timeout(patience.first_token, CancelReason.FIRST_TOKEN)
+                scope.set_timeout(timeouts.first_token, CancelReason.FIRST_TOKEN)
                 stream = StreamRelay(
-                    self._dispatcher, errand, bound, scope, outgoing, patience.token
+                    self._dispatcher, context, bound, scope, client, timeouts.token
                 )
                 return await stream.relay(answer, self._completed)
             whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:
             raise AttemptFailed(f"it answered {whole.status}", whole)
-        return self._whole(errand, bound, whole)
+        return self._whole(context, bound, whole)
 
-    def _whole(self, errand: RequestContext, bound: Bound, whole: BufferedAnswer) -> web.Response:
-        call = errand.stats
-        call.first_answer_at = self._loop.time()
+    def _whole(self, context: RequestContext, bound: Bound, whole: BufferedAnswer) -> web.Response:
+        stats = context.stats
+        stats.first_answer_at = self._loop.time()
         if whole.status >= 300:
-            call.outcome = RequestOutcome.REFUSED_BY_WORKER
-            return _whole_response(errand, whole)
-        self._completed(errand, bound, read_usage(whole.body))
-        return _whole_response(errand, whole)
+            stats.outcome = RequestOutcome.REJECTED_BY_WORKER
+            return _whole_response(context, whole)
+        self._completed(context, bound, read_usage(whole.body))
+        return _whole_response(context, whole)
 
-    def _completed(self, errand: RequestContext, bound: Bound, usage: TokenUsage) -> None:
-        call, asked = errand.stats, errand.parsed
-        call.set_usage(usage)
-        call.outcome = RequestOutcome.COMPLETED
-        self._dispatcher.finish(errand.state, bound, call.output)
-        if usage.prompt is not None and not asked.prompt_tokens:
-            self.token_estimator.update(asked.prompt_bytes, usage.prompt)
+    def _completed(self, context: RequestContext, bound: Bound, usage: TokenUsage) -> None:
+        stats, parsed = context.stats, context.parsed
+        stats.set_usage(usage)
+        stats.outcome = RequestOutcome.COMPLETED
+        self._dispatcher.finish(context.state, bound, stats.output)
+        if usage.prompt is not None and not parsed.prompt_tokens:
+            self.token_estimator.update(parsed.prompt_bytes, usage.prompt)
 
 
-def _whole_response(errand: RequestContext, whole: BufferedAnswer) -> web.Response:
-    headers = [*client_response_headers(whole.headers, errand.stats.id), ("Server", SERVER_NAME)]
+def _whole_response(context: RequestContext, whole: BufferedAnswer) -> web.Response:
+    headers = [*client_response_headers(whole.headers, context.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -1,13 +1,12 @@
-"""The log of requests: one JSON object a line, written and read here.
+"""The request log of the proxy: one JSON object per line, written and read here.
 
-Times are seconds since 1970, of one clock that does not jump.
+`RequestStats` collects the times and counts of a request while the proxy has it; `RequestRecord` is
+the line that is written when it ends. Times in the log are seconds since 1970, of one clock that
+does not jump.
 
-What is noted of a request while it is in the proxy.
-
-Writes the log of requests on a thread of its own: the event loop never waits for a disk.
-
-What does not fit into the queue is dropped and counted. A disk that is full is reported once; what
-could not be written is counted, and later records are tried again.
+`RequestLog` writes on a thread of its own, so that the event loop never waits for a disk. Records
+that do not fit into its queue are dropped and counted. A full disk is reported once; what could not
+be written is counted, and later records are tried again.
 """
 
 import json
@@ -37,10 +36,10 @@ class RequestRecord:
         streamed: whether its answer was asked for event by event.
         worker: name of the worker that had it last.
         attempts: times that it was sent to a worker.
-        arrival: when its head had arrived.
-        bound: when it was bound to that worker.
-        first: when the first of an answer was passed on.
-        end: when it was over.
+        arrived_at: when its head had arrived.
+        bound_at: when it was bound to that worker.
+        first_answer_at: when the first of an answer was passed on.
+        ended_at: when it was over.
         prompt: tokens, as the worker says, or as estimated.
         output: tokens, as the worker says, or as counted.
         outcome: how it ended.
@@ -53,10 +52,10 @@ class RequestRecord:
     streamed: bool
     worker: str | None
     attempts: int
-    arrival: float
-    bound: float | None
-    first: float | None
-    end: float
+    arrived_at: float
+    bound_at: float | None
+    first_answer_at: float | None
+    ended_at: float
     prompt: int
     output: int
     outcome: RequestOutcome
@@ -66,11 +65,11 @@ class RequestRecord:
         return json.dumps(asdict(self), ensure_ascii=True, allow_nan=False) + "\n"
 
 
-TIME_FIELDS = {"run", "arrival", "bound", "first", "end"}
+TIME_FIELDS = {"run", "arrived_at", "bound_at", "first_answer_at", "ended_at"}
 COUNT_FIELDS = {"attempts", "prompt", "output"}
 LATEST = 1e12
 """Seconds; of what is no number nothing can be said."""
-OPTIONAL = {"worker", "bound", "first"}
+OPTIONAL = {"worker", "bound_at", "first_answer_at"}
 FIELD_NAMES = frozenset(field.name for field in fields(RequestRecord))
 
 
@@ -193,8 +192,8 @@ class RequestStats:
             return None
         return max(0.0, self.sent_at - self.ready_at - self.queue_seconds) + self.pass_on_seconds
 
-    def to_record(self, end: float, epoch: float, run: float) -> RequestRecord:
-        """For the log of a `run`; `epoch` is what the loop's clock is behind the wall's."""
+    def to_record(self, end: float, clock_offset: float, run: float) -> RequestRecord:
+        """For the log of a `run`; `clock_offset` is what the wall clock is ahead of the loop's."""
         return RequestRecord(
             run=run,
             id=self.id,
@@ -203,10 +202,12 @@ class RequestStats:
             streamed=self.streamed,
             worker=self.worker,
             attempts=self.attempts,
-            arrival=epoch + self.arrival,
-            bound=None if self.bound_at is None else epoch + self.bound_at,
-            first=None if self.first_answer_at is None else epoch + self.first_answer_at,
-            end=epoch + end,
+            arrived_at=clock_offset + self.arrival,
+            bound_at=None if self.bound_at is None else clock_offset + self.bound_at,
+            first_answer_at=None
+            if self.first_answer_at is None
+            else clock_offset + self.first_answer_at,
+            ended_at=clock_offset + end,
             prompt=self.prompt,
             output=self.output,
             outcome=self.outcome or RequestOutcome.FAILED,

@@ -54,7 +54,7 @@ class RequestState:
     Attributes:
         status: see the types above.
         pinned_worker: the only worker that the policy may bind it to; None: any.
-        reported_tokens: tokens that the policy has been told of, or will be at the end of the loop's turn.
+        reported_tokens: tokens that the policy knows of, or will at the end of the loop's turn.
         scope: of the part of its task that a lost worker, or a shutdown, ends.
         bound_at: loop's time at which it was bound last.
     """
@@ -134,15 +134,15 @@ class WorkerView:
         drained = due is WorkerState.DRAINING and self.state is WorkerState.LOST
         return WorkerState.LOST if drained else due
 
-    def add_request(self, ticket: RequestState) -> None:
+    def add_request(self, state: RequestState) -> None:
         """It was bound to this worker."""
-        self.requests[ticket.request_id] = ticket
-        self.load += ticket.size + ticket.reported_tokens
+        self.requests[state.request_id] = state
+        self.load += state.size + state.reported_tokens
 
-    def remove_request(self, ticket: RequestState) -> None:
+    def remove_request(self, state: RequestState) -> None:
         """It is not any more."""
-        if self.requests.pop(ticket.request_id, None) is not None:
-            self.load -= ticket.size + ticket.reported_tokens
+        if self.requests.pop(state.request_id, None) is not None:
+            self.load -= state.size + state.reported_tokens
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class LoadImbalance:
     idle: float
 
 
-def balance_of(workers: Sequence[WorkerView]) -> LoadImbalance:
+def load_imbalance(workers: Sequence[WorkerView]) -> LoadImbalance:
     """As `docs/design/request-balance.md` has it."""
     loads = [one.load for one in workers if one.state is not WorkerState.LOST]
     most = max(loads, default=0) * len(loads)

@@ -12,7 +12,7 @@ from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import RouteSettings
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CUT_OFF = 1
+EXIT_CUT_OFF = 1
 PrintLine = Callable[[str], None]
 
 
@@ -74,21 +74,21 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> in
 async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     workers = settings.workers
     policy = factory([one.slots for one in workers], [one.kv_tokens for one in workers])
-    told = SignalListener()
+    signals = SignalListener()
     try:
         proxy = Proxy(settings, policy)
         await _start(proxy, settings, say)
-        await told.wait_or(proxy.tasks.failed)
-        failed = not told.count
+        await signals.wait_or(proxy.tasks.failed)
+        failed = not signals.count
         say("ending: waiting for the requests under way")
-        left = await _stopped(proxy, told)
+        left = await _stopped(proxy, signals)
     finally:
-        told.close()
+        signals.close()
     if failed:
         raise EquipoiseError("a part of the proxy failed: see above")
     if left:
         say(f"{left} request(s) were cut off")
-    return CUT_OFF if left else 0
+    return EXIT_CUT_OFF if left else 0
 
 
 async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
@@ -103,9 +103,9 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
     say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")
 
 
-async def _stopped(proxy: Proxy, told: SignalListener) -> int:
+async def _stopped(proxy: Proxy, signals: SignalListener) -> int:
     """Wait for what is under way; a further signal ends that."""
-    hurry = asyncio.create_task(told.wait_again())
+    hurry = asyncio.create_task(signals.wait_again())
     hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.skip_drain())
     try:
         return await proxy.stop()

@@ -47,7 +47,7 @@ class Limits:
         buffered: bytes of all requests' bodies that are kept at once (429).
         answer: bytes of an answer that is not streamed (502).
         concurrency: requests in the proxy at once (429).
-        held: requests that no worker has yet (429).
+        queued: requests that no worker has yet (429).
         connections: of clients; further ones are closed.
         attempts: times that one request is sent to a worker.
     """
@@ -57,7 +57,7 @@ class Limits:
     buffered: int = 1024 * MIB
     answer: int = 64 * MIB
     concurrency: int = 8192
-    held: int = 1024
+    queued: int = 1024
     connections: int = 16384
     attempts: int = 3
 
@@ -71,7 +71,7 @@ class Timeouts:
         first_token: for the first token of a stream (504).
         token: from one token of a stream to the next, and for a client to take it.
         total: from a request's arrival to its end.
-        hold: for a worker with a free slot (503).
+        queue: for a worker with a free slot (503).
         header: for the head of a request (408).
         body: for the body of a request (408).
         idle: for the next request of a connection.
@@ -82,7 +82,7 @@ class Timeouts:
     first_token: float = 600.0
     token: float = 120.0
     total: float = 3600.0
-    hold: float = 60.0
+    queue: float = 60.0
     header: float = 10.0
     body: float = 60.0
     idle: float = 75.0
@@ -115,8 +115,8 @@ class ReportSettings:
     Attributes:
         waiting: requests that a worker has not admitted.
         running: requests that it has.
-        kv_usage: the part of its KV cache that is taken, 0 to 1; None: tokens / room.
-        tokens: in its KV cache; None: kv_usage x room.
+        kv_usage: the part of its KV cache that is taken, 0 to 1; None: tokens / kv_tokens.
+        tokens: in its KV cache; None: kv_usage x kv_tokens.
         rank_label: of several ranks that tell on one page, the label that tells them apart.
         path: where a server tells.
         interval: seconds from an answer to the next question.
@@ -135,8 +135,8 @@ class ReportSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are asked for."""
-        asked = (self.waiting, self.running, self.kv_usage, self.tokens)
-        return tuple(name for name in asked if name is not None)
+        parsed = (self.waiting, self.running, self.kv_usage, self.tokens)
+        return tuple(name for name in parsed if name is not None)
 
 
 @unique

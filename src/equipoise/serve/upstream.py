@@ -53,12 +53,12 @@ class BufferedAnswer:
         self.body = body
 
 
-def open_client(patience: Timeouts) -> aiohttp.ClientSession:
+def open_client(timeouts: Timeouts) -> aiohttp.ClientSession:
     """For all workers; to be closed by who opens it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
         # All other waits are bounded by scopes, which know what is waited for.
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience.connect),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect),
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
         auto_decompress=False,

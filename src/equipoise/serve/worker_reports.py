@@ -81,7 +81,7 @@ class MetricsScraper:
     Args:
         client: to ask with.
         workers: of that server, by number.
-        desk: told of every report.
+        dispatcher: told of every report.
         settings: what is asked for, and how often.
         key: sent with the question; None: none is.
     """
@@ -90,11 +90,11 @@ class MetricsScraper:
         self,
         client: aiohttp.ClientSession,
         workers: dict[int, WorkerSettings],
-        desk: RequestDispatcher,
+        dispatcher: RequestDispatcher,
         settings: ReportSettings,
         key: str | None = None,
     ) -> None:
-        self._client, self._workers, self._dispatcher = client, workers, desk
+        self._client, self._workers, self._dispatcher = client, workers, dispatcher
         self._settings, self._reader = settings, MetricsParser(settings.names)
         self._url = next(iter(workers.values())).url + settings.path
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}

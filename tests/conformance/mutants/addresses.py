@@ -39,7 +39,7 @@ class GenerousStore(VirtualSlotStore):
 
 
 class HastyLeases(VirtualSlotStore):
-    """What stands before a bad slot is leased when the call is refused."""
+    """The slots before a bad one are leased although the call is refused."""
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         lease = self._leases.acquire(slots)
@@ -57,7 +57,7 @@ class FirstSlotLeases(LeaseTable):
 
 
 class RecountedLeases(LeaseTable):
-    """A lease that is released twice gives back somebody else's too."""
+    """A lease that is released twice releases another lease too."""
 
     def release(self, lease: SlotLease) -> None:
         lease.ended = False
@@ -116,7 +116,7 @@ class StreamwiseReaders(ReaderRegistry):
 
 
 class HastyPool(VirtualPagePool):
-    """A page is free as soon as it was given back."""
+    """A page is free as soon as it is given back."""
 
     def put(self, page: PoolPage, after: Event | None) -> None:
         super().put(page, None)
@@ -131,11 +131,11 @@ class ForgivingPool(VirtualPagePool):
 
 
 ARGUMENTS = "a-bad-argument-changes-nothing"
-LEASES = "a-leased-slot-is-written-by-nobody"
+LEASES = "writes-to-a-leased-slot-are-refused"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 PAGES = "a-page-is-not-handed-out-under-a-copy"
-MACHINE = "everything-at-once-shows-what-is-due"
-VAIN = "a-wait-that-ends-in-vain-says-so"
+MACHINE = "accelerator-state-machine-matches-its-model"
+VAIN = "a-wait-raises-at-its-timeout"
 # A slot of several bytes that is read while it is written is torn, a batch is seen in parts; and
 # the machine has readers, too.
 READ = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)

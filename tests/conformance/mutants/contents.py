@@ -21,7 +21,7 @@ WORD = 4
 
 
 class SwappingStore(VirtualSlotStore):
-    """From its second commit on, a slot is given other memory instead of other contents."""
+    """From its second commit on, a slot gets other memory instead of other contents."""
 
     def __init__(self, device: VirtualDevice, layout: SlotLayout) -> None:
         super().__init__(device, layout)
@@ -103,17 +103,17 @@ class ConvertingStore(VirtualSlotStore):
 
 
 class UnpackingStore(VirtualSlotStore):
-    """Packs a private format in an order that nobody restores."""
+    """Packs a private format in an order that unpacking does not restore."""
 
     def _gather(self, row: Bytes, slot: int) -> list[Copy]:
-        formats = [wanted.format for wanted in self._layout.descriptor]
+        formats = [expected.format for expected in self._layout.descriptor]
         pairs = zip(super()._gather(row, slot), formats, strict=True)
         return [(p[::-1] if f is SlotFormat.PRIVATE else p, found) for (p, found), f in pairs]
 
 
-def _shown(wanted: SegmentType) -> int:
+def _shown(expected: SegmentType) -> int:
     """Bytes of the elements, which are those that a tensor shows."""
-    return wanted.nbytes - wanted.padding
+    return expected.nbytes - expected.padding
 
 
 class ShownBytesStore(VirtualSlotStore):
@@ -121,8 +121,8 @@ class ShownBytesStore(VirtualSlotStore):
 
     def _pieces(self, row: Bytes, slot: int) -> Iterator[tuple[Bytes, Bytes]]:
         pairs = zip(super()._pieces(row, slot), self._layout.descriptor, strict=True)
-        for (part, segment), wanted in pairs:
-            yield part[: _shown(wanted)], segment[: _shown(wanted)]
+        for (part, segment), expected in pairs:
+            yield part[: _shown(expected)], segment[: _shown(expected)]
 
 
 class ClearingStore(VirtualSlotStore):
@@ -132,11 +132,11 @@ class ClearingStore(VirtualSlotStore):
         blocks = super()._source(source)
         return [self._cleared(b, w) for b, w in zip(blocks, self._layout.descriptor, strict=True)]
 
-    def _cleared(self, block: Bytes, wanted: SegmentType) -> Bytes:
-        if not wanted.padding:
+    def _cleared(self, block: Bytes, expected: SegmentType) -> Bytes:
+        if not expected.padding:
             return block
         anew = block.copy()
-        anew[_shown(wanted) :] = 0
+        anew[_shown(expected) :] = 0
         return anew
 
 
@@ -145,26 +145,26 @@ class ShownSums(VirtualSlotStore):
 
     def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
         shown, start = [], 0
-        for wanted in self._layout.descriptor:
-            shown.append(row[start : start + _shown(wanted)])
-            start += wanted.nbytes
+        for expected in self._layout.descriptor:
+            shown.append(row[start : start + _shown(expected)])
+            start += expected.nbytes
         super()._sum(np.concatenate(shown), out, place)
 
 
 class WordSums(VirtualSlotStore):
-    """Bytes behind the last whole word are not summed."""
+    """Bytes after the last whole word are not summed."""
 
     def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
         out[place] = as_int64(_native.checksum(row[: len(row) // WORD * WORD]))
 
 
-CONTENTS = "a-slot-is-its-segments"
+CONTENTS = "verbs-move-every-byte-of-the-segments"
 FLOATS = "floats-that-arithmetic-would-change-survive"
 PRIVATE = "private-formats-travel-whole"
-MAPPINGS = "any-mapping-of-slots-ends-as-proposed"
+MAPPINGS = "any-slot-mapping-is-committed-correctly"
 READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 SUMS = "checksums-are-those-of-the-definition"
-MACHINE = "everything-at-once-shows-what-is-due"
+MACHINE = "accelerator-state-machine-matches-its-model"
 LONG = "slots-of-any-length-are-copied-whole"
 MANY = "a-verb-takes-hundreds-of-slots"
 MUTANTS = (
@@ -176,14 +176,14 @@ MUTANTS = (
         # Whatever reads through the layout's own tensors reads what was there before, and a
         # checksum on its way finds the other memory.
         also=(
-            "who-waits-for-a-commit-sees-it",
+            "a-commit-is-visible-after-its-event",
             "a-batch-is-seen-whole",
-            "no-token-finds-another-experts-weights",
+            "tables-and-weights-of-a-layer-change-together",
             READERS,
             SUMS,
             MACHINE,
             "private-formats-travel-whole",
-            "memory-dropped-behind-a-verb-still-counts",
+            "slot-verbs-own-their-buffers",
         ),
         subject=device_with(slots=SwappingStore),
     ),

@@ -34,7 +34,7 @@ class SecondBallotIsIgnored(VirtualControlPlane):
 
 
 class OwnProposalWins(VirtualControlPlane):
-    """Every rank is told what it proposed itself, as when each commits at its own step."""
+    """Every rank learns what it proposed itself, as when each commits at its own step."""
 
     def decide(self, question: str, value: bytes) -> bytes:
         super().decide(question, value)
@@ -76,7 +76,7 @@ class OneOfTheMissing(VirtualControlPlane):
 
 
 class WaitingIsSilence(VirtualControlPlane):
-    """Takes a rank whose operation has not ended for one that does not beat."""
+    """Takes a rank whose operation has not ended for one without heartbeats."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
         for operation in self._world.network.pending:
@@ -86,7 +86,7 @@ class WaitingIsSilence(VirtualControlPlane):
 
 
 class LossWithoutOperation(VirtualControlPlane):
-    """Says who is lost, and not during what."""
+    """Names the lost rank, but not the operation."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
         found = super().lost_rank(timeout)
@@ -94,7 +94,7 @@ class LossWithoutOperation(VirtualControlPlane):
 
 
 class CastsIntoTheVoid(VirtualControlPlane):
-    """Puts a ballot on its way, and never hears that nobody took it."""
+    """Sends a ballot, and never learns that it was not stored."""
 
     def cast(self, question: str, ballot: bytes) -> None:
         if self._reachable():
@@ -198,9 +198,9 @@ class Checked:
     def traits(self) -> Traits:
         return self.inner.traits
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         with patch.object(control_checked_mode, "CHECKED", self.checked):
-            self.inner.play(claim, case)
+            self.inner.play(prop, case)
 
     def close(self) -> None:
         self.inner.close()
@@ -212,8 +212,8 @@ def checked_by(checked: type[CheckedCommunicator]) -> Callable[[], Subject]:
 
 BALLOTS = "ballots-stay-and-the-missing-are-named"
 DECISIONS = "one-decision-for-all"
-ACCUSED = "nobody-who-beats-is-accused"
-OUTLIVES = "what-a-rank-said-outlives-it"
+ACCUSED = "a-rank-with-a-heartbeat-is-not-reported-lost"
+OUTLIVES = "ballots-outlive-the-rank-that-cast-them"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
 
@@ -257,7 +257,7 @@ MUTANTS = (
         property=OUTLIVES,
         subject=network_with(control=WordsGoWithTheRank),
         # A rank that leaves takes what the others still read.
-        also=("a-lost-store-is-said-to-be",),
+        also=("a-lost-store-raises-control-lost",),
     ),
     Mutant(
         name="the-store-is-on-rank-zero",
@@ -283,7 +283,7 @@ MUTANTS = (
         broken="A rank that waits for an operation is reported lost.",
         property=ACCUSED,
         subject=network_with(control=WaitingIsSilence),
-        # Asks after every fault who was lost, and during what.
+        # Queries after every fault the lost rank and its operation.
         also=(FAULTS,),
     ),
     Mutant(
@@ -292,7 +292,7 @@ MUTANTS = (
         broken="A loss does not say during what it was noticed.",
         property=OUTLIVES,
         subject=network_with(control=LossWithoutOperation),
-        # Asks after every fault who was lost, and during what.
+        # Queries after every fault the lost rank and its operation.
         also=(FAULTS,),
     ),
     Mutant(

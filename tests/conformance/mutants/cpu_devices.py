@@ -1,4 +1,4 @@
-"""Mutants of the CPU about events, failed streams, replays, verbs, and devices that close."""
+"""Mutants of the CPU: events, failed streams, replays, slot verbs, and closed devices."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -31,7 +31,7 @@ class ReachedWhenRecorded(CpuEvent):
 
 
 class QueryNeedsWait(CpuEvent):
-    """A query is true only when somebody has waited."""
+    """A query is true only after a wait."""
 
     waited: CpuRecording | None = None
 
@@ -72,7 +72,7 @@ class AnswersForFirstRecording(CpuEvent):
 
 
 class RunsAfterFailure(CpuStream):
-    """What is queued behind a program that raised runs all the same."""
+    """What is queued after a program that raised runs all the same."""
 
     def _run(self, task: _StreamTask) -> None:
         try:
@@ -92,7 +92,7 @@ class ReportsLastFailure(CpuStream):
 
 
 class IgnoresFailedRecording(CpuStream):
-    """A stream goes on when a recording that it waits for has failed."""
+    """A stream continues when a recording that it waits for has failed."""
 
     def wait(self, event: Event) -> None:
         mark = own_event(event).latest()
@@ -118,7 +118,7 @@ class ReplaysOnCaptureStream(CpuGraph):
 
 
 class ReplaysOnOwnStream(CpuGraph):
-    """A replay comes ahead of what its stream was given: it has a stream of its own."""
+    """A replay runs before earlier launches of its stream: it has a stream of its own."""
 
     def replay(self, stream: Stream) -> None:
         own = own_stream(stream)
@@ -128,7 +128,7 @@ class ReplaysOnOwnStream(CpuGraph):
 
 
 class DropsLaunchAfterClose(CpuStream):
-    """A closed stream forgets what it is given, in silence."""
+    """A closed stream drops launches silently."""
 
     def launch(self, program: Callable[[], object]) -> None:
         if not self._closed:
@@ -211,10 +211,10 @@ class ChangingIndex(CpuAccelerator):
 
 
 POINTS = "an-event-says-when-its-point-is-reached"
-BROKEN = "a-stream-whose-program-raised-says-so-at-every-call"
+BROKEN = "a-failed-stream-raises-at-every-call"
 ELSEWHERE = "a-graph-replays-on-the-stream-it-is-given"
-CLOSED = "a-closed-device-takes-nothing"
-SAID = "a-device-says-what-it-is"
+CLOSED = "a-closed-device-refuses-launches"
+SAID = "memory-and-topology-are-plausible"
 MUTANTS = (
     Mutant(
         name="a-query-runs-ahead",

@@ -1,4 +1,4 @@
-"""Mutants of gloo about works that fail or are cancelled, and streams that wait for them."""
+"""Mutants of gloo: works that fail or are cancelled, and streams that wait for them."""
 
 from contextlib import suppress
 
@@ -11,7 +11,7 @@ from equipoise.hal.stream import Stream
 
 
 class CancelWaitsForDeadline(GlooWork):
-    """A cancelled operation goes on to its deadline, and may end well."""
+    """A cancelled operation continues to its deadline, and may end well."""
 
     def cancel(self) -> None:
         self.watch()
@@ -36,7 +36,7 @@ class CancelKeepsCommunicator(GlooWork):
 
 
 class IgnoresFailedWork(GlooWork):
-    """A stream that waits for an operation goes on whatever becomes of it."""
+    """A stream that waits for an operation continues however it ends."""
 
     def wait(self, stream: Stream) -> None:
         if self.done():
@@ -65,7 +65,7 @@ class IgnoresEarlierFailure(GlooWork):
 
 
 CANCEL = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 MUTANTS = (
     Mutant(
         name="a-cancelled-operation-goes-on",

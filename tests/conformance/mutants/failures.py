@@ -32,7 +32,7 @@ class NamelessDeadline(VirtualOperation):
 
 
 class FailsByItself(VirtualOperation):
-    """At its deadline an operation fails, and its communicator goes on."""
+    """At its deadline an operation fails, and its communicator continues."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ class FailsByItself(VirtualOperation):
 
 
 class EndlessRounds(VirtualOperation):
-    """No deadline strikes a round."""
+    """A round has no deadline."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class OwnsByTensor(VirtualCommunicator):
 
 
 class CancelFrees(VirtualWork):
-    """Cancelling lets go of the buffers at once."""
+    """Cancelling releases the buffers at once."""
 
     def cancel(self) -> None:
         super().cancel()
@@ -127,7 +127,7 @@ class CancelsAlone(VirtualWork):
 
 
 class CloseForgets(VirtualCommunicator):
-    """Closing forgets what is in flight: nobody ends it any more."""
+    """Closing forgets what is in flight: it never ends."""
 
     def close(self) -> None:
         for operation in self._pending():
@@ -151,14 +151,14 @@ class AbortOnlyMarks(VirtualCommunicator):
         self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.incarnation)
 
 
-LONELY = "what-nobody-answers-fails-its-communicator-by-name-and-no-other"
-FAILED = "a-failed-work-says-so-every-time"
+LONELY = "an-unmatched-operation-fails-only-its-communicator"
+FAILED = "a-failed-work-raises-at-every-call"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
-SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 CLOSED = "closing-ends-what-is-in-flight"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 
 MUTANTS = (
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = (
         broken="Communicators of a rank fail together, as over one shared connection.",
         property=LONELY,
         subject=network_with(communicator=FailsTogether),
-        also=(FAULTS,),  # it looks at what goes on beside the fault
+        also=(FAULTS,),  # it looks at what continues next to the fault
     ),
     Mutant(
         name="old-messages-arrive-after-a-rebuild",

@@ -1,4 +1,4 @@
-"""Mutants of family *faults*: what goes wrong only once something else has gone wrong."""
+"""Mutants of family *faults*: what breaks only after another fault."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeathIsNotHeard(Network):
-    """Waits for a dead peer for ever: nobody cuts the operation, and no deadline strikes it."""
+    """Waits for a dead peer for ever: no deadline and no failure ends the operation."""
 
     def ready(self) -> bool:
         return False
@@ -81,7 +81,7 @@ class LateRankIsAccused(Network):
 
 
 class WrongRankIsAccused(VirtualControlPlane):
-    """Names the rank after the one that is gone."""
+    """Names the rank after the one that is lost."""
 
     def _evidence(self) -> RankLost | None:
         found = super()._evidence()
@@ -91,7 +91,7 @@ class WrongRankIsAccused(VirtualControlPlane):
 
 
 class LossNamesNoOperation(VirtualControlPlane):
-    """Says who is gone, but not in the middle of what."""
+    """Names the lost rank, but not the operation."""
 
     def _evidence(self) -> RankLost | None:
         found = super()._evidence()
@@ -148,7 +148,7 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=WrongRankIsAccused),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
     Mutant(
         name="a-loss-is-told-without-the-operation",
@@ -157,6 +157,6 @@ MUTANTS = (
         property=FAULTS.name,
         subject=network_with(control=LossNamesNoOperation),
         # Ranks are lost there, too.
-        also=("what-a-rank-said-outlives-it",),
+        also=("ballots-outlive-the-rank-that-cast-them",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Mutants of family *control* that forget too little, or too much."""
+"""Mutants of family *control* that forget too little or too much."""
 
 from collections.abc import Sequence
 
@@ -18,14 +18,14 @@ class ForgetsNothing(VirtualControlPlane):
 
 
 class ForgetsItsOwn(VirtualControlPlane):
-    """Lets go of what this rank has said, and of nothing else."""
+    """Deletes this rank's ballot, and nothing else."""
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         super().forget(question, (self.rank,))
 
 
 class OutcomesStay(VirtualControlPlane):
-    """Lets go of ballots only: who asks anew is told the outcome of before."""
+    """Deletes ballots only: a new question gets the old decision."""
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         outcome = self._store.decisions.get(question)
@@ -35,7 +35,7 @@ class OutcomesStay(VirtualControlPlane):
 
 
 class ForgetsByBeginning(VirtualControlPlane):
-    """Lets go of every question whose name begins with this one's."""
+    """Deletes every question whose name begins with this one's."""
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         for name in {name for name, _ in self._store.ballots if name.startswith(question)}:

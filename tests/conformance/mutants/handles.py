@@ -1,4 +1,4 @@
-"""Mutants of family *keepalive*: what a handle says."""
+"""Mutants of family *keepalive*: handles of operations."""
 
 from conformance.mutants.mutant import Mutant
 from conformance.mutants.subjects import network_with
@@ -44,7 +44,7 @@ class WaitsOnlyBeforeTheEnd(VirtualWork):
 
 
 class FailsOnce(VirtualWork):
-    """A failure is raised to whoever asks first, and to nobody after."""
+    """A failure is raised at the first call, and at no later one."""
 
     _told = False
 
@@ -107,20 +107,20 @@ class FailureIsAnEnd(VirtualWork):
             self._await(min(timeout, DEADLINE))
 
 
-DROPPED = "buffers-dropped-in-flight-still-travel"
+DROPPED = "operations-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
-ASKED = "a-work-may-be-asked-again-by-anyone-after-its-end"
-FAILED = "a-failed-work-says-so-every-time"
-DONE = "done-means-that-the-result-is-there"
+ASKED = "an-ended-work-may-be-queried-by-any-thread"
+FAILED = "a-failed-work-raises-at-every-call"
+DONE = "result-does-not-block-after-done"
 ORDER = "works-end-in-any-order"
-LONELY = "what-nobody-answers-fails-its-communicator-by-name-and-no-other"
+LONELY = "an-unmatched-operation-fails-only-its-communicator"
 TURNS = "threads-take-turns-on-one-communicator"
 ROUNDS = "a-round-brings-every-blob-whole"
 ABORTED = "abort-ends-what-is-in-flight"
 AWAITED = "a-stream-waits-for-an-operation-without-the-host"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 MISALIGNED = "misaligned-buffers-arrive-and-their-neighbours-stay"
 
 MUTANTS = (
@@ -178,7 +178,7 @@ MUTANTS = (
             FAULTS,
             MISALIGNED,
             "a-rebuilt-communicator-carries-only-what-came-after",
-            "what-nobody-answers-fails-its-communicator-by-name-and-no-other",
+            "an-unmatched-operation-fails-only-its-communicator",
         ),
     ),
     Mutant(

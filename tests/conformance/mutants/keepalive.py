@@ -90,7 +90,7 @@ class KeepsEverything(VirtualWork):
 
 
 class BlobsBorrow(VirtualSlotStore):
-    """A blob is read, or written, when the stream comes to it, and nobody keeps it until then."""
+    """A blob is read, or written, when the stream comes to it, and is not kept alive until then."""
 
     def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
         return super()._rows(borrowed(blob), count)
@@ -103,10 +103,10 @@ class SourcesBorrow(VirtualSlotStore):
         return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
 
 
-DROPPED = "buffers-dropped-in-flight-still-travel"
-VERBS = "memory-dropped-behind-a-verb-still-counts"
+DROPPED = "operations-own-their-buffers"
+VERBS = "slot-verbs-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
-SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 
@@ -165,7 +165,7 @@ MUTANTS = (
         broken="A blob that is dropped behind `pack` or `unpack` is in use again (record_stream).",
         property=VERBS,
         subject=device_with(slots=BlobsBorrow),
-        also=("a-bad-argument-changes-nothing",),  # it gives blobs that nobody keeps
+        also=("a-bad-argument-changes-nothing",),  # it passes blobs and drops them
     ),
     Mutant(
         name="a-source-belongs-to-its-caller",

@@ -1,4 +1,4 @@
-"""Mutants about operands of kernels, and about tables that are not there yet."""
+"""Mutants of kernels: operands, and tables that are not there yet."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from equipoise.hal.support.validation import check_layer
 
 
 class IgnoresStrides(AnyKernels):
-    """What is strided is read as if it were not, as a kernel does that is given a pointer."""
+    """A strided operand is read as if it were contiguous, as by a kernel that gets a pointer."""
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
@@ -139,7 +139,7 @@ class ZerosWithoutTables(AnyKernels):
 
 OPERANDS = "an-operand-that-does-not-fit-changes-nothing"
 TAKEN = "an-update-of-tables-is-taken-at-the-call"
-UNSOLVED = "shares-of-a-layer-without-tables-are-left-alone"
+UNSOLVED = "solve-shares-ignores-layers-without-tables"
 MUTATIONS = (
     Mutation(
         name="strides-of-ids-are-not-looked-at",

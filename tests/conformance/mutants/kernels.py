@@ -1,6 +1,6 @@
 """Mutants of family *kernels*.
 
-Those that replace a verb check its operands as the healthy ones do: one behaviour is broken (G11).
+Those that replace a kernel check its operands like the healthy ones: one behaviour is broken (G11).
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class ChecksumsWholeWords(AnyKernels):
 
 
 class IgnoresSolvedShares(AnyKernels):
-    """Apportioning takes the table's shares for those that it is given."""
+    """An apportioned pass uses the shares of the table instead of its argument."""
 
     def route_apportioned(
         self,
@@ -268,16 +268,16 @@ class OneReplay(VirtualGraph):
 VALUES = "kernels-equal-the-reference"
 RULES = "kernels-keep-the-rules-of-other-engines"
 RULED = "a-pass-by-a-rule-reads-one-generation"
-SALTED = "ranks-and-layers-make-choices-of-their-own"
+SALTED = "rank-and-layer-enter-the-routing-hash"
 COMMITTED = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
-TOGETHER = "no-token-finds-another-experts-weights"
+TOGETHER = "tables-and-weights-of-a-layer-change-together"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 FOLLOWING = "kernels-follow-their-stream"
 LOCKED = "a-captured-lock-hands-over-at-every-replay"
 REPLAYED = "a-graph-replays-on-the-stream-it-is-given"
 LARGE = "kernels-equal-the-reference-at-the-sizes-of-models"
-MACHINE = "everything-at-once-shows-what-is-due"
+MACHINE = "accelerator-state-machine-matches-its-model"
 MUTATIONS = (
     Mutation(
         name="counting-waits-for-the-stream",
@@ -377,7 +377,7 @@ MUTANTS = (
         broken="Tables change on the host while their weights wait on the stream (vLLM #55228).",
         property=TOGETHER,
         subject=device_with(kernels=TablesAtTheCall),
-        # Commits at the call come beside reads that they are ordered behind.
+        # Commits at the call overlap reads that they must come after.
         also=(
             COMMITTED,
             ROUTED,

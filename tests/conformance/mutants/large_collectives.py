@@ -1,4 +1,4 @@
-"""Mutants of gloo that are right for what is small, and for little of it."""
+"""Mutants of gloo that are right for small messages, and for few of them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 
 
 class SumsOneBlock(GlooCommunicator):
-    """Elements behind the first 65536 are not summed."""
+    """Elements after the first 65536 are not summed."""
 
     def all_reduce(self, tensor: Tensor) -> GlooWork:
         return super().all_reduce(tensor.view(-1)[: 1 << 16] if tensor.numel() else tensor)
@@ -36,11 +36,11 @@ class GatherLacksLastByte(GlooCommunicator):
     """Gathering more than a megabyte loses the last byte of each part."""
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> GlooWork:
-        given = tensor
+        operand = tensor
         if tensor.nbytes > MEGABYTE:
-            given = tensor.clone()
-            given.view(-1)[-1] = 0
-        return super().all_gather(out, given)
+            operand = tensor.clone()
+            operand.view(-1)[-1] = 0
+        return super().all_gather(out, operand)
 
 
 class BroadcastsWholeKilobytes(GlooCommunicator):
@@ -57,28 +57,28 @@ class SwapsLargeBlocks(GlooCommunicator):
     """Blocks of more than a megabyte go to the wrong place."""
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> GlooWork:
-        given = tensor.flip(0) if tensor[0].nbytes > MEGABYTE else tensor
-        return super().all_to_all(out, given)
+        operand = tensor.flip(0) if tensor[0].nbytes > MEGABYTE else tensor
+        return super().all_to_all(out, operand)
 
 
 class RepeatsFirstRow(GlooCommunicator):
-    """Rows behind the first 4096 of a block hold what the first one does."""
+    """Rows after the first 4096 of a block hold the contents of the first."""
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> GlooWork:
-        given = tensor.clone()
-        given[4096:] = given[:1]
-        return super().all_to_all_uneven(out, given, receives, sends)
+        operand = tensor.clone()
+        operand[4096:] = operand[:1]
+        return super().all_to_all_uneven(out, operand, receives, sends)
 
 
 class SendsOneMegabyte(GlooCommunicator):
-    """A message of more than a megabyte lacks what comes behind it."""
+    """A message of more than a megabyte is cut off after it."""
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
-        given = tensor.clone()
-        given.view(-1)[MEGABYTE:] = 0
-        return super().isend(given, destination)
+        operand = tensor.clone()
+        operand.view(-1)[MEGABYTE:] = 0
+        return super().isend(operand, destination)
 
 
 class ShiftsLargeBlobs(GlooCommunicator):
@@ -173,7 +173,7 @@ MUTANTS = (
         name="the-hundredth-message-is-lost",
         clause="P2",
         broken="Of many messages in flight the hundredth arrives as zeros.",
-        property="a-crowd-of-messages-keeps-its-order",
+        property="many-messages-in-flight-match-in-order",
         subject=gloo_with(communicator=LosesMessage100),
         real=True,
     ),

@@ -1,4 +1,4 @@
-"""Kernels, tables and slots that are right for small sizes."""
+"""Mutants of kernels, tables and slots that are right for small sizes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,7 +62,7 @@ class QuotasPerBlock(AnyKernels):
 
 
 class CountsOneBlock(AnyKernels):
-    """Tokens behind the first 16384 are not counted."""
+    """Tokens after the first 16384 are not counted."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         super().count(ids[: 4 * BLOCK], counts, stream)

@@ -25,7 +25,7 @@ class EarlyRelease(VirtualStreamLock):
 
 
 class LostRelease(VirtualStreamLock):
-    """A release that comes before the mover waits wakes nobody."""
+    """A release that comes before the writer waits is lost."""
 
     def wait(self, epoch: int, timeout: float) -> None:
         if self._empty:
@@ -34,7 +34,7 @@ class LostRelease(VirtualStreamLock):
 
 
 class ArmedByWait(VirtualStreamLock):
-    """The next reader is let in when the mover gets the slots back, not when it has written."""
+    """The next reader is admitted when the writer gets the slots back, not when it has written."""
 
     armed = owed = False
 
@@ -57,7 +57,7 @@ class ArmedByWait(VirtualStreamLock):
 
 
 class Broadcast(VirtualStreamLock):
-    """A signal lets every stream go on that has come to an acquire."""
+    """A signal releases every stream that has come to an acquire."""
 
     waiting: tuple[StreamTask, ...] = ()
     allowed = 0
@@ -81,7 +81,7 @@ class Broadcast(VirtualStreamLock):
 
 
 class Ticket(VirtualStreamLock):
-    """Acquire number n waits until n signals were given; a graph keeps the number."""
+    """Acquire number n waits for n signals; a graph keeps the number."""
 
     asked = given = 0
 
@@ -102,8 +102,10 @@ class Ticket(VirtualStreamLock):
         return epoch
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
-        gate = lambda: self.given >= ticket or self._poisoned  # noqa: E731
-        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
+        condition = lambda: self.given >= ticket or self._poisoned  # noqa: E731
+        self._launch(
+            StreamTask(on, self._pass(self._on_acquire), condition, self._skip, self._strike)
+        )
 
 
 class TimelessSignal(VirtualStreamLock):
@@ -124,21 +126,21 @@ class LeftoverWords(VirtualStreamLock):
 
 
 class HastyDrain(VirtualStreamLock):
-    """The next epoch begins while verbs of this one are on their way."""
+    """The next epoch begins while calls of this one are in flight."""
 
     def _drained(self) -> bool:
         return True
 
 
 class Unwatched(VirtualStreamLock):
-    """Nobody watches the deadline."""
+    """The deadline is not watched."""
 
     def _strike(self) -> bool:
         return False
 
 
 class SilentTimeout(VirtualStreamLock):
-    """At the deadline the waiters go on, and nobody is told."""
+    """At the deadline the waiters continue, and no error is raised."""
 
     late = False
 
@@ -151,11 +153,13 @@ class SilentTimeout(VirtualStreamLock):
 
 
 class PoisonOfThoseThere(VirtualStreamLock):
-    """A poison releases those who wait, and not those who come later."""
+    """A poison releases streams that wait, but not those that come later."""
 
     def _launch_acquire(self, on: VirtualStream) -> None:
-        gate = (lambda: self._full) if self._poisoned else self._passable
-        self._launch(StreamTask(on, self._pass(self._on_acquire), gate, self._skip, self._strike))
+        condition = (lambda: self._full) if self._poisoned else self._passable
+        self._launch(
+            StreamTask(on, self._pass(self._on_acquire), condition, self._skip, self._strike)
+        )
 
 
 class LeftOutOfTheGraph(VirtualStreamLock):
@@ -181,7 +185,7 @@ class SpinningStream(VirtualStream):
 
 
 class OrderedCopies(VirtualSlotStore):
-    """A copy from the host comes behind everything launched on any stream."""
+    """A copy from the host runs after everything launched on any stream."""
 
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
@@ -193,14 +197,14 @@ class OrderedCopies(VirtualSlotStore):
         super().write(slots, sources, stream)
 
 
-TURNS = "the-mover-and-the-model-take-turns"
+TURNS = "the-lock-alternates-writer-and-reader"
 ONE = "one-signal-lets-one-waiter-go-on"
 CAPTURED = "a-captured-lock-hands-over-at-every-replay"
-MODEL = "a-lock-does-what-its-model-does"
-DEADLINE = "a-lock-that-nobody-signals-is-poisoned"
-BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
-MACHINE = "everything-at-once-shows-what-is-due"
-VAIN = "a-wait-that-ends-in-vain-says-so"
+MODEL = "lock-calls-match-the-lock-model"
+DEADLINE = "an-unsignalled-lock-is-poisoned-at-its-deadline"
+BESIDE = "other-streams-run-while-one-waits-for-a-signal"
+MACHINE = "accelerator-state-machine-matches-its-model"
+VAIN = "a-wait-raises-at-its-timeout"
 MUTANTS = (
     Mutant(
         name="the-mover-is-let-in-by-the-acquire",
@@ -208,7 +212,7 @@ MUTANTS = (
         broken="The mover writes while the reader that was let in still reads.",
         property=TURNS,
         subject=device_with(lock=EarlyRelease),
-        # All of them have a mover that waits for a reader which has acquired and not released.
+        # All of them have a writer that waits for a reader which has acquired and not released.
         also=(
             CAPTURED,
             MACHINE,
@@ -221,7 +225,7 @@ MUTANTS = (
         broken="The mover wakes up only if it waits already when the stream releases.",
         property=TURNS,
         subject=device_with(lock=LostRelease),
-        # Whatever hands the slots back needs the mover to wake up.
+        # Whatever hands the slots back needs the writer to wake up.
         also=(
             CAPTURED,
             MODEL,
@@ -255,7 +259,7 @@ MUTANTS = (
         broken="A captured acquire waits for the signal that was due when it was captured.",
         property=CAPTURED,
         subject=device_with(lock=Ticket),
-        # A number outlives the section that was given up with its epoch.
+        # A number outlives the section that was abandoned with its epoch.
         also=(
             MODEL,
             MACHINE,
@@ -308,7 +312,7 @@ MUTANTS = (
         broken="No launch runs anywhere while a stream waits for a signal.",
         property=BESIDE,
         subject=device_with(stream=SpinningStream),
-        # There the mover writes by a launch while a replay waits.
+        # There the writer writes by a launch while a replay waits.
         also=(CAPTURED,),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from equipoise.hal.conformance.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One broken behaviour, and who is to notice.
+    """One broken behaviour, and the property that must notice it.
 
     Attributes:
         name: words with hyphens, unique.
@@ -16,7 +16,7 @@ class Mutant:
         broken: one sentence: what it does instead.
         property: the property that must reject it.
         also: other properties that cannot help rejecting it, because their programs use what is
-            broken; the matrix shows them. Empty unless the reason stands in a comment.
+            broken; the matrix shows them. Empty unless a comment gives the reason.
         subject: the mutant on its executor, fresh.
         real: whether it is of the CPU and gloo, on real threads, and not of the virtual backend.
     """

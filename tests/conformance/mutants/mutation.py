@@ -1,4 +1,4 @@
-"""What is broken by the contract's own verbs alone, and so in any backend's kernels or slots."""
+"""Breakages made of the contract's own calls, which fit the kernels or slots of any backend."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,15 +20,15 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
-    """One broken behaviour of kernels or of slots, and who is to notice.
+    """One broken behaviour of kernels or of slots, and the property that must notice it.
 
     Attributes:
         name: words with hyphens, unique.
         clause: the clause that it breaks.
         broken: one sentence: what it does instead.
         property: the property that must reject it.
-        kernels: what goes before a backend's kernels; None where `slots` is given.
-        slots: what goes before a backend's slot store; None where `kernels` is given.
+        kernels: mixed into a backend's kernels; None where `slots` is set.
+        slots: mixed into a backend's slot store; None where `kernels` is set.
         also: other properties that cannot help rejecting it, as in `Mutant`.
     """
 
@@ -61,5 +61,5 @@ class Mutation:
 
 
 def over(mutation: type, healthy: type) -> type:
-    """A backend's class, with the mutation's verbs before its own."""
+    """A backend's class with the methods of the mutation before its own."""
     return type(mutation.__name__, (mutation, healthy), {})

@@ -35,7 +35,7 @@ class OvertakingStream(VirtualStream):
 
 
 class UnheardMark(VirtualRecording):
-    """Streams that wait for it go on at once."""
+    """Streams that wait for it continue at once."""
 
     __slots__ = ()
 
@@ -105,8 +105,8 @@ class LatestStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended or event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended or event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class StrandedStream(VirtualStream):
@@ -114,8 +114,8 @@ class StrandedStream(VirtualStream):
 
     def _follow_event(self, event: VirtualEvent) -> None:
         own = event.latest()
-        gate = lambda: own.ended and event.latest().ended  # noqa: E731
-        self.submit(StreamTask(self, in_turn((own.take,)), gate=gate))
+        condition = lambda: own.ended and event.latest().ended  # noqa: E731
+        self.submit(StreamTask(self, in_turn((own.take,)), gate=condition))
 
 
 class DeafStream(VirtualStream):
@@ -136,7 +136,7 @@ class ForgetfulStream(VirtualStream):
 
 
 class StubbornStream(VirtualStream):
-    """Runs what was launched behind the program that raised."""
+    """Runs what was launched after the program that raised."""
 
     def fail(self, failure: BaseException) -> None:
         if isinstance(failure, StreamFailed):
@@ -147,15 +147,15 @@ class StubbornStream(VirtualStream):
 IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
 HELD = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
 UNRECORDED = "an-unrecorded-event-cannot-be-waited-for"
-RAISED = "a-stream-whose-program-raised-says-so-at-every-call"
+RAISED = "a-failed-stream-raises-at-every-call"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 KERNELS = "kernels-follow-their-stream"
-SEEN = "who-waits-for-a-commit-sees-it"
+SEEN = "a-commit-is-visible-after-its-event"
 TABLES = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
 RULED = "a-pass-by-a-rule-reads-one-generation"
-TOGETHER = "no-token-finds-another-experts-weights"
-WAITS = "a-stream-that-waits-for-what-fails-has-failed"
+TOGETHER = "tables-and-weights-of-a-layer-change-together"
+WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 MUTANTS = (
     Mutant(
         name="a-launch-overtakes",
@@ -186,7 +186,7 @@ MUTANTS = (
             ROUTED,
             RULED,
             TOGETHER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -220,7 +220,7 @@ MUTANTS = (
         # The machine orders streams by events.
         also=(
             IN_ORDER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = (
         # The machine orders streams by events.
         also=(
             IN_ORDER,
-            "everything-at-once-shows-what-is-due",
+            "accelerator-state-machine-matches-its-model",
         ),
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = (
         property=RAISED,
         subject=device_with(stream=ForgetfulStream),
         # Both make several calls on a stream that has failed, or whose device was closed.
-        also=(WAITS, "a-closed-device-takes-nothing"),
+        also=(WAITS, "a-closed-device-refuses-launches"),
     ),
     Mutant(
         name="a-failed-stream-runs-on",

@@ -18,7 +18,7 @@ class SharingDevice(VirtualDevice):
         return super().stream(role)
 
 
-BESIDE = "a-stream-that-waits-for-a-signal-leaves-the-device-free"
+BESIDE = "other-streams-run-while-one-waits-for-a-signal"
 MUTANTS = (
     Mutant(
         name="two-roles-share-a-queue",
@@ -26,7 +26,7 @@ MUTANTS = (
         broken="Four streams are declared, and two of them alias, as both vendors' pools do.",
         property="declared-streams-run-side-by-side",
         subject=device_with(device=SharingDevice),
-        # A stream that waits for a signal stands still as a held one does.
+        # A stream that waits for a signal is blocked like a held one.
         also=(BESIDE,),
     ),
 )

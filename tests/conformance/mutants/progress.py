@@ -87,7 +87,7 @@ class NotBehindTheStream(VirtualCommunicator):
 
 
 class NobodyWaits(VirtualWork):
-    """A stream that is told to wait does not."""
+    """A stream does not wait."""
 
     def wait(self, stream: Stream) -> None:
         """Nothing."""
@@ -149,7 +149,7 @@ MUTANTS = (
             "threads-take-turns-on-one-communicator",
             "a-fault-ends-what-depends-on-it-and-nothing-else",
             "every-collective-equals-its-definition",
-            "a-crowd-of-messages-keeps-its-order",
+            "many-messages-in-flight-match-in-order",
             "long-messages-arrive-whole",
         ),
     ),
@@ -157,7 +157,7 @@ MUTANTS = (
         name="communicators-take-turns",
         clause="P4",
         broken="One communicator's operation holds up the other's (NCCL #783), undeclared.",
-        property="two-communicators-go-on-without-each-other",
+        property="communicators-progress-independently",
         subject=network_with(network=SerialNetwork, communicator=SerialCommunicator),
     ),
     Mutant(
@@ -174,7 +174,10 @@ MUTANTS = (
         property="a-round-brings-every-blob-whole",
         subject=network_with(communicator=EmptyIsAwaited),
         # both draw rounds of empty blobs, as they draw all else
-        also=("every-shape-travels", "what-is-not-supported-is-refused-without-a-trace"),
+        also=(
+            "every-dtype-and-shape-is-transported",
+            "unsupported-calls-raise-before-any-side-effect",
+        ),
     ),
     Mutant(
         name="links-are-warmed-in-an-order-of-the-ranks-own",
@@ -183,13 +186,13 @@ MUTANTS = (
         property="links-warmed-in-one-order-carry-traffic",
         subject=network_with(outbox=LinkingOutbox, communicator=WarmsInItsOwnOrder),
         # its ranks may have warmed links, too
-        also=("operations-come-after-what-the-current-stream-was-given",),
+        also=("operations-are-ordered-after-the-current-stream",),
     ),
     Mutant(
         name="operations-overtake-the-current-stream",
         clause="X6",
         broken="A message is read before the launch that writes it, though order is declared.",
-        property="operations-come-after-what-the-current-stream-was-given",
+        property="operations-are-ordered-after-the-current-stream",
         subject=network_with(communicator=NotBehindTheStream),
     ),
     Mutant(
@@ -198,7 +201,7 @@ MUTANTS = (
         broken="wait does nothing: the stream reads before the bytes are there.",
         property="a-stream-waits-for-an-operation-without-the-host",
         subject=network_with(work=NobodyWaits),
-        also=("a-stream-that-waits-for-what-fails-has-failed",),  # it hears of a failure by waiting
+        also=("a-stream-that-waits-for-a-failed-work-fails",),  # it hears of a failure by waiting
     ),
     Mutant(
         name="the-host-waits-in-the-streams-place",

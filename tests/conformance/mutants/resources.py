@@ -127,7 +127,7 @@ class RenamedParameter(VirtualAccelerator):
 
 
 class ForeverWork(VirtualWork):
-    """Waits for ever where no time-out is given."""
+    """Waits for ever without a timeout."""
 
     def result(self, timeout: float = float("inf")) -> None:
         super().result(timeout)
@@ -142,11 +142,11 @@ def _waking() -> Subject:
     return ControlledSubject(module.WakingBackend())
 
 
-KNOWN = "a-backend-is-known-before-it-is-opened"
-HANDED = "a-device-hands-out-the-same-streams-and-its-own-memory"
-REFUSED = "what-is-not-declared-is-refused"
+KNOWN = "probe-opens-nothing-and-capabilities-are-frozen"
+HANDED = "streams-are-cached-by-role-and-pinned-memory-is-not-shared"
+REFUSED = "undeclared-capabilities-raise-unsupported"
 SIGNED = "every-object-has-the-signatures-of-its-protocol"
-GIVEN_BACK = "what-was-used-up-is-given-back"
+GIVEN_BACK = "dropped-objects-release-their-resources"
 MUTANTS = (
     Mutant(
         name="probing-raises-where-the-vendor-is-absent",
@@ -177,7 +177,7 @@ MUTANTS = (
         subject=device_with(accelerator=PooledStreams),
         # Two roles that share a stream do not run side by side.
         also=(
-            "a-stream-that-waits-for-a-signal-leaves-the-device-free",
+            "other-streams-run-while-one-waits-for-a-signal",
             "declared-streams-run-side-by-side",
         ),
     ),
@@ -194,11 +194,11 @@ MUTANTS = (
         broken="Two users of pinned memory write over each other.",
         property=HANDED,
         subject=device_with(accelerator=OnePinnedBlock),
-        # Whoever counts what is left over finds the block that is never given back.
+        # Every property that counts leaks finds the block that is never released.
         also=(
             "a-fault-ends-what-depends-on-it-and-nothing-else",
-            "a-lost-store-is-said-to-be",
-            "what-a-rank-said-outlives-it",
+            "a-lost-store-raises-control-lost",
+            "ballots-outlive-the-rank-that-cast-them",
         ),
     ),
     Mutant(

@@ -117,7 +117,7 @@ class WholeWordsAreRead(VirtualCommunicator):
 
 
 class WholeWordsAreWritten(VirtualCommunicator):
-    """What is received fills its last word, where the memory goes on behind it."""
+    """A receive fills its last word beyond the end of the buffer."""
 
     def irecv(self, tensor: Tensor, source: int) -> VirtualWork:
         work = super().irecv(tensor, source)
@@ -176,12 +176,12 @@ class UnknownSumsAreTaken(VirtualCommunicator):
 
 
 DEFINITION = "every-collective-equals-its-definition"
-SHAPES = "every-shape-travels"
+SHAPES = "every-dtype-and-shape-is-transported"
 ADDRESSES = "misaligned-buffers-arrive-and-their-neighbours-stay"
 LAYOUTS = "layouts-are-copied-right-or-rejected"
 UNEVEN = "uneven-rows-arrive"
 GROUPS = "groups-of-any-size-and-members-work"
-REFUSED = "what-is-not-supported-is-refused-without-a-trace"
+REFUSED = "unsupported-calls-raise-before-any-side-effect"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
@@ -201,7 +201,7 @@ MUTANTS = (
         broken="Half of every tensor of an eight-bit floating type is moved.",
         property=DEFINITION,
         subject=network_with(communicator=SmallFloatsAreHalved),
-        # These draw every dtype too: a dtype that does not travel breaks them as well.
+        # These draw every dtype too: a dtype that cannot be sent breaks them as well.
         also=(SHAPES, ADDRESSES, GROUPS, LAYOUTS, BITS, MISMATCH),
     ),
     Mutant(
@@ -291,7 +291,7 @@ MUTANTS = (
         broken="Ranks beyond the largest power of two are not added.",
         property=GROUPS,
         subject=network_with(collective=PowersOfTwo),
-        # Those who survive may be three.
+        # There may be three survivors.
         also=(REBUILT, FAULTS),
     ),
     Mutant(

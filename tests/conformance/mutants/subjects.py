@@ -76,8 +76,8 @@ class BrokenCpu(CpuBackend):
         class Accelerator(parts.accelerator):  # type: ignore[name-defined,misc]
             def __init__(self) -> None:
                 super().__init__()
-                gate = threading.RLock()
-                self._streams = {role: parts.stream(role, self.name, gate) for role in Role}
+                condition = threading.RLock()
+                self._streams = {role: parts.stream(role, self.name, condition) for role in Role}
                 self._kernels = parts.kernels()
 
             def event(self) -> CpuEvent:

@@ -1,4 +1,4 @@
-"""Mutants of the CPU and gloo about waits of the host: too early, in silence, without an end."""
+"""Mutants of the CPU and gloo: host waits that end too early, silently, or never."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -72,7 +72,7 @@ class EventNeedsTime(CpuEvent):
 
 
 class LockReturnsAtTimeout(CpuStreamLock):
-    """At its time-out a mover is let in."""
+    """At its timeout a writer is admitted."""
 
     def wait(self, epoch: int, timeout: float) -> None:
         with suppress(StreamTimeout):
@@ -80,7 +80,7 @@ class LockReturnsAtTimeout(CpuStreamLock):
 
 
 class LockGivesUpEarly(CpuStreamLock):
-    """A mover gives up after 50 ms."""
+    """A writer gives up after 50 ms."""
 
     def wait(self, epoch: int, timeout: float) -> None:
         super().wait(epoch, min(timeout, SHORT))
@@ -148,9 +148,9 @@ class ResultIgnoresTimeout(GlooWork):
         super().result(ENDLESS)
 
 
-VAIN = "a-wait-that-ends-in-vain-says-so"
-LASTS = "a-wait-lasts-as-long-as-it-may"
-SOFT = "a-soft-wait-that-gives-up-changes-nothing"
+VAIN = "a-wait-raises-at-its-timeout"
+LASTS = "a-wait-does-not-raise-before-its-timeout"
+SOFT = "result-timeout-does-not-cancel-the-operation"
 MUTANTS = (
     Mutant(
         name="a-stream-drains-at-its-time-out",
@@ -260,7 +260,7 @@ MUTANTS = (
         name="operations-have-a-fifth-of-their-deadline",
         clause="E11",
         broken="An operation fails after a fifth of its deadline.",
-        property="an-operation-has-all-of-its-deadline",
+        property="an-operation-does-not-fail-before-its-deadline",
         subject=gloo_with(communicator=TimesOutAtFifthOfDeadline),
         real=True,
     ),

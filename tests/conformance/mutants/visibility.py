@@ -17,7 +17,7 @@ Steps = Callable[[], Iterator[None]]
 
 
 class _ForgetsReadsOf(HazardTracker):
-    """Whoever writes next does not wait for those who read buffers of one kind."""
+    """A write does not wait for reads of buffers of one kind."""
 
     kind = ""
 
@@ -45,7 +45,7 @@ class StagingIsReused(_ForgetsReadsOf):
 
 
 class ReadsBeforeArrival(HazardTracker):
-    """Whoever reads does not wait for the verb that writes."""
+    """A read does not wait for the call that writes."""
 
     def _conflicting(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
@@ -68,7 +68,7 @@ class OwnStreamStore(VirtualSlotStore):
 
 
 class EarlyStore(VirtualSlotStore):
-    """Lets readers go on before a change has ended."""
+    """Lets readers continue before a change has ended."""
 
     def _issue_write(
         self,
@@ -100,21 +100,21 @@ class EarlyStore(VirtualSlotStore):
 
 
 class TornStore(EarlyStore):
-    """Readers go on before the last piece was copied."""
+    """Readers continue before the last piece was copied."""
 
     def _held_for(self, slots: tuple[int, ...]) -> int:
         return self._pieces_of(slots) - 1
 
 
 class SlotBySlotStore(EarlyStore):
-    """Readers go on when the first slot of a batch was copied."""
+    """Readers continue when the first slot of a batch was copied."""
 
     def _held_for(self, slots: tuple[int, ...]) -> int:
         return self._pieces_of(slots[:1])
 
 
 class ForgetfulLeaseStore(VirtualSlotStore):
-    """A leased slot is not written, so the store forgets who is at work on its slots."""
+    """A leased slot is not written, so the store forgets pending work on its slots."""
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         self._hazards._traces.clear()
@@ -122,8 +122,8 @@ class ForgetfulLeaseStore(VirtualSlotStore):
 
 
 ORDER = "verbs-of-a-store-take-effect-in-the-order-of-issue"
-MACHINE = "everything-at-once-shows-what-is-due"
-WEIGHTS = "no-token-finds-another-experts-weights"
+MACHINE = "accelerator-state-machine-matches-its-model"
+WEIGHTS = "tables-and-weights-of-a-layer-change-together"
 MUTANTS = (
     Mutant(
         name="a-source-is-overwritten-while-it-is-packed",
@@ -156,12 +156,12 @@ MUTANTS = (
         name="the-callers-event-says-nothing-of-a-commit",
         clause="V1",
         broken="A commit runs beside the stream it was issued on, whose events do not cover it.",
-        property="who-waits-for-a-commit-sees-it",
-        # Whoever orders something behind a commit or a write does so by an event, or a signal.
+        property="a-commit-is-visible-after-its-event",
+        # Everything that is ordered after a commit or a write is so by an event or a signal.
         also=(
-            "the-mover-and-the-model-take-turns",
+            "the-lock-alternates-writer-and-reader",
             "a-page-is-not-handed-out-under-a-copy",
-            "memory-dropped-behind-a-verb-still-counts",
+            "slot-verbs-own-their-buffers",
             WEIGHTS,
             MACHINE,
         ),

@@ -103,7 +103,7 @@ BREAKAGES = (
     Breakage(
         name="word_lent_again_whatever_came_first",
         broken="a lock's word whose signal came before its wait is waited for again",
-        property="a-lock-does-what-its-model-does",
+        property="lock-calls-match-the-lock-model",
         plant=_word_lent_again_whatever_came_first,
         ranks=2,
     ),
@@ -122,7 +122,7 @@ BREAKAGES = (
     Breakage(
         name="missing_stream_record",
         broken="the allocator is not told which streams use what a verb was given",
-        property="memory-dropped-behind-a-verb-still-counts",
+        property="slot-verbs-own-their-buffers",
         plant=_missing_stream_record,
     ),
     Breakage(

@@ -69,24 +69,24 @@ def served_by(asks: str, rows: list[Any]) -> Any:
 
 
 def test_draft_model_may_skip_layers_but_not_all() -> None:
-    rows = [SimpleNamespace(asked=asked) for asked in (False, False)]
+    rows = [SimpleNamespace(was_called=called) for called in (False, False)]
     served = served_by("some layer", rows)
-    served.fill([3])
+    served.set_unpadded_rows([3])
     with pytest.raises(IntegrationError, match=r"layers \[0, 1\] of 2"):
-        served.proven()
-    rows[0].asked = True
-    assert served.proven()
+        served.verify_routed()
+    rows[0].was_called = True
+    assert served.verify_routed()
 
 
 def test_served_model_names_layer_computed_without_asking() -> None:
-    rows = [SimpleNamespace(asked=asked) for asked in (True, False, True)]
+    rows = [SimpleNamespace(was_called=called) for called in (True, False, True)]
     served = served_by("every layer", rows)
-    assert not served.proven(), "no forward with tokens has come by"
-    served.fill([3])
+    assert not served.verify_routed(), "no forward with tokens has come by"
+    served.set_unpadded_rows([3])
     with pytest.raises(IntegrationError, match=r"layers \[1\] of 3 .* without asking"):
-        served.proven()
-    rows[1].asked = True
-    assert served.proven()
+        served.verify_routed()
+    rows[1].was_called = True
+    assert served.verify_routed()
 
 
 def test_model_runners_get_engine_state_only_for_configured_worker() -> None:

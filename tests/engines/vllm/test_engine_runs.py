@@ -14,25 +14,29 @@ from vllm_cpu.faults import Fault
 
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
-EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0, "deadline": 30.0}
+EAGER: Mapping[str, Any] = {
+    "target_imbalance": 0.0,
+    "min_improvement": 0.0,
+    "timeout_seconds": 30.0,
+}
 """Moves for whatever can be gained, so that there is much to go wrong."""
 MODEL = "qwen3-moe"
 
 
 def balanced(reference: Reference, **settings: Any) -> Case:
     """Two ranks, two redundant experts, an epoch every 8 steps; our engine."""
-    return modes.ours(modes.balanced(reference), engine={**EAGER, **settings})
+    return modes.ours(modes.balanced(reference), eplb={**EAGER, **settings})
 
 
 def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> None:
     """Both ranks went through the epochs, and moved experts; vLLM's own balancer did nothing."""
     first, second = outcome.of("equipoise")
     for rank in (first, second):
-        assert rank["epochs"] >= 1
-        assert rank["epochs"] + rank["unchanged_epochs"] >= rebalances
-        assert rank["moves"] >= 1
-        assert rank["routed_batches"] >= 1
-    assert first["moves"] == second["moves"]
+        assert rank["rebalances"] >= 1
+        assert rank["rebalances"] + rank["unchanged_rebalances"] >= rebalances
+        assert rank["moved_slots"] >= 1
+        assert rank["routed_expert_batches"] >= 1
+    assert first["moved_slots"] == second["moved_slots"]
     assert [process["counts"].get("rearrangements", 0) for process in outcome.of("watch")] in (
         [],
         [0, 0],
@@ -58,7 +62,7 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
 def test_engine_keeps_tokens_with_static_and_exact_shares(
     shares: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{shares}", balanced(references[MODEL], shares=shares))
+    outcome = run_once(f"ours-{shares}", balanced(references[MODEL], replica_split=shares))
     says(outcome, references[MODEL])
     balanced_by_us(outcome)
 
@@ -78,7 +82,7 @@ def test_engine_keeps_tokens_behind_data_parallel_server(
     references: References, run_once: RunOnce
 ) -> None:
     case = modes.data_parallel_balanced(references[MODEL])
-    outcome = run_once("ours-data-parallel", modes.ours(case, engine=dict(EAGER)))
+    outcome = run_once("ours-data-parallel", modes.ours(case, eplb=dict(EAGER)))
     says(outcome, references[MODEL])
     balanced_by_us(outcome)
 

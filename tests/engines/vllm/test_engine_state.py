@@ -57,7 +57,7 @@ class Worker:
             balancer, unused, filled, StepCounter(), before, streams, LayerCoverage.EVERY_LAYER
         )
         self.state = state()
-        self.state._site = SimpleNamespace(streams=streams)
+        self.state._worker_context = SimpleNamespace(streams=streams)
         self.state.model_states["one"] = self.served
         self.state._by_config[id(self.config)] = self.config, self.served
         with streams.ordered_section():
@@ -137,7 +137,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
     from equipoise.integrations.vllm.eplb.layer_state import LayerState
 
-    rows: Any = SimpleNamespace(map=lambda ids, filled: ids + filled)
+    rows: Any = SimpleNamespace(to_slots=lambda ids, filled: ids + filled)
     stock = EplbLayerState()
     stock.num_unpadded_tokens_tensors = [torch.tensor(10), torch.tensor(20)]
     made = LayerState(rows, stock)
@@ -149,7 +149,7 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
-    from equipoise.integrations.vllm.eplb.config import default_sub_window
+    from equipoise.balancer.experts.config import default_sub_window
 
     found = default_sub_window(window, interval)
     assert found <= window
@@ -176,9 +176,12 @@ def engine(window: int, interval: int) -> Any:
 def test_engine_config_follows_settings_and_eplb_config(
     window: int, interval: int, gain: float, target: float
 ) -> None:
-    from equipoise.integrations.vllm.eplb.config import balancer_config, default_sub_window
+    from equipoise.balancer.experts.config import default_sub_window
+    from equipoise.integrations.vllm.eplb.config import balancer_config
 
-    asked = EplbSettings(shares="exact", gain=gain, target=target, deadline=3.0)
+    asked = EplbSettings(
+        replica_split="exact", min_improvement=gain, target_imbalance=target, timeout_seconds=3.0
+    )
     found = balancer_config(asked, engine(window, interval), 5, 2, 4)
     part = default_sub_window(min(window, interval), interval)
     assert (found.sub_window, found.step_interval) == (part, interval)

@@ -21,22 +21,22 @@ ALL_AT_ONCE = 8
 
 def pipeline(reference: Reference, sequences: int = ALL_AT_ONCE) -> Case:
     """Two stages, with our hand-over."""
-    return modes.ours(modes.pipeline(reference, sequences), handover={"deadline": 30.0})
+    return modes.ours(modes.pipeline(reference, sequences), pp_transport={"timeout_seconds": 30.0})
 
 
 def handed_over(outcome: Outcome, sequences: int) -> None:
     """Every step was one message of ours, and none was vLLM's."""
     steps = len(outcome.rounds) * -(-len(PROMPTS) // sequences) * TOKENS
     first, last = outcome.of("equipoise")
-    assert (first["packed_messages"], first["received_messages"]) == (steps, 0)
-    assert (last["packed_messages"], last["received_messages"]) == (0, steps)
+    assert (first["sent_messages"], first["received_messages"]) == (steps, 0)
+    assert (last["sent_messages"], last["received_messages"]) == (0, steps)
     assert outcome.of("watch") == []
 
 
 def test_pipeline_handover_keeps_tokens_with_one_message_per_step(
     references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once("handover", pipeline(references[MODEL]))
+    outcome = run_once("pp_transport", pipeline(references[MODEL]))
     says(outcome, references[MODEL])
     handed_over(outcome, ALL_AT_ONCE)
 
@@ -57,9 +57,7 @@ def test_pipeline_handover_keeps_tokens_with_sliced_tensor_parallel(
     outcome = run_once("handover-shared", case)
     says(outcome, references[MODEL])
     steps = len(outcome.rounds) * TOKENS
-    sent = [
-        (each["packed_messages"], each["received_messages"]) for each in outcome.of("equipoise")
-    ]
+    sent = [(each["sent_messages"], each["received_messages"]) for each in outcome.of("equipoise")]
     assert sent == [(steps, 0)] * 2 + [(0, steps)] * 2
 
 

@@ -101,18 +101,21 @@ def test_policy_answers_call_of_async_worker() -> None:
 
 def test_policy_moves_nothing_for_zero_load() -> None:
     """So it is when the engine profiles itself."""
-    moves = counted("policy_moves")
+    moves = counted("eplb_policy_moved_slots")
     assert torch.equal(called(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
-    assert counted("policy_moves") == moves
+    assert counted("eplb_policy_moved_slots") == moves
 
 
 def test_policy_counts_and_logs_each_call(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    calls, moves = counted("policy_calls"), counted("policy_moves")
+    calls, moves = counted("eplb_policy_calls"), counted("eplb_policy_moved_slots")
     found = called(load(), old_map())
     changed = int((found != old_map()).sum())
-    assert (counted("policy_calls") - calls, counted("policy_moves") - moves) == (1, changed)
+    assert (counted("eplb_policy_calls") - calls, counted("eplb_policy_moved_slots") - moves) == (
+        1,
+        changed,
+    )
     assert f"{changed} of 80 slots move, balancedness 0." in lines.text
     assert len(lines.records) == 1
 
@@ -133,11 +136,14 @@ def shrunk() -> torch.Tensor:
 def test_policy_defers_to_stock_policy_while_group_is_resized(
     old: torch.Tensor, lines: pytest.LogCaptureFixture
 ) -> None:
-    moves, failures = counted("policy_moves"), counted("policy_failures")
+    moves, failures = counted("eplb_policy_moved_slots"), counted("eplb_policy_failures")
     wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
     assert torch.equal(called(load(), old), wanted)
     assert "the stock policy plans" in lines.text
-    assert (counted("policy_moves"), counted("policy_failures")) == (moves, failures)
+    assert (counted("eplb_policy_moved_slots"), counted("eplb_policy_failures")) == (
+        moves,
+        failures,
+    )
 
 
 def test_policy_plans_without_an_old_map() -> None:
@@ -152,10 +158,10 @@ def broken(*given: object) -> None:
 def test_policy_exception_keeps_installed_map_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ours, "propose", broken)
-    failures = counted("policy_failures")
+    monkeypatch.setattr(ours, "plan_placement", broken)
+    failures = counted("eplb_policy_failures")
     assert torch.equal(called(load(), old_map().int()), old_map())
-    assert counted("policy_failures") == failures + 1
+    assert counted("eplb_policy_failures") == failures + 1
     assert "MemoryError: planned" in lines.text
 
 
@@ -163,11 +169,11 @@ def test_policy_exception_keeps_installed_map_and_is_logged(
 def test_policy_exception_falls_back_to_stock_policy(
     monkeypatch: pytest.MonkeyPatch, old: torch.Tensor | None
 ) -> None:
-    monkeypatch.setattr(ours, "whole", broken)
-    failures = counted("policy_failures")
+    monkeypatch.setattr(ours, "integer_counts", broken)
+    failures = counted("eplb_policy_failures")
     wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
     assert torch.equal(called(load(), old), wanted)
-    assert counted("policy_failures") == failures + 1
+    assert counted("eplb_policy_failures") == failures + 1
 
 
 def test_policy_moves_nothing_for_nan_load() -> None:
@@ -177,13 +183,13 @@ def test_policy_moves_nothing_for_nan_load() -> None:
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
-    with install.install_policy(EplbPolicySettings(target=0.5)):
+    with install.install_policy(EplbPolicySettings(target_imbalance=0.5)):
         found = policies.EPLB_POLICIES["default"]
         assert issubclass(found, ours.IncrementalEplbPolicy)
-        assert found.settings.target == 0.5
-        with install.install_policy(EplbPolicySettings(target=0.25)):
+        assert found.settings.target_imbalance == 0.5
+        with install.install_policy(EplbPolicySettings(target_imbalance=0.25)):
             again = policies.EPLB_POLICIES["default"]
-            assert (again.settings.target, again.stock) == (0.25, STOCK)
+            assert (again.settings.target_imbalance, again.stock) == (0.25, STOCK)
     assert policies.EPLB_POLICIES == {"default": STOCK}
 
 

@@ -14,31 +14,31 @@ from vllm_cpu.faults import Fault
 
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
-EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0}
+EAGER: Mapping[str, Any] = {"target_imbalance": 0.0, "min_improvement": 0.0}
 """Moves for whatever can be gained: windows of this model are a few hundred rows."""
 MODEL = "qwen3-moe"
 
 
 def planned(reference: Reference, **settings: Any) -> Case:
     """Two ranks, two redundant experts, a rearrangement every 8 steps; our policy."""
-    return modes.ours(modes.balanced(reference, **settings), policy=EAGER)
+    return modes.ours(modes.balanced(reference, **settings), eplb_policy=EAGER)
 
 
 def planned_by_us(outcome: Outcome) -> None:
     """Both ranks asked our policy each time and got the same; nobody asked vLLM's."""
     first, second = outcome.of("equipoise")
     for rank in (first, second):
-        assert rank["policy_calls"] >= modes.REARRANGEMENTS
-        assert rank["policy_moves"] >= 1
-        assert rank["policy_failures"] == 0
-    assert first["policy_moves"] == second["policy_moves"]
+        assert rank["eplb_policy_calls"] >= modes.REARRANGEMENTS
+        assert rank["eplb_policy_moved_slots"] >= 1
+        assert rank["eplb_policy_failures"] == 0
+    assert first["eplb_policy_moved_slots"] == second["eplb_policy_moved_slots"]
     for watched in outcome.of("watch"):
         assert counts(watched).get("policy", 0) == 0
         assert counts(watched)["rearrangements"] >= modes.REARRANGEMENTS
         assert counts(watched)["map_changes"] >= 1
     here, there = outcome.of("watch")
     assert here["maps"] == there["maps"] != here["first"]
-    assert "equipoise policy: " in outcome.said
+    assert "equipoise eplb_policy: " in outcome.said
 
 
 def test_policy_async_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:

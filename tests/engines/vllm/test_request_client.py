@@ -15,6 +15,6 @@ def test_vllm_client_scenario_with_routing_policy(play: str) -> None:
 def test_compatibility_check_passes_before_and_after_patching() -> None:
     from equipoise.integrations.vllm import compatibility
 
-    compatibility.check_supported(["routing"])
+    compatibility.check_supported(["dp_load_balancer"])
     perform("held")
-    compatibility.check_supported(["routing"])
+    compatibility.check_supported(["dp_load_balancer"])

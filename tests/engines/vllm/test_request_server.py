@@ -41,7 +41,7 @@ def routed(outcome: Outcome, requests: int) -> None:
     counts = counted(outcome)
     assert min(counts["routed_requests0"], counts["routed_requests1"]) > 0
     assert counts["routed_requests0"] + counts["routed_requests1"] == requests
-    others = ("aborted_requests", "overdue_requests", "routing_failures", "held_requests")
+    others = ("aborted_requests", "fallback_requests", "dp_policy_failures", "queued_requests")
     assert {name: counts[name] for name in others} == dict.fromkeys(others, 0)
 
 
@@ -72,7 +72,12 @@ def test_routed_server_loses_nothing_when_clients_leave(
     # Who goes before the server has read what was asked is never known to it.
     assert 0 < counts["aborted_requests"] <= case.rounds * case.leavers
     assert served(outcome) == case.rounds * len(PROMPTS)
-    assert counts["held_requests"] == counts["routing_failures"] == counts["overdue_requests"] == 0
+    assert (
+        counts["queued_requests"]
+        == counts["dp_policy_failures"]
+        == counts["fallback_requests"]
+        == 0
+    )
     sent = counts["routed_requests0"] + counts["routed_requests1"]
     assert served(outcome) <= sent < served(outcome) + counts["aborted_requests"]
 

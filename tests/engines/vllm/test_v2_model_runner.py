@@ -19,7 +19,11 @@ from vllm_cpu.faults import Fault
 
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
-EAGER: Mapping[str, Any] = {"target": 0.0, "gain": 0.0, "deadline": 30.0}
+EAGER: Mapping[str, Any] = {
+    "target_imbalance": 0.0,
+    "min_improvement": 0.0,
+    "timeout_seconds": 30.0,
+}
 MODEL = "qwen3-moe"
 STAGES = {"pipeline_parallel_size": 2}
 RAN = "Using V2 Model Runner"
@@ -27,7 +31,7 @@ RAN = "Using V2 Model Runner"
 
 def balanced(reference: Reference, **engine: Any) -> Case:
     """Two ranks a stage, two redundant experts, an epoch every 8 steps; our engine."""
-    case = modes.ours(modes.balanced(reference), engine=dict(EAGER))
+    case = modes.ours(modes.balanced(reference), eplb=dict(EAGER))
     return modes.on_second_runner(replace(case, engine={**case.engine, **engine}))
 
 
@@ -39,11 +43,11 @@ def says_by_the_second(outcome: Outcome, reference: Reference) -> None:
 def balanced_by_us(outcome: Outcome) -> None:
     """Every rank went through the epochs; those of one stage moved the same."""
     ranks = outcome.of("equipoise")
-    ended = [rank["epochs"] + rank["unchanged_epochs"] for rank in ranks]
+    ended = [rank["rebalances"] + rank["unchanged_rebalances"] for rank in ranks]
     assert min(ended) >= modes.rearrangements(len(outcome.rounds))
-    assert min(rank["epochs"] for rank in ranks) >= 1
-    assert min(rank["routed_batches"] for rank in ranks) >= 1
-    moves = [rank["moves"] for rank in sorted(ranks, key=lambda rank: rank["rank"])]
+    assert min(rank["rebalances"] for rank in ranks) >= 1
+    assert min(rank["routed_expert_batches"] for rank in ranks) >= 1
+    moves = [rank["moved_slots"] for rank in sorted(ranks, key=lambda rank: rank["rank"])]
     assert min(moves) >= 1
     assert moves[0::2] == moves[1::2]
     rearranged = [watched["counts"].get("rearrangements", 0) for watched in outcome.of("watch")]
@@ -62,14 +66,14 @@ def test_v2_runner_balances_each_stage_and_hands_over(
 ) -> None:
     """On every commit, so with fewer rounds: one start for the engine and for the hand-over."""
     case = balanced(references[MODEL], **STAGES)
-    parts = {**(case.plugin or {}), "handover": {"deadline": 30.0}}
+    parts = {**(case.plugin or {}), "pp_transport": {"timeout_seconds": 30.0}}
     case = replace(case, plugin=parts, rounds=3)
     outcome = run_once("second-stages", case)
     says_by_the_second(outcome, references[MODEL])
     balanced_by_us(outcome)
     steps = len(outcome.rounds) * TOKENS
     ranks = sorted(outcome.of("equipoise"), key=lambda rank: rank["rank"])
-    assert [rank["packed_messages"] for rank in ranks] == [steps, steps, 0, 0]
+    assert [rank["sent_messages"] for rank in ranks] == [steps, steps, 0, 0]
     assert [rank["received_messages"] for rank in ranks] == [0, 0, steps, steps]
 
 
@@ -78,19 +82,19 @@ def test_v2_runner_handover_keeps_tokens_with_two_micro_batches(
     references: References, run_once: RunOnce
 ) -> None:
     case = modes.pipeline(references[MODEL], modes.TWO_BATCHES)
-    case = modes.on_second_runner(modes.ours(case, handover={"deadline": 30.0}))
+    case = modes.on_second_runner(modes.ours(case, pp_transport={"timeout_seconds": 30.0}))
     outcome = run_once("second-handover", case)
     says_by_the_second(outcome, references[MODEL])
     steps = len(outcome.rounds) * -(-len(PROMPTS) // modes.TWO_BATCHES) * TOKENS
     first, last = outcome.of("equipoise")
-    assert (first["packed_messages"], last["received_messages"]) == (steps, steps)
+    assert (first["sent_messages"], last["received_messages"]) == (steps, steps)
 
 
 @pytest.mark.deep
 def test_v2_runner_engine_keeps_tokens_behind_data_parallel_server(
     references: References, run_once: RunOnce
 ) -> None:
-    case = modes.ours(modes.data_parallel_balanced(references[MODEL]), engine=dict(EAGER))
+    case = modes.ours(modes.data_parallel_balanced(references[MODEL]), eplb=dict(EAGER))
     outcome = run_once("second-data-parallel", modes.on_second_runner(case))
     says_by_the_second(outcome, references[MODEL])
     balanced_by_us(outcome)

@@ -12,15 +12,15 @@ Play = Callable[..., list[Any]]
 @pytest.mark.parametrize(
     ("broken", "parts", "named"),
     [
-        ("version", {"policy": True}, ["version 0.24.0 was not tested", "tested: 0.23.0"]),
-        ("missing", {"policy": True}, ["eplb_worker:EplbWorker.calculate_rebalance_experts"]),
+        ("version", {"eplb_policy": True}, ["version 0.24.0 was not tested", "tested: 0.23.0"]),
+        ("missing", {"eplb_policy": True}, ["eplb_worker:EplbWorker.calculate_rebalance_experts"]),
         (
             "signature",
-            {"handover": True},
+            {"pp_transport": True},
             ["isend_tensor_dict has the signature (self, tensors), not (self, tensor_dict, dst="],
         ),
-        ("family", {"handover": True}, ["it is built for _310P, which has another worker"]),
-        ("nothing", {"engine": True}, ["engine: vllm-ascend moves experts by itself"]),
+        ("family", {"pp_transport": True}, ["it is built for _310P, which has another worker"]),
+        ("nothing", {"eplb": True}, ["eplb: vllm-ascend moves experts by itself"]),
     ],
 )
 def test_compatibility_error_names_cause_and_changes_nothing(
@@ -34,14 +34,14 @@ def test_compatibility_error_names_cause_and_changes_nothing(
 
 
 def test_worker_accepts_parts_when_release_is_intact(play: Play) -> None:
-    parts = {"policy": True, "handover": True}
+    parts = {"eplb_policy": True, "pp_transport": True}
     for answer in play("compatibility:refused", 2, broken="nothing", parts=parts):
         assert answer == {"said": "", "left": [False, False, False]}
 
 
 def test_doctor_finds_all_symbols_of_installed_vllm_ascend(play: Play) -> None:
     (told,) = play("compatibility:looked_at", 1)
-    assert [what for what, (passed, _) in told.items() if passed is None] == ["engine"]
+    assert [what for what, (passed, _) in told.items() if passed is None] == ["eplb"]
     assert [what for what, (passed, _) in told.items() if passed is False] == []
     assert told["vllm-ascend"] == [True, "0.23.0, which was tested"]
     assert told["vLLM"] == [True, "0.23.0, which was tested"]

@@ -19,14 +19,14 @@ STEPS: list[tuple[int, int, str]] = [
     (3, 8, "float32"),
 ]
 COUNT = sum(rows > 0 for rows, _, _ in STEPS)
-OURS = {"handover": {"deadline": 60.0}}
-IMPATIENT = {"handover": {"deadline": 5.0}}
+OURS = {"pp_transport": {"timeout_seconds": 60.0}}
+IMPATIENT = {"pp_transport": {"timeout_seconds": 5.0}}
 """For stages that wait for what never comes."""
 
 
 def messages(answer: dict[str, Any]) -> tuple[int, int]:
     """That were sent and received by our channel."""
-    return answer["counted"]["packed_messages"], answer["counted"]["received_messages"]
+    return answer["counted"]["sent_messages"], answer["counted"]["received_messages"]
 
 
 @pytest.mark.parametrize("stages", [2, 3])

@@ -14,7 +14,7 @@ from vllm_ascend_cpu.faults import PLANS, Fault
 pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 Table = npt.NDArray[np.int64]
-OURS = {"policy": True}
+OURS = {"eplb_policy": True}
 SHAPE = {"ranks": 4, "experts": 16, "redundant": 4}
 STEEP = [[1000 // (place + 1) for place in range(16)], [7] * 16]
 
@@ -52,10 +52,10 @@ def test_planner_accepts_plans_without_duplicate_expert_on_a_rank(
     shape, loads = problem
     (found,) = play("planners:plan", 1, table=shape, loads=loads, parts=OURS)
     assert found["said"] == [[]] * len(loads)
-    assert found["counted"]["policy_calls"] == len(loads)
-    assert found["counted"]["policy_failures"] == 0
+    assert found["counted"]["eplb_policy_calls"] == len(loads)
+    assert found["counted"]["eplb_policy_failures"] == 0
     tables = [np.array(table) for table in found["tables"]]
-    assert found["counted"]["policy_moves"] == sum(map(moved, tables, tables[1:]))
+    assert found["counted"]["eplb_policy_moved_slots"] == sum(map(moved, tables, tables[1:]))
     for table in tables:
         assert (np.diff(np.sort(table, axis=2), axis=2) > 0).all()
         assert all(np.unique(layer).size == shape["experts"] for layer in table)
@@ -68,15 +68,15 @@ def test_planner_process_uses_policy_and_worker_counts_its_calls(
         "planners:plan", 1, table=SHAPE, loads=[STEEP, STEEP], parts=OURS, where="there"
     )
     first, second, third = (np.array(table) for table in found["tables"])
-    assert found["policies"] == ["TablePolicy", "Policy"]
-    assert found["counted"]["policy_calls"] == 2
-    assert found["counted"]["policy_moves"] == moved(first, second) > 0
+    assert found["policies"] == ["AscendEplbPolicy", "Policy"]
+    assert found["counted"]["eplb_policy_calls"] == 2
+    assert found["counted"]["eplb_policy_moved_slots"] == moved(first, second) > 0
     assert fullest(STEEP[0], second[0]) < fullest(STEEP[0], first[0])
     assert moved(second, third) == 0
 
 
 def test_planner_call_moves_no_more_slots_than_limit(play: Play) -> None:
-    part = {"policy": {"most": 0.05}}
+    part = {"eplb_policy": {"max_move_fraction": 0.05}}
     (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP] * 3, parts=part)
     tables = [np.array(table) for table in found["tables"]]
     assert all(moved(*pair) <= tables[0].size * 0.05 for pair in pairwise(tables))
@@ -106,4 +106,4 @@ def test_planner_process_survives_failing_policy_and_counts_it(play: Play) -> No
     )
     assert found["tables"][0] == found["tables"][1] == found["tables"][2]
     assert found["said"] == [[], []]
-    assert found["counted"]["policy_failures"] == 2
+    assert found["counted"]["eplb_policy_failures"] == 2

@@ -63,7 +63,7 @@ class Mutant:
 LEAVE = SendingEnd._pack_and_send
 CHECK = PendingMessage.check_headers
 OUTCOME = intermediate_tensors._outcome
-HAVE = TrackedBuffer._have
+REPLACE = TrackedBuffer._replace
 
 
 def nothing(*_: object) -> None:
@@ -80,12 +80,14 @@ def leave_beside(end: Any, *given: Any) -> None:
 
 
 def lent_from_the_last(end: Any, shape_class: Any) -> Any:
-    berth = end._berths[(end._sequence - 1) % end._edge.depth]
-    return {f: t for f, t in berth.lend(end._layouts.of(shape_class).layout, 0).items()}
+    buffer = end._buffers[(end._sequence - 1) % end._edge.depth]
+    return {
+        f: t for f, t in buffer.lend_tensors(end._layouts.lookup(shape_class).layout, 0).items()
+    }
 
 
-def over_when_taken(end: Any, berth: RecvBuffer) -> bool:
-    return not isinstance(berth.state, Posted)
+def over_when_taken(end: Any, buffer: RecvBuffer) -> bool:
+    return not isinstance(buffer.state, Posted)
 
 
 class LazyGathering:
@@ -112,37 +114,37 @@ class LazyGathering:
         return self._begun
 
 
-def whole_later(berth: Any, posted: Posted) -> Any:
-    edge = berth._edge
-    if edge.slices is None or not posted.layout.sliced_fields:
+def whole_later(buffer: Any, posted: Posted) -> Any:
+    edge = buffer._edge
+    if edge.slice_group is None or not posted.layout.sliced_fields:
         return posted.work
-    parts = gather_specs(posted.layout, berth._message.memory, berth._wholes.memory)
-    return LazyGathering(edge, edge.slices, posted.work, parts)
+    parts = gather_specs(posted.layout, buffer._message.memory, buffer._gathered.memory)
+    return LazyGathering(edge, edge.slice_group, posted.work, parts)
 
 
-def without_sequence(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
-    CHECK(replace(awaited, sequence=headers[0][1]), headers)
+def without_sequence(message: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
+    CHECK(replace(message, sequence=headers[0][1]), headers)
 
 
-def without_class(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
-    layout = awaited.layout
+def without_class(message: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
+    layout = message.layout
     known = replace(layout.schema)
     known.__dict__["digest"] = headers[0][2]
-    CHECK(replace(awaited, layout=replace(layout, schema=known)), headers)
+    CHECK(replace(message, layout=replace(layout, schema=known)), headers)
 
 
-def own_header_only(awaited: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
-    slices = awaited.edge.slice_group
+def own_header_only(message: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
+    slices = message.edge.slice_group
     own = slices.rank if slices is not None and len(headers) > 1 else 0
-    CHECK(awaited, headers[own : own + 1])
+    CHECK(message, headers[own : own + 1])
 
 
 def forgetful(pending: intermediate_tensors.CommPending) -> Any:
     """Raises without keeping what it raised."""
-    came = OUTCOME(pending)
-    if isinstance(came, intermediate_tensors.CommFailed):
-        raise type(came.error)(*came.error.args)
-    return came
+    outcome = OUTCOME(pending)
+    if isinstance(outcome, intermediate_tensors.CommFailed):
+        raise type(outcome.error)(*outcome.error.args)
+    return outcome
 
 
 def keeping_let_go(mapping: AsyncIntermediateTensors) -> None:
@@ -151,16 +153,16 @@ def keeping_let_go(mapping: AsyncIntermediateTensors) -> None:
         LET_GO(mapping)
 
 
-LET_GO = AsyncIntermediateTensors._let_go
+LET_GO = AsyncIntermediateTensors._drop_tensors
 
 
 def fresh_room(buffer: Any, nbytes: int) -> None:
-    HAVE(buffer, nbytes)
+    REPLACE(buffer, nbytes)
 
 
 def newest(end: Any) -> AsyncIntermediateTensors:
     """Takes the message that was expected last."""
-    end._waiting.rotate(1)
+    end._expected_buffers.rotate(1)
     return RECEIVE(end)
 
 
@@ -171,37 +173,37 @@ MUTANTS = (
         "buffer-sent-from-again",
         "A step is packed into the next buffer though its last message has not left it",
         "explained",
-        [(SendingEnd, "_make_free", nothing), (SendingEnd, "room", always)],
+        [(SendingEnd, "_wait_until_free", nothing), (SendingEnd, "has_free_buffer", always)],
     ),
     Mutant(
         "loan-forgotten",
         "A buffer is packed into though its sender keeps a tensor that it was lent there",
         "lent",
-        [(SendBuffer, "returned", always)],
+        [(SendBuffer, "borrow_ended", always)],
     ),
     Mutant(
         "lent-elsewhere",
         "A sender is lent the buffer that its last step is sent from",
         "whole",
-        [(SendingEnd, "outgoing", lent_from_the_last)],
+        [(SendingEnd, "borrow_outputs", lent_from_the_last)],
     ),
     Mutant(
         "packed-beside",
         "A step is packed on another stream, while the next forward writes over it",
         "whole",
-        [(SendingEnd, "_leave", leave_beside)],
+        [(SendingEnd, "_pack_and_send", leave_beside)],
     ),
     Mutant(
         "reader-forgotten",
         "A buffer is received into though somebody has a tensor over it",
         "whole",
-        [(ReceivingEnd, "_over", over_when_taken)],
+        [(ReceivingEnd, "_reading_done", over_when_taken)],
     ),
     Mutant(
         "last-read-overtaken",
         "A buffer is received into though the stream has not come behind the last read",
         "whole",
-        [(ReceivingEnd, "_behind", nothing)],
+        [(ReceivingEnd, "_order_after", nothing)],
     ),
     Mutant(
         "read-at-once",
@@ -219,7 +221,7 @@ MUTANTS = (
         "gathered-at-first-read",
         "Slices are gathered where somebody first reads, in whatever order that is",
         "ends",
-        [(RecvBuffer, "_whole", whole_later)],
+        [(RecvBuffer, "_completion", whole_later)],
     ),
     Mutant(
         "taken-in-another-order",
@@ -231,34 +233,34 @@ MUTANTS = (
         "buffer-for-every-message",
         "Memory is made for every message",
         "steady",
-        [(TrackedBuffer, "make_room", fresh_room)],
+        [(TrackedBuffer, "reserve", fresh_room)],
     ),
     Mutant(
         "sequence-unchecked",
         "Nobody looks at the number of a message",
         "whole",
-        [(PendingMessage, "check", without_sequence)],
+        [(PendingMessage, "check_headers", without_sequence)],
         EVERY,
     ),
     Mutant(
         "class-unchecked",
         "Nobody looks at the class of a message",
         "whole",
-        [(PendingMessage, "check", without_class)],
+        [(PendingMessage, "check_headers", without_class)],
         EVERY,
     ),
     Mutant(
         "own-header-only",
         "A rank looks at the header of its own slice and trusts the others'",
         "whole",
-        [(PendingMessage, "check", own_header_only)],
+        [(PendingMessage, "check_headers", own_header_only)],
         EVERY,
     ),
     Mutant(
         "never-settled",
         "Headers that a stream copied to the host are never looked at",
         "whole",
-        [(StreamRecvHandle, "settle", nothing)],
+        [(StreamRecvHandle, "verify", nothing)],
         EVERY,
     ),
     Mutant(
@@ -272,7 +274,7 @@ MUTANTS = (
         "failed-and-held",
         "A mapping that has failed keeps its buffer as long as somebody keeps the error",
         "ends",
-        [(AsyncIntermediateTensors, "_let_go", keeping_let_go)],
+        [(AsyncIntermediateTensors, "_drop_tensors", keeping_let_go)],
         EVERY,
     ),
 )

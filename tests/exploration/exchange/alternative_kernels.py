@@ -21,13 +21,13 @@ from equipoise.pipeline.all_to_all.transport import AllToAllTransport
 
 
 class NaiveKernels:
-    """Three rooms; loops over Python numbers."""
+    """Three buffer sets; loops over Python numbers."""
 
     def __init__(
-        self, form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
+        self, form: ExchangeFormat, transport: AllToAllTransport, allocate: AllocateBytes
     ) -> None:
         self._form = form
-        self._wire = wire
+        self._wire = transport
         slots = RowFormat((form.top_k,), torch.int32)
         self._parts = [
             (1, RowFormat((2,), torch.int64)),  # generation, tokens
@@ -40,34 +40,34 @@ class NaiveKernels:
             [allocate(form.ranks * n).view(form.ranks, n) for n in (size, size, back, back)]
             for _ in range(3)
         ]
-        self._rooms = tuple(self._room(number, allocate) for number in range(3))
+        self._buffer_sets = tuple(self._buffer_set(number, allocate) for number in range(3))
         self._works: dict[int, Work] = {}
 
     @property
     def buffer_sets(self) -> tuple[BufferSet, ...]:
-        return self._rooms
+        return self._buffer_sets
 
-    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
-        source, into = self._blobs[room.index][:2]
+    def pack_rows(self, batch: Batch, buffer_set: BufferSet, stream: Stream) -> None:
+        source, into = self._blobs[buffer_set.index][:2]
         stream.launch(partial(self._pack, batch, source))
-        self._works[room.index] = self._wire.all_to_all(into, source, stream)
+        self._works[buffer_set.index] = self._wire.all_to_all(into, source, stream)
 
-    def send_rows(self, room: BufferSet, stream: Stream) -> Work:
-        return self._works.pop(room.index)
+    def send_rows(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        return self._works.pop(buffer_set.index)
 
-    def unpack_rows(self, room: BufferSet, stream: Stream) -> None:
-        stream.launch(partial(self._unpack, room))
+    def unpack_rows(self, buffer_set: BufferSet, stream: Stream) -> None:
+        stream.launch(partial(self._unpack, buffer_set))
 
-    def pack_results(self, rows: Tensor, room: BufferSet, stream: Stream) -> None:
-        source, into = self._blobs[room.index][2:]
+    def pack_results(self, rows: Tensor, buffer_set: BufferSet, stream: Stream) -> None:
+        source, into = self._blobs[buffer_set.index][2:]
         stream.launch(partial(self._put, rows, source))
-        self._works[room.index] = self._wire.all_to_all(into, source, stream)
+        self._works[buffer_set.index] = self._wire.all_to_all(into, source, stream)
 
-    def send_results(self, room: BufferSet, stream: Stream) -> Work:
-        return self._works.pop(room.index)
+    def send_results(self, buffer_set: BufferSet, stream: Stream) -> Work:
+        return self._works.pop(buffer_set.index)
 
-    def unpack_results(self, tokens: int, room: BufferSet, stream: Stream) -> None:
-        stream.launch(partial(self._take, tokens, room))
+    def unpack_results(self, tokens: int, buffer_set: BufferSet, stream: Stream) -> None:
+        stream.launch(partial(self._take, tokens, buffer_set))
 
     def _pack(self, batch: Batch, source: Tensor) -> None:
         head = torch.tensor([int(batch.generation[0]), batch.tokens])
@@ -80,29 +80,29 @@ class NaiveKernels:
     def _put(self, rows: Tensor, source: Tensor) -> None:
         source[:] = _bytes(rows)
 
-    def _unpack(self, room: BufferSet) -> None:
-        form, arrivals = self._form, room.received
+    def _unpack(self, buffer_set: BufferSet) -> None:
+        form, arrivals = self._form, buffer_set.received
         arrivals.entry_slots.fill_(form.invalid_slot)
         lost = torch.zeros(2, dtype=torch.int64)
         for source in range(form.ranks):
             if not self._wire.active[source]:
                 continue
-            head, loads, slots, *payloads = self._read(self._blobs[room.index][1][source])
+            head, loads, slots, *payloads = self._read(self._blobs[buffer_set.index][1][source])
             grid = slots[: int(head[0, 1])].tolist()
             arrivals.loads[source] = loads
             for into, rows in zip(arrivals.payloads, payloads, strict=True):
                 into[source] = rows
-            self._enter(room, source, int(head[0, 0]))
+            self._enter(buffer_set, source, int(head[0, 0]))
             lost = torch.maximum(lost, self._lost(grid))
             self._list(arrivals, source, grid)
-        room.status[status.OVERFLOW] = torch.maximum(room.status[status.OVERFLOW], lost)
-        room.status[status.INACTIVE_RANK_HITS] += self._stray(room)
+        buffer_set.status[status.OVERFLOW] = torch.maximum(buffer_set.status[status.OVERFLOW], lost)
+        buffer_set.status[status.INACTIVE_RANK_HITS] += self._stray(buffer_set)
 
-    def _enter(self, room: BufferSet, source: int, generation: int) -> None:
-        own = int(self._read(self._blobs[room.index][0][0])[0][0, 0])
+    def _enter(self, buffer_set: BufferSet, source: int, generation: int) -> None:
+        own = int(self._read(self._blobs[buffer_set.index][0][0])[0][0, 0])
         if generation != own:
             told = torch.tensor([1, generation, own])
-            room.status[status.RANK_WORDS_START :].view(-1, 3)[source] = told
+            buffer_set.status[status.RANK_WORDS_START :].view(-1, 3)[source] = told
 
     def _list(self, arrivals: ReceivedRows, source: int, grid: list[list[int]]) -> None:
         form = self._form
@@ -123,16 +123,16 @@ class NaiveKernels:
                 out[1] = max(out[1], len(hits) - form.result_capacity)
         return torch.tensor(out)
 
-    def _stray(self, room: BufferSet) -> int:
-        head, _, slots, *_ = self._read(self._blobs[room.index][0][0])
+    def _stray(self, buffer_set: BufferSet) -> int:
+        head, _, slots, *_ = self._read(self._blobs[buffer_set.index][0][0])
         grid = slots[: int(head[0, 1])].tolist()
         away = [r for r in range(self._form.ranks) if not self._wire.active[r]]
         return sum(len(list(self._hits(grid, rank))) for rank in away)
 
-    def _take(self, tokens: int, room: BufferSet) -> None:
-        form, blobs = self._form, self._blobs[room.index]
+    def _take(self, tokens: int, buffer_set: BufferSet) -> None:
+        form, blobs = self._form, self._blobs[buffer_set.index]
         grid = self._read(blobs[0][0])[2][:tokens].tolist()
-        room.results[:tokens] = torch.zeros((), dtype=form.result.dtype)
+        buffer_set.results[:tokens] = torch.zeros((), dtype=form.result.dtype)
         mine = self._wire.rank * form.result_capacity
         for peer in range(form.ranks):
             if not self._wire.active[peer]:
@@ -140,7 +140,7 @@ class NaiveKernels:
             came = _typed(blobs[3][peer], form.max_entries, form.result)
             for place, (token, k, _) in enumerate(self._hits(grid, peer)):
                 if place < form.result_capacity:
-                    room.results[token, k] = came[mine + place]
+                    buffer_set.results[token, k] = came[mine + place]
 
     def _hits(self, grid: list[list[int]], peer: int) -> Iterator[tuple[int, int, int]]:
         """Token, choice and slot of what falls on a rank."""
@@ -157,7 +157,7 @@ class NaiveKernels:
             start = stop
         return found
 
-    def _room(self, number: int, allocate: AllocateBytes) -> BufferSet:
+    def _buffer_set(self, number: int, allocate: AllocateBytes) -> BufferSet:
         form = self._form
 
         def made(row: RowFormat, *lead: int) -> Tensor:

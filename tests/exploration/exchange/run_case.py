@@ -20,7 +20,7 @@ from equipoise.pipeline.all_to_all.kernels import ExchangeKernels
 from equipoise.pipeline.all_to_all.torch_kernels import AllocateBytes
 from equipoise.pipeline.all_to_all.transport import AllToAllTransport
 
-PACKAGE = "equipoise.pipeline.expert_exchange"
+PACKAGE = "equipoise.pipeline.all_to_all"
 MOST = 5_000
 """Micro-steps after which a world counts as one that hangs."""
 Make = Callable[[ExchangeFormat, AllToAllTransport, AllocateBytes], ExchangeKernels]

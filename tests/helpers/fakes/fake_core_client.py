@@ -116,7 +116,7 @@ class FakeEngine:
 def configuration(slots: int, **routing: Any) -> SimpleNamespace:
     """Of an engine that asks for routing, where there is any."""
     return SimpleNamespace(
-        additional_config={"equipoise": {"routing": routing}} if routing else {},
+        additional_config={"equipoise": {"dp_load_balancer": routing}} if routing else {},
         cache_config=SimpleNamespace(
             kv_cache_size_tokens=1000,
             num_gpu_blocks=None,
@@ -150,7 +150,7 @@ class FakeCoreClient:
         """Ids that cannot be sent."""
 
     @property
-    def desk(self) -> DpRequestScheduler:
+    def scheduler(self) -> DpRequestScheduler:
         return cast(DpRequestScheduler, getattr(self, SCHEDULER_ATTRIBUTE))
 
     async def add_request_async(self, request: FakeRequest) -> None:
@@ -248,7 +248,7 @@ class Deployment:
                 await self.step(number)
             self.report()
             for client in self.clients:
-                client.desk.poll()
+                client.scheduler.poll()
             await turn()
             if self.idle:
                 return
@@ -256,7 +256,7 @@ class Deployment:
     @property
     def idle(self) -> bool:
         waiting = any(sum(one.counts) for one in self.engines)
-        return not waiting and not any(one.desk.requests for one in self.clients)
+        return not waiting and not any(one.scheduler.requests for one in self.clients)
 
 
 def deploy(
@@ -267,7 +267,7 @@ def deploy(
     release: Release = Release.NEW,
     **routing: Mapping[str, Any] | Any,
 ) -> Deployment:
-    """So many API servers in front of so many engines; with no routing asked for, without desks."""
+    """API servers in front of engines; without `routing` they have no schedulers."""
     kind = patched(release)
     made = [FakeEngine(slots) for _ in range(engines)]
     config = configuration(slots, **routing)

@@ -9,18 +9,18 @@ BOUNDARY = ("Planning", "Proposed", "Transferring", "Staged", "Decided")
 LOCKED = ("Planning", "Proposed", "Decided", "Updating")
 LOSSES = [
     *((where, how, commit)
-      for commit, states in (("boundary", BOUNDARY), ("locked", LOCKED))
+      for commit, states in (("staged", BOUNDARY), ("in_place", LOCKED))
       for where in states
       for how in ("killed", "stopped", "cut off")),
-    ("Decided", "raises", "boundary"),
-    ("Decided", "raises", "locked"),
-    ("Proposed", "writes fail", "locked"),
-    ("Proposed", "writes are wrong", "locked"),
+    ("Decided", "raises", "staged"),
+    ("Decided", "raises", "in_place"),
+    ("Proposed", "writes fail", "in_place"),
+    ("Proposed", "writes are wrong", "in_place"),
 ]  # fmt: skip
 """Where a rank is lost, how, and how the ranks commit."""
 TROUBLES = [
-    *((what, where, "boundary") for where in ("Idle", *BOUNDARY) for what in faults.BREAKAGES),
-    *((what, where, "locked") for where in ("Idle", *LOCKED)
+    *((what, where, "staged") for where in ("Idle", *BOUNDARY) for what in faults.BREAKAGES),
+    *((what, where, "in_place") for where in ("Idle", *LOCKED)
       for what in ("planner raises", "plan differs", "ballot lost", "slow")),
 ]  # fmt: skip
 """What is wrong with a rank that lives, since when, and how the ranks commit. Under locks nothing

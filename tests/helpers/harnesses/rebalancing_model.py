@@ -128,7 +128,7 @@ def rebalance(
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
-    """Run `EXTRA_SLOTS_TRIED` steps on two ranks; `breakage` and `way` are applied on every rank."""
+    """Run `EXTRA_SLOTS_TRIED` steps on two ranks, each with this `breakage` and this `way`."""
     pace = pace or Pace()
     settings = BalancerConfig(
         **{
@@ -187,11 +187,12 @@ def _serve(
 
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
     """Wait until what the engine has begun is through, as it is between real steps."""
-    staff = balancer.engine._workers
+    workers = balancer.engine._workers
     through = [
-        worker.start(immediate(lambda: None), "look") for worker in (staff.planner, staff.transfer)
+        worker.start(immediate(lambda: None), "look")
+        for worker in (workers.planner, workers.transfer)
     ]
-    staff.release()
+    workers.release()
     for task in through:
         with suppress(TimeoutError):
             task.result(pace.patience)

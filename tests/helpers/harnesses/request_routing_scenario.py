@@ -64,10 +64,10 @@ class Play:
             case "turn":
                 await turn()
             case "tick" | "late":
-                desk = site.clients[index % len(site.clients)].desk
-                now = desk.clock() + 10 * (what == "late")
-                desk.clock = lambda: now
-                desk.poll()
+                scheduler = site.clients[index % len(site.clients)].scheduler
+                now = scheduler.clock() + 10 * (what == "late")
+                scheduler.clock = lambda: now
+                scheduler.poll()
             case _ if self.sent:
                 await self.touch(what, sorted(self.sent)[index % len(self.sent)])
         self.look()
@@ -85,7 +85,8 @@ class Play:
             await self.go_on(name, len(self.sent) % 3 > 0)
             return
         if any(
-            one.id == name and one.state in UNSENT_STATES for one in self.client[name].desk.requests
+            one.id == name and one.state in UNSENT_STATES
+            for one in self.client[name].scheduler.requests
         ):
             self.never.add(name)
         self.given_up.add(name)
@@ -103,7 +104,7 @@ class Play:
     def look(self) -> None:
         """Invariants."""
         for client in self.site.clients:
-            for ticket in client.desk.requests:
+            for ticket in client.scheduler.requests:
                 if ticket.state in POLICY_TRACKED_STATES and ticket.assigned_rank is not None:
                     there = client.core_engines[ticket.assigned_rank]
                     assert client.reqs_in_flight[ticket.id] == there, "where the policy said"
@@ -140,15 +141,15 @@ class Play:
                 assert sizes == due, "in order, and once"
             assert self.site.ended[name] == 1
         for client in self.site.clients:
-            assert client.desk.requests == ()
+            assert client.scheduler.requests == ()
             assert not client.reqs_in_flight
             assert set(client.engine_inflight.values()) <= {0}
 
     def look_at_policies(self) -> None:
         """They have been asked to the end, and know of nothing any more."""
         for client in self.site.clients:
-            assert client.desk.mode is RoutingMode.POLICY
-            policy = client.desk.policy
+            assert client.scheduler.mode is RoutingMode.POLICY
+            policy = client.scheduler.policy
             assert isinstance(policy, RequestRouter)
             assert policy.unassigned == 0
             if len(self.site.clients) == 1:

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.context import InPlaceFromHost, StagedFromPeers, UpdatePathConfig
-from equipoise.balancer.experts.model_balancer import BalancerSet, LayerGroupContext
-from equipoise.balancer.experts.open import ModelStart, UpdatePathFactory, open_balancers
+from equipoise.balancer.experts.model_balancer import BalancerSet
+from equipoise.balancer.experts.open import (
+    LayerGroupContext,
+    ModelStart,
+    UpdatePathFactory,
+    open_balancers,
+)
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel, SlotTensors

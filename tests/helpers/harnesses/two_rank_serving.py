@@ -190,12 +190,12 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
 def let_work(balancer: ModelBalancer) -> None:
     """Wait until what the engines have begun is through, as it is between real steps."""
     for group in balancer.groups:
-        staff = group.engine._workers
+        workers = group.engine._workers
         through = [
             worker.start(one_call(lambda: None), "look")
-            for worker in (staff.planner, staff.transfer)
+            for worker in (workers.planner, workers.transfer)
         ]
-        staff.release()
+        workers.release()
         for task in through:
             with suppress(TimeoutError):
                 task.result(20.0)

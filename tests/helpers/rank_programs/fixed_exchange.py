@@ -80,7 +80,7 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
 
 
 def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
-    """What `ExchangeWithFallback.run` says of steps, in one of which ranks have other generations."""
+    """What `ExchangeWithFallback.run` says where ranks differ in the generation of one step."""
     case = cases.case(given)
     script = _script(case, fabric.open("experts"))
     stream = script.accelerator.stream(Role.COMPUTE)

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -48,19 +49,24 @@ def keep(fabric: Fabric) -> int:
 def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
     """The victim is killed when it is about to say its n-th word; the others go on."""
     spoken = iter(range(1 << 10))
-    say = NodeCoordinator.publish
 
-    def mortal(self: NodeCoordinator, question: str, answer: Any) -> None:
-        if self.rank == victim and next(spoken) == word:
-            os.kill(os.getpid(), signal.SIGKILL)
-        say(self, question, answer)
+    def mortal(say: Callable[..., None]) -> Callable[..., None]:
+        def said(self: NodeCoordinator, *words: Any) -> None:
+            if self.rank == victim and next(spoken) == word:
+                os.kill(os.getpid(), signal.SIGKILL)
+            say(self, *words)
+
+        return said
 
     def work() -> None:
         pool = HostExpertPool.open(fabric.control, range(3), LAYOUT, name="doomed", timeout=1.0)
         fill(pool)
         pool.seal(1.0)
 
-    with mock.patch.object(NodeCoordinator, "publish", mortal):
+    with (
+        mock.patch.object(NodeCoordinator, "check_same", mortal(NodeCoordinator.check_same)),
+        mock.patch.object(NodeCoordinator, "publish", mortal(NodeCoordinator.publish)),
+    ):
         ended = outcome(work)
     gc.collect()
     return {"ended": ended, "holdings": holdings()}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.registry import PLACEMENT_FORMATS, STATISTICS_FORMATS
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError
 
 LARGEST = 2**46 - 1
@@ -31,13 +31,13 @@ def numbers_of_layers(draw: st.DrawFn, count: int) -> tuple[int, ...]:
 
 
 @st.composite
-def statistics(draw: st.DrawFn) -> Statistics:
+def statistics(draw: st.DrawFn) -> ExpertStatistics:
     """With and without counts by rank, numbers of iterations, experts per token."""
     ranks, windows, layers, experts = (draw(st.integers(1, most)) for most in (3, 3, 3, 4))
     size = ranks * windows * layers * experts
     flat = draw(st.lists(st.integers(0, LARGEST // 3), min_size=size, max_size=size))
     by_rank = np.array(flat, dtype=np.int64).reshape(ranks, windows, layers, experts)
-    return Statistics(
+    return ExpertStatistics(
         by_rank.sum(axis=0),
         draw(numbers_of_layers(layers)),
         draw(st.sampled_from([by_rank, None])),
@@ -47,7 +47,7 @@ def statistics(draw: st.DrawFn) -> Statistics:
 
 
 @st.composite
-def arrangements(draw: st.DrawFn) -> Arrangement:
+def arrangements(draw: st.DrawFn) -> ExpertPlacement:
     """Any placement in which every expert has a slot, and any shares that sum to a whole."""
     layers, ranks, per_rank = (draw(st.integers(1, most)) for most in (3, 3, 3))
     slots = ranks * per_rank
@@ -68,23 +68,23 @@ def arrangements(draw: st.DrawFn) -> Arrangement:
             cuts = draw(st.lists(st.integers(0, SHARES_ONE), min_size=held.size - 1, max_size=9))
             ends = [0, *sorted(cuts[: held.size - 1]), SHARES_ONE]
             shares[layer, held] = np.diff(ends)
-    return Arrangement(placement, shares, ranks, draw(numbers_of_layers(layers)))
+    return ExpertPlacement(placement, shares, ranks, draw(numbers_of_layers(layers)))
 
 
-def small_statistics() -> Statistics:
+def small_statistics() -> ExpertStatistics:
     """Two ranks, two windows, layers 1 and 3, three experts."""
     by_rank = np.arange(24, dtype=np.int64).reshape(2, 2, 2, 3)
-    return Statistics(by_rank.sum(axis=0), (1, 3), by_rank, 100, 2)
+    return ExpertStatistics(by_rank.sum(axis=0), (1, 3), by_rank, 100, 2)
 
 
-def small_arrangement() -> Arrangement:
+def small_arrangement() -> ExpertPlacement:
     """Three ranks of two slots, layers 1 and 3, four experts, uneven shares."""
     placement = np.array([[0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 3]], dtype=np.int32)
     shares = np.array(
         [[40000, 65536, 65536, 65536, 25536, 0], [20000, 65536, 65536, 65536, 30000, 15536]],
         dtype=np.int32,
     )
-    return Arrangement(placement, shares, 3, (1, 3))
+    return ExpertPlacement(placement, shares, 3, (1, 3))
 
 
 def file_of_statistics(folder: Path, name: str, suffix: str) -> Path:

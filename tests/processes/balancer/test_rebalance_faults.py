@@ -9,18 +9,18 @@ from helpers.tiers import DEEP
 
 DEADLINE = faults.DEADLINE
 LOST = [
-    ("Staged", "killed", "boundary"),
-    ("Transferring", "stopped", "boundary"),
-    ("Decided", "killed", "boundary"),
-    ("Decided", "raises", "boundary"),
-    ("Updating", "killed", "locked"),
-    ("Proposed", "cut off", "locked"),
-    ("Proposed", "writes are wrong", "locked"),
+    ("Staged", "killed", "staged"),
+    ("Transferring", "stopped", "staged"),
+    ("Decided", "killed", "staged"),
+    ("Decided", "raises", "staged"),
+    ("Updating", "killed", "in_place"),
+    ("Proposed", "cut off", "in_place"),
+    ("Proposed", "writes are wrong", "in_place"),
 ]
 TROUBLED = [
-    *((what, "Planning", "boundary") for what in faults.BREAKAGES),
-    ("plan differs", "Updating", "locked"),
-    ("slow", "Proposed", "locked"),
+    *((what, "Planning", "staged") for what in faults.BREAKAGES),
+    ("plan differs", "Updating", "in_place"),
+    ("slow", "Proposed", "in_place"),
 ]
 """Of the matrix, on every commit; all of it in the deep profile."""
 

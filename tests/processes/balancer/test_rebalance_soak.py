@@ -26,7 +26,7 @@ grew by as much as an epoch asks, on every commit."""
 pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 
 
-@pytest.mark.parametrize("commit", ["boundary", "locked"])
+@pytest.mark.parametrize("commit", ["staged", "in_place"])
 def test_engine_resources_do_not_grow_over_epochs(
     ranks: Ranks, commit: str, record_property: RecordProperty
 ) -> None:

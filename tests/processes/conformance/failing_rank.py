@@ -1,4 +1,4 @@
-"""No rank: it raises before it serves."""
+"""A rank module that raises before it serves."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A communicator that is joined like one with a launcher of its own; one rank of such a launch.
+"""A communicator with a launcher of its own, and one rank of such a launch.
 
 As a program, `BACKEND` is read from the environment: rank 0 plays properties and prints what it
 found as JSON, the others serve.
@@ -20,11 +20,11 @@ from equipoise.hal.conformance.search import SearchSettings, search
 
 NAME = "processes.conformance.launched_rank:JOINED"
 PLACE = "EQUIPOISE_TEST_PLACE"
-"""Where this process stands: a `Rendezvous` as JSON."""
+"""The rendezvous of this process: a `Rendezvous` as JSON."""
 
 
 class JoinedBackend(GlooBackend):
-    """Gloo, started by somebody else."""
+    """Gloo whose ranks were started by a launcher."""
 
     name = "joined"
 
@@ -45,15 +45,15 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
         planted.PIDS: SearchSettings(cases=1),
         FAULTS: SearchSettings(cases=5),
     }
-    told: dict[str, object] = {"sizes": subject.traits.group_sizes}
+    replies: dict[str, object] = {"sizes": subject.traits.group_sizes}
     patient = multi_rank.WATCHDOG
-    for claim, effort in efforts.items():
+    for prop, effort in efforts.items():
         # Short only where it is to expire: a busy machine may be slow to answer everything else.
-        multi_rank.WATCHDOG = 4.0 if claim is planted.HANGING else patient
-        verdict = search(claim, subject, effort)
-        told[claim.name] = type(verdict).__name__, getattr(verdict, "what", "")
-    told["processes"] = planted.SEEN[-1]
-    return told
+        multi_rank.WATCHDOG = 4.0 if prop is planted.HANGING else patient
+        verdict = search(prop, subject, effort)
+        replies[prop.name] = type(verdict).__name__, getattr(verdict, "what", "")
+    replies["processes"] = planted.SEEN[-1]
+    return replies
 
 
 def main() -> None:
@@ -77,4 +77,4 @@ def place(rank: int, size: int, address: tuple[str, int]) -> str:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # what hangs was left behind in a thread
+    os._exit(0)  # a hanging call is still in a thread

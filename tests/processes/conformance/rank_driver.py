@@ -18,7 +18,7 @@ LIMIT = 180.0
 
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
-    """Who this is, unless the order is to end."""
+    """Answers who this is, unless the order is to end."""
     if "exit" in order:
         os._exit(order["exit"])
     if "kill" in order:
@@ -37,14 +37,14 @@ def main() -> None:
 
 
 def drive() -> None:
-    """Start three ranks of the named module, stop one, say who there is, and wait."""
-    crew = WorkerPool(sys.argv[1:])
-    crew.start(range(3))
-    crew.send({rank: {} for rank in range(3)})
+    """Start three ranks of the named module, stop one, print their process ids, and wait."""
+    pool = WorkerPool(sys.argv[1:])
+    pool.start(range(3))
+    pool.send({rank: {} for rank in range(3)})
     # Three imports of torch at once take more than half a minute on a busy machine.
-    told = crew.gather(range(3), (), LIMIT, lambda _rank, _how: None)
-    os.kill(told[1]["pid"], signal.SIGSTOP)
-    print(told[0]["parent"], *[told[rank]["pid"] for rank in range(3)], flush=True)
+    replies = pool.gather(range(3), (), LIMIT, lambda _rank, _how: None)
+    os.kill(replies[1]["pid"], signal.SIGSTOP)
+    print(replies[0]["parent"], *[replies[rank]["pid"] for rank in range(3)], flush=True)
     threading.Event().wait()
 
 

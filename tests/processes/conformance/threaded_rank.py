@@ -1,4 +1,4 @@
-"""A rank whose import starts a thread that nothing ends, as some libraries do."""
+"""A rank whose import starts a thread that never ends, as some libraries do."""
 
 import threading
 

@@ -15,14 +15,14 @@ import pytest
 from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import placement_files as given
 
-from equipoise.balancer.formats import Iterations, read_statistics
+from equipoise.balancer.formats import IterationRange, read_statistics
 from equipoise.cli.main import main
 
 pytestmark = pytest.mark.timeout(900)
 TEXT = str(files("equipoise.demo").joinpath("text", "tables.txt"))
 TRAFFIC = ("--text", TEXT, "--steps", "12", "--ranks", "2")
 MOVING = ("--slots", "34", "--window-size", "2", "--step-interval", "2")
-"""Few redundant slots: on two ranks experts move in the first epochs."""
+"""Few redundant slots: on two ranks experts move in the first rebalances."""
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def test_recorded_statistics_do_not_depend_on_balancing(tmp_path: Path, recorded
     call(
         tmp_path, "record", *TRAFFIC, "--range", "4-11", *MOVING, "--balance", "on", "-o", "moving"
     )
-    still = read_statistics(recorded).select_iterations(Iterations(4, 11))
+    still = read_statistics(recorded).select_iterations(IterationRange(4, 11))
     assert still.same(read_statistics(tmp_path / "moving"))
     assert still.by_rank is not None
     assert still.by_rank.shape == (2, 7, 6, 32)

@@ -19,21 +19,21 @@ TEXTS = files("equipoise.demo").joinpath("text")
 CADENCE = ("--window-size", "2", "--step-interval", "2")
 TABLES = ("--text", str(TEXTS.joinpath("tables.txt")))
 FEW = ("--ranks", "2", "--slots", "34", *TABLES, *CADENCE)
-"""Few redundant slots: on two ranks experts move in the first epochs."""
+"""Few redundant slots: on two ranks experts move in the first rebalances."""
 SHORT = (*FEW, "--steps", "14", "--variants", "exact", "--quiet")
-"""One phase, one variant; how many epochs fit in depends on the machine."""
+"""One phase, one variant; how many rebalances fit in depends on the machine."""
 PYTHON = ("--text", str(TEXTS.joinpath("python.txt")))
 FOUR = ("--ranks", "4", *PYTHON, *CADENCE, "--steps", "18", "--quiet")
 """The same on four ranks, every variant."""
 SWITCHING = ("--ranks", "4", *CADENCE, "--steps", "54", "--quiet")
-"""Three phases of 18 steps; an epoch takes five or six."""
+"""Three phases of 18 steps; a rebalance takes five or six."""
 KEYS = """version backend ranks layers experts slots shares steps tokens phases switch_steps
-imbalance_unbalanced imbalance_balanced imbalance_static imbalance_lagged noise_floor epochs
+imbalance_unbalanced imbalance_balanced imbalance_static imbalance_lagged noise_floor rebalances
 slots_moved slots_total bytes_moved stall_seconds tokens_per_second outputs_identical"""
 
 
 def exit_code_of(figures: dict[str, Any]) -> int:
-    """Of a run with these figures and identical outputs: 1 where too few epochs were committed."""
+    """Of a run with these figures and identical outputs: 1 after too few committed rebalances."""
     return 0 if figures["not_exercised"] is None else 1
 
 
@@ -46,10 +46,10 @@ short_or_four = pytest.mark.parametrize(
 )
 
 
-def test_run_exports_metrics_epoch_log_and_trace(tmp_path: Path) -> None:
+def test_run_exports_metrics_rebalance_log_and_trace(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     port, out, trace = free_port(2), tmp_path / "out", tmp_path / "trace.json"
-    watched = ("--metrics-port", str(port), "--log-epochs", "--log-balancedness")
+    watched = ("--metrics-port", str(port), "--log-rebalances", "--log-balancedness")
     serving = (*FEW, "--steps", "16", "--variants", "unbalanced", "exact")
     process = start(*serving, *watched, "--trace", str(trace), "--out", str(out))
     try:
@@ -61,9 +61,9 @@ def test_run_exports_metrics_epoch_log_and_trace(tmp_path: Path) -> None:
         code, _, told = finish(process)
     figures = json.loads((out / "summary.json").read_text())
     assert code == exit_code_of(figures), told
-    epochs = figures["epochs"]
-    lines = [line for line in told.splitlines() if "equipoise.epochs engine=exact" in line]
-    assert sum("outcome=committed" in line for line in lines) == epochs > 0
+    rebalances = figures["rebalances"]
+    lines = [line for line in told.splitlines() if "equipoise.rebalances engine=exact" in line]
+    assert sum("outcome=committed" in line for line in lines) == rebalances > 0
     assert "equipoise.balancedness engine=exact" in told
     written = json.loads(trace.read_text())
     assert faults(written) == []
@@ -143,7 +143,7 @@ def test_run_with_locked_commit_keeps_outputs(
 ) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, err = call(capfd, "run", *served, "--commit", "locked", *where)
+    code, out, err = call(capfd, "run", *served, "--commit", "in_place", *where)
     figures = json.loads(report.read_text())
     assert code == exit_code_of(figures), out + err
     assert figures["slots_moved"] > 0
@@ -162,7 +162,9 @@ def test_run_with_little_staging_keeps_outputs(
 ) -> None:
     report = tmp_path / "figures.json"
     where = ("--json", str(report), "--out", str(tmp_path))
-    code, out, err = call(capfd, "run", *served, "--in-flight", "120KiB", "--log-epochs", *where)
+    code, out, err = call(
+        capfd, "run", *served, "--staging-bytes", "120KiB", "--log-rebalances", *where
+    )
     figures = json.loads(report.read_text())
     assert code == exit_code_of(figures), out + err
     assert figures["slots_moved"] > 0

@@ -14,7 +14,7 @@ TABLES = ("--text", str(TEXTS.joinpath("tables.txt")))
 PYTHON = ("--text", str(TEXTS.joinpath("python.txt")))
 SHORT = (*TABLES, "--steps", "12", *CADENCE, "--slots", "36", "--variants", "exact")
 WHOLE = (*PYTHON, "--steps", "18", *CADENCE, "--slots", "36")
-"""One phase; two epochs fit in wherever the tests run."""
+"""One phase; two rebalances fit in wherever the tests run."""
 FIXED = ("--exchange", "fixed", "--locality", "prefer")
 TWO_BY_TWO = ("--pipeline-ranks", "2")
 SHAPES = {
@@ -25,7 +25,7 @@ SHAPES = {
     "1 x 4, rows kept at home, exchange of fixed capacity": FIXED,
     "1 x 4, in slices of two": ("--tensor-ranks", "2"),
     "2 x 2, three micro-batches, locked": (
-        *(*TWO_BY_TWO, "--micro-batches", "3", "--commit", "locked"),
+        *(*TWO_BY_TWO, "--micro-batches", "3", "--commit", "in_place"),
     ),
 }
 EVERY = {"unbalanced", "static", "lagged", "exact"}
@@ -57,7 +57,7 @@ def test_run_in_stages_keeps_outputs_of_one_process(
     assert {v["outputs"] for v in figures["variants"].values()} == {figures["reference_outputs"]}
     assert set(figures["variants"]) == names
     assert figures["ranks"] * figures["stages"] == 4
-    assert figures["epochs"] > 0
+    assert figures["rebalances"] > 0
     assert (figures["slots_moved"] > 0) == (figures["ranks"] > 1)
     assert figures["aborts"] == {}
     assert "4 ranks" in out

@@ -57,7 +57,7 @@ def settings_of(fakes: list[FakeProcess]) -> RouteSettings:
             for one in fakes
         ),
         access=AccessSettings(port=0),
-        limits=Limits(held=REQUESTS),
+        limits=Limits(queued=REQUESTS),
         health=HealthSettings(interval=0.5, timeout=30.0),
     )
 

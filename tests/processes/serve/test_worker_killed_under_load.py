@@ -55,7 +55,7 @@ def proxy(
         "policy": request.param,
         "port": 0,
         "health_interval": 0.5,
-        "max_held": 10_000,
+        "max_queued": 10_000,
         "log": str(tmp_path / "route.jsonl"),
     }  # fmt: skip
     path = tmp_path / "route.yaml"
@@ -146,9 +146,9 @@ def _judge_log(results: list[Result], log: Mapping[str, RequestRecord]) -> None:
         record = log[result.id]
         expected = RequestOutcome.COMPLETED if result.whole else RequestOutcome.WORKER_LOST
         assert (record.outcome, record.output) == (expected, len(result.tokens))
-        assert record.bound is not None
-        assert record.first is not None
-        assert record.arrival <= record.bound <= record.first <= record.end
+        assert record.bound_at is not None
+        assert record.first_answer_at is not None
+        assert record.arrived_at <= record.bound_at <= record.first_answer_at <= record.ended_at
 
 
 def _tell(results: list[Result], events: Mapping[str, list[dict[str, Any]]]) -> None:

@@ -89,7 +89,7 @@ BREAKAGES = (
     Breakage(
         name="acquire_that_waits_for_nothing",
         broken="an acquire lets its stream through",
-        property="a-lock-does-what-its-model-does",
+        property="lock-calls-match-the-lock-model",
         plant=_acquire_that_waits_for_nothing,
     ),
     Breakage(
@@ -107,7 +107,7 @@ BREAKAGES = (
     Breakage(
         name="wide_words_only",
         broken="pieces that are not aligned are not copied",
-        property="a-slot-is-its-segments",
+        property="verbs-move-every-byte-of-the-segments",
         plant=_wide_words_only,
     ),
     Breakage(

@@ -6,7 +6,8 @@ neither: so there is a function for the one, and for the other a stream behind t
 
 A non-blocking communicator does as NCCL's do: what would wait, and every launch, is done by a
 thread, which may well come later than what the caller does next; until then the communicator takes
-nothing but an abort. A group in which a call has failed launches nothing.
+nothing but an abort, which ends that thread too, whoever it waits for. A group in which a call has
+failed launches nothing.
 """
 
 import ctypes
@@ -141,6 +142,8 @@ class Member:
         self._acl = acl
         self._blocking = blocking
         self._device = acl.device()
+        self._thread: threading.Thread | None = None
+        self._given_up = ctypes.c_int32(0)
         self.curtain: Curtain | None = None
         self.code = 0
 
@@ -156,16 +159,33 @@ class Member:
             self._acl.use(self._device)
             self.code = call()
 
-        threading.Thread(target=NATIVE_CALL_GUARD(run), name="cudasim.nccl", daemon=True).start()
+        self._thread = threading.Thread(
+            target=NATIVE_CALL_GUARD(run), name="cudasim.nccl", daemon=True
+        )
+        self._thread.start()
         return IN_PROGRESS
 
     def join(self, size: int, place: bytes, rank: int) -> int:
         """Wait until all ranks have come."""
         made = ctypes.c_void_p()
-        if hccl().HcclCommInitRootInfo(size, place, rank, ctypes.byref(made)):
+        until = ctypes.byref(self._given_up)
+        if hccl().npusim_join_communicator(size, place, rank, ctypes.byref(made), until):
             return SYSTEM_ERROR
         self.curtain = Curtain(int(made.value or 0), self._acl)
         return 0
+
+    def abort(self) -> int:
+        """As ncclCommAbort, which waits for the thread of a call that has not come through."""
+        self._given_up.value = 1
+        if self.curtain is None:
+            self._await()  # first: a join that has just succeeded leaves something to abort
+        code = 0 if self.curtain is None else self.curtain.abort()
+        self._await()
+        return code
+
+    def _await(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
 
 
 class SimulatedNccl:
@@ -213,8 +233,7 @@ class SimulatedNccl:
         return SYSTEM_ERROR if curtain is None else curtain.destroy()
 
     def _abort(self, comm: int) -> int:
-        curtain = self._comms.pop(comm).curtain
-        return 0 if curtain is None else curtain.abort()
+        return self._comms.pop(comm).abort()
 
     def _async_error(self, comm: int, out: Any) -> int:
         out[0] = self._comms[comm].code

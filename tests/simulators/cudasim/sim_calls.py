@@ -9,7 +9,7 @@ _ADDRESS, _COUNT, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int32
 _ENDS = [_ADDRESS, _ADDRESS]
 _HCCL = {
     "HcclGetRootInfo": [_ADDRESS],
-    "HcclCommInitRootInfo": [ctypes.c_uint32, _ADDRESS, ctypes.c_uint32, _ADDRESS],
+    "npusim_join_communicator": [ctypes.c_uint32, _ADDRESS, ctypes.c_uint32, _ADDRESS, _ADDRESS],
     "HcclCommDestroy": [_ADDRESS],
     "npusim_abort_communicator": [_ADDRESS],
     "HcclBatchSendRecv": [_ADDRESS, ctypes.c_uint32, *_ENDS],

@@ -15,4 +15,4 @@ import vllm_ascend.patch.platform  # noqa: E402, F401 - what it changes in a pro
 def played(fabric: Fabric, address: str, play: str) -> list[str]:
     """What is not as it must be behind the play, which raises where something else came of it."""
     perform(play)
-    return list(symbol_problems(compatibility.FRONT_END_SYMBOLS["routing"]))
+    return list(symbol_problems(compatibility.FRONT_END_SYMBOLS["dp_load_balancer"]))

@@ -38,11 +38,11 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _shuffled(self: Any, given: Any) -> Any:
-    return 1, None, given.tables(given.installed)[:, :, ::-1].copy()
+    return 1, None, given.to_tables(given.installed)[:, :, ::-1].copy()
 
 
 def _doubled(self: Any, given: Any) -> Any:
-    tables = given.tables(given.installed)
+    tables = given.to_tables(given.installed)
     tables[:, :, 0] = tables[:, :, 1]
     return 1, None, tables
 
@@ -68,9 +68,9 @@ def planted(fault: Fault) -> Iterator[None]:
             _waited,
         ),
         Fault.DROPPED_COPY: ("equipoise.pipeline.channel.send.pack", _nothing),
-        Fault.SHUFFLED_RANK: (f"{POLICY}._planned", _shuffled),
-        Fault.DOUBLED_EXPERT: (f"{POLICY}._planned", _doubled),
-        Fault.FAILING_POLICY: (f"{POLICY}._planned", _nothing_of_that_kind),
+        Fault.SHUFFLED_RANK: (f"{POLICY}._plan", _shuffled),
+        Fault.DOUBLED_EXPERT: (f"{POLICY}._plan", _doubled),
+        Fault.FAILING_POLICY: (f"{POLICY}._plan", _nothing_of_that_kind),
     }
     with ExitStack() as broken:
         if fault in replaced:

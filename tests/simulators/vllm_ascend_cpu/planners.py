@@ -117,7 +117,7 @@ def plan(
 
 def after(fabric: Fabric, address: str) -> list[str]:
     """The policies that are there when a worker with ours has been shut down."""
-    with groups(Place(0, 1, address), equipoise={"policy": True}, **BALANCING) as config:
+    with groups(Place(0, 1, address), equipoise={"eplb_policy": True}, **BALANCING) as config:
         with worker(config, 0, lambda *_: Planner(SWIFT, torch.tensor([[[0, 1]]]))):
             pass
         return _policies(policy_factory.PolicyFactory.generate_policy(SWIFT))

@@ -51,7 +51,7 @@ def made(slots: int, routing: Any) -> tuple[Any, Wire]:
 
     client = object.__new__(DPLBAsyncMPClient)
     client.vllm_config = SimpleNamespace(
-        additional_config={"equipoise": {"routing": routing}},
+        additional_config={"equipoise": {"dp_load_balancer": routing}},
         cache_config=SimpleNamespace(
             kv_cache_size_tokens=4096, num_gpu_blocks=512, block_size=16, enable_prefix_caching=True
         ),
@@ -132,7 +132,7 @@ async def aborted() -> None:
     await step(client, {}, {"a", "b"})
     assert len(wire.sent) == 3
     assert set(client.engine_inflight.values()) <= {0}
-    assert client.equipoise_desk.tickets == ()
+    assert client.equipoise_scheduler.requests == ()
 
 
 async def pinned() -> None:
@@ -159,11 +159,11 @@ async def streamed() -> None:
 async def reported() -> None:
     """Reports are read in the form in which this version has them."""
     client, _ = made(8, "fit")
-    kind = type(client.equipoise_desk.policy)
+    kind = type(client.equipoise_scheduler.policy)
     own = kind.on_worker_change
     with patch.object(kind, "on_worker_change", autospec=True, side_effect=own) as told:
         client.lb_engines = counts((2, 1), (0, 3))
-        client.equipoise_desk.tick()
+        client.equipoise_scheduler.poll()
     reports = [call.args[1].report for call in told.call_args_list]
     assert [(one.waiting, one.running) for one in reports] == [(2, 1), (0, 3)]
 
@@ -181,7 +181,7 @@ async def ended() -> None:
         waiting[name] = RequestOutputCollector(kind, name)
         processor.add_request(request, None, None, 0, waiting[name])
         await client.add_request_async(request)
-    client.equipoise_desk.end_held()
+    client.equipoise_scheduler.abort_queued()
     told = client.outputs_queue.get_nowait()
     processor.process_outputs(told.outputs, told.timestamp)
     found = waiting["late"].get_nowait()

@@ -86,7 +86,7 @@ def _break_ours(fault: Fault) -> None:
         case Fault.OUR_SKIPPED_WAIT:
             DescribedReceivingEnd._await = lambda *_: None  # type: ignore[method-assign]
         case Fault.OUR_OWN_PICKS:
-            setattr(state, "rows_alike", lambda *_: 1)  # noqa: B010 - not exported
+            setattr(state, "ranks_sharing_rows", lambda *_: 1)  # noqa: B010 - not exported
 
 
 def _skip_waits() -> None:

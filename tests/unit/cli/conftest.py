@@ -11,7 +11,7 @@ from equipoise.balancer.formats import read_placement
 from equipoise.cli.main import main
 from equipoise.demo import launcher
 from equipoise.demo.progress import RunProgress
-from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord
 from equipoise.demo.settings import Balance, RunSettings, available_variants
 
 STEPS, LAYERS = 12, 2
@@ -41,15 +41,17 @@ def equipoise(
 
 
 def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
-    epochs = tuple(
-        Epoch(number=i, planned_at=s - 1, step=s, outcome="committed", slots_moved=1, bytes_moved=9)
+    rebalances = tuple(
+        Rebalance(
+            number=i, planned_at=s - 1, step=s, outcome="committed", slots_moved=1, bytes_moved=9
+        )
         for i, s in enumerate((2, 4, 7, 9))
     )
     return VariantRecord(
         name=name,
         rank_rows=np.tile(np.array(load), (STEPS, LAYERS, 1)),
         step_seconds=np.full(STEPS, 0.1),
-        epochs=() if name in ("unbalanced", "placement") else epochs,
+        rebalances=() if name in ("unbalanced", "placement") else rebalances,
         aborts={},
         outputs="same",
     )

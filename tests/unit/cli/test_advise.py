@@ -38,7 +38,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("zero.npy", np.zeros((3, 8), dtype=np.int64))
     np.save("few.npy", counts[..., :4])
     found = plan(counts, slots=12, ranks=4)
-    layout = formats.Arrangement(found.placement, found.shares, 4)
+    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
     formats.write_placement("installed.json", layout)
     Path("mine.yaml").write_text(
         "memory_gb: 1\nmemory_bandwidth_gbs: 2\nfp8_tflops: 0.1\nnode_link_gbs: 0.001\n"
@@ -168,8 +168,8 @@ def test_advise_with_hardware_estimates_expert_moves_per_step(
     for word in ("mine: memory_gb 1", "1,000 B in fp8", "10 ms; experts may take 50%"):
         assert word in " ".join(answer.out.split())
     figures = json.loads(Path("advice.json").read_text())
-    assert figures["movement"]["experts_per_step"] == 10
-    assert figures["rests_on"]["hardware"]["sources"]["memory_gb"] == "mine.yaml"
+    assert figures["migration"]["experts_per_step"] == 10
+    assert figures["inputs"]["hardware"]["sources"]["memory_gb"] == "mine.yaml"
     assert figures["command"].startswith("equipoise advise counts.npy")
 
 

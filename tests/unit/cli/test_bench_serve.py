@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
 
-from equipoise.cli.bench import plan_of, request_of
+from equipoise.cli.bench import make_load_plan, request_of
 from equipoise.serve.load_client import ClosedLoop, OpenLoop
 
 PATIENCE = 200.0
@@ -45,7 +45,9 @@ def test_bench_serve_rejects_bad_input(
 def plan_for(*line: str) -> Any:
     from equipoise.cli.parser import build_parser
 
-    return plan_of(request_of(vars(build_parser().parse_args(["bench", "serve", *URL, *line]))))
+    return make_load_plan(
+        request_of(vars(build_parser().parse_args(["bench", "serve", *URL, *line])))
+    )
 
 
 def test_bench_serve_plan_follows_rate_concurrency_and_trace(tmp_path: Path) -> None:
@@ -53,17 +55,17 @@ def test_bench_serve_plan_follows_rate_concurrency_and_trace(tmp_path: Path) -> 
     rows = [{"timestamp": n * 1000, "input_length": 5 + n, "output_length": 7, "hash_ids": [n]}
             for n in range(5)]  # fmt: skip
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert plan_for().pace == ClosedLoop(8)
-    assert plan_for("--concurrency", "3").pace == ClosedLoop(3)
+    assert plan_for().pacing == ClosedLoop(8)
+    assert plan_for("--concurrency", "3").pacing == ClosedLoop(3)
     poisson = plan_for("--rate", "2", "--requests", "2000")
-    assert poisson.pace == OpenLoop()
+    assert poisson.pacing == OpenLoop()
     assert abs(poisson.workload.arrivals[-1] - 1000) < 150
     timed = plan_for("--trace", str(trace))
-    assert [one.at for one in timed] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert [one.send_at for one in timed] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert list(timed.workload.prompts) == [5, 6, 7, 8, 9]
     faster = plan_for("--trace", str(trace), "--rate", "4", "--requests", "3")
-    assert [one.at for one in faster] == [0.0, 0.25, 0.5]
-    assert plan_for("--trace", str(trace), "--concurrency", "2").pace == ClosedLoop(2)
+    assert [one.send_at for one in faster] == [0.0, 0.25, 0.5]
+    assert plan_for("--trace", str(trace), "--concurrency", "2").pacing == ClosedLoop(2)
 
 
 def test_bench_serve_lengths_are_fixed_or_drawn_by_seed() -> None:

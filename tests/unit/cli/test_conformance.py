@@ -32,9 +32,14 @@ REFUSED = {
     ): "--ranks 4: 4 ranks need 4 devices, and crowded has 2",
     ("--seed", "-1"): "--seed must be at least 0, got -1",
     ("--cases", "0"): "--cases must be at least 1, got 0",
-    ("--steer", "wheel"): "--steer: 'wheel' is not PACKAGE:OBJECT",
-    ("--steer", "no.such:wheel"): "--steer: 'no.such:wheel' does not import",
-    ("--backend", "virtual", "--steer", "json:loads"): "every schedule of virtual is chosen",
+    ("--schedule-from", "wheel"): "--schedule-from: 'wheel' is not PACKAGE:OBJECT",
+    ("--schedule-from", "no.such:wheel"): "--schedule-from: 'no.such:wheel' does not import",
+    (
+        "--backend",
+        "virtual",
+        "--schedule-from",
+        "json:loads",
+    ): "every schedule of virtual is chosen",
     ("--profile", "night"): "expected ci or deep, got 'night'",
     ("--only", "colours"): "expected a family (ordering, locks",
     ("--only",): "expected at least one argument",
@@ -146,7 +151,7 @@ def test_conformance_steers_device_before_each_case(
     wheel.TOLD.clear()
     arguments = ("--backend", "cpu", "--only", "ordering", "--cases", "3", "--quiet")
     answer = equipoise(
-        "conformance", *arguments, "--steer", "helpers.fakes.schedule_recorder:steer"
+        "conformance", *arguments, "--schedule-from", "helpers.fakes.schedule_recorder:steer"
     )
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.splitlines()[0].startswith("conformance of cpu with gloo")
@@ -158,7 +163,7 @@ def test_conformance_failed_steering_exits_2_with_one_line(
 ) -> None:
     arguments = ("--backend", "cpu", "--only", "overlap", "--quiet")
     answer = equipoise(
-        "conformance", *arguments, "--steer", "helpers.fakes.schedule_recorder:into_nothing"
+        "conformance", *arguments, "--schedule-from", "helpers.fakes.schedule_recorder:into_nothing"
     )
     assert answer.code == 2
     [line] = answer.err.splitlines()

@@ -20,9 +20,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.arange(16, dtype=np.int64).reshape(1, 2, 8) ** 2
     np.save("counts.npy", counts)
     by_rank = np.stack([counts, counts])
-    formats.write_statistics("recorded", formats.Statistics(by_rank.sum(axis=0), (), by_rank, 7, 2))
+    formats.write_statistics(
+        "recorded", formats.ExpertStatistics(by_rank.sum(axis=0), (), by_rank, 7, 2)
+    )
     found = plan(counts, slots=12, ranks=4)
-    layout = formats.Arrangement(found.placement, found.shares, 4)
+    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
     formats.write_placement("placement.json", layout)
     formats.write_placement("placement.yaml", layout)
     np.save("map.npy", found.placement)
@@ -124,6 +126,6 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
     known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
     assert set(BY_KEY) - {"quiet"} == known
     assert (
-        tuple(form.name for form in formats.known()[:6] if form.write_suffixes)
+        tuple(form.name for form in formats.known_formats()[:6] if form.write_suffixes)
         == format_names.STATISTICS_FORMAT_NAMES
     )

@@ -140,7 +140,7 @@ def test_demo_memory_without_balancing_has_no_staging() -> None:
 
 
 def test_demo_memory_hccl_packs_twice_the_staging() -> None:
-    memory = demo_memory(RunSettings(communicator="hccl", parcel=1))
+    memory = demo_memory(RunSettings(communicator="hccl", slots_per_message=1))
     assert memory["packed slots"] == 2 * (memory["staging"] or 0)
 
 

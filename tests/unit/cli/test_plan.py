@@ -41,7 +41,7 @@ def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[An
     Path("bad.yaml").write_text("ranks: four\n")
     Path("unknown.yaml").write_text("rank: 4\n")
     found = plan(counts, slots=12, ranks=4)
-    layout = formats.Arrangement(found.placement, found.shares, 4)
+    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
     formats.write_placement("installed.json", layout)
     formats.write_placement("installed.yaml", layout)
     return counts
@@ -95,7 +95,7 @@ BAD = {
     "an unknown policy": (("counts.npy", *SHAPE, *OUT, "--policy", "luck"), "got 'luck'"),
     "an unknown split": (
         ("counts.npy", *SHAPE, *OUT, "--split", "odd"),
-        "level or even, got 'odd'",
+        "shares or even, got 'odd'",
     ),
     "a target that is no number": (("counts.npy", "--target", "nan"), "expected a number, got 'na"),
     "a negative target": (("counts.npy", *SHAPE, *OUT, "--target", "-1"), "target must be 0 to"),
@@ -222,7 +222,7 @@ def test_plan_rejects_bad_input_and_writes_nothing(
     equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
 ) -> None:
     layout = formats.read_placement("installed.json")
-    formats.write_placement("one.json", formats.Arrangement(
+    formats.write_placement("one.json", formats.ExpertPlacement(
         layout.placement[:1], layout.shares[:1], 4
     ))  # fmt: skip
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
@@ -366,7 +366,7 @@ def test_plan_option_defaults_match_planner() -> None:
     assert tuple(PlanningPolicy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
     assert tuple(Objective) == kinds.OBJECTIVES
-    written = tuple(form.name for form in formats.known()[6:] if form.write_suffixes)
+    written = tuple(form.name for form in formats.known_formats()[6:] if form.write_suffixes)
     assert written == format_names.PLACEMENT_FORMAT_NAMES
 
 
@@ -455,7 +455,7 @@ def test_plan_fits_installed_map_of_moe_layers_by_place(
     counts[3:] = rng.lognormal(5, 1.5, (6, 16)).astype(np.int64)
     Path("decode.json").write_text(json.dumps({"logical_count": counts.tolist()}))
     made = plan(counts[3:], slots=24, ranks=4, split="even")
-    layout = formats.Arrangement(made.placement, made.shares, 4)
+    layout = formats.ExpertPlacement(made.placement, made.shares, 4)
     formats.write_placement("recorded.json", layout, "vllm-ascend")
     options = ("--installed", "recorded.json", "--split", "even", "-o", "next.json")
     assert equipoise("plan", "decode.json", *options).code == 0

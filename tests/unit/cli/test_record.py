@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats import Iterations, Recorder
+from equipoise.balancer.formats import IterationRange, StatisticsRecorder
 from equipoise.cli.options import MOVES, PLANS, WATCHING
 from equipoise.cli.options import OPTIONS as RUN_OPTIONS
 from equipoise.cli.record import BY_KEY, RecordRequest, resolve_record_request
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         seen.append((settings, recording))
         progress.variant("unbalanced", settings.steps)
         for rank in range(settings.ranks):
-            one = Recorder(
+            one = StatisticsRecorder(
                 recording.folder,
                 rank=rank,
                 ranks=settings.ranks,
@@ -83,7 +83,7 @@ def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: 
 
 def test_record_without_range_covers_every_step(equipoise: Callable[..., Any]) -> None:
     assert equipoise("record", "--steps", "7", "-o", "rec", "--quiet").err == ""
-    assert formats.read_statistics("rec").iteration_range == Iterations(0, 7)
+    assert formats.read_statistics("rec").iteration_range == IterationRange(0, 7)
 
 
 def test_record_writes_other_statistics_formats(equipoise: Callable[..., Any]) -> None:
@@ -127,7 +127,7 @@ def test_record_of_finished_run_sums_over_ranks(
     answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
     assert answer.code == 0, answer.err
     found = formats.read_statistics("rec")
-    assert found.iteration_range == Iterations(2, 5)
+    assert found.iteration_range == IterationRange(2, 5)
     assert np.array_equal(found.counts, np.ones((3, 2, 32)))
     assert "all were written as those of rank 0" in answer.err
     assert "need --ranks 4" in answer.out
@@ -228,7 +228,7 @@ def test_record_under_external_launcher_writes_into_folder(
 
 
 def test_record_options_reach_request(tmp_path: Path) -> None:
-    said = {"range": Iterations(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
+    said = {"range": IterationRange(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
     found = resolve_record_request(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
     assert (found.range, found.run, found.out, found.format) == tuple(said.values())
     assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
@@ -241,7 +241,7 @@ def test_record_options_reach_request(tmp_path: Path) -> None:
     # A recording is short and looked at afterwards, and counts come before any copy is chosen:
     # nothing watches it, and how experts move is nothing to it.
     groups = WATCHING, PLANS, MOVES
-    absent |= {"exchange", "locality", "rule", "variants"} | {
+    absent |= {"exchange", "locality", "routing_rule", "variants"} | {
         option.key for option in RUN_OPTIONS if option.group in groups
     }
     assert {option.key for option in RUN_OPTIONS} - absent <= set(BY_KEY)
@@ -253,4 +253,4 @@ def test_record_options_come_from_config_file(
     (tmp_path / "r.yaml").write_text("range: 2-4\nout: rec\nbalance: on\nsteps: 9\n")
     assert equipoise("record", "--config", "r.yaml", "--quiet").code == 0
     [(settings, recording)] = asked
-    assert (settings.balance, recording.steps) == (Balance.ON, Iterations(2, 4))
+    assert (settings.balance, recording.steps) == (Balance.ON, IterationRange(2, 4))

@@ -23,17 +23,17 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any,
     draw = np.random.default_rng(7)
     by_rank = draw.integers(0, 50, (RANKS, 3, 2, EXPERTS)) * np.arange(EXPERTS)
     counts = by_rank.sum(axis=0)
-    statistics = formats.Statistics(counts, (3, 5), by_rank, 100, 2)
+    statistics = formats.ExpertStatistics(counts, (3, 5), by_rank, 100, 2)
     formats.write_statistics("recorded", statistics)
     Path("empty").mkdir()
-    formats.write_statistics("counts.npz", formats.Statistics(counts, (3, 5)))
+    formats.write_statistics("counts.npz", formats.ExpertStatistics(counts, (3, 5)))
     np.save("zero.npy", np.zeros((2, EXPERTS), dtype=np.int64))
     found = plan(counts, slots=12, ranks=RANKS)
-    layout = formats.Arrangement(found.placement, found.shares, RANKS, (3, 5))
+    layout = formats.ExpertPlacement(found.placement, found.shares, RANKS, (3, 5))
     formats.write_placement("placement.json", layout)
     formats.write_placement("placement.yaml", layout)
     formats.write_placement(
-        "others.json", formats.Arrangement(found.placement, found.shares, RANKS)
+        "others.json", formats.ExpertPlacement(found.placement, found.shares, RANKS)
     )
     found_counts: np.ndarray[Any, Any] = counts
     return found_counts
@@ -179,7 +179,7 @@ def test_report_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
 def test_report_range_ignores_other_iterations(
     equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
 ) -> None:
-    part = formats.read_statistics("recorded").select_iterations(formats.Iterations(101, 103))
+    part = formats.read_statistics("recorded").select_iterations(formats.IterationRange(101, 103))
     formats.write_statistics("part", part)
     answer = equipoise("report", "recorded", "--range", "101-103", "--json", "some.json", "--quiet")
     assert answer.code == 0

@@ -37,7 +37,7 @@ BAD = {
     "workers: [{url: 'http://a:1', headers: [X]}]": "headers have to be a mapping",
     ONE + "port: 70000": "--port must be 0 to 65535, got 70000",
     ONE + "tls_key: k.pem": "--tls-key needs --tls-cert",
-    ONE + "hold_timeout: 0": "--hold-timeout must be above 0",
+    ONE + "queue_timeout: 0": "--queue-timeout must be above 0",
     ONE + "total_timeout: 1e9": "--total-timeout must be above 0, up to 604800 seconds",
     ONE + "attempts: 0": "--attempts must be at least 1, got 0",
     ONE + "max_header: 10": "--max-header must be at least 1024, got 10",
@@ -64,7 +64,7 @@ BAD = {
     ONE + "metrics: {wating: w}": "--metrics: unknown key 'wating'; known: waiting, running",
     ONE + "metrics: {waiting: w, running: 'r{'}": "running has to be a name, got 'r{'",
     ONE + "metrics: {waiting: w, running: r}": "--metrics: tokens are needed",
-    ONE + "metrics: {waiting: w, running: r, kv_usage: k}": "kv_usage and room of worker a:1",
+    ONE + "metrics: {waiting: w, running: r, kv_usage: k}": "kv_usage and kv_tokens of worker a:1",
     ONE + "metrics: {waiting: w, running: r, tokens: t, path: x}": "path has to be a path",
     ONE + "metrics: {waiting: w, running: r, interval: 0}": "interval must be 0.01 to 3600 seconds",
     ONE + "metrics: {waiting: w, running: r, timeout: .nan}": "timeout must be 0.01 to 3600",
@@ -110,9 +110,9 @@ def test_route_command_line_overrides_config_file(
     (tmp_path / "route.yaml").write_text(
         "workers:\n"
         "  - http://a:1/\n"
-        "  - {url: 'https://b:2/base', name: b3, slots: 8, room: 99,"
+        "  - {url: 'https://b:2/base', name: b3, slots: 8, kv_tokens: 99,"
         " headers: {X-data-parallel-rank: '3'}}\n"
-        "slots: 16\nport: 7\nmax_held: 0\ntoken_timeout: 5\nlost_after: 7\nmax_body: 2MiB\n"
+        "slots: 16\nport: 7\nmax_queued: 0\ntoken_timeout: 5\nlost_after: 7\nmax_body: 2MiB\n"
         "api_key_file: keys\nclient_rank: forbid\n"
     )
     line = ("--config", "route.yaml", "--port", "8", "--health-timeout", "0.5")
@@ -123,8 +123,8 @@ def test_route_command_line_overrides_config_file(
     assert (second.url, second.name, second.slots) == ("https://b:2/base", "b3", 8)
     assert (second.kv_tokens, second.rank) == (99, 3)
     assert (settings.access.port, settings.access.keys) == (8, ("one", "two"))
-    assert (settings.limits.held, settings.limits.body) == (0, 2 << 20)
-    assert (settings.timeouts.token, settings.timeouts.hold) == (5.0, 60.0)
+    assert (settings.limits.queued, settings.limits.body) == (0, 2 << 20)
+    assert (settings.timeouts.token, settings.timeouts.queue) == (5.0, 60.0)
     assert (settings.health.lost_after, settings.health.timeout) == (7, 0.5)
     assert settings.client_rank is ClientRank.FORBID
 
@@ -132,7 +132,7 @@ def test_route_command_line_overrides_config_file(
 def test_route_help_defaults_match_settings() -> None:
     settings = route_settings(request_of({"workers": ["http://a:1"]}))
     shown = {option.key: option.shown_default for option in OPTIONS}
-    assert shown["hold_timeout"] == f"{settings.timeouts.hold:g}"
+    assert shown["queue_timeout"] == f"{settings.timeouts.queue:g}"
     assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
     assert shown["max_header"] == f"{settings.limits.header >> 10}KiB"
     assert shown["lost_after"] == str(settings.health.lost_after)

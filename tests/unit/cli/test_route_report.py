@@ -16,10 +16,10 @@ from equipoise.serve.request_log import RequestRecord
 
 ONE = RequestRecord(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
-    attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
-    outcome=RequestOutcome.COMPLETED,
+    attempts=1, arrived_at=11.0, bound_at=12.0, first_answer_at=13.0, ended_at=14.0, prompt=5,
+    output=6, outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
-OTHER = replace(ONE, worker="rank 1", outcome=RequestOutcome.WORKER_LOST, end=15.0)
+OTHER = replace(ONE, worker="rank 1", outcome=RequestOutcome.WORKER_LOST, ended_at=15.0)
 LATER = replace(ONE, run=20.0)
 
 
@@ -49,7 +49,7 @@ BAD = {
     "a folder": ((".",), ".: cannot be read: Is a directory"),
     "a pipe": (("pipe",), "pipe: is not a regular file"),
     "a text": (("text",), "text: line 1 is not JSON"),
-    "lines of something else": (("other",), "other: line 1: expected an object with arrival"),
+    "lines of something else": (("other",), "other: line 1: expected an object with arrived_at"),
     "no text at all": (("binary",), "binary: is not UTF-8"),
     "nothing": (("empty",), "empty: no request has ended in this log"),
     "less than a line": (("begun",), "begun: no request has ended in this log"),

@@ -15,7 +15,7 @@ from equipoise.demo import launcher
 from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.settings import EXPERTS, LAYERS, SLOT_BYTES, RunSettings
-from equipoise.demo.variant import variants
+from equipoise.demo.variant import variants_of_run
 from equipoise.hal.errors import RankLost
 
 pytestmark = pytest.mark.slow
@@ -75,13 +75,13 @@ def test_run_passes_on_metrics_and_log_options(
 ) -> None:
     port = free_port(RunSettings().ranks)
     (tmp_path / "run.yaml").write_text(f"metrics_port: {port}\nlog_balancedness: true\n")
-    words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-epochs")
+    words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-rebalances")
     assert equipoise("run", *words).code == 0
     (settings,) = asked
     assert settings.metrics_port == port
     assert settings.log_balancedness
     assert settings.log_balancedness_interval == 5
-    assert settings.log_epochs
+    assert settings.log_rebalances
 
 
 @pytest.mark.usefixtures("no_report")
@@ -123,7 +123,7 @@ def test_run_without_balancing_compares_outputs(
             "lagged",
         ),
         (("--variants", "lagged", "exact", "--shares", "lagged"), ["lagged", "exact"], "lagged"),
-        (("--variants", "static", "--rule", "vllm"), ["static"], "static"),
+        (("--variants", "static", "--routing-rule", "vllm"), ["static"], "static"),
         (("--variants", "unbalanced"), ["unbalanced"], "none"),
     ],
 )
@@ -138,8 +138,11 @@ def test_run_serves_only_requested_variants(
 ) -> None:
     answer = equipoise("run", "--quiet", *words)
     assert answer.code == 0
-    assert [way.name for way in variants(asked[0], EXPERTS)][-1] in (about, "unbalanced")
-    assert {way.name for way in variants(asked[0], EXPERTS)} == set(served)
+    assert [variant.name for variant in variants_of_run(asked[0], EXPERTS)][-1] in (
+        about,
+        "unbalanced",
+    )
+    assert {variant.name for variant in variants_of_run(asked[0], EXPERTS)} == set(served)
     figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
     assert set(figures["variants"]) == set(served)
     assert figures["shares"] == about
@@ -173,8 +176,8 @@ def test_run_serves_variants_of_config_file(
             "known: unbalanced, static, lagged, exact",
         ),
         (
-            ("--variants", "exact", "--rule", "vllm"),
-            "--variants exact cannot be served with --rule vllm; known: unbalanced, static",
+            ("--variants", "exact", "--routing-rule", "vllm"),
+            "--variants exact cannot be served with --routing-rule vllm; known: unbalanced, static",
         ),
         (
             ("--variants", "exact", "--no-balance"),

@@ -17,8 +17,8 @@ BAD = {
     "no rank": (("--ranks", "0"), "--ranks must be at least 1, got 0"),
     "negative ranks": (("--ranks", "-2"), "--ranks must be at least 1, got -2"),
     "a lock where a step waits for its device": (
-        ("--backend", "helpers.fakes.forgetful_backend:FORGETFUL", "--commit", "locked"),
-        "--commit locked is for --backend cpu here, not helpers.fakes.forgetful_backend:FORGETFUL",
+        ("--backend", "helpers.fakes.forgetful_backend:FORGETFUL", "--commit", "in_place"),
+        "--commit in_place is for --backend cpu here, not helpers.fakes.forgetful_backend",
     ),
     "too few devices": (
         ("--backend", "helpers.fakes.two_device_backend:BACKEND"),

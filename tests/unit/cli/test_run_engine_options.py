@@ -23,17 +23,17 @@ from equipoise.demo.settings import (
 from equipoise.hal.errors import UsageError
 
 SAID: dict[str, tuple[str, object]] = {
-    "rule": ("tensorrt_llm", RoutingRule.TRTLLM_ROUND_ROBIN),
+    "routing_rule": ("tensorrt_llm", RoutingRule.TRTLLM_ROUND_ROBIN),
     "target": ("0.05", 0.05),
     "slack": ("0", 0.0),
     "sigma": ("1.5", 1.5),
-    "hysteresis": ("0.02", 0.02),
+    "min_gain": ("0.02", 0.02),
     "survive": ("1", 1),
     "nodes": ("2", 2),
-    "commit": ("boundary", CommitMode.STAGED),
-    "in_flight": ("2MiB", 2 << 20),
-    "parcel": ("3", 3),
-    "patience": ("9", 9),
+    "commit": ("staged", CommitMode.STAGED),
+    "staging_bytes": ("2MiB", 2 << 20),
+    "slots_per_message": ("3", 3),
+    "max_stalled_steps": ("9", 9),
 }
 """All that goes together: how it is said, and what the run is asked for."""
 BAD = {
@@ -47,8 +47,8 @@ BAD = {
     "a target that is no number": (("--target", "nan"), "expected a number, got 'nan'"),
     "slack beyond the mean": (("--slack", "1.1"), "--slack must be 0 to 1, got 1.1"),
     "many deviations": (("--sigma", "101"), "--sigma must be 0 to 100, got 101"),
-    "negative hysteresis": (("--hysteresis", "-1"), "--hysteresis must be 0 to 1000, got -1"),
-    "endless hysteresis": (("--hysteresis", "1e300"), "must be 0 to 1000, got 1e+300"),
+    "negative hysteresis": (("--min-gain", "-1"), "--min-gain must be 0 to 1000, got -1"),
+    "endless hysteresis": (("--min-gain", "1e300"), "must be 0 to 1000, got 1e+300"),
     "a third survival": (("--slots", "64", "--survive", "3"), "--survive must be 0 to 2, got 3"),
     "too few slots to survive": (
         ("--survive", "1"),
@@ -64,33 +64,39 @@ BAD = {
     ),
     "uneven nodes": (("--nodes", "3"), "--nodes 3 does not divide --ranks 4 evenly"),
     "no node": (("--nodes", "0"), "--nodes must be 1 to 64, got 0"),
-    "no slot in a message": (("--parcel", "0"), "--parcel must be 1 to 4096, got 0"),
-    "no patience": (("--patience", "0"), "--patience must be 1 to 100000, got 0"),
+    "no slot in a message": (
+        ("--slots-per-message", "0"),
+        "--slots-per-message must be 1 to 4096, got 0",
+    ),
+    "no patience": (("--max-stalled-steps", "0"), "--max-stalled-steps must be 1 to 100000, got 0"),
     "no layer a step": (
-        ("--commit", "locked", "--layer-updates-per-iter", "0"),
+        ("--commit", "in_place", "--layer-updates-per-iter", "0"),
         "--layer-updates-per-iter must be 1 to 4096, got 0",
     ),
     "less than a slot in flight": (
-        ("--in-flight", "59kiB"),
-        "--in-flight 60416 bytes does not hold a slot: at least 60KiB",
+        ("--staging-bytes", "59kiB"),
+        "--staging-bytes 60416 bytes does not hold a slot: at least 60KiB",
     ),
-    "nothing in flight": (("--in-flight", "0"), "expected whole bytes such as 24MiB or 44M"),
-    "an unknown rule": (("--rule", "fair"), "expected shares or vllm or tensorrt_llm, got 'fair'"),
+    "nothing in flight": (("--staging-bytes", "0"), "expected whole bytes such as 24MiB or 44M"),
+    "an unknown rule": (
+        ("--routing-rule", "fair"),
+        "expected shares or vllm or tensorrt_llm, got 'fair'",
+    ),
     "shares that a rule does not read": (
-        ("--rule", "vllm", "--shares", "exact"),
-        "--rule vllm reads no shares: --shares must be static, not exact",
+        ("--routing-rule", "vllm", "--shares", "exact"),
+        "--routing-rule vllm reads no shares: --shares must be static, not exact",
     ),
     "messages where none is sent": (
-        ("--commit", "locked", "--parcel", "4"),
-        "--parcel has no meaning with --commit locked: nothing travels between ranks",
+        ("--commit", "in_place", "--slots-per-message", "4"),
+        "--slots-per-message has no meaning with --commit in_place: nothing travels between ranks",
     ),
     "staging where none is": (
-        ("--commit", "locked", "--in-flight", "9MiB"),
-        "--in-flight has no meaning with --commit locked: nothing is staged",
+        ("--commit", "in_place", "--staging-bytes", "9MiB"),
+        "--staging-bytes has no meaning with --commit in_place: nothing is staged",
     ),
     "rewritten layers where none is": (
         ("--layer-updates-per-iter", "2"),
-        "--layer-updates-per-iter has no meaning with --commit boundary",
+        "--layer-updates-per-iter has no meaning with --commit staged",
     ),
 }
 
@@ -187,23 +193,23 @@ def test_engine_options_arrive_from_config_file(
 def test_engine_option_cases_cover_every_option() -> None:
     """Of the locked path's own there is one, which goes with nothing of the other path."""
     bounds = {key for key, option in BY_KEY.items() if option.group in (PLANS, MOVES)}
-    assert bounds | {"rule"} == set(SAID) | {"layer_updates_per_iter"}
+    assert bounds | {"routing_rule"} == set(SAID) | {"layer_updates_per_iter"}
 
 
 @pytest.mark.slow
 def test_layer_updates_option_arrives_with_locked_commit(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
-    line = ("run", "--quiet", "--commit", "locked", "--layer-updates-per-iter", "5")
+    line = ("run", "--quiet", "--commit", "in_place", "--layer-updates-per-iter", "5")
     assert equipoise(*line).code == 0
     assert [settings.layer_updates_per_iter for settings in asked] == [5]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RoutingRule if rule is not RoutingRule.SHARES])
 def test_engine_routing_rule_defaults_to_static_shares(rule: str) -> None:
-    assert resolve_run_request({"rule": rule}, {}).settings.shares is Shares.STATIC
-    assert resolve_run_request({}, {"rule": rule}).settings.shares is Shares.STATIC
-    said = resolve_run_request({"rule": rule}, {"shares": Shares.LAGGED})
+    assert resolve_run_request({"routing_rule": rule}, {}).settings.shares is Shares.STATIC
+    assert resolve_run_request({}, {"routing_rule": rule}).settings.shares is Shares.STATIC
+    said = resolve_run_request({"routing_rule": rule}, {"shares": Shares.LAGGED})
     assert said.settings.shares is Shares.LAGGED
     with pytest.raises(UsageError, match="must be static, not lagged"):
         check_engine(said.settings)
@@ -211,14 +217,14 @@ def test_engine_routing_rule_defaults_to_static_shares(rule: str) -> None:
 
 def test_shares_rule_keeps_default_share_mode() -> None:
     assert (
-        resolve_run_request({"rule": RoutingRule.SHARES}, {}).settings.shares
+        resolve_run_request({"routing_rule": RoutingRule.SHARES}, {}).settings.shares
         is RunSettings().shares
     )
 
 
 RUNS = st.builds(
     lambda ranks, more, room: RunSettings(
-        ranks=ranks, slots=32 + ranks * more, in_flight=None if room is None else room
+        ranks=ranks, slots=32 + ranks * more, staging_bytes=None if room is None else room
     ),
     st.sampled_from([1, 2, 4, 8]),
     st.integers(0, 20),
@@ -228,27 +234,27 @@ RUNS = st.builds(
 
 @given(run=RUNS)
 def test_staging_buffers_fill_in_flight_budget(run: RunSettings) -> None:
-    if run.in_flight is not None and run.in_flight < SLOT_BYTES:
+    if run.staging_bytes is not None and run.staging_bytes < SLOT_BYTES:
         with pytest.raises(UsageError, match=f"at least {SLOT_BYTES // 1024}KiB"):
             check_engine(run)
         return
     check_engine(run)
     buffers, a_layer = staging_buffers(run), run.slots // run.ranks
     assert 1 <= buffers <= LAYERS * a_layer
-    if run.in_flight is None:
+    if run.staging_bytes is None:
         assert buffers >= a_layer, "any layer"
         return
-    assert buffers * SLOT_BYTES <= run.in_flight
+    assert buffers * SLOT_BYTES <= run.staging_bytes
     # Nothing is left over, unless the rank has no more slots.
-    assert (buffers + 1) * SLOT_BYTES > run.in_flight or buffers == LAYERS * a_layer
+    assert (buffers + 1) * SLOT_BYTES > run.staging_bytes or buffers == LAYERS * a_layer
 
 
 @given(run=RUNS)
 def test_minimum_in_flight_from_error_message_is_accepted(run: RunSettings) -> None:
     least = f"{SLOT_BYTES // 1024}KiB"
     found = resolve_run_request({}, {"slots": run.slots, "ranks": run.ranks})
-    room = BY_KEY["in_flight"].kind.from_text(least)
-    assert room == BY_KEY["in_flight"].kind.from_yaml(yaml.safe_load(least))
-    asked = resolve_run_request({"in_flight": room}, {"slots": run.slots, "ranks": run.ranks})
+    room = BY_KEY["staging_bytes"].kind.from_text(least)
+    assert room == BY_KEY["staging_bytes"].kind.from_yaml(yaml.safe_load(least))
+    asked = resolve_run_request({"staging_bytes": room}, {"slots": run.slots, "ranks": run.ranks})
     check_engine(found.settings)
     check_engine(asked.settings)

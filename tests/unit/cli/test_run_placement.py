@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from equipoise.balancer import formats
-from equipoise.balancer.formats import Arrangement
+from equipoise.balancer.formats import ExpertPlacement
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings
 
 pytestmark = pytest.mark.slow
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 def arrangement(
     layers: int = LAYERS, experts: int = EXPERTS, slots: int = 40, ranks: int = 4
-) -> Arrangement:
+) -> ExpertPlacement:
     placement = np.tile(np.arange(slots, dtype=np.int32) % experts, (layers, 1))
-    return Arrangement.with_even_shares(placement, ranks)
+    return ExpertPlacement.with_even_shares(placement, ranks)
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,11 @@ def placements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formats.write_placement("good.npy", arrangement())
     placement = arrangement().placement
     formats.write_placement(
-        "odd.json", Arrangement.with_even_shares(placement, 4, (0, 1, 2, 3, 4, 9))
+        "odd.json", ExpertPlacement.with_even_shares(placement, 4, (0, 1, 2, 3, 4, 9))
     )
-    formats.write_statistics("counts.npz", formats.Statistics(np.ones((1, 6, 32), dtype=np.int64)))
+    formats.write_statistics(
+        "counts.npz", formats.ExpertStatistics(np.ones((1, 6, 32), dtype=np.int64))
+    )
 
 
 @pytest.mark.parametrize("name", ["good.json", "good.yaml", "good.npy", "wide.json"])
@@ -61,7 +63,7 @@ def test_run_placement_is_reported_in_table_and_figures(
     answer = equipoise("run", "--placement", "good.json", "--out", "o", "--quiet")
     assert "* placement        0.0000" in answer.out
     assert "served unchanged: nothing moved" in answer.out
-    assert "epochs" not in answer.out
+    assert "rebalances" not in answer.out
     assert answer.out.splitlines()[-1] == "outputs identical: yes"
     figures = json.loads(Path("o/summary.json").read_text())
     assert figures["shares"] == "placement"
@@ -96,8 +98,8 @@ BAD = {
         "--target has no meaning with --placement: nothing",
     ),
     "a budget": (
-        ("good.json", "--in-flight", "9MiB"),
-        "--in-flight has no meaning with --placement",
+        ("good.json", "--staging-bytes", "9MiB"),
+        "--staging-bytes has no meaning with --placement",
     ),
     "no balancing": (("good.json", "--no-balance"), "--placement and --no-balance: give one"),
     "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be at least 1"),

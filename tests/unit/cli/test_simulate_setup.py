@@ -46,7 +46,7 @@ def traced(tmp_path: Path, rows: int = 6) -> Path:
 def test_cluster_options_reach_simulated_cluster() -> None:
     staged = set_up_trial(
         request(
-            workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, drafts=2,
+            workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, draft_tokens=2,
             acceptance=0.6, noise=0.1, prompt_weight=4.0, seconds_per_token=2e-7, fixed_share=0.25,
         ),
         None,
@@ -65,9 +65,9 @@ def test_cluster_options_reach_simulated_cluster() -> None:
 def test_routing_options_reach_every_policy_in_seconds() -> None:
     staged = set_up_trial(
         request(
-            policies=("jsq", "fit"), when_full="hold", window=9, ageing=3.0, slack=0.2, gather=0.5,
-            prefill_chunk=8, prompt_weight=2.0, front_ends=3, report_every=50.0, tell_every=20.0,
-            patience=7.0,
+            policies=("jsq", "fit"), when_full="hold", window=9, wait_bonus=3.0, slack=0.2,
+            prefill_wait=0.5, prefill_chunk=8, prompt_weight=2.0, front_ends=3,
+            report_interval=50.0, token_delay=20.0, queue_timeout=7.0,
         ),
         None,
     )  # fmt: skip

@@ -38,8 +38,8 @@ COMMANDS = {
 }
 RECORD = RequestRecord(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
-    attempts=1, arrival=11.0, bound=12.0, first=13.0, end=14.0, prompt=5, output=6,
-    outcome=RequestOutcome.COMPLETED,
+    attempts=1, arrived_at=11.0, bound_at=12.0, first_answer_at=13.0, ended_at=14.0, prompt=5,
+    output=6, outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = np.arange(2 * 3 * 8, dtype=np.int64).reshape(2, 3, 8) ** 2
     np.save("counts.npy", counts)
     found = plan(counts, slots=12, ranks=4)
-    formats.write_placement("map.json", formats.Arrangement(found.placement, found.shares, 4))
+    formats.write_placement("map.json", formats.ExpertPlacement(found.placement, found.shares, 4))
     Path("log").write_text(RECORD.to_line())
 
 

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from helpers.processes.ports import free_port
-from helpers.strategies.journal_entries import ended
+from helpers.strategies.engine_events import rebalance_ended
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
@@ -34,29 +34,29 @@ def loggers_as_before() -> Iterator[None]:
         log.propagate, log.handlers = propagate, handlers
 
 
-def one_epoch(observers: Observers) -> None:
+def one_rebalance(observers: Observers) -> None:
     with observers.observe(CONFIG) as seen:
-        seen.events.emit(ended())
+        seen.events.emit(rebalance_ended())
         seen.events.emit(EngineClosed())
-    assert [epoch.number for epoch in seen.spans.rebalances] == [3]
+    assert [rebalance.number for rebalance in seen.spans.rebalances] == [3]
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
-def test_observers_log_epochs_on_first_rank_only(
+def test_observers_log_rebalances_on_first_rank_only(
     rank: int, lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
-    one_epoch(Observers(RunSettings(log_epochs=True), rank))
+    one_rebalance(Observers(RunSettings(log_rebalances=True), rank))
     written = out.getvalue().splitlines()
     assert len(written) == lines
-    assert all("INFO equipoise.epochs engine=exact epoch=3" in line for line in written)
+    assert all("INFO equipoise.rebalances engine=exact rebalance=3" in line for line in written)
 
 
 def test_observers_write_nothing_by_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    one_epoch(Observers(RunSettings(), 0))
+    one_rebalance(Observers(RunSettings(), 0))
     assert capsys.readouterr().err == ""
     assert not REBALANCE_LOG.isEnabledFor(logging.INFO)
 
@@ -65,12 +65,12 @@ def test_observers_serve_metrics_on_one_port_per_rank() -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     first = free_port(2)
     ranks = [Observers(RunSettings(metrics_port=first), rank) for rank in (0, 1)]
-    one_epoch(ranks[1])
+    one_rebalance(ranks[1])
     texts = []
     for rank, observers in enumerate(ranks):
         with urlopen(f"http://127.0.0.1:{first + rank}/metrics", timeout=WATCHDOG) as answer:
             texts.append(answer.read().decode())
         observers.close()
-    assert "equipoise_epochs_total{" not in texts[0]
-    assert 'equipoise_epochs_total{engine="exact"} 1.0' in texts[1]
+    assert "equipoise_rebalances_total{" not in texts[0]
+    assert 'equipoise_rebalances_total{engine="exact"} 1.0' in texts[1]
     assert "_created" not in texts[0]

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balancer.formats import Arrangement, write_placement
+from equipoise.balancer.formats import ExpertPlacement, write_placement
 from equipoise.demo.model import ModelConfig
 from equipoise.demo.placement_file import read_placement_file
 from equipoise.demo.settings import Balance, RunSettings, Shares
-from equipoise.demo.variant import variants
+from equipoise.demo.variant import variants_of_run
 from equipoise.hal.errors import FormatError
 
 CONFIG = ModelConfig()
@@ -22,10 +22,10 @@ def test_run_without_placement_reads_no_layout() -> None:
 
 def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
     placement = np.tile(np.arange(40, dtype=np.int32) % CONFIG.experts, (CONFIG.layers, 1))
-    even = Arrangement.with_even_shares(placement, 4)
+    even = ExpertPlacement.with_even_shares(placement, 4)
     shares = even.shares.copy()
     shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
-    write_placement(tmp_path / "p.json", Arrangement(placement, shares, 4))
+    write_placement(tmp_path / "p.json", ExpertPlacement(placement, shares, 4))
     found = read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
     assert found is not None
     assert np.array_equal(found.placement, placement)
@@ -34,7 +34,7 @@ def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
 
 def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     placement = np.arange(32, dtype=np.int32)[None]
-    write_placement(tmp_path / "p.json", Arrangement.with_even_shares(placement, 4))
+    write_placement(tmp_path / "p.json", ExpertPlacement.with_even_shares(placement, 4))
     with pytest.raises(FormatError, match=r"p\.json: has no layer 1: the model has 6"):
         read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
 
@@ -51,9 +51,14 @@ def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:
     ],
 )
 def test_run_variants_end_with_requested_one(settings: RunSettings, names: list[str]) -> None:
-    assert [f"{way.name} {way.slots}" for way in variants(settings, 32)] == names
+    assert [f"{variant.name} {variant.slots}" for variant in variants_of_run(settings, 32)] == names
 
 
 def test_only_share_mode_variants_are_balanced() -> None:
-    assert [way.balanced for way in variants(PLACED, 32)] == [False, False]
-    assert [way.balanced for way in variants(RunSettings(), 32)] == [False, True, True, True]
+    assert [variant.balanced for variant in variants_of_run(PLACED, 32)] == [False, False]
+    assert [variant.balanced for variant in variants_of_run(RunSettings(), 32)] == [
+        False,
+        True,
+        True,
+        True,
+    ]

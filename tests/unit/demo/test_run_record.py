@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
-from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord, load_record, save_record
+from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord, load_record, save_record
 from equipoise.hal.errors import UsageError
 
-EPOCH = Epoch(
+REBALANCE = Rebalance(
     number=1,
     planned_at=9,
     step=13,
@@ -27,7 +27,7 @@ def record() -> RunRecord:
         name="exact",
         rank_rows=np.arange(12, dtype=np.int64).reshape(3, 2, 2),
         step_seconds=np.array([0.5, 0.25, 0.125]),
-        epochs=(EPOCH,),
+        rebalances=(REBALANCE,),
         aborts={"plans differ": 2},
         outputs="ab",
     )
@@ -44,7 +44,7 @@ def record() -> RunRecord:
         shares="exact",
         phases=("one", "zwei"),
         switch_steps=(2,),
-        engine={"commit": "boundary", "target": 0.02, "in_flight": 9},
+        engine_options={"commit": "staged", "target": 0.02, "staging_bytes": 9},
         step_tokens=np.array([1, 2, 3], dtype=np.int64),
         expert_rows=np.ones((3, 2, 4), dtype=np.int64),
         variants={"exact": variant},

@@ -15,22 +15,22 @@ def traffic(steps: int, new_tokens: int) -> Traffic:
     )
 
 
-def echo(desk: RequestScheduler, step: int) -> None:
+def echo(scheduler: RequestScheduler, step: int) -> None:
     """A model whose logits depend only on the row's own token: it counts upwards."""
-    batch = desk.next_batch(step)
+    batch = scheduler.next_batch(step)
     tokens = torch.cat([sequence.tokens for sequence in batch]) if batch.rows else torch.zeros(0)
-    desk.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
+    scheduler.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
 
 
 def served(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
     finished: dict[int, bytes] = {}
     for rank in range(ranks):
-        desk = RequestScheduler(traffic(steps, new_tokens), rank, ranks)
+        scheduler = RequestScheduler(traffic(steps, new_tokens), rank, ranks)
         for step in range(steps):
-            echo(desk, step)
-        desk.close()
-        assert not finished.keys() & desk.finished.keys()
-        finished |= desk.finished
+            echo(scheduler, step)
+        scheduler.close()
+        assert not finished.keys() & scheduler.finished.keys()
+        finished |= scheduler.finished
     return finished
 
 
@@ -44,48 +44,48 @@ def test_requests_are_served_once_and_equal_for_any_ranks(
 
 
 def test_request_gets_one_token_per_step_until_done() -> None:
-    desk = RequestScheduler(traffic(4, 2), 0, 1)
+    scheduler = RequestScheduler(traffic(4, 2), 0, 1)
     rows = []
     for step in range(4):
-        batch = desk.next_batch(step)
+        batch = scheduler.next_batch(step)
         rows.append((len(batch.prefill), len(batch.decode)))
         tokens = torch.cat([sequence.tokens for sequence in batch])
-        desk.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
+        scheduler.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
     assert rows == [(3, 0), (3, 3), (3, 3), (3, 3)]
     first = traffic(4, 2).arrivals(0)[0]
     last = first.prompt[-1]
-    assert desk.texts[0] == bytes([last + 1, last + 2])
+    assert scheduler.texts[0] == bytes([last + 1, last + 2])
 
 
 def test_request_positions_follow_prompt() -> None:
-    desk = RequestScheduler(traffic(3, 3), 0, 1)
+    scheduler = RequestScheduler(traffic(3, 3), 0, 1)
     for step in range(2):
-        echo(desk, step)
-    assert [sequence.start for sequence in desk.next_batch(2).decode] == [8, 8, 8, 9, 9, 9]
+        echo(scheduler, step)
+    assert [sequence.start for sequence in scheduler.next_batch(2).decode] == [8, 8, 8, 9, 9, 9]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_kv_cache_slots_stay_below_capacity(ranks: int) -> None:
     for rank in range(ranks):
-        desk = RequestScheduler(traffic(12, 4), rank, ranks)
+        scheduler = RequestScheduler(traffic(12, 4), rank, ranks)
         used = set()
         for step in range(12):
-            batch = desk.next_batch(step)
+            batch = scheduler.next_batch(step)
             used |= {sequence.slot for sequence in batch}
-            desk.add_logits(batch, torch.zeros(batch.rows, 256))
+            scheduler.add_logits(batch, torch.zeros(batch.rows, 256))
         assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in used)
 
 
 def test_outputs_digest_changes_with_one_logit_bit() -> None:
     digests = []
     for nudge in (0.0, 1e-38):
-        desk = RequestScheduler(traffic(1, 1), 0, 1)
-        batch = desk.next_batch(0)
+        scheduler = RequestScheduler(traffic(1, 1), 0, 1)
+        batch = scheduler.next_batch(0)
         logits = torch.zeros(batch.rows, 256)
         logits[5, 7] = nudge
-        desk.add_logits(batch, logits)
-        desk.close()
-        digests.append(outputs_digest(desk.finished))
+        scheduler.add_logits(batch, logits)
+        scheduler.close()
+        digests.append(outputs_digest(scheduler.finished))
     assert digests[0] != digests[1]
 
 

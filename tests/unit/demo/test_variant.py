@@ -12,35 +12,35 @@ from equipoise.balancer.experts.planning.topology import topology
 from equipoise.demo.grid import Grid
 from equipoise.demo.run_context import RunContext
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
-from equipoise.demo.variant import Variant, engine_config, first_placement, variants
+from equipoise.demo.variant import Variant, balancer_config, first_placement, variants_of_run
 
 TOLD = RunSettings(
     shares=Shares.STATIC,
-    rule=RoutingRule.VLLM_ROW_HASH,
+    routing_rule=RoutingRule.VLLM_ROW_HASH,
     window_size=6,
     step_interval=9,
     target=0.5,
     slack=0.25,
     sigma=2.0,
-    hysteresis=0.5,
+    min_gain=0.5,
     survive=1,
     nodes=2,
-    parcel=3,
+    slots_per_message=3,
     layer_updates_per_iter=5,
-    patience=7,
+    max_stalled_steps=7,
 )
 
 
-def site(settings: RunSettings) -> RunContext:
+def run_context(settings: RunSettings) -> RunContext:
     """As much of one as a configuration takes."""
     return cast(
         RunContext,
-        SimpleNamespace(settings=settings, grid=Grid(4), post=SimpleNamespace(deadline=12.0)),
+        SimpleNamespace(settings=settings, grid=Grid(4), serving=SimpleNamespace(deadline=12.0)),
     )
 
 
 def test_engine_config_takes_every_run_setting() -> None:
-    config = engine_config(site(TOLD), Variant(VariantName.STATIC, 40))
+    config = balancer_config(run_context(TOLD), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
     assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
@@ -50,7 +50,7 @@ def test_engine_config_takes_every_run_setting() -> None:
 
 
 def test_engine_config_of_default_run_has_engine_defaults() -> None:
-    told = engine_config(site(RunSettings()), Variant(VariantName.EXACT, 40))
+    told = balancer_config(run_context(RunSettings()), Variant(VariantName.EXACT, 40))
     plain = BalancerConfig(
         name=told.name,
         shares=told.shares,
@@ -64,8 +64,8 @@ def test_engine_config_of_default_run_has_engine_defaults() -> None:
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -> None:
-    asked = RunSettings(rule=rule, shares=Shares.STATIC)
-    assert [way.name for way in variants(asked, EXPERTS)] == ["unbalanced", "static"]
+    asked = RunSettings(routing_rule=rule, shares=Shares.STATIC)
+    assert [variant.name for variant in variants_of_run(asked, EXPERTS)] == ["unbalanced", "static"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -
 )
 def test_variants_are_the_requested_ones(asked: tuple[str, ...], served: list[str]) -> None:
     settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
-    assert [way.name for way in variants(settings, EXPERTS)] == served
+    assert [variant.name for variant in variants_of_run(settings, EXPERTS)] == served
 
 
 @pytest.mark.parametrize(

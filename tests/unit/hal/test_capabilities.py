@@ -1,4 +1,4 @@
-"""Clause B2: what a backend says about itself."""
+"""Clause B2: what a backend declares about itself."""
 
 from dataclasses import FrozenInstanceError, fields
 
@@ -24,12 +24,12 @@ def test_default_capabilities_move_bytes_and_sum_integers() -> None:
     assert Capabilities().streams == 1
 
 
-@pytest.mark.parametrize("told", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"])
-def test_capabilities_are_frozen(told: object) -> None:
+@pytest.mark.parametrize("declared", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"])
+def test_capabilities_are_frozen(declared: object) -> None:
     with pytest.raises(FrozenInstanceError):
-        told.streams = 0  # type: ignore[attr-defined]
+        declared.streams = 0  # type: ignore[attr-defined]
 
 
 def test_reductions_are_subset_of_dtypes() -> None:
-    for told in (GLOO.capabilities, CommunicatorCapabilities()):
-        assert told.reductions <= told.dtypes
+    for declared in (GLOO.capabilities, CommunicatorCapabilities()):
+        assert declared.reductions <= declared.dtypes

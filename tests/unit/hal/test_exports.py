@@ -1,3 +1,5 @@
+"""`equipoise.hal` exports every public class of its modules, and loads torch lazily."""
+
 import inspect
 import subprocess
 import sys

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
 WITHIN_VLLM = {
     f"equipoise.integrations.vllm.{name}"
-    for name in ("engine_routing", "engine_served", "engine_state", "policy")
+    for name in ("eplb.layer_state", "eplb.state", "eplb.policy")
 }
 """They derive from its classes: what imports them has seen that it is there."""
 LOOK = """

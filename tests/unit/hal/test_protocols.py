@@ -78,8 +78,9 @@ def test_class_members_match_protocol_signatures(protocol: type, kind: type) -> 
 @pytest.mark.parametrize(("protocol", "kind"), PAIRS, ids=lambda t: t.__name__)
 def test_class_has_no_public_names_beyond_protocol(protocol: type, kind: type) -> None:
     """Whoever programs against the CPU backend must not come to rely on more than the contract."""
-    own = {"latest", "renew", "operation", "store", "bounded", "watch", "poll", "buffers", "close"}
-    own |= {"expire", "land", "fail"}
+    own = {"latest", "start_recording", "renew", "operation", "store", "bounded"}
+    own |= {"call_store", "watch", "poll", "buffers", "close"}
+    own |= {"expire", "complete", "fail"}
     own |= {"issue", "capture", "put", "closed", "forget_together"}
     own |= {"collect_retractable"}
     public = {name for name in vars(kind) if not name.startswith("_")}

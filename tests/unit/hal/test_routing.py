@@ -1,4 +1,4 @@
-"""The reference itself against the clause, element by element."""
+"""The routing reference against its clauses, element by element."""
 
 from itertools import product
 

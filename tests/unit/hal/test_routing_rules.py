@@ -1,5 +1,4 @@
-"""Other engines' rules: tables worked out by hand from the formulas, and the words element by
-element."""
+"""Routing rules of other engines: against tables worked out by hand, and element by element."""
 
 from itertools import pairwise
 

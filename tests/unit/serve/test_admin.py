@@ -33,8 +33,8 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
                 assert (await site.post(asked())).status == 200
             assert workers_of(site) == ["w1"] * 4
             listed = (await site.get("/workers")).body
-            assert listed.count(b'"aside": true') == 1
-            assert (await post(site, "/workers/w0/serve")).status == 200
+            assert listed.count(b'"manually_drained": true') == 1
+            assert (await post(site, "/workers/w0/resume")).status == 200
             await post(site, "/workers/w1/drain")
             await site.post(asked())
             assert workers_of(site).count("w0") == 1
@@ -52,7 +52,7 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
             assert (await begun).body.endswith(b"data: [DONE]\n\n")
             await site.until(lambda: site.proxy.dispatcher.queued == 1)
             assert (await site.get("/ready")).status == 503
-            await post(site, "/workers/w0/serve")
+            await post(site, "/workers/w0/resume")
             assert (await waiting).status == 200
 
     run(play())
@@ -61,22 +61,22 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
 def test_manual_drain_and_health_checks_combine() -> None:
     async def play() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
-            desk, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
-            desk.drain_worker(0)
-            desk.set_health(0, LOST)
+            dispatcher, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
+            dispatcher.drain_worker(0)
+            dispatcher.set_health(0, LOST)
             assert view.state is LOST
-            desk.set_health(0, SERVING)  # it is back, and has nothing that it could drain
+            dispatcher.set_health(0, SERVING)  # it is back, and has nothing that it could drain
             assert view.state is LOST
-            desk.resume_worker(0)
+            dispatcher.resume_worker(0)
             assert view.state is SERVING
-            desk.set_health(0, DRAINING)
-            desk.drain_worker(0)
-            desk.set_health(0, SERVING)
+            dispatcher.set_health(0, DRAINING)
+            dispatcher.drain_worker(0)
+            dispatcher.set_health(0, SERVING)
             assert view.state is DRAINING
-            desk.set_health(0, LOST)
-            desk.resume_worker(0)
+            dispatcher.set_health(0, LOST)
+            dispatcher.resume_worker(0)
             assert view.state is LOST
-            desk.set_health(0, SERVING)
+            dispatcher.set_health(0, SERVING)
             assert (await site.post(asked())).status == 200
 
     run(play())
@@ -90,7 +90,7 @@ def test_admin_unknown_worker_or_action_is_404(path: str) -> None:
         async with proxied(Fake("w0")) as site:
             answer = await post(site, path)
             assert answer.status == 404
-            assert "POST /workers/NAME/drain or /serve" in answer.error["message"]
+            assert "POST /workers/NAME/drain or /resume" in answer.error["message"]
             assert site.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
@@ -126,8 +126,8 @@ def test_admin_requires_key_when_proxy_has_keys() -> None:
 def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
     async def play() -> None:
         async with proxied(Fake("w0")) as site:
-            said: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
-            answer = await post(site, "/workers/w0/drain", **said)
+            received: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
+            answer = await post(site, "/workers/w0/drain", **received)
             assert (answer.status, answer.error["code"]) == (403, "not_local")
             assert site.proxy.dispatcher.workers[0].state is SERVING
 

@@ -23,7 +23,14 @@ from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.serve import openai_protocol
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RequestRefused
-from equipoise.serve.request_state import CLOSED, Bound, Queued, RequestState, Running, balance_of
+from equipoise.serve.request_state import (
+    CLOSED,
+    Bound,
+    Queued,
+    RequestState,
+    Running,
+    load_imbalance,
+)
 
 WORKERS, SLOTS = 3, 2
 SERVING = WorkerState.SERVING
@@ -41,76 +48,76 @@ class Play:
     """A desk over the strict policy, and what its callers would do."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
-        self.desk = RequestDispatcher(policy, WORKERS, most_held=5)
-        self.tickets: list[RequestState] = []
+        self.dispatcher = RequestDispatcher(policy, WORKERS, max_queued=5)
+        self.states: list[RequestState] = []
         self.bounds: dict[int, list[Bound]] = {}
         self.begun: set[int] = set()
 
     async def act(self, what: object, how: object) -> None:
         if isinstance(what, int):
             assert isinstance(how, WorkerState)
-            self.desk.set_health(what, how)
+            self.dispatcher.set_health(what, how)
         elif what == "turn":
             await asyncio.sleep(0)
         elif what in ("drain_worker", "resume_worker"):
-            getattr(self.desk, str(what))(how)
+            getattr(self.dispatcher, str(what))(how)
         elif what == "arrive":
             self.arrive(how)
-        elif self.tickets:
+        elif self.states:
             assert isinstance(how, int)
-            self.touch(str(what), self.tickets[how % len(self.tickets)], how // 10)
+            self.touch(str(what), self.states[how % len(self.states)], how // 10)
         self.look()
 
     def arrive(self, wanted: object) -> None:
         assert wanted is None or isinstance(wanted, int)
         try:
-            self.tickets.append(self.desk.submit(7, wanted))
+            self.states.append(self.dispatcher.submit(7, wanted))
         except RequestRefused:
-            away = wanted is not None and self.desk.workers[wanted].state is not SERVING
+            away = wanted is not None and self.dispatcher.workers[wanted].state is not SERVING
             # More wait where a worker was lost that had not begun what it had.
-            assert away or self.desk.queued >= 5
+            assert away or self.dispatcher.queued >= 5
 
-    def touch(self, what: str, ticket: RequestState, age: int) -> None:
+    def touch(self, what: str, state: RequestState, age: int) -> None:
         # A task acts by a binding that it knows, which may be over: mostly the last one.
-        bounds = self.bounds.setdefault(ticket.request_id, [Bound(0)])
+        bounds = self.bounds.setdefault(state.request_id, [Bound(0)])
         bound = bounds[-1 - (age % len(bounds))]
         match what:
             case "begin":
-                current = ticket.status is bound
-                assert self.desk.start_answer(ticket, bound) == current
+                current = state.status is bound
+                assert self.dispatcher.start_answer(state, bound) == current
                 if current:
-                    assert ticket.request_id not in self.begun, "passed on twice"
-                    self.begun.add(ticket.request_id)
+                    assert state.request_id not in self.begun, "passed on twice"
+                    self.begun.add(state.request_id)
             case "made":
-                self.desk.report_tokens(ticket, ticket.reported_tokens + 3)
+                self.dispatcher.report_tokens(state, state.reported_tokens + 3)
             case "finish":
-                self.desk.finish(ticket, bound, 9)
+                self.dispatcher.finish(state, bound, 9)
             case "leave":
-                self.desk.abort(ticket)
+                self.dispatcher.abort(state)
             case "again":
                 with suppress(
                     RequestRefused
                 ):  # by a client that wants one worker, which does not serve
-                    self.desk.retry(ticket, bound)
+                    self.dispatcher.retry(state, bound)
 
     def look(self) -> None:
         """Invariants."""
-        assert self.desk.policy_errors == 0
-        known = self.desk.requests
-        assert self.desk.queued == sum(isinstance(one.status, Queued) for one in known)
+        assert self.dispatcher.policy_errors == 0
+        known = self.dispatcher.requests
+        assert self.dispatcher.queued == sum(isinstance(one.status, Queued) for one in known)
         assert all(one.status is not CLOSED for one in known)
-        for number, view in enumerate(self.desk.workers):
+        for number, view in enumerate(self.dispatcher.workers):
             mine = [t for t in known if isinstance(t.status, Bound | Running)
                     if t.status.worker == number]  # fmt: skip
             assert sorted(view.requests) == sorted(one.request_id for one in mine)
             assert view.load == sum(one.size + one.reported_tokens for one in mine)
             assert len(mine) <= SLOTS
-        for ticket in self.tickets:
-            bounds = self.bounds.setdefault(ticket.request_id, [Bound(0)])
-            if isinstance(ticket.status, Bound) and ticket.status is not bounds[-1]:
-                bounds.append(ticket.status)
-            if ticket.request_id in self.begun and ticket.status is not CLOSED:
-                assert isinstance(ticket.status, Running)
+        for state in self.states:
+            bounds = self.bounds.setdefault(state.request_id, [Bound(0)])
+            if isinstance(state.status, Bound) and state.status is not bounds[-1]:
+                bounds.append(state.status)
+            if state.request_id in self.begun and state.status is not CLOSED:
+                assert isinstance(state.status, Running)
 
 
 def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
@@ -133,12 +140,12 @@ def test_policy_protocol_holds_for_any_event_order(
         play = Play(factory([SLOTS] * WORKERS, [None] * WORKERS))
         for what, how in acts:
             await play.act(what, how)
-        for ticket in play.tickets:
-            play.desk.abort(ticket)
+        for state in play.states:
+            play.dispatcher.abort(state)
         await asyncio.sleep(0)
         play.look()
-        assert play.desk.queued == 0
-        assert [view.load for view in play.desk.workers] == [0] * WORKERS
+        assert play.dispatcher.queued == 0
+        assert [view.load for view in play.dispatcher.workers] == [0] * WORKERS
 
     run(work())
 
@@ -160,13 +167,13 @@ class Told(LateBinding):
 def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
     async def work() -> None:
         policy = Told()
-        desk = RequestDispatcher(policy, 1, most_held=9)
-        tickets = [desk.submit(5) for _ in range(4)]
-        for ticket in tickets:
-            assert isinstance(ticket.status, Bound)
-            desk.start_answer(ticket, ticket.status)
-            desk.report_tokens(ticket, 3)
-        desk.finish(tickets[0], Bound(0), 5)
+        dispatcher = RequestDispatcher(policy, 1, max_queued=9)
+        states = [dispatcher.submit(5) for _ in range(4)]
+        for state in states:
+            assert isinstance(state.status, Bound)
+            dispatcher.start_answer(state, state.status)
+            dispatcher.report_tokens(state, 3)
+        dispatcher.finish(states[0], Bound(0), 5)
         assert policy.turns == []
         await asyncio.sleep(0)
         assert policy.turns == [({0: 5, 1: 3, 2: 3, 3: 3}, [0])]
@@ -187,12 +194,12 @@ class Broken(LateBinding):
 
 def test_policy_errors_are_counted_and_request_can_leave() -> None:
     async def work() -> None:
-        desk = RequestDispatcher(Broken([1]), 1, most_held=9)
-        ticket = desk.submit(5)
-        assert isinstance(ticket.status, Queued)
-        assert desk.policy_errors == 2
-        desk.abort(ticket)
-        assert (desk.policy_errors, desk.requests) == (3, ())
+        dispatcher = RequestDispatcher(Broken([1]), 1, max_queued=9)
+        state = dispatcher.submit(5)
+        assert isinstance(state.status, Queued)
+        assert dispatcher.policy_errors == 2
+        dispatcher.abort(state)
+        assert (dispatcher.policy_errors, dispatcher.requests) == (3, ())
 
     run(work())
 
@@ -203,25 +210,25 @@ def test_request_rejected_by_policy_is_not_kept() -> None:
             raise ValueError(request)
 
     async def work() -> None:
-        desk = RequestDispatcher(Refusing([1]), 1, most_held=9)
+        dispatcher = RequestDispatcher(Refusing([1]), 1, max_queued=9)
         with pytest.raises(ValueError, match="Request"):
-            desk.submit(5)
-        assert (desk.queued, desk.requests) == (0, ())
+            dispatcher.submit(5)
+        assert (dispatcher.queued, dispatcher.requests) == (0, ())
 
     run(work())
 
 
 def test_retry_goes_to_least_loaded_other_worker() -> None:
     async def work() -> None:
-        desk = RequestDispatcher(LateBinding([4, 4, 4]), 3, most_held=9)
-        tickets = [desk.submit(5) for _ in range(4)]
-        last = tickets[-1].status
+        dispatcher = RequestDispatcher(LateBinding([4, 4, 4]), 3, max_queued=9)
+        states = [dispatcher.submit(5) for _ in range(4)]
+        last = states[-1].status
         assert isinstance(last, Bound)
         assert last.worker == 0
-        desk.retry(tickets[-1], last)
-        assert isinstance(tickets[-1].status, Bound)
-        assert tickets[-1].status.worker == 1
-        assert balance_of(desk.workers).imbalance == 3 * 10 - 20
+        dispatcher.retry(states[-1], last)
+        assert isinstance(states[-1].status, Bound)
+        assert states[-1].status.worker == 1
+        assert load_imbalance(dispatcher.workers).imbalance == 3 * 10 - 20
 
     run(work())
 
@@ -231,13 +238,13 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
     async def work() -> None:
         policy = routing_policy_factory(name, {})([SLOTS], [None])
         assert isinstance(policy, RequestRouter)
-        desk = RequestDispatcher(policy, 1, most_held=5)
-        large, small = desk.submit(openai_protocol.MOST_TOKENS), desk.submit(7)
-        for ticket, tokens in ((large, openai_protocol.MOST_TOKENS), (small, 3)):
-            assert isinstance(ticket.status, Bound)
-            desk.finish(ticket, ticket.status, tokens)
+        dispatcher = RequestDispatcher(policy, 1, max_queued=5)
+        large, small = dispatcher.submit(openai_protocol.MOST_TOKENS), dispatcher.submit(7)
+        for state, tokens in ((large, openai_protocol.MOST_TOKENS), (small, 3)):
+            assert isinstance(state.status, Bound)
+            dispatcher.finish(state, state.status, tokens)
         await asyncio.sleep(0)
-        assert (desk.policy_errors, policy.loads, policy.counts, policy.unassigned) == (
+        assert (dispatcher.policy_errors, policy.loads, policy.counts, policy.unassigned) == (
             0,
             [0],
             [0],

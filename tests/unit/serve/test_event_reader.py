@@ -90,17 +90,17 @@ def test_event_reader_is_independent_of_stream_chunking(
 
 @given(
     made=st.integers(0, 9),
-    said=st.integers(0, 1000),
+    received=st.integers(0, 1000),
     prompt=st.integers(0, 1000),
 )
-def test_worker_usage_overrides_counted_tokens(made: int, said: int, prompt: int) -> None:
+def test_worker_usage_overrides_counted_tokens(made: int, received: int, prompt: int) -> None:
     reader = EventReader()
     for _ in range(made):
         reader.feed(f"{TOKENS[0]}\n\n".encode())
     assert reader.tokens == made
-    usage = {"prompt_tokens": prompt, "completion_tokens": said}
+    usage = {"prompt_tokens": prompt, "completion_tokens": received}
     reader.feed(f"{event(None, usage=usage)}\n\n".encode())
-    assert (reader.tokens, reader.usage) == (said, TokenUsage(prompt, said))
+    assert (reader.tokens, reader.usage) == (received, TokenUsage(prompt, received))
 
 
 def test_event_reader_follows_usage_of_every_event() -> None:

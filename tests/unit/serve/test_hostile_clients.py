@@ -94,7 +94,7 @@ def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
     run(work())
 
 
-async def _said(site: Site, *pieces: bytes, close: bool = False) -> bytes:
+async def _exchange(site: Site, *pieces: bytes, close: bool = False) -> bytes:
     """What comes back for so many bytes, until the proxy closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port)
     try:
@@ -122,9 +122,12 @@ HEADS = (
 def test_proxy_rejects_oversized_head_with_431(head: bytes) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(header=2048)) as site:
-            said = await _said(site, head)
-            assert said.split(b" ")[1] == b"431"
-            assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "header_too_large"
+            received = await _exchange(site, head)
+            assert received.split(b" ")[1] == b"431"
+            assert (
+                json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
+                == "header_too_large"
+            )
 
     run(work())
 
@@ -133,8 +136,8 @@ def test_proxy_rejects_endless_head_at_size_limit() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(header=2048)) as site:
             pieces = [b"X-%d: %s\r\n" % (n, b"y" * 500) for n in range(20)]
-            said = await _said(site, b"GET /health HTTP/1.1\r\n", *pieces)
-            assert said.startswith(b"HTTP/1.1 431 ") or said == b""
+            received = await _exchange(site, b"GET /health HTTP/1.1\r\n", *pieces)
+            assert received.startswith(b"HTTP/1.1 431 ") or received == b""
             text = (await site.get("/metrics")).body.decode()
             assert 'requests_total{outcome="too_large"} 1.0' in text
 
@@ -144,10 +147,10 @@ def test_proxy_rejects_endless_head_at_size_limit() -> None:
 @pytest.mark.slow
 def test_proxy_times_out_slow_heads_and_bodies() -> None:
     async def work() -> None:
-        patience = Timeouts(header=1.0, body=1.0)
-        async with proxied(fake := Fake("w0"), patience=patience) as site:
-            slow = [_said(site, b"GET /heal"), _said(site), _said(site, HEAD)]
-            late = _said(site, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
+        timeouts = Timeouts(header=1.0, body=1.0)
+        async with proxied(fake := Fake("w0"), timeouts=timeouts) as site:
+            slow = [_exchange(site, b"GET /heal"), _exchange(site), _exchange(site, HEAD)]
+            late = _exchange(site, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
             answers = await asyncio.gather(*slow, late)
             assert [one.partition(b"\r\n")[0][:12] for one in answers] == [b"HTTP/1.1 408"] * 4
             assert (await site.post(asked())).status == 200
@@ -158,10 +161,10 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
 
 def test_proxy_serves_others_despite_many_slow_clients() -> None:
     async def work() -> None:
-        patience = Timeouts(header=3600.0)
-        async with proxied(Fake("w0"), patience=patience, limits=Limits(connections=40)) as site:
+        timeouts = Timeouts(header=3600.0)
+        async with proxied(Fake("w0"), timeouts=timeouts, limits=Limits(connections=40)) as site:
             assert (await site.post(asked())).status == 200
-            slow = [asyncio.create_task(_said(site, b"GET")) for _ in range(60)]
+            slow = [asyncio.create_task(_exchange(site, b"GET")) for _ in range(60)]
             # What is above the limit is closed at once; those below it wait for their heads.
             await site.until(lambda: sum(one.done() for one in slow) >= 20)
             assert (await site.post(asked())).status == 200
@@ -195,9 +198,9 @@ STRANGE = (
 @pytest.mark.parametrize(("bytes_", "status"), STRANGE)
 def test_proxy_rejects_bytes_that_are_no_request(bytes_: bytes, status: bytes) -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), patience=Timeouts(idle=0.5)) as site:
-            said = await _said(site, bytes_)
-            assert said.split(b" ")[1] == status
+        async with proxied(fake := Fake("w0"), timeouts=Timeouts(idle=0.5)) as site:
+            received = await _exchange(site, bytes_)
+            assert received.split(b" ")[1] == status
             assert fake.events("begin") == []
             assert (await site.post(asked())).status == 200
 
@@ -209,8 +212,8 @@ def test_proxy_answers_expect_100_continue() -> None:
         async with proxied(Fake("w0")) as site:
             body = json.dumps(asked(1)).encode()
             head = HEAD + b"Connection: close\r\nExpect: 100-continue\r\n"
-            said = await _said(site, head + b"Content-Length: %d\r\n\r\n" % len(body), body)
-            assert said.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+            received = await _exchange(site, head + b"Content-Length: %d\r\n\r\n" % len(body), body)
+            assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
     run(work())
 
@@ -219,7 +222,7 @@ def test_proxy_answers_expect_100_continue() -> None:
 def test_proxy_drops_client_that_does_not_read_stream() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake, patience=Timeouts(token=3.0)) as site:
+        async with proxied(fake, timeouts=Timeouts(token=3.0)) as site:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", site.proxy.port, limit=1 << 10
             )
@@ -250,7 +253,7 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
     async def work() -> None:
         server = await asyncio.start_server(large, "127.0.0.1", 0)
         workers = settings_of([Fake("w0", port=server.sockets[0].getsockname()[1])]).workers
-        async with server, proxied(workers=workers, patience=Timeouts(token=3.0)) as site:
+        async with server, proxied(workers=workers, timeouts=Timeouts(token=3.0)) as site:
             reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port, limit=1024)
             body = json.dumps(asked()).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
@@ -273,10 +276,10 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
 @settings(max_examples=300 if DEEP else 6)
 def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
     async def work() -> None:
-        patience = Timeouts(header=1.0, body=1.0, idle=0.2)
-        async with proxied(Fake("w0"), patience=patience) as site:
-            alone = [_said(site, *pieces) for pieces in data]
-            behind = [_said(site, HEAD, *pieces, close=True) for pieces in data]
+        timeouts = Timeouts(header=1.0, body=1.0, idle=0.2)
+        async with proxied(Fake("w0"), timeouts=timeouts) as site:
+            alone = [_exchange(site, *pieces) for pieces in data]
+            behind = [_exchange(site, HEAD, *pieces, close=True) for pieces in data]
             await asyncio.gather(*alone, *behind)
             assert (await site.post(asked(1))).status == 200
 

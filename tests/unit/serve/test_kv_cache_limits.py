@@ -25,7 +25,7 @@ async def _site(*rooms: int | None) -> AsyncIterator[Site]:
     runners = [await start(fake) for fake in fakes]
     workers = settings_of(fakes).workers
     workers = tuple(replace(one, kv_tokens=room) for one, room in zip(workers, rooms, strict=True))
-    settings = settings_of(fakes, workers=workers, patience=Timeouts(hold=5))
+    settings = settings_of(fakes, workers=workers, timeouts=Timeouts(queue=5))
     policy = routing_policy_factory("fit", {})([one.slots for one in workers], rooms)
     proxy = Proxy(settings, policy)
     await proxy.start()

@@ -49,9 +49,9 @@ async def odd(
         yield await stack.enter_async_context(proxied(workers=workers, health=STUBBORN))
 
 
-def saying(said: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
+def saying(received: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
     async def answer(reader: Reader, writer: Writer) -> None:
-        writer.write(said)
+        writer.write(received)
         await writer.drain()
 
     return answer
@@ -71,8 +71,8 @@ def test_stream_closed_without_done_is_an_error() -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_stream_broken_off_after_done_is_complete(ended: bool) -> None:
     async def work() -> None:
-        said = EVENT + DONE if ended else EVENT
-        async with odd(saying(CHUNKED + chunk(said))) as site:
+        received = EVENT + DONE if ended else EVENT
+        async with odd(saying(CHUNKED + chunk(received))) as site:
             answer = await site.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert (error_of(answer.body) is None) == ended
@@ -99,16 +99,16 @@ def test_stream_stalled_after_done_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "received",
     [
         b"",
         b'data: {"error": {"message": "out of memory", "code": 500}}\n\n' + DONE,
         b'data: {"error": {"message": "out of memory"}}\n\n',
     ],
 )
-def test_stream_empty_or_starting_with_error_is_retried(said: bytes) -> None:
+def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None:
     async def work() -> None:
-        whole = chunk(said) + b"0\r\n\r\n" if said else b"0\r\n\r\n"
+        whole = chunk(received) + b"0\r\n\r\n" if received else b"0\r\n\r\n"
         async with odd(saying(CHUNKED + whole), Fake("w1")) as site:
             answers = [await site.post(asked(1, stream=True)) for _ in range(2)]
             assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
@@ -119,10 +119,10 @@ def test_stream_empty_or_starting_with_error_is_retried(said: bytes) -> None:
 
 def test_stream_with_client_error_is_passed_on() -> None:
     async def work() -> None:
-        said = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
-        async with odd(saying(CHUNKED + chunk(said) + b"0\r\n\r\n")) as site:
+        received = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
+        async with odd(saying(CHUNKED + chunk(received) + b"0\r\n\r\n")) as site:
             answer = await site.post(asked(1, stream=True))
-            assert (answer.status, answer.body) == (200, said)
+            assert (answer.status, answer.body) == (200, received)
             assert await site.metric("retries_total") == 0
 
     run(work())

@@ -82,9 +82,9 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as site:
-            said = await site.post(asked(), X_Request_Id="mine-1")
+            received = await site.post(asked(), X_Request_Id="mine-1")
             made = await site.post(asked(), X_Request_Id="not fit: \u00e9")
-            assert said.headers["X-Request-Id"] == "mine-1"
+            assert received.headers["X-Request-Id"] == "mine-1"
             assert len(made.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
             assert ids == ["mine-1", made.headers["X-Request-Id"]]
@@ -189,7 +189,7 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
             assert 'equipoise_route_requests_total{outcome="completed"} 1.0' in text
             assert "equipoise_route_output_tokens_total 5.0" in text
             assert 'equipoise_route_worker_state{state="serving",worker="w1"} 1.0' in text
-            for name in ("added_latency", "queue_wait", "decision", "first_answer"):
+            for name in ("proxy_latency", "queue_wait", "decision", "first_answer"):
                 assert f"equipoise_route_{name}_seconds_count" in text
             assert await site.metric("idle_ratio") == 0
             for name in ("policy_errors", "log_dropped_records", "worker_report_failures"):

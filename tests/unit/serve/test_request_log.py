@@ -22,17 +22,18 @@ RECORDS = st.builds(
     model=st.text(),
     worker=st.none() | st.text(),
     attempts=COUNTS,
-    arrival=TIMES,
-    bound=st.none() | TIMES,
-    first=st.none() | TIMES,
-    end=TIMES,
+    arrived_at=TIMES,
+    bound_at=st.none() | TIMES,
+    first_answer_at=st.none() | TIMES,
+    ended_at=TIMES,
     prompt=COUNTS,
     output=COUNTS,
     outcome=st.sampled_from(RequestOutcome),
 )
 ONE = RequestRecord(
     run=0.5, streamed=True, id="a", path="/v1/completions", model="m", worker="w", attempts=1,
-    arrival=1.0, bound=2.0, first=3.0, end=4.0, prompt=5, output=6, outcome=RequestOutcome.COMPLETED,
+    arrived_at=1.0, bound_at=2.0, first_answer_at=3.0, ended_at=4.0, prompt=5, output=6,
+    outcome=RequestOutcome.COMPLETED,
 )  # fmt: skip
 
 
@@ -76,17 +77,21 @@ def test_request_log_skips_truncated_last_line(
 
 BAD = {
     "{]}": "line 2 is not JSON",
-    "[]": "line 2: expected an object with arrival",
-    "{}": "line 2: expected an object with arrival",
-    json.dumps(json.loads(ONE.to_line()) | {"end": None}): "line 2: end cannot be None",
+    "[]": "line 2: expected an object with arrived_at",
+    "{}": "line 2: expected an object with arrived_at",
+    json.dumps(json.loads(ONE.to_line()) | {"ended_at": None}): "line 2: ended_at cannot be None",
     json.dumps(json.loads(ONE.to_line()) | {"prompt": -1}): "line 2: prompt cannot be -1",
     json.dumps(json.loads(ONE.to_line()) | {"attempts": True}): "line 2: attempts cannot be True",
     json.dumps(json.loads(ONE.to_line()) | {"outcome": "good"}): "line 2: outcome cannot be 'good'",
-    json.dumps(json.loads(ONE.to_line()) | {"arrival": "now"}): "line 2: arrival cannot be 'now'",
     json.dumps(
-        json.loads(ONE.to_line()) | {"arrival": float("nan")}
-    ): "line 2: arrival cannot be nan",
-    json.dumps(json.loads(ONE.to_line()) | {"first": 10**400}): "line 2: first cannot be 1000",
+        json.loads(ONE.to_line()) | {"arrived_at": "now"}
+    ): "line 2: arrived_at cannot be 'now'",
+    json.dumps(
+        json.loads(ONE.to_line()) | {"arrived_at": float("nan")}
+    ): "line 2: arrived_at cannot be nan",
+    json.dumps(
+        json.loads(ONE.to_line()) | {"first_answer_at": 10**400}
+    ): "line 2: first_answer_at cannot be 1000",
     json.dumps(json.loads(ONE.to_line()) | {"streamed": 1}): "line 2: streamed cannot be 1",
     json.dumps(json.loads(ONE.to_line()) | {"run": None}): "line 2: run cannot be None",
     json.dumps(json.loads(ONE.to_line()) | {"more": 1}): "line 2: expected an object",

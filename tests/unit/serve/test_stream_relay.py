@@ -39,37 +39,41 @@ class Client:
         self.response: object = None
         self.got = b""
 
-    async def begin(self, answer: object) -> None:
+    async def send_head(self, answer: object) -> None:
         self.response = answer
 
     async def write(self, data: bytes) -> None:
         self.got += data
 
-    async def end(self) -> str:
+    async def finish(self) -> str:
         return "ended"
 
 
 def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
     async def work() -> None:
-        desk = RequestDispatcher(LateBinding([1, 1]), 2, most_held=9)
-        ticket = desk.submit(5)
-        old = ticket.status
+        dispatcher = RequestDispatcher(LateBinding([1, 1]), 2, max_queued=9)
+        state = dispatcher.submit(5)
+        old = state.status
         assert isinstance(old, Bound)
         client: Any = Client()
         request: Any = None
         asked = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
-        errand = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), ticket, 1e9)
-        desk.set_health(old.worker, WorkerState.LOST)
-        assert isinstance(ticket.status, Bound)
-        assert ticket.status is not old
+        context = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), state, 1e9)
+        dispatcher.set_health(old.worker, WorkerState.LOST)
+        assert isinstance(state.status, Bound)
+        assert state.status is not old
         answer: Any = Answer(TOKEN)
         async with CancelScope() as scope:
             with pytest.raises(AttemptFailed):
-                await StreamRelay(desk, errand, old, scope, client, 9.0).relay(answer, _never)
+                await StreamRelay(dispatcher, context, old, scope, client, 9.0).relay(
+                    answer, _never
+                )
             assert client.got == b""
             again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
-            new = ticket.status
-            ended = await StreamRelay(desk, errand, new, scope, client, 9.0).relay(again, _noted)
+            new = state.status
+            ended = await StreamRelay(dispatcher, context, new, scope, client, 9.0).relay(
+                again, _noted
+            )
         assert (str(ended), client.got) == ("ended", TOKEN + b"data: [DONE]\n\n")
         await asyncio.sleep(0)
 

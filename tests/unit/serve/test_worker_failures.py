@@ -102,8 +102,10 @@ def test_proxy_fails_started_stream_of_lost_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as site:
             call = asyncio.create_task(site.post(asked(9, stream=True, fake={"w0": {"stall": 1}})))
-            desk = site.proxy.dispatcher
-            await site.until(lambda: any(isinstance(t.status, Running) for t in desk.requests))
+            dispatcher = site.proxy.dispatcher
+            await site.until(
+                lambda: any(isinstance(t.status, Running) for t in dispatcher.requests)
+            )
             site.proxy.dispatcher.set_health(0, WorkerState.LOST)
             answer = await call
             assert tokens_of(answer.body) == ["w0:0 "]
@@ -167,8 +169,8 @@ def test_proxy_holds_request_until_worker_serves() -> None:
 
 def test_proxy_rejects_held_request_after_hold_timeout() -> None:
     async def work() -> None:
-        patience = Timeouts(hold=0.3)
-        async with proxied(Fake("w0"), Fake("w1"), patience=patience, health=STUBBORN) as site:
+        timeouts = Timeouts(queue=0.3)
+        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as site:
             for number in (0, 1):
                 site.proxy.dispatcher.set_health(number, WorkerState.LOST)
             answer = await site.post(asked())
@@ -183,7 +185,7 @@ def test_proxy_rejects_held_request_after_hold_timeout() -> None:
 def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
     async def work() -> None:
         fake = Fake("w0", slots=2)
-        async with proxied(fake, limits=Limits(held=3)) as site:
+        async with proxied(fake, limits=Limits(queued=3)) as site:
             told = {"w0": {"stall": 0}}
             first = [asyncio.create_task(site.post(asked(1, stream=True, fake=told)))
                      for _ in range(2)]  # fmt: skip
@@ -193,7 +195,7 @@ def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
             answer = await site.post(asked())
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
-            assert await site.metric("pooled_requests") == 3
+            assert await site.metric("queued_requests") == 3
             await _cancelled(first)
             assert [(await one).status for one in more] == [200] * 3
             assert len(fake.events("begin")) == 5
@@ -252,7 +254,7 @@ def test_disconnected_client_removes_held_request() -> None:
 
 async def _left(site: Site, count: int) -> None:
     async with asyncio.timeout(60):
-        wanted = f'requests_total{{outcome="client_left"}} {count}.0'
+        wanted = f'requests_total{{outcome="client_disconnected"}} {count}.0'
         while wanted not in (await site.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
     assert site.proxy.dispatcher.requests == ()
@@ -267,12 +269,12 @@ TIMEOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("told", "patience", "code", "status"), TIMEOUTS)
+@pytest.mark.parametrize(("told", "timeouts", "code", "status"), TIMEOUTS)
 def test_proxy_bounds_every_wait_of_a_stream(
-    told: dict[str, object], patience: Timeouts, code: str, status: int
+    told: dict[str, object], timeouts: Timeouts, code: str, status: int
 ) -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1"), patience=patience) as site:
+        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts) as site:
             answer = await site.post(asked(5, stream=True, fake={"w0": told}))
             assert answer.status == status
             error = error_of(answer.body) if status == 200 else answer.error
@@ -287,8 +289,8 @@ def test_proxy_bounds_every_wait_of_a_stream(
 @pytest.mark.slow
 def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
-        patience = Timeouts(first_token=0.1, token=0.1, total=2.5)
-        async with proxied(Fake("w0", pace=0.05), patience=patience) as site:
+        timeouts = Timeouts(first_token=0.1, token=0.1, total=2.5)
+        async with proxied(Fake("w0", pace=0.05), timeouts=timeouts) as site:
             assert (await site.post(asked(6))).status == 200
             assert (await site.post(asked(80))).status == 504
 

@@ -96,12 +96,12 @@ def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
 
     async def play() -> None:
         factory = routing_policy_factory("jsq", {"front_ends": 2})
-        desk = RequestDispatcher(factory([4, 4], [None, None]), 2, most_held=99)
-        desk.report_worker(0, replace(REPORT, waiting=0, running=3, tokens=900))
-        desk.report_worker(1, replace(REPORT, waiting=0, running=0, tokens=0))
+        dispatcher = RequestDispatcher(factory([4, 4], [None, None]), 2, max_queued=99)
+        dispatcher.report_worker(0, replace(REPORT, waiting=0, running=3, tokens=900))
+        dispatcher.report_worker(1, replace(REPORT, waiting=0, running=0, tokens=0))
         for _ in range(5):
-            desk.submit(100)
-        assert [len(one.requests) for one in desk.workers] == [1, 4]
-        assert desk.policy_errors == 0
+            dispatcher.submit(100)
+        assert [len(one.requests) for one in dispatcher.workers] == [1, 4]
+        assert dispatcher.policy_errors == 0
 
     run(play())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.balancer.experts.planning.planner import Plan, plan
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
@@ -21,7 +21,7 @@ from equipoise.report.advice.migration_cost import (
     incoming_copies,
     migration_cost,
 )
-from equipoise.report.advice.sizing import RankChoices, SlotChoices, redundancy, widths
+from equipoise.report.advice.sizing import RankChoices, SlotChoices, choose_ranks, choose_slots
 from equipoise.report.advice.worth import CandidateLayouts, Worth, worth
 from equipoise.report.placement.spread import linear
 
@@ -44,40 +44,40 @@ class MigrationAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """Everything. `movement` is None without hardware, latency and what an expert weighs."""
+    """Everything. `migration` is None without hardware, latency and what an expert weighs."""
 
     question: AdviceInputs
-    trial: TrainTestSplit
+    split: TrainTestSplit
     slots: int
     worth: Worth
-    redundancy: SlotChoices
-    widths: RankChoices
-    movement: MigrationAdvice | None
+    slot_choices: SlotChoices
+    rank_choices: RankChoices
+    migration: MigrationAdvice | None
 
 
-def advise(question: AdviceInputs, told: OnProgress = no_progress) -> Advice:
-    """Answers the questions; `told` is what is planned next, which may take minutes in all.
+def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Advice:
+    """Answers the questions; `on_progress` is what is planned next, which may take minutes in all.
 
     Raises `PlacementError`, and `FormatError` where the hardware lacks a figure.
     """
-    trial = TrainTestSplit.of(question.statistics)
-    swept = redundancy(question, trial, told)
-    told("greedy and planned")
+    split = TrainTestSplit.of(question.statistics)
+    swept = choose_slots(question, split, on_progress)
+    on_progress("greedy and planned")
     slots = _slots(question, swept)
     layouts = CandidateLayouts(
         question.installed or linear(question.statistics, question.ranks),
-        _greedy(question, trial, slots),
-        _planned(question, trial, slots),
+        _greedy(question, split, slots),
+        _planned(question, split, slots),
     )
-    judged = worth(question, trial, layouts)
+    best = worth(question, split, layouts)
     return Advice(
         question,
-        trial,
+        split,
         slots,
-        judged,
+        best,
         swept,
-        widths(question, trial, told),
-        _movement(question, trial, judged, layouts),
+        choose_ranks(question, split, on_progress),
+        _migration(question, split, best, layouts),
     )
 
 
@@ -87,55 +87,55 @@ def _slots(question: AdviceInputs, swept: SlotChoices) -> int:
     return question.installed.slots if question.installed is not None else swept.advised.slots
 
 
-def _planned(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
+def _planned(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
     """From what is installed where that is in as many slots, and anew where not."""
     installed = question.installed
     fits = installed is not None and installed.slots == slots
     found = plan(
-        trial.train.counts,
+        split.train.counts,
         slots=slots,
         ranks=question.ranks,
         installed=installed.placement if installed is not None and fits else None,
         policy="incremental" if fits else "connected",
         target=question.target,
     )
-    return Arrangement(found.placement, found.shares, question.ranks, trial.train.layers)
+    return ExpertPlacement(found.placement, found.shares, question.ranks, split.train.layers)
 
 
-def _greedy(question: AdviceInputs, trial: TrainTestSplit, slots: int) -> Arrangement:
-    found = plan(trial.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
-    return Arrangement.with_even_shares(found.placement, question.ranks, trial.train.layers)
+def _greedy(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
+    found = plan(split.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
+    return ExpertPlacement.with_even_shares(found.placement, question.ranks, split.train.layers)
 
 
-def _movement(
-    question: AdviceInputs, trial: TrainTestSplit, judged: Worth, layouts: CandidateLayouts
+def _migration(
+    question: AdviceInputs, split: TrainTestSplit, best: Worth, layouts: CandidateLayouts
 ) -> MigrationAdvice | None:
     roofline = question.roofline
     if roofline is None or question.latency is None:
         return None
     rate = roofline.hardware.link_bytes_per_second(question.link)
     pace = TransferRate(rate, roofline.expert.size, question.latency)
-    seconds = layer_seconds(question, trial, layouts.planned)
+    seconds = layer_seconds(question, split, layouts.planned)
     assert seconds is not None
     moves = tuple(
         migration_cost(name, copies, pace, seconds)
-        for name, copies in _transfers(question, trial, layouts)
+        for name, copies in _transfers(question, split, layouts)
     )
-    before, after = judged.now.seconds, judged.planned.seconds
+    before, after = best.now.seconds, best.planned.seconds
     assert before is not None
     assert after is not None
     return MigrationAdvice(pace, moves, before - after)
 
 
 def _transfers(
-    question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayouts
+    question: AdviceInputs, split: TrainTestSplit, layouts: CandidateLayouts
 ) -> Iterator[tuple[str, Copies]]:
     """Names, and copies (layers, ranks) that arrive."""
     planned = layouts.planned
     first = incoming_copies(layouts.now, planned)
     yield "to the plan", first
-    if trial.held_out:
-        load, size, ranks = trial.test.counts, planned.slots, planned.ranks
+    if split.held_out:
+        load, size, ranks = split.test.counts, planned.slots, planned.ranks
         again = plan(load, slots=size, ranks=ranks, installed=planned.placement,
                      target=question.target)  # fmt: skip
         yield "next, incremental", incoming_copies(planned, _even(again, planned))
@@ -144,5 +144,5 @@ def _transfers(
     yield "every slot", np.full_like(first, planned.slots // planned.ranks)
 
 
-def _even(found: Plan, like: Arrangement) -> Arrangement:
-    return Arrangement.with_even_shares(found.placement, like.ranks, like.layers)
+def _even(found: Plan, like: ExpertPlacement) -> ExpertPlacement:
+    return ExpertPlacement.with_even_shares(found.placement, like.ranks, like.layers)

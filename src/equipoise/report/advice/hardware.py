@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError
 from equipoise.report.placement.spread import Reals, layout_rows, replica_shares
 
@@ -176,7 +176,7 @@ class Roofline:
         longer: Reals = np.maximum(reading, computing)
         return longer
 
-    def layers(self, statistics: Statistics, layout: Arrangement, scale: float) -> Reals:
+    def layers(self, statistics: ExpertStatistics, layout: ExpertPlacement, scale: float) -> Reals:
         """(layers,): seconds of the slowest rank, mean over windows.
 
         `scale` is the rows of a step over those of a window.

@@ -15,8 +15,8 @@ import numpy as np
 
 from equipoise.balancer.experts.placement import Placement
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
 from equipoise.report.placement.spread import Reals, layout_load, mean_known, sum_windows
 from equipoise.report.run.metrics import noise_floor
@@ -48,10 +48,10 @@ class AdviceInputs:
         moe_share: part of the latency that experts may take.
     """
 
-    statistics: Statistics
+    statistics: ExpertStatistics
     ranks: int
     slots: int | None = None
-    installed: Arrangement | None = None
+    installed: ExpertPlacement | None = None
     target: float = 0.02
     step_rows: int | None = None
     expert: Expert | None = None
@@ -107,11 +107,11 @@ class TrainTestSplit:
             `train` where there is one window only.
     """
 
-    train: Statistics
-    test: Statistics
+    train: ExpertStatistics
+    test: ExpertStatistics
 
     @classmethod
-    def of(cls, statistics: Statistics) -> "TrainTestSplit":
+    def of(cls, statistics: ExpertStatistics) -> "TrainTestSplit":
         """One window is planned on and measured on."""
         half = statistics.windows // 2
         if not half:
@@ -130,11 +130,11 @@ class TrainTestSplit:
         """Of a layer in a window, the mean over those measured on; at least 1."""
         return max(1, round(float(self.test.counts.sum(axis=2).mean())))
 
-    def planned_imbalance(self, layout: Arrangement) -> float:
+    def planned_imbalance(self, layout: ExpertPlacement) -> float:
         """Imbalance of the rows that are planned on, summed; mean over layers."""
         return mean_known(layout_load("", sum_windows(self.train), layout).by_rank.imbalance)
 
-    def measured_imbalance(self, layout: Arrangement) -> Reals:
+    def measured_imbalance(self, layout: ExpertPlacement) -> Reals:
         """(layers,): imbalance in the windows that are measured on, mean over them."""
         return layout_load("", self.test, layout).by_rank.imbalance
 
@@ -152,8 +152,10 @@ class TrainTestSplit:
         return chance_imbalance(rows, ranks)
 
 
-def _windows(statistics: Statistics, places: "np.typing.NDArray[np.int64]") -> Statistics:
-    return Statistics(statistics.counts[places], statistics.layers)
+def _windows(
+    statistics: ExpertStatistics, places: "np.typing.NDArray[np.int64]"
+) -> ExpertStatistics:
+    return ExpertStatistics(statistics.counts[places], statistics.layers)
 
 
 def _mean_of_known(values: Reals) -> Reals:
@@ -165,23 +167,23 @@ def _mean_of_known(values: Reals) -> Reals:
     return mean
 
 
-def step_rows(question: AdviceInputs, trial: TrainTestSplit) -> int:
+def step_rows(question: AdviceInputs, split: TrainTestSplit) -> int:
     """Rows of a layer in a step, over all ranks: as said, or those of a window."""
-    return question.step_rows or trial.rows
+    return question.step_rows or split.rows
 
 
 def layer_seconds(
-    question: AdviceInputs, trial: TrainTestSplit, layout: Arrangement
+    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
 ) -> Reals | None:
     """(layers,): seconds of a step on the slowest rank; None without hardware and an expert."""
     if question.roofline is None:
         return None
-    return question.roofline.layers(trial.test, layout, step_rows(question, trial) / trial.rows)
+    return question.roofline.layers(split.test, layout, step_rows(question, split) / split.rows)
 
 
 def step_seconds(
-    question: AdviceInputs, trial: TrainTestSplit, layout: Arrangement
+    question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
 ) -> float | None:
     """Of all layers."""
-    found = layer_seconds(question, trial, layout)
+    found = layer_seconds(question, split, layout)
     return None if found is None else float(found.sum())

@@ -8,45 +8,45 @@ from equipoise.report.advice.advice import Advice, MigrationAdvice
 from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
 from equipoise.report.advice.worth import ServingOption, Worth
-from equipoise.report.placement.forecast import json_float
+from equipoise.report.text import json_float
 
 
 def to_json(advice: Advice) -> dict[str, Any]:
-    """Everything in the table and, of the ways, every layer; null where something is unknown."""
+    """Everything in the table and, of the options, every layer; null where something is unknown."""
     return {
         "equipoise": __version__,
         "kind": "a model, not a measurement",
-        "rests_on": _question(advice),
+        "inputs": _question(advice),
         "slots": advice.slots,
         "worth": _worth(advice.worth),
-        "redundancy": {
-            "choices": [_plain(asdict(one)) for one in advice.redundancy.choices],
-            "advised_slots": advice.redundancy.advised.slots,
-            "reason": advice.redundancy.reason.name.lower(),
+        "slot_choices": {
+            "choices": [_plain(asdict(one)) for one in advice.slot_choices.choices],
+            "advised_slots": advice.slot_choices.advised.slots,
+            "reason": advice.slot_choices.reason.name.lower(),
         },
-        "widths": {
-            "choices": [_plain(asdict(one)) for one in advice.widths.choices],
-            "advised_ranks": advice.widths.advised and advice.widths.advised.ranks,
-            "judged_by": advice.widths.judged,
+        "rank_choices": {
+            "choices": [_plain(asdict(one)) for one in advice.rank_choices.choices],
+            "advised_ranks": advice.rank_choices.advised and advice.rank_choices.advised.ranks,
+            "judged_by": advice.rank_choices.judged_by,
         },
-        "movement": advice.movement and _movement(advice.movement),
+        "migration": advice.migration and _migration(advice.migration),
     }
 
 
 def _question(advice: Advice) -> dict[str, Any]:
-    question, trial = advice.question, advice.trial
+    question, split = advice.question, advice.split
     return {
         "windows": question.statistics.windows,
-        "windows_planned_on": trial.train.windows,
-        "windows_measured_on": trial.test.windows,
-        "held_out": trial.held_out,
+        "windows_planned_on": split.train.windows,
+        "windows_measured_on": split.test.windows,
+        "held_out": split.held_out,
         "layers": list(question.statistics.layers),
         "experts": question.statistics.experts,
         "ranks": question.ranks,
-        "now": "linear" if question.installed is None else "installed",
+        "current": "linear" if question.installed is None else "installed",
         "target": question.target,
-        "rows_of_window": trial.rows,
-        "rows_of_step": step_rows(question, trial),
+        "rows_of_window": split.rows,
+        "rows_of_step": step_rows(question, split),
         **_machine(question),
     }
 
@@ -70,22 +70,22 @@ def _worth(worth: Worth) -> dict[str, Any]:
         "noise_floor_of_window": worth.floor,
         "noise_floor_of_step": worth.step_floor,
         "few_rows_of_expert": worth.few_rows,
-        "ways": [_way(way) for way in worth.options],
+        "options": [_option(option) for option in worth.options],
     }
 
 
-def _way(way: ServingOption) -> dict[str, Any]:
+def _option(option: ServingOption) -> dict[str, Any]:
     return {
-        "name": way.name,
-        "planned": None if way.planned is None else json_float(way.planned),
-        "measured": json_float(way.mean),
-        "worst": json_float(way.worst),
-        "seconds": way.seconds,
-        "by_layer": [json_float(float(value)) for value in way.measured],
+        "name": option.name,
+        "planned": None if option.planned is None else json_float(option.planned),
+        "measured": json_float(option.mean),
+        "worst": json_float(option.worst),
+        "seconds": option.seconds,
+        "by_layer": [json_float(float(value)) for value in option.measured],
     }
 
 
-def _movement(found: MigrationAdvice) -> dict[str, Any]:
+def _migration(found: MigrationAdvice) -> dict[str, Any]:
     plan = found.moves[0]
     return {
         **asdict(found.pace),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.placement.spread import Reals
 
 Copies = npt.NDArray[np.int64]
@@ -66,7 +66,7 @@ class MigrationCost:
     layer_stall: float
 
 
-def incoming_copies(old: Arrangement, new: Arrangement) -> Copies:
+def incoming_copies(old: ExpertPlacement, new: ExpertPlacement) -> Copies:
     """(layers, ranks): copies whose rank does not hold their expert yet. Layers are the same."""
     found = np.empty((len(new.layers), new.ranks), dtype=np.int64)
     for layer, (before, after) in enumerate(zip(old.placement, new.placement, strict=True)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from equipoise.balancer.experts.planning.planner import plan
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.inputs import (
     AdviceInputs,
     OnProgress,
@@ -73,8 +73,8 @@ def can_connect(experts: int, slots: int, ranks: int) -> bool:
     return slots - experts >= ranks - 1
 
 
-def redundancy(
-    question: AdviceInputs, trial: TrainTestSplit, told: OnProgress = no_progress
+def choose_slots(
+    question: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
 ) -> SlotChoices:
     """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
     experts, ranks = question.statistics.experts, question.ranks
@@ -86,12 +86,14 @@ def redundancy(
     choices = []
     for size in sorted(sizes):
         if size <= experts:
-            told(f"{size * ranks:,} slots on {ranks:,} ranks")
-            choices.append(_choice(question, trial, size))
-    return SlotChoices(tuple(choices), *advised(choices, question.target))
+            on_progress(f"{size * ranks:,} slots on {ranks:,} ranks")
+            choices.append(_choice(question, split, size))
+    return SlotChoices(tuple(choices), *advise_slots(choices, question.target))
 
 
-def advised(choices: Sequence[SlotChoice], target: float) -> tuple[SlotChoice, SlotChoiceReason]:
+def advise_slots(
+    choices: Sequence[SlotChoice], target: float
+) -> tuple[SlotChoice, SlotChoiceReason]:
     """The fewest slots that meet the target, connected ranks first; but see `Reason`."""
     good = [one for one in choices if one.planned <= target]
     if good:
@@ -110,23 +112,23 @@ def advised(choices: Sequence[SlotChoice], target: float) -> tuple[SlotChoice, S
     return found, reason
 
 
-def _choice(question: AdviceInputs, trial: TrainTestSplit, per_rank: int) -> SlotChoice:
+def _choice(question: AdviceInputs, split: TrainTestSplit, per_rank: int) -> SlotChoice:
     experts, ranks = question.statistics.experts, question.ranks
     slots = per_rank * ranks
-    found = plan(trial.train.counts, slots=slots, ranks=ranks, policy="connected")
-    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    found = plan(split.train.counts, slots=slots, ranks=ranks, policy="connected")
+    layout = ExpertPlacement(found.placement, found.shares, ranks, split.train.layers)
     extra = None
     if question.expert is not None:
         more = per_rank - min_slots_per_rank(experts, ranks)
-        extra = more * len(trial.train.layers) * question.expert.size
+        extra = more * len(split.train.layers) * question.expert.size
     return SlotChoice(
         slots=slots,
         per_rank=per_rank,
         connected=can_connect(experts, slots, ranks),
-        planned=trial.planned_imbalance(layout),
-        measured=mean_known(trial.measured_imbalance(layout)),
+        planned=split.planned_imbalance(layout),
+        measured=mean_known(split.measured_imbalance(layout)),
         extra_bytes=extra,
-        seconds=step_seconds(question, trial, layout),
+        seconds=step_seconds(question, split, layout),
     )
 
 
@@ -161,12 +163,12 @@ class RankChoice:
 class RankChoices:
     """Ever more ranks; `advised` is the first that fits memory and latency, None where none does.
 
-    `judged` says by what: nothing, memory, or memory and latency.
+    `judged_by` says by what: nothing, memory, or memory and latency.
     """
 
     choices: tuple[RankChoice, ...]
     advised: RankChoice | None
-    judged: str
+    judged_by: str
 
 
 def candidate_ranks(experts: int, ranks: int) -> list[int]:
@@ -184,20 +186,20 @@ def connected_slots(experts: int, ranks: int) -> int:
     return size
 
 
-def widths(
-    question: AdviceInputs, trial: TrainTestSplit, told: OnProgress = no_progress
+def choose_ranks(
+    question: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
 ) -> RankChoices:
     """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
     sizes = candidate_ranks(question.statistics.experts, question.ranks)
     choices = []
     for size in sizes:
-        told(f"{size:,} ranks")
-        choices.append(_width(question, trial, size))
+        on_progress(f"{size:,} ranks")
+        choices.append(_width(question, split, size))
     if choices[0].memory is None:
         return RankChoices(tuple(choices), None, "nothing")
-    judged = "memory" if choices[0].latency is None else "memory and latency"
+    judged_by = "memory" if choices[0].latency is None else "memory and latency"
     fitting = [one for one in choices if _fits(question, one)]
-    return RankChoices(tuple(choices), fitting[0] if fitting else None, judged)
+    return RankChoices(tuple(choices), fitting[0] if fitting else None, judged_by)
 
 
 def _fits(question: AdviceInputs, one: RankChoice) -> bool:
@@ -205,18 +207,18 @@ def _fits(question: AdviceInputs, one: RankChoice) -> bool:
     return in_memory and (one.latency is None or one.latency <= question.moe_share)
 
 
-def _width(question: AdviceInputs, trial: TrainTestSplit, ranks: int) -> RankChoice:
+def _width(question: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankChoice:
     per_rank = connected_slots(question.statistics.experts, ranks)
-    found = plan(trial.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
-    layout = Arrangement(found.placement, found.shares, ranks, trial.train.layers)
+    found = plan(split.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
+    layout = ExpertPlacement(found.placement, found.shares, ranks, split.train.layers)
     expert = question.expert
     size = None if expert is None else expert.size * per_rank * len(layout.layers)
     memory = None
     if question.hardware is not None and size is not None:
         memory = size / question.hardware.memory_bytes
-    seconds = step_seconds(question, trial, layout)
+    seconds = step_seconds(question, split, layout)
     latency = None
     if seconds is not None and question.latency is not None:
         latency = seconds / question.latency
-    measured = mean_known(trial.measured_imbalance(layout))
+    measured = mean_known(split.measured_imbalance(layout))
     return RankChoice(ranks, per_rank, measured, size, memory, seconds, latency)

@@ -11,18 +11,18 @@ from equipoise.report.advice.inputs import AdviceInputs, step_rows
 from equipoise.report.advice.migration_cost import break_even
 from equipoise.report.advice.sizing import RankChoice, RankChoices, SlotChoice
 from equipoise.report.advice.worth import ServingOption, Verdict, Worth, rows_saved, time_saved
-from equipoise.report.placement.forecast import format_number, format_size, pluralize
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, format_size, pluralize
 
 WIDTH = 80
 
 
 def basis_lines(advice: Advice) -> Iterator[str]:
     """Lines of a name and what it is."""
-    question, trial = advice.question, advice.trial
+    question, split = advice.question, advice.split
     yield _basis_line("load", _load(advice))
     said = "as said" if question.step_rows else "a window is taken for a step"
-    yield _basis_line("step", f"{step_rows(question, trial):,} rows of a layer, {said}")
+    yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {said}")
     runs = "experts in their order, one copy each" if question.installed is None else "installed"
     yield _basis_line("now", runs)
     yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")
@@ -32,12 +32,12 @@ def basis_lines(advice: Advice) -> Iterator[str]:
 
 
 def _load(advice: Advice) -> str:
-    trial = advice.trial
+    split = advice.split
     windows = advice.question.statistics.windows
-    rows = f"{trial.rows:,} rows of a layer each"
-    if not trial.held_out:
+    rows = f"{split.rows:,} rows of a layer each"
+    if not split.held_out:
         return f"one window, {rows}: measured on what was planned on"
-    planned, measured = trial.train.windows, trial.test.windows
+    planned, measured = split.train.windows, split.test.windows
     return f"{windows} windows, {rows}: planned on {planned}, measured on {measured} later"
 
 
@@ -76,24 +76,28 @@ NAME, COLUMN = 20, 10
 MISSING = "-"
 
 
-def render(advice: Advice, ink: ColourMode) -> str:
+def render(advice: Advice, colours: ColourMode) -> str:
     """The whole table."""
     parts = [
         _title(advice),
         _worth(advice.worth, advice.question),
         _redundancy(advice),
-        _widths(advice.widths),
-        _movement(advice.movement),
+        _widths(advice.rank_choices),
+        _movement(advice.migration),
         iter(["It rests on", *basis_lines(advice)]),
     ]
-    return "\n\n".join("\n".join(_painted(lines, ink)) for lines in parts)
+    return "\n\n".join("\n".join(_painted(lines, colours)) for lines in parts)
 
 
-def _painted(lines: Iterator[str], ink: ColourMode) -> Iterator[str]:
+def _painted(lines: Iterator[str], colours: ColourMode) -> Iterator[str]:
     """The first line is the heading; what is set in far is the heads of columns, or a note."""
-    yield styled(next(lines), TextStyle.BOLD, ink)
+    yield styled(next(lines), TextStyle.BOLD, colours)
     for line in lines:
-        yield styled(line, TextStyle.DIM, ink) if line.startswith(("  " + " " * 2, "  (")) else line
+        yield (
+            styled(line, TextStyle.DIM, colours)
+            if line.startswith(("  " + " " * 2, "  ("))
+            else line
+        )
 
 
 def _title(advice: Advice) -> Iterator[str]:
@@ -134,7 +138,7 @@ def _way(way: ServingOption, now: ServingOption) -> str:
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
-    found = advice.redundancy
+    found = advice.slot_choices
     yield f"2. How many redundant slots?  {_slots(advice)}"
     if advice.worth.verdict is Verdict.WORTH:
         yield f"  {found.reason}"
@@ -144,7 +148,7 @@ def _redundancy(advice: Advice) -> Iterator[str]:
 
 
 def _slots(advice: Advice) -> str:
-    found, installed = advice.redundancy, advice.question.installed
+    found, installed = advice.slot_choices, advice.question.installed
     if advice.worth.verdict is not Verdict.WORTH and installed is not None:
         return f"as installed: {installed.slots:,} slots"
     if advice.worth.verdict is not Verdict.WORTH:
@@ -174,11 +178,11 @@ def _widths(found: RankChoices) -> Iterator[str]:
 
 
 def _ranks(found: RankChoices) -> str:
-    if found.judged == "nothing":
+    if found.judged_by == "nothing":
         return "not said: needs --hardware and what an expert weighs"
     if found.advised is None:
-        return f"none of these fits {found.judged}"
-    return f"{found.advised.ranks}, the fewest that fit {found.judged}"
+        return f"none of these fits {found.judged_by}"
+    return f"{found.advised.ranks}, the fewest that fit {found.judged_by}"
 
 
 def _width(one: RankChoice) -> str:

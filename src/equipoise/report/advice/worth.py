@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.report.advice.hardware import shipped_hardware
 from equipoise.report.advice.inputs import AdviceInputs, TrainTestSplit, step_rows, step_seconds
 from equipoise.report.placement.spread import Reals, mean_known
@@ -108,7 +108,7 @@ def time_saved(before: ServingOption, after: ServingOption) -> float:
     return rows_saved(before.mean, after.mean)
 
 
-def verdict(now: float, floor: float, saved: float) -> Verdict:
+def judge_worth(now: float, floor: float, saved: float) -> Verdict:
     """Of an imbalance, what chance leaves of the same rows, and the part of time that is saved."""
     if now <= floor * (1 + NOISE_MARGIN):
         return Verdict.NOISE
@@ -122,40 +122,40 @@ class CandidateLayouts:
     All of the layers of the statistics.
     """
 
-    now: Arrangement
-    greedy: Arrangement
-    planned: Arrangement
+    now: ExpertPlacement
+    greedy: ExpertPlacement
+    planned: ExpertPlacement
 
 
-def worth(question: AdviceInputs, trial: TrainTestSplit, layouts: CandidateLayouts) -> Worth:
+def worth(question: AdviceInputs, split: TrainTestSplit, layouts: CandidateLayouts) -> Worth:
     """Raises `PlacementError`."""
-    steps = step_rows(question, trial)
+    steps = step_rows(question, split)
     planned = layouts.planned
     ranks = planned.ranks
     ways = [
-        _way(question, trial, "now", layouts.now),
-        _way(question, trial, "greedy, even split", layouts.greedy),
-        _way(question, trial, "planned", planned),
+        _way(question, split, "now", layouts.now),
+        _way(question, split, "greedy, even split", layouts.greedy),
+        _way(question, split, "planned", planned),
         ServingOption(
-            "shares by window", None, trial.imbalance_with_exact_shares(planned.placement, ranks)
+            "shares by window", None, split.imbalance_with_exact_shares(planned.placement, ranks)
         ),
     ]
-    floor = trial.chance_imbalance(ranks, trial.rows)
+    floor = split.chance_imbalance(ranks, split.rows)
     return Worth(
         tuple(ways),
         floor,
-        trial.chance_imbalance(ranks, steps),
-        verdict(ways[0].mean, floor, time_saved(ways[0], ways[2])),
+        split.chance_imbalance(ranks, steps),
+        judge_worth(ways[0].mean, floor, time_saved(ways[0], ways[2])),
         _few(steps / question.statistics.experts),
     )
 
 
 def _way(
-    question: AdviceInputs, trial: TrainTestSplit, name: str, layout: Arrangement
+    question: AdviceInputs, split: TrainTestSplit, name: str, layout: ExpertPlacement
 ) -> ServingOption:
-    seconds = step_seconds(question, trial, layout)
+    seconds = step_seconds(question, split, layout)
     return ServingOption(
-        name, trial.planned_imbalance(layout), trial.measured_imbalance(layout), seconds
+        name, split.planned_imbalance(layout), split.measured_imbalance(layout), seconds
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise import __version__
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
-from equipoise.report.placement.forecast import format_number, json_float, pluralize
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.placement.spread import LayoutLoad, LoadSpread, layout_load, linear
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, json_float, pluralize
 
 FIGURES = "mean", "std", "imbalance"
 
@@ -20,7 +20,7 @@ FIGURES = "mean", "std", "imbalance"
 class Comparison:
     """The same statistics, served in one way or two; linear first."""
 
-    statistics: Statistics
+    statistics: ExpertStatistics
     ranks: int
     layouts: tuple[LayoutLoad, ...]
 
@@ -43,7 +43,9 @@ class Comparison:
         }
 
 
-def compare(statistics: Statistics, placement: Arrangement | None, ranks: int) -> Comparison:
+def compare(
+    statistics: ExpertStatistics, placement: ExpertPlacement | None, ranks: int
+) -> Comparison:
     """Raises `PlacementError` where the placement is of other layers or experts."""
     served = [layout_load("linear", statistics, linear(statistics, ranks))]
     if placement is not None:
@@ -63,13 +65,13 @@ COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
 WIDTHS = 20, 7, 12, 12, 11, 9, 9
 
 
-def render(found: Comparison, ink: ColourMode) -> str:
+def render(found: Comparison, colours: ColourMode) -> str:
     """The whole table; its last lines say what the figures are."""
     lines = [
-        styled(_title(found), TextStyle.BOLD, ink),
-        styled(_source(found), TextStyle.DIM, ink),
+        styled(_title(found), TextStyle.BOLD, colours),
+        styled(_source(found), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         *_rows(found, "rank"),
         *_rows(found, "slot"),
         "",

@@ -10,13 +10,12 @@ import numpy as np
 
 from equipoise import __version__
 from equipoise.report import plot_helpers
+from equipoise.report.page import CSS, card_section, escape_html, facts, table
 from equipoise.report.placement.comparison import FIGURES, Comparison
-from equipoise.report.placement.forecast import format_number, pluralize
 from equipoise.report.placement.spread import LoadSpread, Reals
-from equipoise.report.run.html import escape_html
 from equipoise.report.run.metrics import relative_load
-from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import DIVERGING, SEQUENTIAL, Picture, draw
+from equipoise.report.text import format_number, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,10 +97,10 @@ def render_html(found: Comparison, about: Mapping[str, str]) -> str:
     body = "\n".join(
         (
             _head(found),
-            _section("Mean over layers", _averages(found)),
+            card_section("Mean over layers", _averages(found)),
             *(_picture(picture) for picture in heat_maps(found)),
-            _section("Layer by layer, ranks", _layers(found)),
-            _section("Where from", _about(about)),
+            card_section("Layer by layer, ranks", _layers(found)),
+            card_section("Where from", _about(about)),
         )
     )
     return (
@@ -130,7 +129,7 @@ def _averages(found: Comparison) -> str:
         for served in found.layouts
         for spread in (served.by_rank if unit == "rank" else served.by_slot,)
     ]
-    return _table(("", "slots", *FIGURES), rows)
+    return table(("", "slots", *FIGURES), rows)
 
 
 def _layers(found: Comparison) -> str:
@@ -139,7 +138,7 @@ def _layers(found: Comparison) -> str:
         (str(layer), *(text for served in found.layouts for text in _of(served.by_rank, place)))
         for place, layer in enumerate(found.statistics.layers)
     ]
-    return f"<details><summary>All layers</summary>{_table(('layer', *heads), rows)}</details>"
+    return f"<details><summary>All layers</summary>{table(('layer', *heads), rows)}</details>"
 
 
 def _of(spread: LoadSpread, place: int) -> tuple[str, ...]:
@@ -150,23 +149,10 @@ def _three(values: Iterable[float]) -> tuple[str, ...]:
     return tuple(format_number(float(v), shape) for v, shape in zip(values, SHAPES, strict=True))
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
-    lines = ("".join(f"<td>{escape_html(text)}</td>" for text in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
 def _picture(picture: Picture) -> str:
     inner = f'<p class="soft">{escape_html(picture.caption)}</p>{picture.svg}'
-    return _section(picture.title, inner)
+    return card_section(picture.title, inner)
 
 
 def _about(about: Mapping[str, str]) -> str:
-    facts = {"equipoise": __version__, **about}
-    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in facts.items())
-    return f"<dl>{''.join(pairs)}</dl>"
-
-
-def _section(title: str, inner: str) -> str:
-    return f'<section><h2>{escape_html(title)}</h2><div class="card">{inner}</div></section>'
+    return facts({"equipoise": __version__, **about}.items())

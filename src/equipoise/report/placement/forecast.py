@@ -4,17 +4,17 @@ The table that `equipoise plan` ends with, 80 columns wide.
 """
 
 from dataclasses import dataclass
-from math import isnan
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from equipoise import __version__
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.report.placement.spread import Reals, layout_load, linear, lower_bound, mean_known
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import format_number, format_size, json_float, pluralize
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,12 @@ class Baseline:
     """What the plan is compared with: `name` is installed, or linear where nothing is."""
 
     name: str
-    layout: Arrangement
+    layout: ExpertPlacement
 
     @classmethod
-    def of(cls, statistics: Statistics, installed: Arrangement | None, ranks: int) -> "Baseline":
+    def of(
+        cls, statistics: ExpertStatistics, installed: ExpertPlacement | None, ranks: int
+    ) -> "Baseline":
         """The installed arrangement, or experts in their order on consecutive ranks."""
         if installed is None:
             return cls("linear", linear(statistics, ranks))
@@ -50,12 +52,12 @@ class ForecastOptions:
     expert_bytes: int | None = None
     sigma: float = 0.0
 
-    def planned_counts(self, statistics: Statistics) -> Statistics:
+    def planned_counts(self, statistics: ExpertStatistics) -> ExpertStatistics:
         """One window: rows, or windows in which an expert had any."""
         counts = statistics.counts
         if self.objective == "active_experts":
             counts = (counts > 0).astype(np.int64)
-        return Statistics(counts.sum(axis=0, keepdims=True), statistics.layers)
+        return ExpertStatistics(counts.sum(axis=0, keepdims=True), statistics.layers)
 
     def imbalance(self, rows: Reals) -> Reals:
         """(layers,): max/mean - 1 of (layers, ranks) for what a rank can take, NaN without any."""
@@ -68,7 +70,7 @@ class ForecastOptions:
         ratio: Reals = np.divide(peak, mean, out=np.full_like(mean, np.nan), where=mean > 0)
         return ratio - 1
 
-    def bound(self, rows: Statistics, ranks: int, slots: int) -> Reals:
+    def bound(self, rows: ExpertStatistics, ranks: int, slots: int) -> Reals:
         """(layers,): no placement goes below; unknown where ranks differ."""
         if self.capacities is not None:
             return np.full(len(rows.layers), np.nan)
@@ -95,7 +97,7 @@ class Forecast:
         seconds: that planning took.
     """
 
-    layout: Arrangement
+    layout: ExpertPlacement
     baseline_name: str
     before: Reals
     after: Reals
@@ -144,8 +146,8 @@ class Forecast:
 
 
 def forecast(
-    statistics: Statistics,
-    layout: Arrangement,
+    statistics: ExpertStatistics,
+    layout: ExpertPlacement,
     before: Baseline,
     asked: ForecastOptions,
     *,
@@ -155,7 +157,7 @@ def forecast(
 ) -> Forecast:
     """Measure a plan on the rows that it was made from, all windows summed."""
     rows = asked.planned_counts(statistics)
-    even = Arrangement.with_even_shares(layout.placement, layout.ranks, layout.layers)
+    even = ExpertPlacement.with_even_shares(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
         asked.imbalance(layout_load("", rows, found).rank_rows)
         for found in (before.layout, layout, even)
@@ -175,28 +177,23 @@ def forecast(
     )
 
 
-def json_float(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return None if isnan(value) else float(value)
-
-
 WIDTHS = 14, 12, 12, 12
 COLUMNS = "", "imbalance", "worst", "in layer"
 NAMES = {"even_split": "  split evenly", "bound": "lower bound"}
 
 
-def render(forecast: Forecast, ink: ColourMode) -> str:
+def render(forecast: Forecast, colours: ColourMode) -> str:
     """The whole table; its last line says what has to move."""
     lines = [
-        styled(_title(forecast), TextStyle.BOLD, ink),
-        styled(_source(forecast), TextStyle.DIM, ink),
+        styled(_title(forecast), TextStyle.BOLD, colours),
+        styled(_source(forecast), TextStyle.DIM, colours),
         "",
-        styled(_aligned(COLUMNS), TextStyle.DIM, ink),
+        styled(_aligned(COLUMNS), TextStyle.DIM, colours),
         _row(forecast, forecast.baseline_name, forecast.before),
     ]
     for name, values in forecast.curves.items():
         row = _row(forecast, NAMES.get(name, name), values)
-        lines.append(styled(row, TextStyle.BOLD, ink) if name == "planned" else row)
+        lines.append(styled(row, TextStyle.BOLD, colours) if name == "planned" else row)
     return "\n".join([*lines, "", _moves(forecast)])
 
 
@@ -255,23 +252,3 @@ def _moves(forecast: Forecast) -> str:
 
 def _weight(size: int | None, copies: int) -> str:
     return "" if size is None else f"\n{format_size(size * copies)} of weights"
-
-
-def format_size(size: float) -> str:
-    """Bytes in the largest binary unit that leaves a whole number of them."""
-    unit = "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-
-
-def pluralize(number: int, what: str) -> str:
-    """So many of something, with thousands marked."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def format_number(value: float, shape: str = ".4f") -> str:
-    """A number, or a dash where there is none."""
-    return "-" if isnan(value) else format(value, shape)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.balancer.experts.placement import SHARE_ONE, ExpertShape, initial_placement
-from equipoise.balancer.formats.placement import Arrangement, LayerNumbering
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import PlacementError
 
 Reals = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ class LayoutLoad:
     rank_rows: Reals
 
 
-def layout_load(name: str, statistics: Statistics, layout: Arrangement) -> LayoutLoad:
+def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement) -> LayoutLoad:
     """Raises `PlacementError` where the arrangement is of other layers or experts."""
     rows = layout_rows(statistics, layout)
     part = replica_shares(layout)
@@ -87,12 +87,12 @@ def layer_spread(rows: Reals) -> tuple[float, float, float]:
     return float(mean.mean()), float(std), float((rows.max(axis=1) / mean - 1).mean())
 
 
-def sum_windows(statistics: Statistics) -> Statistics:
+def sum_windows(statistics: ExpertStatistics) -> ExpertStatistics:
     """One window: the rows of all of them."""
-    return Statistics(statistics.counts.sum(axis=0, keepdims=True), statistics.layers)
+    return ExpertStatistics(statistics.counts.sum(axis=0, keepdims=True), statistics.layers)
 
 
-def linear(statistics: Statistics, ranks: int) -> Arrangement:
+def linear(statistics: ExpertStatistics, ranks: int) -> ExpertPlacement:
     """Experts in their order on consecutive ranks, in as few slots as can be.
 
     Where ranks do not divide experts, the last slots of some ranks hold second copies. Raises
@@ -100,10 +100,10 @@ def linear(statistics: Statistics, ranks: int) -> Arrangement:
     """
     slots = -(-statistics.experts // ranks) * ranks
     shape = ExpertShape(len(statistics.layers), statistics.experts, slots, ranks)
-    return Arrangement.with_even_shares(initial_placement(shape), ranks, statistics.layers)
+    return ExpertPlacement.with_even_shares(initial_placement(shape), ranks, statistics.layers)
 
 
-def replica_shares(layout: Arrangement) -> Reals:
+def replica_shares(layout: ExpertPlacement) -> Reals:
     """(layers, slots): the part of its expert that each slot takes; exact where all are even."""
     if not layout.is_even:
         return layout.shares / SHARE_ONE
@@ -113,7 +113,7 @@ def replica_shares(layout: Arrangement) -> Reals:
     return found
 
 
-def layout_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
+def layout_rows(statistics: ExpertStatistics, layout: ExpertPlacement) -> list[int]:
     """Which row of the arrangement is each layer of the statistics. Raises `PlacementError`."""
     if layout.experts != statistics.experts:
         raise PlacementError(
@@ -132,7 +132,7 @@ def layout_rows(statistics: Statistics, layout: Arrangement) -> list[int]:
     return [known[layer] for layer in statistics.layers]
 
 
-def select_layers(layout: Arrangement, statistics: Statistics) -> Arrangement:
+def select_layers(layout: ExpertPlacement, statistics: ExpertStatistics) -> ExpertPlacement:
     """The arrangement of just the layers of the statistics. Raises `PlacementError`."""
     rows = layout_rows(statistics, layout)
     return replace(
@@ -143,7 +143,7 @@ def select_layers(layout: Arrangement, statistics: Statistics) -> Arrangement:
     )
 
 
-def lower_bound(statistics: Statistics, ranks: int, slots: int) -> Reals:
+def lower_bound(statistics: ExpertStatistics, ranks: int, slots: int) -> Reals:
     """(layers,): the imbalance that no placement can go below, NaN where a layer had no rows.
 
     No rank may have more than t rows only if every expert has its rows / t copies, rounded up, and

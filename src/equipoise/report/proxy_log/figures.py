@@ -63,20 +63,24 @@ def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None
     step = max(routed.seconds, 1e-9) / moments
     times: Reals = np.asarray((np.arange(moments) + 0.5) * step, dtype=np.float64)
     columns = [
-        _load([trip for trip in trips if trip.bound is not None], begin, times)
-        for trips in routed.by_worker.values()
+        _load([request for request in requests if request.bound_at is not None], begin, times)
+        for requests in routed.by_worker.values()
     ]
     tokens = np.stack(columns, axis=1)
-    starts = [trip.bound - begin for trip in routed.bound_requests if trip.bound is not None]
+    starts = [
+        request.bound_at - begin
+        for request in routed.bound_requests
+        if request.bound_at is not None
+    ]
     during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
     return WorkerLoads(times, tokens, during & (tokens.max(axis=1) > 0))
 
 
-def _load(trips: list[LoggedRequest], begin: float, times: Reals) -> Reals:
+def _load(requests: list[LoggedRequest], begin: float, times: Reals) -> Reals:
     """Of one worker: a sum of steps and ramps, each of which is switched on and off again."""
-    if not trips:
+    if not requests:
         return np.zeros_like(times)
-    edges = [edge for trip in trips for edge in _edges(trip, begin)]
+    edges = [edge for request in requests for edge in _edges(request, begin)]
     when = np.array([edge[0] for edge in edges])
     order = np.argsort(when, kind="stable")
     level, slope = (np.array([edge[k] for edge in edges])[order] for k in (1, 2))
@@ -88,16 +92,16 @@ def _load(trips: list[LoggedRequest], begin: float, times: Reals) -> Reals:
     return np.where(load > 1e-3, load, 0.0)
 
 
-def _edges(trip: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
+def _edges(request: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
     """(seconds behind `begin`, by how much the level changes, by how much the slope does)."""
-    assert trip.bound is not None
-    bound = trip.bound - begin
-    end = max(trip.end - begin, bound)
-    edges = [(bound, float(trip.prompt), 0.0), (end, -float(trip.prompt), 0.0)]
-    if trip.first_token_at is None or not trip.output:
+    assert request.bound_at is not None
+    bound = request.bound_at - begin
+    end = max(request.ended_at - begin, bound)
+    edges = [(bound, float(request.prompt), 0.0), (end, -float(request.prompt), 0.0)]
+    if request.first_token_at is None or not request.output:
         return edges
-    first = min(max(trip.first_token_at - begin, bound), end)
-    rate = (trip.output - 1) / (end - first) if end > first else 0.0
+    first = min(max(request.first_token_at - begin, bound), end)
+    rate = (request.output - 1) / (end - first) if end > first else 0.0
     ramp = 1.0 - rate * first
     return [*edges, (first, ramp, rate), (end, -ramp, -rate)]
 
@@ -148,7 +152,7 @@ class ProxyLogFigures:
         workers: of each worker that had any.
         imbalance: workers x largest load - all load, mean, tokens; nan without load.
         idle: that, as a part of workers x largest load; nan without load.
-        cut: lines of the log that were left out.
+        cut_lines: lines of the log that were left out.
     """
 
     seconds: float
@@ -157,7 +161,7 @@ class ProxyLogFigures:
     workers: dict[str, RequestFigures]
     imbalance: float
     idle: float
-    cut: int
+    cut_lines: int
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; None for what is not known."""
@@ -165,21 +169,21 @@ class ProxyLogFigures:
         return found
 
 
-def figures_of(routed: ProxyLog) -> ProxyLogFigures:
+def proxy_log_figures(routed: ProxyLog) -> ProxyLogFigures:
     """All of them."""
     loads = worker_loads(routed)
-    means = {} if loads is None else dict(zip(routed.workers, _build_context(loads), strict=True))
+    means = {} if loads is None else dict(zip(routed.workers, _mean_loads(loads), strict=True))
     return ProxyLogFigures(
         seconds=routed.seconds,
-        outcomes=dict(Counter(trip.outcome for trip in routed.requests).most_common()),
+        outcomes=dict(Counter(request.outcome for request in routed.requests).most_common()),
         total=_share(routed.requests, sum(means.values()) if means else float("nan")),
         workers={
-            name: _share(trips, means.get(name, float("nan")))
-            for name, trips in routed.by_worker.items()
+            name: _share(requests, means.get(name, float("nan")))
+            for name, requests in routed.by_worker.items()
         },
         imbalance=float("nan") if loads is None else loads.imbalance,
         idle=float("nan") if loads is None else loads.idle,
-        cut=routed.cut_lines,
+        cut_lines=routed.cut_lines,
     )
 
 
@@ -191,22 +195,22 @@ def mean_and_p99(values: Iterable[float | None]) -> MeanAndP99:
     return MeanAndP99(float(known.mean()), float(np.quantile(known, 0.99)))
 
 
-def _build_context(loads: WorkerLoads) -> list[float]:
+def _mean_loads(loads: WorkerLoads) -> list[float]:
     if not loads.busy.any():
         return [float("nan")] * loads.tokens.shape[1]
     return [float(mean) for mean in loads.tokens[loads.busy].mean(axis=0)]
 
 
-def _share(trips: Sequence[LoggedRequest], load: float) -> RequestFigures:
+def _share(requests: Sequence[LoggedRequest], load: float) -> RequestFigures:
     return RequestFigures(
-        requests=len(trips),
-        completed=sum(trip.outcome == COMPLETED for trip in trips),
-        retried=sum(trip.attempts > 1 for trip in trips),
-        prompt=sum(trip.prompt for trip in trips),
-        output=sum(trip.output for trip in trips),
-        wait=mean_and_p99(trip.wait for trip in trips),
-        ttft=mean_and_p99(trip.ttft for trip in trips),
-        tpot=mean_and_p99(trip.tpot for trip in trips),
+        requests=len(requests),
+        completed=sum(request.outcome == COMPLETED for request in requests),
+        retried=sum(request.attempts > 1 for request in requests),
+        prompt=sum(request.prompt for request in requests),
+        output=sum(request.output for request in requests),
+        wait=mean_and_p99(request.wait for request in requests),
+        ttft=mean_and_p99(request.ttft for request in requests),
+        tpot=mean_and_p99(request.tpot for request in requests),
         load=load,
     )
 

@@ -1,17 +1,24 @@
 """The page of `equipoise route-report`: one HTML file that needs nothing else."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from equipoise import __version__
+from equipoise.report.page import (
+    CSS,
+    card,
+    escape_html,
+    facts,
+    json_details,
+    picture_section,
+    section,
+    table,
+)
 from equipoise.report.proxy_log.figures import ProxyLogFigures
 from equipoise.report.proxy_log.plots import request_gantt, wait_by_prompt, worker_load_plot
 from equipoise.report.proxy_log.requests import COMPLETED, ProxyLog
-from equipoise.report.proxy_log.table import HEADS, UNITS, format_value, notes, rows_of, title
-from equipoise.report.run.html import escape_html
-from equipoise.report.stylesheet import CSS
-from equipoise.report.svg import Picture
+from equipoise.report.proxy_log.table import HEADS, UNITS, format_value, notes, table_rows, title
 
 PARTS = (("Requests and tokens", 0, 4), ("Times", 4, 10))
 """The columns, in tables that fit a page."""
@@ -24,10 +31,10 @@ def render_html(routed: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, 
         (
             _head(routed, figures),
             _tiles(figures),
-            *(_picture(picture) for picture in drawn if picture is not None),
-            _section("Worker by worker", _workers(figures)),
-            _section("How requests ended", _outcomes(figures)),
-            _section("Where from", _about(about)),
+            *(picture_section(picture) for picture in drawn if picture is not None),
+            section("Worker by worker", _workers(figures)),
+            section("How requests ended", _outcomes(figures)),
+            section("Where from", _about(about)),
             _figures(about, figures),
         )
     )
@@ -45,8 +52,8 @@ def _head(routed: ProxyLog, figures: ProxyLogFigures) -> str:
     verdict = f"{completed:,} of {total:,} requests completed"
     return (
         "<header><h1>Where requests went</h1>"
-        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. From the log of '
-        "equipoise route.</p>"
+        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. '
+        "From the log of equipoise route.</p>"
         f'<div class="verdict {mood}">{escape_html(verdict)}</div></header>'
     )
 
@@ -76,8 +83,8 @@ def _workers(figures: ProxyLogFigures) -> str:
     for name, first, last in PARTS:
         columns = zip(HEADS[first:last], UNITS[first:last], strict=True)
         heads = (name, *(f"{head}, {unit}" if unit else head for head, unit in columns))
-        rows = [(row[0], *row[1 + first : 1 + last]) for row in rows_of(figures)]
-        tables.append(f'<div class="card">{_table(heads, rows)}</div>')
+        rows = [(row[0], *row[1 + first : 1 + last]) for row in table_rows(figures)]
+        tables.append(f'<div class="card">{table(heads, rows)}</div>')
     lines = "".join(f"<li>{escape_html(_sentence(line))}</li>" for line in notes(figures))
     return f"{''.join(tables)}<ul class=soft>{lines}</ul>"
 
@@ -87,38 +94,17 @@ def _outcomes(figures: ProxyLogFigures) -> str:
     rows = [
         (name, f"{count:,}", f"{count / total:.1%}") for name, count in figures.outcomes.items()
     ]
-    return f'<div class="card">{_table(("", "requests", "part"), rows)}</div>'
+    return f'<div class="card">{table(("", "requests", "part"), rows)}</div>'
 
 
 def _about(about: Mapping[str, str]) -> str:
-    facts = {"equipoise": __version__, **about}
-    pairs = (f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in facts.items())
-    return f'<div class="card"><dl>{"".join(pairs)}</dl></div>'
+    return card(facts({"equipoise": __version__, **about}.items()))
 
 
 def _figures(about: Mapping[str, str], figures: ProxyLogFigures) -> str:
     whole: dict[str, Any] = {**about, **figures.to_json()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
-    return f'<div class="card"><details>{inner}</details></div>'
-
-
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
-    lines = ("".join(f"<td>{escape_html(text)}</td>" for text in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _picture(picture: Picture) -> str:
-    inner = (
-        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>'
-    )
-    return _section(picture.title, inner)
-
-
-def _section(name: str, inner: str) -> str:
-    return f"<section><h2>{escape_html(name)}</h2>{inner}</section>"
+    return json_details(text)
 
 
 def _sentence(line: str) -> str:

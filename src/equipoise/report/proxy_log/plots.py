@@ -15,9 +15,9 @@ import numpy as np
 from equipoise.report import plot_helpers
 from equipoise.report.proxy_log.figures import Reals, WorkerLoads, worker_loads
 from equipoise.report.proxy_log.requests import COMPLETED, LoggedRequest, ProxyLog
-from equipoise.report.run.table import printable
 from equipoise.report.simulation.plot_style import add_grid
 from equipoise.report.svg import MUTED, SEQUENTIAL, TEXT_COLOUR, Picture, draw
+from equipoise.report.text import printable
 
 MOST_WORKERS = 8
 """That are drawn: more would be a carpet."""
@@ -46,29 +46,31 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     workers = routed.workers[:MOST_WORKERS]
     shown = set(workers)
     known = sorted(
-        (trip for trip in routed.bound_requests if trip.worker in shown),
-        key=lambda trip: trip.arrival,
+        (request for request in routed.bound_requests if request.worker in shown),
+        key=lambda request: request.arrived_at,
     )
     if not known:
         return None
     skipped = max(0, len(known) - MOST_REQUESTS) // 2
     middle = known[skipped : skipped + MOST_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
-    return LogExcerpt(workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrival)
+    return LogExcerpt(
+        workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrived_at
+    )
 
 
-def pack_lanes(trips: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
+def pack_lanes(requests: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
     """In as few lanes as can be: each request takes the lane that is free first."""
     lanes: list[list[LoggedRequest]] = []
     free: list[tuple[float, int]] = []
-    for trip in sorted(trips, key=lambda one: one.arrival):
-        if free and free[0][0] <= trip.arrival:
+    for request in sorted(requests, key=lambda one: one.arrived_at):
+        if free and free[0][0] <= request.arrived_at:
             lane = heappop(free)[1]
         else:
             lane = len(lanes)
             lanes.append([])
-        lanes[lane].append(trip)
-        heappush(free, (trip.end, lane))
+        lanes[lane].append(request)
+        heappush(free, (request.ended_at, lane))
     return tuple(map(tuple, lanes))
 
 
@@ -131,8 +133,8 @@ def _worker(
     bars = [
         (number, part, start - begin, end - start)
         for number, lane in enumerate(lanes)
-        for trip in lane
-        for part, start, end in request_parts(trip)
+        for request in lane
+        for part, start, end in request_parts(request)
     ]
     for part, colour in PART_COLOURS.items():
         own = [bar for bar in bars if bar[1] == part]
@@ -141,10 +143,10 @@ def _worker(
             height=0.82, color=colour, linewidth=0,
         )  # fmt: skip
     ends = [
-        (trip.end - begin, number)
+        (request.ended_at - begin, number)
         for number, lane in enumerate(lanes)
-        for trip in lane
-        if trip.outcome != COMPLETED
+        for request in lane
+        if request.outcome != COMPLETED
     ]
     axis.plot([end[0] for end in ends], [end[1] for end in ends], marker="|", markersize=5,
               linestyle="none", color=FAILED_COLOUR, markeredgewidth=1.6)  # fmt: skip
@@ -163,19 +165,23 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
     axis.set_axisbelow(True)
 
 
-def request_parts(trip: LoggedRequest) -> Iterator[tuple[str, float, float]]:
+def request_parts(request: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
     waits, prompts, makes, whole = PART_COLOURS
-    bound = trip.end if trip.bound is None else max(trip.bound, trip.arrival)
-    yield waits, trip.arrival, bound
-    if trip.bound is None:
+    bound = (
+        request.ended_at if request.bound_at is None else max(request.bound_at, request.arrived_at)
+    )
+    yield waits, request.arrived_at, bound
+    if request.bound_at is None:
         return
-    if not trip.streamed:
-        yield whole, bound, max(trip.end, bound)
+    if not request.streamed:
+        yield whole, bound, max(request.ended_at, bound)
         return
-    first = max(trip.end if trip.first is None else trip.first, bound)
+    first = max(
+        request.ended_at if request.first_answer_at is None else request.first_answer_at, bound
+    )
     yield prompts, bound, first
-    yield makes, first, max(trip.end, first)
+    yield makes, first, max(request.ended_at, first)
 
 
 def _legend(figure: "Figure") -> None:
@@ -268,7 +274,11 @@ def _keys() -> list[object]:
 
 def prompt_classes(routed: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
-    known = [(trip.prompt, trip.wait) for trip in routed.bound_requests if trip.wait is not None]
+    known = [
+        (request.prompt, request.wait)
+        for request in routed.bound_requests
+        if request.wait is not None
+    ]
     if len(known) < MIN_REQUESTS:
         return []
     pairs = np.array(known, dtype=np.float64)

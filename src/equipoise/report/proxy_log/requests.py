@@ -13,10 +13,10 @@ class LoggedRequest:
 
     Attributes:
         worker: name of the one that had it last.
-        arrival: at the proxy.
-        bound: to that worker.
-        first: of its answer was passed on.
-        end: of it.
+        arrived_at: at the proxy.
+        bound_at: to that worker.
+        first_answer_at: of its answer was passed on.
+        ended_at: of it.
         prompt: tokens.
         output: tokens.
         streamed: whether tokens were passed on as they came.
@@ -25,10 +25,10 @@ class LoggedRequest:
     """
 
     worker: str | None
-    arrival: float
-    bound: float | None
-    first: float | None
-    end: float
+    arrived_at: float
+    bound_at: float | None
+    first_answer_at: float | None
+    ended_at: float
     prompt: int
     output: int
     streamed: bool
@@ -38,24 +38,26 @@ class LoggedRequest:
     @property
     def first_token_at(self) -> float | None:
         """When tokens of it began to be told to the policy one after the other."""
-        return self.first if self.streamed else None
+        return self.first_answer_at if self.streamed else None
 
     @property
     def wait(self) -> float | None:
         """Seconds until it was bound to the worker that had it last."""
-        return None if self.bound is None else max(0.0, self.bound - self.arrival)
+        return None if self.bound_at is None else max(0.0, self.bound_at - self.arrived_at)
 
     @property
     def ttft(self) -> float | None:
         """Seconds to the first token, as its client saw them; of a stream only."""
-        return None if self.first_token_at is None else max(0.0, self.first_token_at - self.arrival)
+        return (
+            None if self.first_token_at is None else max(0.0, self.first_token_at - self.arrived_at)
+        )
 
     @property
     def tpot(self) -> float | None:
         """Seconds for each token behind the first; of a completed stream only."""
         if self.first_token_at is None or self.output < 2 or self.outcome != COMPLETED:
             return None
-        return max(0.0, self.end - self.first_token_at) / (self.output - 1)
+        return max(0.0, self.ended_at - self.first_token_at) / (self.output - 1)
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class ProxyLog:
     def by_worker(self) -> dict[str, tuple[LoggedRequest, ...]]:
         """Requests by the worker that had them last, numbers in names in order."""
         found: dict[str, list[LoggedRequest]] = {}
-        for trip in self.requests:
-            if trip.worker is not None:
-                found.setdefault(trip.worker, []).append(trip)
+        for request in self.requests:
+            if request.worker is not None:
+                found.setdefault(request.worker, []).append(request)
         return {name: tuple(found[name]) for name in sorted(found, key=_natural)}
 
     @property
@@ -89,17 +91,17 @@ class ProxyLog:
     @cached_property
     def bound_requests(self) -> tuple[LoggedRequest, ...]:
         """Requests that a worker had."""
-        return tuple(trip for trip in self.requests if trip.bound is not None)
+        return tuple(request for request in self.requests if request.bound_at is not None)
 
     @property
     def begin(self) -> float:
         """When the first request arrived."""
-        return min(trip.arrival for trip in self.requests)
+        return min(request.arrived_at for request in self.requests)
 
     @property
     def seconds(self) -> float:
         """From the first arrival to the last end."""
-        return max(trip.end for trip in self.requests) - self.begin
+        return max(request.ended_at for request in self.requests) - self.begin
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

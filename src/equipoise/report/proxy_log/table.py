@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from math import isnan
 
-from equipoise.report.placement.forecast import pluralize
 from equipoise.report.proxy_log.figures import MeanAndP99, ProxyLogFigures, RequestFigures
-from equipoise.report.run.table import printable
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import pluralize, printable
 
 HEADS = (
     "requests", "prompt", "output", "load", "wait", "P99", "TTFT", "P99", "TPOT", "P99",
@@ -16,14 +15,14 @@ ALL = "all"
 NONE = "\u2013"
 
 
-def render(figures: ProxyLogFigures, log: str, ink: ColourMode) -> str:
+def render(figures: ProxyLogFigures, log: str, colours: ColourMode) -> str:
     """The whole table."""
-    rows = [("", *HEADS), ("", *UNITS), *rows_of(figures)]
+    rows = [("", *HEADS), ("", *UNITS), *table_rows(figures)]
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     lines = [_aligned(row, widths) for row in rows]
-    lines[:2] = [styled(line, TextStyle.DIM, ink) for line in lines[:2]]
-    lines[-1] = styled(lines[-1], TextStyle.BOLD, ink)
-    head = styled(f"{printable(log)}: {title(figures)}", TextStyle.BOLD, ink)
+    lines[:2] = [styled(line, TextStyle.DIM, colours) for line in lines[:2]]
+    lines[-1] = styled(lines[-1], TextStyle.BOLD, colours)
+    head = styled(f"{printable(log)}: {title(figures)}", TextStyle.BOLD, colours)
     return "\n".join([head, *outcomes(figures), "", *lines, "", *notes(figures)])
 
 
@@ -41,7 +40,7 @@ def outcomes(figures: ProxyLogFigures) -> Iterator[str]:
     yield ", ".join(f"{count:,} {name}" for name, count in figures.outcomes.items())
 
 
-def rows_of(figures: ProxyLogFigures) -> list[tuple[str, ...]]:
+def table_rows(figures: ProxyLogFigures) -> list[tuple[str, ...]]:
     """A row for each worker, then one for all; as many cells as `HEADS`, behind the name."""
     rows = [(printable(name), *_cells(share)) for name, share in figures.workers.items()]
     return [*rows, (ALL, *_cells(figures.total))]
@@ -56,8 +55,8 @@ def notes(figures: ProxyLogFigures) -> Iterator[str]:
         )
     if figures.total.retried:
         yield f"{pluralize(figures.total.retried, 'request')} sent more than once; the last counts"
-    if figures.cut:
-        lines = pluralize(figures.cut, "line")
+    if figures.cut_lines:
+        lines = pluralize(figures.cut_lines, "line")
         yield f"{lines} of the log cut off and left out: a proxy was killed, or a disk was full"
     yield "requests that were under way when the proxy was killed are in no log"
 

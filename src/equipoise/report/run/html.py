@@ -2,14 +2,22 @@
 
 import json
 from collections.abc import Iterable
-from html import escape
 
 from equipoise.demo.run_record import RunRecord
+from equipoise.report.page import (
+    CSS,
+    card,
+    escape_html,
+    facts,
+    json_details,
+    picture_section,
+    section,
+)
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import RunSummary
-from equipoise.report.run.table import COLUMNS, cells, human_bytes, ordered_variants, verdict
-from equipoise.report.stylesheet import CSS
-from equipoise.report.svg import Picture, PlotsMissing
+from equipoise.report.run.table import COLUMNS, cells, ordered_variants, verdict
+from equipoise.report.svg import PlotsMissing
+from equipoise.report.text import human_bytes
 
 __all__ = ["PlotsMissing", "render_html"]
 
@@ -23,11 +31,11 @@ def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
         (
             _head(summary),
             _tiles(summary),
-            _section("The same traffic, served in each way", _table(summary)),
-            *(_picture(picture) for picture in pictures(record)),
-            _section("What the model was asked, and wrote", _samples(record)),
+            section("The same traffic, served in each way", _table(summary)),
+            *(picture_section(picture) for picture in pictures(record)),
+            section("What the model was asked, and wrote", _samples(record)),
             *_engine(summary),
-            _section("Machine and command", _machine(summary, command)),
+            section("Machine and command", _machine(summary, command)),
             _figures(summary),
         )
     )
@@ -37,12 +45,6 @@ def render_html(record: RunRecord, summary: RunSummary, command: str) -> str:
         f"<title>Equipoise: a run on {summary.ranks_text}</title>\n<style>{CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
-
-
-def escape_html(text: str) -> str:
-    """Escaped for HTML; control characters, which no page may hold, are replaced."""
-    kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-    return escape(kept, quote=True)
 
 
 def _head(summary: RunSummary) -> str:
@@ -64,7 +66,7 @@ def _tiles(summary: RunSummary) -> str:
     before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
     moved = [
         (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
-        (f"{summary.epochs}", "epochs committed"),
+        (f"{summary.rebalances}", "rebalances committed"),
         (_seconds(summary.stall_seconds), f"stall{noise}"),
     ]
     tiles = [
@@ -111,14 +113,6 @@ def _compared_with(summary: RunSummary) -> str:
     )
 
 
-def _picture(picture: Picture) -> str:
-    # An <svg> of our own making: its texts were escaped when it was drawn.
-    return _section(
-        picture.title,
-        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>',
-    )
-
-
 def _samples(record: RunRecord) -> str:
     cards = "".join(
         f'<div class="card"><h3>{escape_html(phase)}</h3>'
@@ -133,14 +127,14 @@ def _samples(record: RunRecord) -> str:
 
 def _engine(summary: RunSummary) -> list[str]:
     """What the engine was told; nothing where there was none."""
-    if not summary.engine:
+    if not summary.engine_options:
         return []
-    note = '<p class="soft">By option of the command; in_flight is of a rank.</p>'
+    note = '<p class="soft">By option of the command; staging_bytes is of a rank.</p>'
     facts = (
-        (key, human_bytes(int(value)) if key == "in_flight" else value)
-        for key, value in summary.engine.items()
+        (key, human_bytes(int(value)) if key == "staging_bytes" else value)
+        for key, value in summary.engine_options.items()
     )
-    return [_section("What the engine was told", note + _list(facts))]
+    return [section("What the engine was told", note + _list(facts))]
 
 
 def _machine(summary: RunSummary, command: str) -> str:
@@ -154,19 +148,13 @@ def _machine(summary: RunSummary, command: str) -> str:
     return _list(facts)
 
 
-def _list(facts: Iterable[tuple[str, object]]) -> str:
-    items = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in facts)
-    return f'<div class="card"><dl>{items}</dl></div>'
+def _list(pairs: Iterable[tuple[str, object]]) -> str:
+    return card(facts(pairs))
 
 
 def _figures(summary: RunSummary) -> str:
     text = json.dumps(summary.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
-    return f'<div class="card"><details>{inner}</details></div>'
-
-
-def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape_html(title)}</h2>{inner}</section>"
+    return json_details(text)
 
 
 def _smaller(summary: RunSummary) -> str:

@@ -155,14 +155,14 @@ def stall_seconds(step_seconds: Reals, unbalanced_seconds: Reals, window: StepRa
 
 
 def after_first_commit(balanced: VariantRecord | None, steps: int) -> StepRange:
-    """From the first committed epoch's step to the end; the whole run where none committed."""
-    commits = [e.step for e in balanced.epochs if e.outcome == COMMITTED] if balanced else []
+    """From the first committed rebalance's step to the end; the whole run where none committed."""
+    commits = [e.step for e in balanced.rebalances if e.outcome == COMMITTED] if balanced else []
     return StepRange(min(commits, default=0), steps)
 
 
-def after_first_epoch_began(balanced: VariantRecord | None, steps: int) -> StepRange:
-    """From the step that closed the first epoch's load window to the end: where stalls count."""
-    begun = [e.planned_at for e in balanced.epochs] if balanced else []
+def after_first_rebalance_began(balanced: VariantRecord | None, steps: int) -> StepRange:
+    """The steps in which stalls count: from the end of the first load window on."""
+    begun = [e.planned_at for e in balanced.rebalances] if balanced else []
     return StepRange(min(begun, default=0), steps)
 
 

@@ -2,7 +2,7 @@
 
 The heat maps of a run: who was busy when.
 
-An epoch as a Gantt chart: what every rank did while weights moved and the model went on.
+A rebalance as a Gantt chart: what every rank did while weights moved and the model went on.
 
 The pictures of a run, in the order of the report.
 """
@@ -16,11 +16,11 @@ import numpy as np
 
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.observe.trace import RecordedSpan
-from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord
 from equipoise.report import plot_helpers
 from equipoise.report.run import metrics
 from equipoise.report.run.metrics import Reals
-from equipoise.report.run.summary import committed_epochs, main_variant
+from equipoise.report.run.summary import committed_rebalances, main_variant
 from equipoise.report.run.table import ORDER
 from equipoise.report.svg import (
     DIVERGING,
@@ -88,7 +88,7 @@ def step_time_curve(record: RunRecord) -> Picture:
         "Step time",
         "Wall time of the slowest rank, as measured on this machine. Ranks that share processor "
         "cores take turns, so balance itself saves them no time here; what to look for is whether "
-        "the marks under the axis, where epochs took effect, stand out.",
+        "the marks under the axis, where rebalances took effect, stand out.",
         draw("time", 2.9, paint),
     )
 
@@ -125,7 +125,7 @@ def _finish(axis: "Axes", record: RunRecord) -> None:
     axis.minorticks_off()
     plot_helpers.mark_switches(axis, record, TEXT_COLOUR)
     plot_helpers.label_phases(axis, record)
-    plot_helpers.mark_epochs(axis, main_variant(record))
+    plot_helpers.mark_rebalances(axis, main_variant(record))
 
 
 def _label_ends(axis: "Axes", lines: dict[str, Reals]) -> None:
@@ -167,7 +167,7 @@ def rank_heat_map(record: RunRecord) -> Picture:
         "Tokens by rank and step",
         "One band per rank, one line per layer within it. Red waits for nobody and makes the "
         "others wait; blue waits. Vertical lines: the kind of text switches. Small marks under the "
-        "axis: an epoch took effect.",
+        "axis: a rebalance took effect.",
         draw("ranks", 1.1 + 2.3 * len(panels), paint),
     )
 
@@ -258,7 +258,7 @@ def _rank_panel(
         axis.axhline(rank * record.layers, color="white", linewidth=1.6)
     plot_helpers.mark_switches(axis, record, HEAT_MAP_LINES)
     plot_helpers.hide_spines(axis)
-    plot_helpers.mark_epochs(axis, variant)
+    plot_helpers.mark_rebalances(axis, variant)
     axis.set_title(PANEL_TITLES.get(variant.name, f"balanced, {variant.name} shares"), pad=6)
 
 
@@ -275,15 +275,18 @@ LANE_NAMES = {
     Track.TRANSFER: "transfer",
     Track.COPY: "rounds",
 }
+SPAN_KEY = str(Track.REBALANCE)
+"""Detail that holds the number of a rebalance, and how the name of its span begins: the recorder of
+the engine calls both as it calls the track."""
 MARGIN = 0.06
-"""Of the epoch's length, shown before and behind it."""
+"""Of the rebalance's length, shown before and behind it."""
 SHORTEST = 0.0015
 """Of the width: shorter work is drawn so long, to be seen at all."""
 
 
 @dataclass(frozen=True)
-class EpochExtent:
-    """Wall-clock seconds from which to which the picture goes, and the epoch within."""
+class RebalanceExtent:
+    """Wall-clock seconds from which to which the picture goes, and the rebalance within."""
 
     begin: float
     end: float
@@ -291,11 +294,11 @@ class EpochExtent:
     last: float
 
 
-def epoch_gantt(record: RunRecord) -> Picture | None:
-    """The committed epoch that moved most; None where nothing was moved under observation."""
-    epoch = largest_epoch(record)
-    extent = None if epoch is None else epoch_extent(epoch, record.spans)
-    if epoch is None or extent is None:
+def rebalance_gantt(record: RunRecord) -> Picture | None:
+    """The committed rebalance that moved most; None where nothing was moved under observation."""
+    rebalance = largest_rebalance(record)
+    extent = None if rebalance is None else rebalance_extent(rebalance, record.spans)
+    if rebalance is None or extent is None:
         return None
     ranks = sorted({span.rank for span in record.spans})[:MOST_RANKS]
 
@@ -304,40 +307,46 @@ def epoch_gantt(record: RunRecord) -> Picture | None:
         for axis, rank in zip(axes, ranks, strict=True):
             _rank(axis, rank, _within(record.spans, rank, extent), extent)
         _legend(axes[0], {span.name for span in record.spans if span.track == Track.REBALANCE})
-        axes[-1].set_xlabel("milliseconds since the epoch was opened")
+        axes[-1].set_xlabel("milliseconds since the rebalance was opened")
 
     return Picture(
-        f"Epoch {epoch.number}, rank by rank",
-        f"Opened before step {epoch.planned_at}, installed before step {epoch.step}: "
-        f"{epoch.slots_moved} copies. The steps of the model go on above the work that is done "
+        f"Rebalance {rebalance.number}, rank by rank",
+        f"Opened before step {rebalance.planned_at}, installed before step {rebalance.step}: "
+        f"{rebalance.slots_moved} copies. The steps of the model go on above the work that is done "
         "beside them: a plan, votes, and rounds in which weights travel. A phase changes only "
         "between two steps. As the host sees it; ranks that share processor cores take turns.",
         draw("gantt", 0.9 + 1.25 * len(ranks), paint),
     )
 
 
-def largest_epoch(record: RunRecord) -> Epoch | None:
-    """The committed epoch with most copies, the first of several; none without a copy."""
+def largest_rebalance(record: RunRecord) -> Rebalance | None:
+    """The committed rebalance with most copies, the first of several; none without a copy."""
     main = main_variant(record)
-    moved = [epoch for epoch in committed_epochs(main) if epoch.slots_moved] if main else []
-    return max(moved, key=lambda epoch: epoch.slots_moved, default=None)
+    moved = (
+        [rebalance for rebalance in committed_rebalances(main) if rebalance.slots_moved]
+        if main
+        else []
+    )
+    return max(moved, key=lambda rebalance: rebalance.slots_moved, default=None)
 
 
-def epoch_extent(epoch: Epoch, spans: Sequence[RecordedSpan]) -> EpochExtent | None:
+def rebalance_extent(rebalance: Rebalance, spans: Sequence[RecordedSpan]) -> RebalanceExtent | None:
     """When it was, over all ranks; None where its spans were not kept."""
     own = [
         span
         for span in spans
-        if span.track == Track.REBALANCE and span.details.get("epoch") == epoch.number
+        if span.track == Track.REBALANCE and span.details.get(SPAN_KEY) == rebalance.number
     ]
     if not own:
         return None
     first, last = min(span.begin for span in own), max(span.end for span in own)
     margin = (last - first) * MARGIN
-    return EpochExtent(first - margin, last + margin, first, last)
+    return RebalanceExtent(first - margin, last + margin, first, last)
 
 
-def _within(spans: Sequence[RecordedSpan], rank: int, extent: EpochExtent) -> list[RecordedSpan]:
+def _within(
+    spans: Sequence[RecordedSpan], rank: int, extent: RebalanceExtent
+) -> list[RecordedSpan]:
     """Of one rank, cut to the extent."""
     return [
         span
@@ -346,10 +355,10 @@ def _within(spans: Sequence[RecordedSpan], rank: int, extent: EpochExtent) -> li
     ]
 
 
-def _rank(axis: "Axes", rank: int, spans: Sequence[RecordedSpan], extent: EpochExtent) -> None:
+def _rank(axis: "Axes", rank: int, spans: Sequence[RecordedSpan], extent: RebalanceExtent) -> None:
     for lane, track in enumerate(LANES):
         for span in spans:
-            if span.track == track and not span.name.startswith("epoch"):
+            if span.track == track and not span.name.startswith(SPAN_KEY):
                 _bar(axis, lane, span, extent)
     axis.set_ylim(len(LANES) - 0.4, -0.6)
     axis.set_yticks(range(len(LANES)), [LANE_NAMES.get(track, str(track)) for track in LANES])
@@ -363,7 +372,7 @@ def _rank(axis: "Axes", rank: int, spans: Sequence[RecordedSpan], extent: EpochE
         axis.axvline(edge, color=TEXT_COLOUR, linewidth=0.9, linestyle=(0, (4, 3)))
 
 
-def _bar(axis: "Axes", lane: int, span: RecordedSpan, extent: EpochExtent) -> None:
+def _bar(axis: "Axes", lane: int, span: RecordedSpan, extent: RebalanceExtent) -> None:
     begin, end = max(span.begin, extent.begin), min(span.end, extent.end)
     width = max(end - begin, (extent.end - extent.begin) * SHORTEST)
     axis.barh(
@@ -401,7 +410,7 @@ def _legend(axis: "Axes", present: set[str]) -> None:
 
 def pictures(record: RunRecord) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
-    gantt = epoch_gantt(record)
+    gantt = rebalance_gantt(record)
     return (
         rank_heat_map(record),
         imbalance_curve(record),

@@ -5,19 +5,27 @@ from dataclasses import asdict, dataclass
 
 from equipoise.balancer.experts.runtime.events import COMMITTED, COMPLETED, UNCHANGED
 from equipoise.demo.engine_options import EngineOptions, uses_shares
-from equipoise.demo.run_record import Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord
 from equipoise.demo.settings import VariantName
 from equipoise.report.run import metrics
 from equipoise.report.run.metrics import StepRange
 
-EPOCHS_PER_PHASE = 2
-"""Epochs, committed or unchanged, that every phase needs before a run counts as having balanced."""
+REBALANCES_PER_PHASE = 2
+"""Rebalances, committed or unchanged, that every phase needs for a run to count as balanced."""
 
 
 SETUP = (
     *("version", "backend", "communicator", "machine", "layers", "experts", "slots"),
     *("ranks", "stages", "tensor_ranks"),
-    *("shares", "steps", "phases", "switch_steps", "reference_outputs", "placement", "engine"),
+    *(
+        "shares",
+        "steps",
+        "phases",
+        "switch_steps",
+        "reference_outputs",
+        "placement",
+        "engine_options",
+    ),
 )
 """Keys that a summary takes over from the record as they are."""
 
@@ -30,9 +38,9 @@ class VariantSummary:
     balancedness: float | None
     tokens_per_second: float | None
     stall_seconds: float
-    epochs: int
-    epochs_per_phase: tuple[int, ...]
-    epochs_unchanged: int
+    rebalances: int
+    rebalances_per_phase: tuple[int, ...]
+    rebalances_unchanged: int
     slots_moved: int
     bytes_moved: int
     aborts: dict[str, int]
@@ -55,7 +63,7 @@ class RunSummary:
     shares: str
     placement: str
     """Digest of the placement that was given; empty where none was."""
-    engine: EngineOptions
+    engine_options: EngineOptions
     """What the engine was told, by option; empty without one."""
     steps: int
     tokens: int
@@ -68,9 +76,9 @@ class RunSummary:
     imbalance_lagged: float | None
     imbalance_placement: float | None
     noise_floor: float | None
-    epochs: int
-    epochs_per_phase: tuple[int, ...]
-    epochs_unchanged: int
+    rebalances: int
+    rebalances_per_phase: tuple[int, ...]
+    rebalances_unchanged: int
     slots_moved: int
     slots_total: int
     bytes_moved: int
@@ -113,7 +121,11 @@ class RunSummary:
     @property
     def sharing_text(self) -> str:
         """How the variant that the run is about served, in words."""
-        rule = "" if uses_shares(self.engine) else f", rule {self.engine['rule']}"
+        rule = (
+            ""
+            if uses_shares(self.engine_options)
+            else f", rule {self.engine_options['routing_rule']}"
+        )
         if self.serves_placement:
             return f"the given placement{rule}"
         return "no balancing" if self.main is None else f"{self.shares} shares{rule}"
@@ -146,9 +158,9 @@ def summarise(record: RunRecord) -> RunSummary:
         imbalance_lagged=_imbalance(variants.get("lagged")),
         imbalance_placement=_imbalance(variants.get(VariantName.PLACEMENT)),
         noise_floor=_noise_floor(record, window),
-        epochs=main.epochs if main else 0,
-        epochs_per_phase=main.epochs_per_phase if main else tuple(0 for _ in record.phases),
-        epochs_unchanged=main.epochs_unchanged if main else 0,
+        rebalances=main.rebalances if main else 0,
+        rebalances_per_phase=main.rebalances_per_phase if main else tuple(0 for _ in record.phases),
+        rebalances_unchanged=main.rebalances_unchanged if main else 0,
         slots_moved=main.slots_moved if main else 0,
         slots_total=record.slots * record.layers,
         bytes_moved=main.bytes_moved if main else 0,
@@ -171,9 +183,9 @@ def outputs_identical(record: RunRecord) -> bool:
     return outputs == {record.reference_outputs}
 
 
-def committed_epochs(variant: VariantRecord) -> tuple[Epoch, ...]:
-    """The epochs that changed what slots hold."""
-    return tuple(epoch for epoch in variant.epochs if epoch.outcome == COMMITTED)
+def committed_rebalances(variant: VariantRecord) -> tuple[Rebalance, ...]:
+    """The rebalances that changed what slots hold."""
+    return tuple(rebalance for rebalance in variant.rebalances if rebalance.outcome == COMMITTED)
 
 
 def main_variant(record: RunRecord) -> VariantRecord | None:
@@ -182,17 +194,19 @@ def main_variant(record: RunRecord) -> VariantRecord | None:
 
 
 def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> VariantSummary:
-    epochs = committed_epochs(variant)
+    rebalances = committed_rebalances(variant)
     return VariantSummary(
         imbalance=_known(metrics.imbalance(variant.rank_rows, window)),
         balancedness=_known(metrics.balancedness(variant.rank_rows, window)),
         tokens_per_second=_rate(record, variant),
         stall_seconds=_stall(record, variant),
-        epochs=len(epochs),
-        epochs_per_phase=_per_phase(record, epochs),
-        epochs_unchanged=sum(epoch.outcome == UNCHANGED for epoch in variant.epochs),
-        slots_moved=sum(epoch.slots_moved for epoch in epochs),
-        bytes_moved=sum(epoch.bytes_moved for epoch in epochs),
+        rebalances=len(rebalances),
+        rebalances_per_phase=_per_phase(record, rebalances),
+        rebalances_unchanged=sum(
+            rebalance.outcome == UNCHANGED for rebalance in variant.rebalances
+        ),
+        slots_moved=sum(rebalance.slots_moved for rebalance in rebalances),
+        bytes_moved=sum(rebalance.bytes_moved for rebalance in rebalances),
         aborts=dict(variant.aborts),
         outputs=variant.outputs,
     )
@@ -201,7 +215,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> Va
 def _stall(record: RunRecord, variant: VariantRecord) -> float:
     """Against the unbalanced steps, or against the variant's own where there are none."""
     base = record.variants.get(VariantName.UNBALANCED, variant)
-    begun = metrics.after_first_epoch_began(main_variant(record), record.steps)
+    begun = metrics.after_first_rebalance_began(main_variant(record), record.steps)
     return metrics.stall_seconds(variant.step_seconds, base.step_seconds, begun)
 
 
@@ -210,11 +224,11 @@ def _rate(record: RunRecord, variant: VariantRecord) -> float | None:
     return float(record.step_tokens.sum()) / seconds if seconds > 0 else None
 
 
-def _per_phase(record: RunRecord, epochs: tuple[Epoch, ...]) -> tuple[int, ...]:
-    """Epochs by the phase that their step belongs to."""
+def _per_phase(record: RunRecord, rebalances: tuple[Rebalance, ...]) -> tuple[int, ...]:
+    """Rebalances by the phase that their step belongs to."""
     counts = [0] * len(record.phases)
-    for epoch in epochs:
-        counts[sum(epoch.step >= switch for switch in record.switch_steps)] += 1
+    for rebalance in rebalances:
+        counts[sum(rebalance.step >= switch for switch in record.switch_steps)] += 1
     return tuple(counts)
 
 
@@ -225,11 +239,16 @@ def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None
     if main.slots_moved == 0:
         return "no slot moved"
     ended = tuple(
-        epoch for epoch in record.variants[record.shares].epochs if epoch.outcome in COMPLETED
+        rebalance
+        for rebalance in record.variants[record.shares].rebalances
+        if rebalance.outcome in COMPLETED
     )
-    for phase, epochs in zip(record.phases, _per_phase(record, ended), strict=True):
-        if epochs < EPOCHS_PER_PHASE:
-            return f"phase {phase} had {epochs} epoch(s) without an abort, needs {EPOCHS_PER_PHASE}"
+    for phase, rebalances in zip(record.phases, _per_phase(record, ended), strict=True):
+        if rebalances < REBALANCES_PER_PHASE:
+            return (
+                f"phase {phase} had {rebalances} rebalance(s) without an abort, "
+                f"needs {REBALANCES_PER_PHASE}"
+            )
     return None
 
 

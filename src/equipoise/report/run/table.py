@@ -6,25 +6,26 @@ from equipoise.demo.engine_options import EngineOptions, uses_shares
 from equipoise.demo.settings import VariantName
 from equipoise.report.run.summary import RunSummary, VariantSummary
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import human_bytes, printable
 
 ORDER = tuple(VariantName)
 WIDTH = 80
 COLUMNS = ("variant", "imbalance", "x noise", "x smaller", "tokens/s", "stall s", "outputs")
 
 
-def render(summary: RunSummary, ink: ColourMode) -> str:
+def render(summary: RunSummary, colours: ColourMode) -> str:
     """The whole table; its last line is `verdict(summary)`. No line is wider than `WIDTH`, save
     where a phase's name is longer than a line."""
     lines = [
-        styled(_title(summary), TextStyle.BOLD, ink),
-        styled(_traffic(summary), TextStyle.DIM, ink),
+        styled(_title(summary), TextStyle.BOLD, colours),
+        styled(_traffic(summary), TextStyle.DIM, colours),
         "",
-        *_rows(summary, ink),
-        styled("-" * WIDTH, TextStyle.DIM, ink),
+        *_rows(summary, colours),
+        styled("-" * WIDTH, TextStyle.DIM, colours),
         *_moves(summary),
         *_notes(summary),
         "",
-        styled(verdict(summary), TextStyle.RED if summary.exit_code else TextStyle.GREEN, ink),
+        styled(verdict(summary), TextStyle.RED if summary.exit_code else TextStyle.GREEN, colours),
     ]
     return "\n".join(lines)
 
@@ -73,11 +74,11 @@ def _traffic(summary: RunSummary) -> str:
     return f"{summary.tokens:,} tokens in {summary.steps} steps: {kinds}{tail}"
 
 
-def _rows(summary: RunSummary, ink: ColourMode) -> list[str]:
-    lines = [styled(_aligned(COLUMNS), TextStyle.DIM, ink)]
+def _rows(summary: RunSummary, colours: ColourMode) -> list[str]:
+    lines = [styled(_aligned(COLUMNS), TextStyle.DIM, colours)]
     for name, _ in ordered_variants(summary):
         line = _aligned(cells(summary, name))
-        lines.append(styled(line, TextStyle.BOLD, ink) if name == summary.shares else line)
+        lines.append(styled(line, TextStyle.BOLD, colours) if name == summary.shares else line)
     return lines
 
 
@@ -92,19 +93,21 @@ def _moves(summary: RunSummary) -> list[str]:
         return ["balancing was off: nothing moved"]
     if summary.serves_placement:
         given = f"placement  {summary.placement} served unchanged: nothing moved"
-        return [given, *_engine(summary.engine)]
-    per_epoch = summary.slots_moved / summary.epochs if summary.epochs else 0.0
-    share = per_epoch / summary.slots_total
+        return [given, *_engine(summary.engine_options)]
+    per_rebalance = summary.slots_moved / summary.rebalances if summary.rebalances else 0.0
+    share = per_rebalance / summary.slots_total
     by_phase = ", ".join(
         f"{printable(phase)} {n}"
-        for phase, n in zip(summary.phases, summary.epochs_per_phase, strict=True)
+        for phase, n in zip(summary.phases, summary.rebalances_per_phase, strict=True)
     )
-    unchanged = f", {summary.epochs_unchanged} unchanged" if summary.epochs_unchanged else ""
+    unchanged = (
+        f", {summary.rebalances_unchanged} unchanged" if summary.rebalances_unchanged else ""
+    )
     lines = [
-        f"epochs     {summary.epochs} committed ({by_phase}){unchanged}",
-        f"copies     {summary.slots_moved:,} moved, {per_epoch:.1f} per epoch "
+        f"rebalances     {summary.rebalances} committed ({by_phase}){unchanged}",
+        f"copies     {summary.slots_moved:,} moved, {per_rebalance:.1f} per rebalance "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
-        *_engine(summary.engine),
+        *_engine(summary.engine_options),
     ]
     if summary.aborts:
         reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.aborts.items()))
@@ -112,19 +115,19 @@ def _moves(summary: RunSummary) -> list[str]:
     return lines
 
 
-def _engine(told: EngineOptions) -> list[str]:
+def _engine(options: EngineOptions) -> list[str]:
     """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
     lines = []
-    match told:
-        case {"commit": "boundary", "in_flight": room, "parcel": slots}:
+    match options:
+        case {"commit": "staged", "staging_bytes": room, "slots_per_message": slots}:
             lines.append(
-                f"path       boundary: {human_bytes(int(room))} in flight into a rank, "
+                f"path       staged: {human_bytes(int(room))} of staging per rank, "
                 f"messages of {slots} slots"
             )
-        case {"commit": "locked", "layer_updates_per_iter": layers}:
-            lines.append(f"path       locked: {layers} layer(s) a step")
-    if not uses_shares(told):
-        lines.append(f"rule       {told['rule']}: even parts, no shares")
+        case {"commit": "in_place", "layer_updates_per_iter": layers}:
+            lines.append(f"path       in place: {layers} layer(s) per step")
+    if not uses_shares(options):
+        lines.append(f"rule       {options['routing_rule']}: even parts, no shares")
     return lines
 
 
@@ -142,19 +145,6 @@ def _notes(summary: RunSummary) -> list[str]:
         f"{summary.steps - 1}; noise floor {floor}",
         stall,
     ]
-
-
-def printable(text: str) -> str:
-    """Text without control characters: a file's name must not drive the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1."""
-    amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount, units = amount / 1024, units[1:]
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

@@ -82,7 +82,8 @@ COLUMNS = (
     FigureColumn("bound", "bound", "tokens/s", 1.0, _NEITHER,
            "tokens made, had every step's work been spread evenly"),
     FigureColumn("gap", "gap", "%", 1e2, _LESS, "how far throughput is below its bound"),
-    FigureColumn("tpot_mean", "TPOT", "ms", 1e3, _LESS, "time per output token, mean over requests"),
+    FigureColumn("tpot_mean", "TPOT", "ms", 1e3, _LESS,
+           "time per output token, mean over requests"),
     FigureColumn("tpot_p95", "TPOT P95", "ms", 1e3, _LESS, "its 95th percentile"),
     FigureColumn("ttft_mean", "TTFT", "s", 1.0, _LESS, "from arrival to the first token"),
     FigureColumn("ttft_p99", "TTFT P99", "s", 1.0, _LESS, "its 99th percentile"),
@@ -107,8 +108,8 @@ class ColumnBest:
     Attributes:
         column: which.
         best: label of the contender with the best mean.
-        indistinguishable: labels of those whose difference to it, paired by seed, has a 95 % confidence
-            interval that includes 0; empty with one seed, where there are none.
+        indistinguishable: labels of those with a difference to it, paired by seed, of which the
+            95 % confidence interval includes 0; empty with one seed, where there are none.
     """
 
     column: FigureColumn
@@ -119,7 +120,7 @@ class ColumnBest:
 def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
     """Every column that has a best: not those in which all are equal, or nobody has a figure."""
     found = (_judged(column, results) for column in COLUMNS if column.better is not Better.NEITHER)
-    return tuple(judged for judged in found if judged is not None)
+    return tuple(best for best in found if best is not None)
 
 
 def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) -> Interval:
@@ -128,14 +129,14 @@ def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) ->
     return interval([getattr(a, figure) - getattr(b, figure) for a, b in pairs])
 
 
-def indistinguishable_lines(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[str]:
+def indistinguishable_lines(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
     """What cannot be told apart, a line for each column, and one for those without a winner."""
     others = len(found.results) - 1
-    if not judged:
+    if not best:
         yield "no policy is better than another at anything" if others else "one policy: no best"
         return
-    none = [one.column.head for one in judged if len(one.indistinguishable) == others]
-    some = [one for one in judged if 0 < len(one.indistinguishable) < others]
+    none = [one.column.head for one in best if len(one.indistinguishable) == others]
+    some = [one for one in best if 0 < len(one.indistinguishable) < others]
     if not none and not some:
         yield "every policy can be told from the best of every column (paired by seed, 95 %)"
         return

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
-from equipoise.report.run.html import escape_html
+from equipoise.report.page import (
+    CSS,
+    card,
+    escape_html,
+    facts,
+    json_details,
+    picture_section,
+    section,
+)
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
@@ -34,7 +42,6 @@ from equipoise.report.simulation.table import (
     sweep_cells,
     title,
 )
-from equipoise.report.stylesheet import CSS
 from equipoise.report.svg import Picture
 
 
@@ -73,17 +80,17 @@ def render_html(
     found: SimulationResult, about: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> str:
     """The whole file as text. Raises PlotsMissing without matplotlib."""
-    judged = best_of_columns(found.results)
+    best = best_of_columns(found.results)
     body = "\n".join(
         (
-            _head(found, judged),
-            _tiles(found, judged),
-            _section("The same requests, routed in each way", _tables(found, judged)),
-            *(_picture(picture) for picture in pictures(found)),
-            *([] if found.sweep is None else [_section("The sweep", _swept(found.sweep))]),
+            _head(found, best),
+            _tiles(found, best),
+            section("The same requests, routed in each way", _tables(found, best)),
+            *(picture_section(picture) for picture in pictures(found)),
+            *([] if found.sweep is None else [section("The sweep", _swept(found.sweep))]),
             *_differences(found),
-            _section("What was simulated", _facts(found)),
-            _section("Command and settings", _about(about)),
+            section("What was simulated", _facts(found)),
+            section("Command and settings", _about(about)),
             _figures(figures),
         )
     )
@@ -96,17 +103,17 @@ def render_html(
     )
 
 
-def _head(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
+def _head(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
     return (
         "<header><h1>Which worker serves a request</h1>"
-        f'<p class="soft">{escape_html(title(found))}. {escape_html(capitalised(found.subject.arrivals))}. '
-        "A simulation, not a measurement.</p>"
-        f'<div class="verdict good">{escape_html(_verdict(found, judged))}</div></header>'
+        f'<p class="soft">{escape_html(title(found))}. '
+        f"{escape_html(capitalised(found.subject.arrivals))}. A simulation, not a measurement.</p>"
+        f'<div class="verdict good">{escape_html(_verdict(found, best))}</div></header>'
     )
 
 
-def _verdict(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
-    most = next((one for one in judged if one.column.figure == "throughput"), None)
+def _verdict(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+    most = next((one for one in best if one.column.figure == "throughput"), None)
     if most is None:
         return "no policy makes more tokens a second than another"
     return f"most tokens a second: {most.best}{_doubt(found, most)}"
@@ -122,17 +129,17 @@ def _doubt(found: SimulationResult, most: ColumnBest) -> str:
     return f"; cannot be told from it: {names}"
 
 
-def _tiles(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
-    best = {one.column.figure: one.best for one in judged}
+def _tiles(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+    winner = {one.column.figure: one.best for one in best}
     named = {result.named_policy.label: result for result in found.results}
     tiles = []
     for figure, words in TILES.items():
         column = BY_FIGURE[figure].fitted(found.results)
-        if figure in best:
-            value = named[best[figure]].interval(figure).mean * column.scale
+        if figure in winner:
+            value = named[winner[figure]].interval(figure).mean * column.scale
             unit = "" if figure == "throughput" else f" {column.unit}"
             text = f"{value:,.{column.decimals(found.results)}f}{unit}"
-            tiles.append((text, f"{words}: {best[figure]}"))
+            tiles.append((text, f"{words}: {winner[figure]}"))
     tiles += _spread(found)
     inner = "".join(
         f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
@@ -152,8 +159,8 @@ def _spread(found: SimulationResult) -> list[tuple[str, str]]:
     return [(f"{gain:+.1%}", f"tokens a second, {names}")]
 
 
-def _tables(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
-    filled = {one.column.figure: one for one in fill_columns(found, judged)}
+def _tables(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+    filled = {one.column.figure: one for one in fill_columns(found, best)}
     parts = []
     for name, figures in PARTS:
         columns = [filled[figure] for figure in figures]
@@ -166,19 +173,19 @@ def _tables(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
             for row, label in enumerate(found.labels)
         ]
         parts.append(_table(heads, rows))
-    return f'{_told_apart(found, judged)}<div class="card">{"".join(parts)}</div>'
+    return f'{_told_apart(found, best)}<div class="card">{"".join(parts)}</div>'
 
 
 def _mark(row: int, best: int | None) -> str:
     return "best" if row == best else ""
 
 
-def _told_apart(found: SimulationResult, judged: Sequence[ColumnBest]) -> str:
+def _told_apart(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
     if len(found.seeds) == 1:
         return (
             '<p class="soft">One seed: no intervals, and no difference can be told from chance.</p>'
         )
-    first, *more = indistinguishable_lines(found, judged)
+    first, *more = indistinguishable_lines(found, best)
     items = "".join(f"<li>{escape_html(line.strip())}</li>" for line in more)
     return (
         f'<p class="soft">Mean and half of the 95 % confidence interval over {len(found.seeds)} '
@@ -197,11 +204,11 @@ def _differences(found: SimulationResult) -> list[str]:
     rows = [[(r.named_policy.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
     name = found.reference.named_policy.label
     note = (
-        f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the 95 % '
-        "confidence interval includes no difference.</p>"
+        f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the '
+        "95 % confidence interval includes no difference.</p>"
     )
     table = _table(("", *(column.head for column in columns)), rows)
-    return [_section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
+    return [section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
 
 
 def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn) -> tuple[str, str]:
@@ -238,16 +245,12 @@ def _about(about: Mapping[str, Any]) -> str:
     for value in about.values():
         if isinstance(value, Mapping):
             flat |= {k: v for k, v in value.items() if v is not None}
-    pairs = "".join(
-        f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in flat.items()
-    )
-    return f'<div class="card"><dl>{pairs}</dl></div>'
+    return card(facts(flat.items()))
 
 
 def _figures(figures: Mapping[str, Any]) -> str:
     text = json.dumps(figures, indent=1, ensure_ascii=False, allow_nan=False)
-    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
-    return f'<div class="card"><details>{inner}</details></div>'
+    return json_details(text)
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
@@ -260,14 +263,3 @@ def _cell(text: str, mark: str) -> str:
     return (
         f'<td class="{mark}">{escape_html(text)}</td>' if mark else f"<td>{escape_html(text)}</td>"
     )
-
-
-def _picture(picture: Picture) -> str:
-    inner = (
-        f'<p class="soft">{escape_html(picture.caption)}</p><div class="card">{picture.svg}</div>'
-    )
-    return _section(picture.title, inner)
-
-
-def _section(name: str, inner: str) -> str:
-    return f"<section><h2>{escape_html(name)}</h2>{inner}</section>"

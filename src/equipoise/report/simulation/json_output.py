@@ -35,11 +35,11 @@ def to_json(found: SimulationResult) -> dict[str, Any]:
             for result in found.results
         },
         "best": {
-            judged.column.figure: {
-                "policy": judged.best,
-                "not_told_apart": list(judged.indistinguishable),
+            best.column.figure: {
+                "policy": best.best,
+                "indistinguishable": list(best.indistinguishable),
             }
-            for judged in best_of_columns(found.results)
+            for best in best_of_columns(found.results)
         },
         "sweep": None if found.sweep is None else _sweep(found.sweep),
     }

@@ -36,7 +36,7 @@ def line_width(label: str) -> float:
     return 2.4 if label == REFERENCE_POLICY else 1.3
 
 
-def layer_of(label: str) -> int:
+def z_order(label: str) -> int:
     """The default above the others."""
     return 5 if label == REFERENCE_POLICY else 3
 

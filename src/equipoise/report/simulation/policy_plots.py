@@ -14,10 +14,10 @@ from equipoise.balancer.requests.policy_comparison import PolicyResult
 from equipoise.report.simulation.plot_style import (
     add_grid,
     label_beside,
-    layer_of,
     legend_below,
     line_width,
     policy_colour,
+    z_order,
 )
 from equipoise.report.simulation.result import QUANTILES, SimulationResult, Sweep
 from equipoise.report.svg import MUTED, TEXT_COLOUR, Picture, draw
@@ -164,7 +164,7 @@ def _policy_curve(axis: "Axes", label: str, across: object, up: object, **look: 
         up,  # type: ignore[arg-type]
         color=policy_colour(label),
         linewidth=line_width(label),
-        zorder=layer_of(label),
+        zorder=z_order(label),
         **look,  # type: ignore[arg-type]
     )
 
@@ -290,8 +290,8 @@ def _doubling(axis: "Axes", counts: list[float]) -> None:
 
 def _sweep_curve(axis: "Axes", label: str, across: list[float], up: list[float]) -> None:
     axis.plot(
-        across, up, color=policy_colour(label), linewidth=line_width(label), marker="o", markersize=3,
-        zorder=layer_of(label),
+        across, up, color=policy_colour(label), linewidth=line_width(label),
+        marker="o", markersize=3, zorder=z_order(label),
     )  # fmt: skip
 
 

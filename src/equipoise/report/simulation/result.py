@@ -81,7 +81,10 @@ class StepExcerpt:
 
 
 def typical_step(outcome: SimulationRun) -> int:
-    """First of `EXCERPT_STEPS` steps that stand for the run: of its window, as far as loads were kept."""
+    """First of `EXCERPT_STEPS` steps of the measured window that stand for the run.
+
+    They come earlier where loads were kept for fewer steps.
+    """
     last = len(outcome.steps.loads) - EXCERPT_STEPS
     start: int = outcome.window.start
     if start >= last:
@@ -128,7 +131,7 @@ class PlotDataCollector:
         if label not in self.first:
             self.first[label] = LoadCurves.of(outcome), StepExcerpt.of(outcome)
         self.balances.setdefault(label, []).append(np.quantile(outcome.balancedness, QUANTILES))
-        self.classes.setdefault(label, []).append(by_size(outcome))
+        self.classes.setdefault(label, []).append(waits_by_prompt(outcome))
 
     def plot_data(self) -> dict[str, PolicyPlotData]:
         """By label."""
@@ -143,7 +146,7 @@ class PlotDataCollector:
         return _mean([s[:fewest] for s in sizes]), _mean([w[:fewest] for w in waits])
 
 
-def by_size(outcome: SimulationRun) -> tuple[FloatArray, FloatArray]:
+def waits_by_prompt(outcome: SimulationRun) -> tuple[FloatArray, FloatArray]:
     """Mean prompt and mean wait of `CLASSES` classes of as many requests, small ones first; fewer
     where there are fewer requests."""
     prompts, waits = outcome.workload.prompts[outcome.measured], outcome.queue_times
@@ -190,9 +193,9 @@ class SimulationSubject:
     rate: float | None
 
     @classmethod
-    def of(cls, trial: ComparisonSetup, sampling: str, arrivals: str) -> "SimulationSubject":
+    def of(cls, split: ComparisonSetup, sampling: str, arrivals: str) -> "SimulationSubject":
         """The first seed's. Raises what drawing raises."""
-        workload, scenario = trial.scenario_of_seed(trial.seeds[0])
+        workload, scenario = split.scenario_of_seed(split.seeds[0])
         requests, cluster = workload.summary(), scenario.cluster
         return cls(
             workload=workload.name,

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from equipoise.balancer.requests.cluster import Cluster
-from equipoise.report.placement.forecast import pluralize
-from equipoise.report.run.table import printable
 from equipoise.report.simulation.columns import (
     BY_FIGURE,
     COLUMNS,
@@ -23,26 +21,28 @@ from equipoise.report.simulation.columns import (
 )
 from equipoise.report.simulation.result import SimulationResult, SimulationSubject, Sweep
 from equipoise.report.terminal import ColourMode, TextStyle, styled
+from equipoise.report.text import pluralize, printable
 
 WIDTH = 100
 
 
-def about_lines(found: SimulationResult, ink: ColourMode) -> Iterator[str]:
+def about_lines(found: SimulationResult, colours: ColourMode) -> Iterator[str]:
     """Head of the table."""
     subject = found.subject
-    yield styled(title(found), TextStyle.BOLD, ink)
+    yield styled(title(found), TextStyle.BOLD, colours)
     facts = (*subject_facts(subject), *subject.notes)
     for fact in facts:
         for line in wrap_lines(printable(fact), WIDTH):
-            yield styled(line, TextStyle.DIM, ink)
+            yield styled(line, TextStyle.DIM, colours)
 
 
 def title(found: SimulationResult) -> str:
     """Who serves what."""
     requests = pluralize(found.subject.requests.count, "request")
     policies = f"{len(found.results)} polic{'y' if len(found.results) == 1 else 'ies'}"
-    served = f"{printable(found.subject.workload)}: {requests} on {describe_workers(found.subject.cluster)}"
-    return f"{served}; {policies}, {pluralize(len(found.seeds), 'seed')}"
+    served = f"{requests} on {describe_workers(found.subject.cluster)}"
+    seeds = pluralize(len(found.seeds), "seed")
+    return f"{printable(found.subject.workload)}: {served}; {policies}, {seeds}"
 
 
 def describe_workers(cluster: Cluster) -> str:
@@ -91,12 +91,12 @@ SWEEP_FIGURES = {"load": ("idle", "throughput", "wait_p99"), "workers": ("idle",
 SWEEP_NAMES = {"load": "load", "workers": "workers"}
 
 
-def sweep_lines(sweep: Sweep, ink: ColourMode) -> Iterator[str]:
+def sweep_lines(sweep: Sweep, colours: ColourMode) -> Iterator[str]:
     """A block for each figure, means only."""
     for place, figure in enumerate(SWEEP_FIGURES[sweep.over]):
         if place:
             yield ""
-        yield from _sweep_block(sweep, figure, ink)
+        yield from _sweep_block(sweep, figure, colours)
 
 
 def sweep_cells(sweep: Sweep, figure: str) -> dict[str, tuple[str, ...]]:
@@ -113,13 +113,15 @@ def sweep_cells(sweep: Sweep, figure: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _sweep_block(sweep: Sweep, figure: str, ink: ColourMode) -> Iterator[str]:
+def _sweep_block(sweep: Sweep, figure: str, colours: ColourMode) -> Iterator[str]:
     column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
     heads = [f"{point.value:g}" for point in sweep.points]
     space = max(len(label) for label in cells)
     wide = 2 + max(len(text) for row in (heads, *cells.values()) for text in row)
-    yield styled(f"{column.head}, {column.unit}, by {SWEEP_NAMES[sweep.over]}", TextStyle.BOLD, ink)
-    yield styled(" " * space + "".join(f"{head:>{wide}}" for head in heads), TextStyle.DIM, ink)
+    yield styled(
+        f"{column.head}, {column.unit}, by {SWEEP_NAMES[sweep.over]}", TextStyle.BOLD, colours
+    )
+    yield styled(" " * space + "".join(f"{head:>{wide}}" for head in heads), TextStyle.DIM, colours)
     for label, row in cells.items():
         yield f"{label:<{space}}" + "".join(f"{text:>{wide}}" for text in row)
 
@@ -151,34 +153,34 @@ class FilledColumn:
         return 2 + max(map(len, (self.column.head + " ", self.column.unit + " ", *self.texts)))
 
 
-def render(found: SimulationResult, ink: ColourMode) -> str:
+def render(found: SimulationResult, colours: ColourMode) -> str:
     """Everything; no line is wider than `WIDTH`, save where a name is."""
-    judged = best_of_columns(found.results)
+    best = best_of_columns(found.results)
     parts = [
-        list(about_lines(found, ink)),
-        *(_column_block(found.labels, block, ink) for block in _blocks(found, judged)),
-        list(_notes(found, judged)),
+        list(about_lines(found, colours)),
+        *(_column_block(found.labels, block, colours) for block in _blocks(found, best)),
+        list(_notes(found, best)),
     ]
     if found.sweep is not None:
-        parts.append(list(sweep_lines(found.sweep, ink)))
+        parts.append(list(sweep_lines(found.sweep, colours)))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def fill_columns(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[FilledColumn]:
+def fill_columns(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[FilledColumn]:
     """Every column of the table, in order."""
-    best = {one.column.figure: found.labels.index(one.best) for one in judged}
+    best_rows = {one.column.figure: found.labels.index(one.best) for one in best}
     for plain in COLUMNS:
         column = plain.fitted(found.results)
-        decimals, place = column.decimals(found.results), best.get(column.figure)
+        decimals, place = column.decimals(found.results), best_rows.get(column.figure)
         texts = (column.cell(r.interval(column.figure), decimals) for r in found.results)
         marked = (t + (BEST_MARK if row == place else " ") for row, t in enumerate(texts))
         yield FilledColumn(column, tuple(marked), place)
 
 
-def _blocks(found: SimulationResult, judged: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
+def _blocks(found: SimulationResult, best: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
     """As many columns beside each other as there is room for."""
     blocks: list[list[FilledColumn]] = [[]]
-    for filled in fill_columns(found, judged):
+    for filled in fill_columns(found, best):
         if filled.column.figure in REPORT_ONLY or _nobody_failed(found, filled.column):
             continue
         taken = _names(found.labels) + sum(one.width for one in blocks[-1])
@@ -199,24 +201,26 @@ def _names(labels: Sequence[str]) -> int:
 
 
 def _column_block(
-    labels: Sequence[str], block: Sequence[FilledColumn], ink: ColourMode
+    labels: Sequence[str], block: Sequence[FilledColumn], colours: ColourMode
 ) -> list[str]:
     space = _names(labels)
     heads = "".join(f"{one.column.head + ' ':>{one.width}}" for one in block)
     units = "".join(f"{one.column.unit + ' ':>{one.width}}" for one in block)
-    lines = [styled((" " * space + words).rstrip(), TextStyle.DIM, ink) for words in (heads, units)]
+    lines = [
+        styled((" " * space + words).rstrip(), TextStyle.DIM, colours) for words in (heads, units)
+    ]
     for row, label in enumerate(labels):
-        cells = (_cell(one, row, ink) for one in block)
+        cells = (_cell(one, row, colours) for one in block)
         lines.append(f"{label:<{space}}{''.join(cells)}".rstrip())
     return lines
 
 
-def _cell(filled: FilledColumn, row: int, ink: ColourMode) -> str:
+def _cell(filled: FilledColumn, row: int, colours: ColourMode) -> str:
     text = f"{filled.texts[row]:>{filled.width}}"
-    return styled(text, TextStyle.GREEN, ink) if row == filled.best else text
+    return styled(text, TextStyle.GREEN, colours) if row == filled.best else text
 
 
-def _notes(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[str]:
+def _notes(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
     failed = "; no request failed" if _nobody_failed(found, BY_FIGURE["failed"]) else ""
     yield f"{BEST_MARK} best of its column; the page Metrics says what each is{failed}"
     if len(found.seeds) == 1:
@@ -225,6 +229,6 @@ def _notes(found: SimulationResult, judged: Sequence[ColumnBest]) -> Iterator[st
     seeds = pluralize(len(found.seeds), "seed")
     yield f"\u00b1 half of the 95 % confidence interval over {seeds} (Student's t)"
     for line in indistinguishable_lines(
-        found, [j for j in judged if j.column.figure not in REPORT_ONLY]
+        found, [j for j in best if j.column.figure not in REPORT_ONLY]
     ):
         yield from wrap_lines(line, WIDTH)

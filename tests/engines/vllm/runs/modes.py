@@ -64,7 +64,7 @@ def on_second_runner(case: Case) -> Case:
 def ours(case: Case, **parts: Any) -> Case:
     """The same case with parts of Equipoise; where its engine balances, vLLM's does not."""
     stays = case.holes - STOCK_EPLB | {Hole.EPLB_STATE}
-    holes = stays if "engine" in parts else case.holes
+    holes = stays if "eplb" in parts else case.holes
     return replace(case, plugin=parts, holes=holes)
 
 
@@ -77,7 +77,7 @@ def data_parallel(reference: Reference, **engine: Any) -> Case:
 def routed(reference: Reference, routing: Any, **engine: Any) -> Case:
     """Two replicas with two slots each, six prompts, and our routing of requests between them."""
     case = data_parallel(reference, max_num_seqs=2, **engine)
-    return replace(case, plugin={"routing": routing}, rounds=3)
+    return replace(case, plugin={"dp_load_balancer": routing}, rounds=3)
 
 
 def proxied(reference: Reference) -> Case:

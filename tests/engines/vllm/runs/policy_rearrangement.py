@@ -83,7 +83,7 @@ def move(rank: int, meeting: str) -> Told:
     told: Told = []
     for number in range(WINDOWS):
         load = torch.from_numpy(window(popular(number // 2, SHAPE.layers, SHAPE.experts), number))
-        before = COUNTERS.read()["policy_moves"]
+        before = COUNTERS.read()["eplb_policy_moved_slots"]
         new = policy.rebalance_experts(load, SHAPE.slots, 1, 1, SHAPE.ranks, old)
         carrier = Counting(dist.group.WORLD)
         buffer = [torch.empty_like(each) for each in weights[0]]
@@ -93,7 +93,7 @@ def move(rank: int, meeting: str) -> Told:
             for layer, expected in zip(weights, rows(new, rank), strict=True)
             for is_now, wanted in zip(layer, expected, strict=True)
         )
-        moves = COUNTERS.read()["policy_moves"] - before
+        moves = COUNTERS.read()["eplb_policy_moved_slots"] - before
         told.append([carrier.received, moves * BYTES, right and committed(model, new)])
         old = new
     dist.destroy_process_group()

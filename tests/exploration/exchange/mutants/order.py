@@ -18,7 +18,7 @@ from equipoise.pipeline.all_to_all.status import OVERFLOW, StatusReader, merge_h
 
 
 class ReusedWhileRead(BatchTracker):
-    """Gives the room on while somebody reads the results on another stream."""
+    """Reuses the buffers while another stream reads the results."""
 
     def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
         self._start_events.clear()
@@ -26,7 +26,7 @@ class ReusedWhileRead(BatchTracker):
 
 
 class ReusedInFlight(BatchTracker):
-    """Gives the room on once its results have been sent, whether they came or not."""
+    """Reuses the buffers once results have been sent, whether they arrived or not."""
 
     def wait_results(self, ticket: int, stream: Stream) -> Tensor:
         state = self._own(ticket)
@@ -39,7 +39,7 @@ class ReusedInFlight(BatchTracker):
 
 
 class ListsTooEarly(BatchTracker):
-    """Lists the entries of what has not come."""
+    """Lists the entries before the rows have arrived."""
 
     def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
         state = self._own(ticket)
@@ -75,24 +75,24 @@ class NeverClears(StatusReader):
             into.copy_(found)
 
 
-def latest_only(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
+def latest_only(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Forgets what an earlier dispatch of the step said."""
-    told[OVERFLOW].zero_()
-    merge_headers(told, arrived, own, active)
+    words[OVERFLOW].zero_()
+    merge_headers(words, arrived, own, active)
 
 
-def any_generation(told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
+def any_generation(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Compares no generation."""
-    merge_headers(told, arrived, own, torch.zeros_like(active))
+    merge_headers(words, arrived, own, torch.zeros_like(active))
     seen = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
-    told[OVERFLOW].copy_(torch.maximum(told[OVERFLOW], seen))
+    words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], seen))
 
 
 def listens_to_the_absent(
-    told: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor
+    words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor
 ) -> None:
     """Compares the generation of ranks that never send one."""
-    merge_headers(told, arrived, own, torch.ones_like(active))
+    merge_headers(words, arrived, own, torch.ones_like(active))
 
 
 MUTANTS = (
@@ -104,7 +104,7 @@ MUTANTS = (
     ),
     Mutant(
         name="results-not-awaited",
-        broken="results are put in place, and the room given on, before they have come",
+        broken="results are unpacked, and the buffers reused, before they have arrived",
         property="dense",
         patches={"fixed_capacity.BatchTracker": ReusedInFlight},
     ),

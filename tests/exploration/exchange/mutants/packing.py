@@ -20,11 +20,11 @@ from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 class KeepsToItself(TorchKernels):
     """Knows of its overflow, and tells nobody."""
 
-    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        super()._pack_rows(batch, room)
-        lost = self._buffers[room.index].sent.overflow
-        room.status[status.OVERFLOW].copy_(
-            torch.maximum(room.status[status.OVERFLOW], lost[0].long())
+    def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
+        super()._pack_rows(batch, buffer_set)
+        lost = self._buffers[buffer_set.index].sent.overflow
+        buffer_set.status[status.OVERFLOW].copy_(
+            torch.maximum(buffer_set.status[status.OVERFLOW], lost[0].long())
         )
         lost.zero_()
 
@@ -32,15 +32,17 @@ class KeepsToItself(TorchKernels):
 class LeavesOldIds(TorchKernels):
     """Writes the ids of rows that are used, and no others."""
 
-    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        ids = self._buffers[room.index].sent.ids
+    def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
+        ids = self._buffers[buffer_set.index].sent.ids
         seen = self._seen = getattr(self, "_seen", set[int]())
         before = (
-            ids.clone() if room.index in seen else torch.full_like(ids, self._form.invalid_slot)
+            ids.clone()
+            if buffer_set.index in seen
+            else torch.full_like(ids, self._form.invalid_slot)
         )
-        seen.add(room.index)
-        super()._pack_rows(batch, room)
-        used = self._buffers[room.index].sent.row_counts.view(-1, 1, 1)
+        seen.add(buffer_set.index)
+        super()._pack_rows(batch, buffer_set)
+        used = self._buffers[buffer_set.index].sent.row_counts.view(-1, 1, 1)
         row = torch.arange(ids.shape[1]).view(1, -1, 1)
         ids.copy_(torch.where(row < used, ids, before))
 
@@ -48,9 +50,9 @@ class LeavesOldIds(TorchKernels):
 class LoadsOfTheStepBefore(TorchKernels):
     """Sends the histogram that the batch before had."""
 
-    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
-        super()._pack_rows(batch, room)
-        loads = self._buffers[room.index].sent.loads
+    def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
+        super()._pack_rows(batch, buffer_set)
+        loads = self._buffers[buffer_set.index].sent.loads
         kept, self._kept = getattr(self, "_kept", loads.clone()), loads.clone()
         loads.copy_(kept)
 
@@ -58,34 +60,34 @@ class LoadsOfTheStepBefore(TorchKernels):
 class GenerationOfTheFirstStep(TorchKernels):
     """Writes the generation once."""
 
-    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
+    def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         self._first = getattr(self, "_first", batch.generation.clone())
-        super()._pack_rows(replace(batch, generation=self._first), room)
+        super()._pack_rows(replace(batch, generation=self._first), buffer_set)
 
 
 class LeavesOldResults(TorchKernels):
     """Writes results where some came, and leaves the rest."""
 
-    def _unpack_results(self, tokens: int, room: BufferSet) -> None:
-        before = room.results.clone()
-        super()._unpack_results(tokens, room)
+    def _unpack_results(self, tokens: int, buffer_set: BufferSet) -> None:
+        before = buffer_set.results.clone()
+        super()._unpack_results(tokens, buffer_set)
         form = self._form
-        places = self._buffers[room.index].result_positions[: tokens * form.top_k]
+        places = self._buffers[buffer_set.index].result_positions[: tokens * form.top_k]
         for place in range(tokens * form.top_k):
             if places[place] == form.max_entries:
                 token, k = divmod(place, form.top_k)
-                room.results[token, k] = before[token, k]
+                buffer_set.results[token, k] = before[token, k]
 
 
 class SharesBlobs(TorchKernels):
-    """Both rooms send their results from one buffer."""
+    """Both buffer sets send their results from one buffer."""
 
-    def _pack_results(self, rows: Tensor, room: BufferSet) -> None:
-        first, other = self._buffers[0], self._buffers[room.index]
-        self._buffers[room.index] = replace(
+    def _pack_results(self, rows: Tensor, buffer_set: BufferSet) -> None:
+        first, other = self._buffers[0], self._buffers[buffer_set.index]
+        self._buffers[buffer_set.index] = replace(
             other, result_blobs=(first.result_blobs[0], other.result_blobs[1])
         )
-        super()._pack_results(rows, room)
+        super()._pack_results(rows, buffer_set)
 
 
 class OutOfOrder(AllRanksTransport):

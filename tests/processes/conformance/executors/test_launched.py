@@ -1,4 +1,4 @@
-"""Ranks that somebody else started: rank 0 plays and is played on, the others serve."""
+"""Ranks that a launcher started: rank 0 plays and is played on, the others serve."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Ended:
 
 
 def launch(rank: int, address: tuple[str, int], folder: Path) -> "subprocess.Popen[bytes]":
-    """Into files: a pipe that nobody reads would stop a rank that complains."""
+    """Into files: a pipe that is not read would block a rank that prints much."""
     with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as error:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "processes.conformance.launched_rank"],
@@ -63,8 +63,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
 @pytest.fixture(scope="module")
 def found(ended: list[Ended]) -> dict[str, Any]:
     assert ended[0].code == 0, ended[0].complaints
-    told: dict[str, Any] = json.loads(ended[0].out)
-    return told
+    replies: dict[str, Any] = json.loads(ended[0].out)
+    return replies
 
 
 def test_launched_ranks_end_with_rank_0(ended: list[Ended]) -> None:
@@ -77,11 +77,11 @@ def test_launched_subject_offers_sizes_up_to_launch(found: dict[str, Any]) -> No
 
 
 def test_launched_subject_holds_sound_properties_after_violations(found: dict[str, Any]) -> None:
-    assert [found[name][0] for name in ("sound", "pids")] == ["Held", "Held"]
+    assert [found[name][0] for name in ("sound", "pids")] == ["PropertyHeld", "PropertyHeld"]
 
 
 def test_launched_subject_blames_failing_rank(found: dict[str, Any]) -> None:
-    assert found["wrong"][0] == "Violated"
+    assert found["wrong"][0] == "PropertyViolated"
     assert found["raising"][1] == "X4: rank 1: raised ValueError: rank 1 was told to"
 
 
@@ -89,10 +89,10 @@ def test_launched_subject_reports_stack_of_hanging_rank(
     found: dict[str, Any],
 ) -> None:
     kind, what = found["hanging"]
-    assert kind == "Violated"
+    assert kind == "PropertyViolated"
     assert what.startswith("C8: rank 1: no answer within 5 s")
     assert "in _hang" in what
 
 
 def test_launched_subject_injects_nonfatal_faults(found: dict[str, Any]) -> None:
-    assert found["a-fault-ends-what-depends-on-it-and-nothing-else"][0] == "Held", found
+    assert found["a-fault-ends-what-depends-on-it-and-nothing-else"][0] == "PropertyHeld", found

@@ -1,4 +1,4 @@
-"""Ranks as processes: what goes wrong on one of them is found, told, and strands nobody."""
+"""Ranks as processes: a failure on one is found and reported, and strands no other."""
 
 from collections.abc import Iterator
 
@@ -7,12 +7,12 @@ from processes.conformance import planted_properties as planted
 
 from equipoise.hal.conformance.executors import multi_rank
 from equipoise.hal.conformance.executors.processes import ProcessSubject
-from equipoise.hal.conformance.program import Case, Step, program
+from equipoise.hal.conformance.program import Case, Step, make_program
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
 from equipoise.hal.errors import UsageError, Violation
 
-CASE = Case(program([Step("sum", (7,))], size=2))
+CASE = Case(make_program([Step("sum", (7,))], size=2))
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +47,18 @@ def test_process_subject_finds_and_shrinks_wrong_answer(subject: ProcessSubject)
 
 
 @pytest.mark.parametrize(
-    ("claim", "told"),
+    ("prop", "pattern"),
     [
         (planted.VIOLATING, "A4: rank 1: a guard band is gone"),
         (planted.RAISING, "X4: rank 1: raised ValueError: rank 1 was told to"),
     ],
 )
 def test_process_subject_blames_failing_rank_not_waiting_peer(
-    subject: ProcessSubject, claim: Property, told: str
+    subject: ProcessSubject, prop: Property, pattern: str
 ) -> None:
     before = pids(subject)
-    with pytest.raises(Violation, match=told):
-        subject.play(claim, CASE)
+    with pytest.raises(Violation, match=pattern):
+        subject.play(prop, CASE)
     assert healthy(subject)
     assert pids(subject) == before
 

@@ -1,4 +1,4 @@
-"""A property is found again by what it is referred to as."""
+"""A property's reference resolves to the same property."""
 
 import pytest
 from processes.conformance import planted_properties as planted

@@ -1,4 +1,4 @@
-"""Rank processes are copies of one that has imported everything; none is left behind."""
+"""Rank processes are forked from one that has imported everything, and none outlives its pool."""
 
 import os
 import selectors
@@ -28,9 +28,9 @@ def crew() -> Iterator[WorkerPool]:
     made.close()
 
 
-def ask(crew: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
-    crew.send({rank: order})
-    return crew.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
+def ask(pool: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
+    pool.send({rank: order})
+    return pool.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
 
 
 def ended(pid: int) -> bool:
@@ -52,99 +52,99 @@ def wait_until_all_ended(pids: list[int]) -> None:
     wait_until(lambda: all(map(ended, pids)))
 
 
-def test_crew_ranks_are_forks_of_one_template(crew: WorkerPool) -> None:
-    crew.start(range(3))
-    told = [ask(crew, rank) for rank in range(3)]
-    assert [one["pid"] for one in told] == [crew.workers[rank].pid for rank in range(3)]
-    assert len({one["parent"] for one in told}) == 1
-    assert {one["imported_by"] for one in told} == {told[0]["parent"]}
+def test_crew_ranks_are_forks_of_one_template(pool: WorkerPool) -> None:
+    pool.start(range(3))
+    replies = [ask(pool, rank) for rank in range(3)]
+    assert [one["pid"] for one in replies] == [pool.workers[rank].pid for rank in range(3)]
+    assert len({one["parent"] for one in replies}) == 1
+    assert {one["imported_by"] for one in replies} == {replies[0]["parent"]}
 
 
 def test_crew_spawns_ranks_when_import_starts_threads() -> None:
-    crew = WorkerPool([driving.THREADED])
+    pool = WorkerPool([driving.THREADED])
     try:
-        crew.start(range(2))
-        told = [ask(crew, rank) for rank in range(2)]
-        assert all(one["imported_by"] == one["pid"] for one in told)
+        pool.start(range(2))
+        replies = [ask(pool, rank) for rank in range(2)]
+        assert all(one["imported_by"] == one["pid"] for one in replies)
     finally:
-        crew.close()
+        pool.close()
 
 
-def test_crew_ranks_share_no_descriptors(crew: WorkerPool) -> None:
-    crew.start(range(3))
-    counts = [ask(crew, rank)["descriptors"] for rank in range(3)]
+def test_crew_ranks_share_no_descriptors(pool: WorkerPool) -> None:
+    pool.start(range(3))
+    counts = [ask(pool, rank)["descriptors"] for rank in range(3)]
     assert counts[0] == counts[1] == counts[2]
 
 
-def test_crew_reports_how_rank_ended(crew: WorkerPool) -> None:
-    crew.start(range(2))
+def test_crew_reports_how_rank_ended(pool: WorkerPool) -> None:
+    pool.start(range(2))
     with pytest.raises(Violation, match="rank 0 exited with 3"):
-        ask(crew, 0, exit=3)
-    crew.start(range(2))
+        ask(pool, 0, exit=3)
+    pool.start(range(2))
     with pytest.raises(Violation, match="rank 1 was killed by SIGKILL"):
-        ask(crew, 1, kill=signal.SIGKILL)
-    assert crew.workers == {}
+        ask(pool, 1, kill=signal.SIGKILL)
+    assert pool.workers == {}
 
 
-def test_halted_detects_stopped_and_ended_process(crew: WorkerPool) -> None:
-    crew.start([0])
-    pid = ask(crew, 0)["pid"]
+def test_halted_detects_stopped_and_ended_process(pool: WorkerPool) -> None:
+    pool.start([0])
+    pid = ask(pool, 0)["pid"]
     assert not all_threads_stopped(pid)
     for how in (signal.SIGSTOP, signal.SIGKILL):
         os.kill(pid, how)
         wait_until(lambda: all_threads_stopped(pid))
 
 
-def test_crew_replaces_stopped_rank(crew: WorkerPool) -> None:
-    crew.start(range(2))
-    before = ask(crew, 0)
+def test_crew_replaces_stopped_rank(pool: WorkerPool) -> None:
+    pool.start(range(2))
+    before = ask(pool, 0)
     os.kill(before["pid"], signal.SIGSTOP)
-    crew.kill([0])
+    pool.kill([0])
     assert ended(before["pid"])
-    crew.start(range(2))
-    after = ask(crew, 0)
+    pool.start(range(2))
+    after = ask(pool, 0)
     assert after["pid"] != before["pid"]
     assert after["parent"] == before["parent"]
 
 
 def test_crew_quotes_error_of_rank_that_fails_to_start() -> None:
-    crew = WorkerPool([driving.FAILING])
+    pool = WorkerPool([driving.FAILING])
     try:
-        crew.start([0])
+        pool.start([0])
         with pytest.raises(Violation, match=r"rank 0 exited with 1(?s:.*)this module is no rank"):
-            ask(crew, 0)
+            ask(pool, 0)
     finally:
-        crew.close()
+        pool.close()
 
 
 def test_crew_quotes_import_error_of_rank_module() -> None:
-    crew = WorkerPool(["equipoise.nowhere"])
+    pool = WorkerPool(["equipoise.nowhere"])
     with pytest.raises(Violation, match=r"no rank can be started(?s:.*)equipoise\.nowhere"):
-        crew.start([0])
-    assert crew.workers == {}
-    crew.close()
+        pool.start([0])
+    assert pool.workers == {}
+    pool.close()
 
 
 def test_crew_recovers_from_template_death(
-    crew: WorkerPool,
+    pool: WorkerPool,
 ) -> None:
-    crew.start([0])
-    told = ask(crew, 0)
-    os.kill(told["parent"], signal.SIGKILL)
-    wait_until_all_ended([told["parent"], told["pid"]])
-    crew.kill([0])
-    crew.start([0])
-    assert ask(crew, 0)["parent"] != told["parent"]
+    pool.start([0])
+    reply = ask(pool, 0)
+    os.kill(reply["parent"], signal.SIGKILL)
+    wait_until_all_ended([reply["parent"], reply["pid"]])
+    pool.kill([0])
+    pool.start([0])
+    assert ask(pool, 0)["parent"] != reply["parent"]
 
 
 def test_crew_close_leaves_no_process_thread_or_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
-    crew = WorkerPool([driving.RANK])
-    crew.start(range(3))
-    told = [ask(crew, rank) for rank in range(3)]
-    os.kill(told[1]["pid"], signal.SIGSTOP)
-    crew.close()
-    assert all(ended(one["pid"]) and ended(one["parent"]) for one in told)
+    pool = WorkerPool([driving.RANK])
+    pool.start(range(3))
+    replies = [ask(pool, rank) for rank in range(3)]
+    os.kill(replies[1]["pid"], signal.SIGSTOP)
+    pool.close()
+    assert all(ended(one["pid"]) and ended(one["parent"]) for one in replies)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 

@@ -1,4 +1,4 @@
-"""Faults at random points of random programs: the survivors of each are told, and go on."""
+"""Faults at random points of random programs: the survivors notice each, and continue."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from equipoise.backends.virtual import BACKEND, COMMUNICATOR
 from equipoise.hal.conformance.executors.processes import ProcessSubject
-from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.properties.faults import (
     FAULTS,
     MAX_STEPS,
     FaultPlan,
     RankFault,
+    fault_plan,
     fault_programs,
-    plot,
 )
 from equipoise.hal.conformance.property import Traits
 from equipoise.hal.errors import Violation
@@ -28,7 +28,7 @@ SEND = Step("message", (3, 0, 1))
 
 def told(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
     settings = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
-    return plot(program([SEND, SEND, SEND], 2, settings))
+    return fault_plan(make_program([SEND, SEND, SEND], 2, settings))
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +52,16 @@ def test_fault_on_process_ranks_ends_only_dependents(
 ) -> None:
     steps = [Step("all_reduce", (2, 0, 0)), Step("exchange", (5, 0, 0)), SEND]
     settings = {"fault": fault.value, "victim": 1, "at": 1, "window": MAX_STEPS}
-    assert violation(processes, Case(program(steps, 3, settings))) is None
+    assert violation(processes, Case(make_program(steps, 3, settings))) is None
 
 
 @given(st.data())
 def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
     found = data.draw(fault_programs(TRAITS))
-    story = plot(found)
+    plan = fault_plan(found)
     assert 2 <= found.size <= 4
-    assert story.victim < found.size
-    assert story.step < len(story.steps)
+    assert plan.victim < found.size
+    assert plan.step < len(plan.steps)
     for step in found.steps:
         _, first, second = map(int, step.args)
         assert first != second
@@ -69,38 +69,38 @@ def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
 
 
 @given(fault_programs(ALONE))
-def test_fault_programs_end_no_irreplaceable_rank(found: Program) -> None:
-    story = plot(found)
-    assert story.fault in (RankFault.DELAY, RankFault.DROP)
-    assert story.lost == frozenset()
+def test_fault_programs_end_no_irreplaceable_rank(program: Program) -> None:
+    plan = fault_plan(program)
+    assert plan.fault in (RankFault.DELAY, RankFault.DROP)
+    assert plan.lost == frozenset()
 
 
 def test_fault_plan_drop_excuses_only_last_step() -> None:
-    story = told(RankFault.DROP)
-    assert len(story.steps) == 2
-    assert [story.never_comes(number) for number in range(2)] == [False, True]
-    assert [story.may_fail(number) for number in range(2)] == [False, True]
+    plan = told(RankFault.DROP)
+    assert len(plan.steps) == 2
+    assert [plan.never_comes(number) for number in range(2)] == [False, True]
+    assert [plan.may_fail(number) for number in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("fault", [RankFault.KILL, RankFault.STOP])
 def test_fault_plan_lost_rank_excuses_all_later_steps(fault: RankFault) -> None:
-    story = told(fault)
-    assert story.lost == {0}
-    assert [story.never_comes(number) for number in range(3)] == [False, True, True]
-    assert all(story.may_fail(number) for number in range(3))
+    plan = told(fault)
+    assert plan.lost == {0}
+    assert [plan.never_comes(number) for number in range(3)] == [False, True, True]
+    assert all(plan.may_fail(number) for number in range(3))
 
 
 def test_fault_plan_delay_requires_every_step() -> None:
-    story = told(RankFault.DELAY)
-    assert not any(story.never_comes(n) or story.may_fail(n) for n in range(3))
+    plan = told(RankFault.DELAY)
+    assert not any(plan.never_comes(n) or plan.may_fail(n) for n in range(3))
 
 
 def test_fault_programs_draw_every_fault() -> None:
     seen: Counter[RankFault] = Counter()
 
     @given(fault_programs(TRAITS))
-    def draw(found: Program) -> None:
-        seen[plot(found).fault] += 1
+    def draw(program: Program) -> None:
+        seen[fault_plan(program).fault] += 1
 
     draw()
     assert min(seen[fault] for fault in RankFault) >= 5, seen

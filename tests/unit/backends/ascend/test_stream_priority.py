@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from equipoise.backends.ascend.hccl_comm import HIGH_PRIORITY_VARIABLE, HighPriorityStreams
+from equipoise.backends.ascend.hccl_streams import HIGH_PRIORITY_VARIABLE, HighPriorityStreams
 
 
 @pytest.mark.parametrize("before", [None, "0"])

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.processes.thread_ranks import Seat, on_ranks
@@ -13,7 +14,13 @@ from helpers.processes.thread_ranks import Seat, on_ranks
 from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
 from equipoise.balancer.experts.load_window import Reducing
-from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
+from equipoise.balancer.experts.placement import (
+    ExpertShape,
+    Layout,
+    even_shares,
+    initial_placement,
+    solve_shares,
+)
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.workers import ThreadWorker, Worker
 from equipoise.hal.communicator import Communicator, Fabric
@@ -53,7 +60,7 @@ def opened(
         SHAPE,
         LAYOUT,
         replace(CONFIG, timeout=deadline),
-        hire=lambda kind: Watched(kind, begun),
+        new_worker=lambda kind: Watched(kind, begun),
     )
     try:
         yield balancer
@@ -134,28 +141,31 @@ def test_static_balancer_raises_at_boundary_after_close() -> None:
 
 @pytest.mark.parametrize("shares", ShareMode)
 def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMode) -> None:
-    shape = ExpertShape(layers=1, experts=2, slots=3, ranks=1)
+    shape = ExpertShape(layers=1, experts=3, slots=4, ranks=2)
     placement = initial_placement(shape)
     layout = Layout(placement, even_shares(placement, shape.experts))
-    slots = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(3, 4)), staging=0)
+    slots = SlotLayout(tuple((Segment("weight", row),) for row in torch.zeros(2, 4)), staging=0)
+    ids = torch.tensor([[0], [1], [1], [1]], dtype=torch.int32)
+    load = np.array([[4, 12, 0]])
+    assert (solve_shares(load, placement, shape) != layout.shares).any(), "others would be better"
 
-    def program(seat: Seat) -> list[int]:
+    def program(seat: Seat) -> list[list[int]]:
         ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(slots)
         config = replace(CONFIG, shares=shares)
         balancer = open_balancer(*ends, shape, layout, config, NO_REBALANCING)
-        compute = seat.accelerator.stream(Role.COMPUTE)
-        ids, sums = torch.zeros(5, 1, dtype=torch.int32), []
+        compute, sums = seat.accelerator.stream(Role.COMPUTE), []
         for step in range(4 * CONFIG.step_interval):
             with balancer.step(step):
                 compute.launch(partial(balancer.router.route, 0, step, ids))
-            sums += [int(load[0, 0]) for load in balancer.load.sums]
+            sums += [summed[0].tolist() for summed in balancer.load.sums]
         balancer.close()
         assert balancer.serving_state.layout.digest == layout.digest
         assert not balancer.engine.reports
         return sums
 
-    ((*sums,),) = on_ranks(1, program)
-    assert {*sums} == {10}, "five rows in each of two steps"
+    for sums in on_ranks(2, program):
+        assert sums
+        assert {*map(tuple, sums)} == {(4, 12, 0)}, "rows of two steps on two ranks"
 
 
 def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
@@ -198,7 +208,7 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
     def program(seat: Seat) -> None:
         fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
 
-        def hire(kind: Track) -> Worker:
+        def new_worker(kind: Track) -> Worker:
             if kind == refused:
                 raise CommunicatorFailed(f"no {kind}")
             hired.append(kind)
@@ -206,7 +216,7 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
 
         ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
         with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
-            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, hire=hire)  # type: ignore[arg-type]
+            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, new_worker=new_worker)  # type: ignore[arg-type]
         assert (len(fabric.opened), len(hired)) == OPEN[refused]
         for communicator in fabric.opened:
             with pytest.raises(CommunicatorFailed, match="was closed"):

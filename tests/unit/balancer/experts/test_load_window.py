@@ -34,7 +34,7 @@ def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
     seen = []
     for step in range(8):
         taken = run_blocking(load.advance(step), 20.0)
-        total = load.total[0].tolist() if load.sums else []
+        total = load.windows.sum(axis=0)[0].tolist() if load.sums else []
         seen.append((taken, load.full, total))
         count(seat, load, 1, 10 * (seat.rank + 1))
     run_blocking(load.drain(), 20.0)
@@ -56,7 +56,7 @@ def test_load_window_keeps_only_its_last_sub_windows() -> None:
         for step in range(10):
             run_blocking(load.advance(step), 20.0)
             count(seat, load, step, 0)
-        return load.total[0].tolist(), load.latest[0].tolist()
+        return load.windows.sum(axis=0)[0].tolist(), load.latest[0].tolist()
 
     ((total, latest),) = on_ranks(1, program)
     assert total == [4 + 5 + 6 + 7, 0]

@@ -2,6 +2,9 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +22,11 @@ from helpers.harnesses.two_family_model import (
 )
 from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
 from helpers.processes.thread_ranks import Seat, on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
 
-from equipoise.balancer.experts.model_balancer import BalancerSet, add_context
+from equipoise.balancer.experts.engine.states import RebalanceReport
+from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer, add_context
 from equipoise.balancer.experts.open import UpdatePathFactory
 from equipoise.hal.errors import (
     EngineError,
@@ -77,6 +83,22 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
         balancers.close()
 
     on_ranks(RANKS, program)
+
+
+@given(st.lists(st.lists(st.integers(0, 40)), min_size=1, max_size=3))
+def test_model_balancer_reports_rebalances_of_all_groups_in_order(ends: list[list[int]]) -> None:
+    groups: Any = tuple(
+        SimpleNamespace(
+            engine=SimpleNamespace(
+                reports=[RebalanceReport(number, 0, step, "committed", 0, 0) for step in sorted(of)]
+            )
+        )
+        for number, of in enumerate(ends)
+    )
+    reports = ModelBalancer(TARGET.model(0), groups).reports
+    assert [report.step for report in reports] == sorted(chain(*ends))
+    for number, of in enumerate(ends):
+        assert [one.step for one in reports if one.number == number] == sorted(of)
 
 
 def test_extra_layer_entry_error_names_model() -> None:

@@ -175,7 +175,7 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
     def program(seat: Seat) -> None:
         models = (TARGET, other if seat.rank else DRAFT)
         with pytest.raises(
-            VoteOutcomeUnknown, match="'draft', family 0: ranks differ in registration"
+            VoteOutcomeUnknown, match="'draft', layer group 0: ranks differ in registration"
         ):
             open_all(seat, models, by_boundary, settings())
         seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
@@ -197,7 +197,7 @@ def test_model_balancers_refuse_ranks_with_different_settings() -> None:
     def layout(seat: Seat) -> None:
         row = (0, 1, 2, 3, 0, 1 + seat.rank)
         with pytest.raises(
-            VoteOutcomeUnknown, match=r"model 'draft', family 0: ranks differ in layout"
+            VoteOutcomeUnknown, match=r"model 'draft', layer group 0: ranks differ in layout"
         ):
             open_all(seat, (DRAFT,), by_boundary, settings(), row)
 

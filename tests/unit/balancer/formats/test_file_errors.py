@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import encodings, files
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError, PlacementError
 
 
@@ -189,7 +189,7 @@ def test_read_statistics_names_rank_and_layer_of_negative_count(tmp_path: Path) 
 
 def test_statistics_refuse_layers_that_do_not_ascend() -> None:
     with pytest.raises(PlacementError, match=r"layer 1 comes after layer 3: they must ascend$"):
-        Statistics(np.ones((1, 2, 4), dtype=np.int64), (3, 1))
+        ExpertStatistics(np.ones((1, 2, 4), dtype=np.int64), (3, 1))
 
 
 def test_read_refuses_other_kind_of_file_and_names_its_format(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_read_placement_refuses_unreadable_file(
 def test_read_placement_refuses_too_large_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LARGEST", 10)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 10)
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     with pytest.raises(FormatError, match="is larger than 10 bytes"):
         formats.read_placement(path)
@@ -241,7 +241,7 @@ def test_read_placement_refuses_archive_that_unpacks_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of_arrangement(tmp_path, "vllm", ".npz")
-    monkeypatch.setattr(encodings, "LARGEST", 100)
+    monkeypatch.setattr(encodings, "MAX_FILE_BYTES", 100)
     with pytest.raises(FormatError, match="unpacks to more than 100 bytes"):
         formats.read_placement(path)
 

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats.placement import Arrangement
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.placement import ExpertPlacement
+from equipoise.balancer.formats.statistics import ExpertStatistics
 from equipoise.hal.errors import FormatError
 
 EXPERT_MAP = """{
@@ -46,9 +46,9 @@ def text_file(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def layout() -> Arrangement:
+def layout() -> ExpertPlacement:
     """What the examples say."""
-    return Arrangement.with_even_shares(np.array(ROWS, dtype=np.int32), 2)
+    return ExpertPlacement.with_even_shares(np.array(ROWS, dtype=np.int32), 2)
 
 
 def test_vllm_ascend_expert_map_is_read_and_written(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_placement_planned_on_sglang_counts_has_rows_by_moe_layer(
     path = text_file(tmp_path, "s.json", json.dumps({"logical_count": counts.tolist()}))
     found = formats.read_statistics(path)
     made = plan(found.counts, slots=24, ranks=4, split="even")
-    layout = Arrangement(made.placement, made.shares, 4, found.layers)
+    layout = ExpertPlacement(made.placement, made.shares, 4, found.layers)
     formats.write_placement(tmp_path / f"p{suffix}", layout, name)
     read = formats.read_placement(tmp_path / f"p{suffix}", ranks=4)
     own = plan(counts[3:], slots=24, ranks=4, split="even")
@@ -201,7 +201,7 @@ def test_write_by_place_tells_that_sglang_has_rows_of_dense_layers(
 
 def recorded(folder: Path, name: str, suffix: str) -> Path:
     """Three layers as an engine numbers them that counts those with experts only."""
-    layout = Arrangement.with_even_shares(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
+    layout = ExpertPlacement.with_even_shares(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
     path = folder / f"recorded{suffix}"
     formats.write_placement(path, layout, name)
     if suffix == ".npz":  # the engine's own maps, without our field of the layers
@@ -304,7 +304,9 @@ def test_csv_counts_are_read_in_any_order(tmp_path: Path) -> None:
 
 
 def test_csv_counts_are_written_with_windows(tmp_path: Path) -> None:
-    statistics = Statistics(np.arange(4, dtype=np.int64).reshape(2, 1, 2), (9,), first_iteration=4)
+    statistics = ExpertStatistics(
+        np.arange(4, dtype=np.int64).reshape(2, 1, 2), (9,), first_iteration=4
+    )
     assert formats.write_statistics(tmp_path / "a.csv", statistics) is None
     assert (tmp_path / "a.csv").read_text(encoding="utf-8") == (
         "window,layer,expert,count\n4,9,0,0\n4,9,1,1\n5,9,0,2\n5,9,1,3\n"

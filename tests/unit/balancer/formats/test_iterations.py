@@ -5,19 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.formats import Iterations, Statistics
+from equipoise.balancer.formats import ExpertStatistics, IterationRange
 from equipoise.hal.errors import PlacementError
 
 
 @given(start=st.integers(0, 10**11), length=st.integers(1, 10**11))
 def test_iterations_parse_inverts_str(start: int, length: int) -> None:
-    found = Iterations.parse(f"{start}-{start + length}")
-    assert Iterations.parse(str(found)) == found == Iterations(start, start + length)
+    found = IterationRange.parse(f"{start}-{start + length}")
+    assert IterationRange.parse(str(found)) == found == IterationRange(start, start + length)
     assert len(found) == length
 
 
 def test_iterations_exclude_their_end() -> None:
-    assert [i for i in range(20) if i in Iterations(10, 13)] == [10, 11, 12]
+    assert [i for i in range(20) if i in IterationRange(10, 13)] == [10, 11, 12]
 
 
 @pytest.mark.parametrize(
@@ -40,25 +40,25 @@ def test_iterations_exclude_their_end() -> None:
 )
 def test_iterations_parse_refuses_bad_or_empty_range(text: str) -> None:
     with pytest.raises(ValueError, match=r"START-STOP|no iteration"):
-        Iterations.parse(text)
+        IterationRange.parse(text)
 
 
-def recorded(first: int | None) -> Statistics:
+def recorded(first: int | None) -> ExpertStatistics:
     by_rank = np.arange(2 * 4 * 1 * 3, dtype=np.int64).reshape(2, 4, 1, 3)
-    return Statistics(by_rank.sum(axis=0), (7,), by_rank, first, 2)
+    return ExpertStatistics(by_rank.sum(axis=0), (7,), by_rank, first, 2)
 
 
 def test_statistics_during_selects_iterations() -> None:
     whole = recorded(100)
-    part = whole.select_iterations(Iterations(101, 103))
+    part = whole.select_iterations(IterationRange(101, 103))
     assert whole.by_rank is not None
-    expected = Statistics(whole.counts[1:3], (7,), whole.by_rank[:, 1:3], 101, 2)
+    expected = ExpertStatistics(whole.counts[1:3], (7,), whole.by_rank[:, 1:3], 101, 2)
     assert part.same(expected)
     assert whole.select_iterations(whole.iteration_range).same(whole)
 
 
 def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:
-    part = recorded(None).select_iterations(Iterations(3, 4))
+    part = recorded(None).select_iterations(IterationRange(3, 4))
     assert (part.windows, part.first_iteration) == (1, None)
 
 
@@ -71,4 +71,4 @@ def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:
 )
 def test_statistics_during_refuses_unrecorded_iterations(first: int | None, says: str) -> None:
     with pytest.raises(PlacementError, match=says):
-        recorded(first).select_iterations(Iterations(102, 105))
+        recorded(first).select_iterations(IterationRange(102, 105))

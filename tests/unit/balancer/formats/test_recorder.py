@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.balancer.formats import Iterations, Recorder, read_statistics, recorder
+from equipoise.balancer.formats import IterationRange, StatisticsRecorder, read_statistics, recorder
 from equipoise.hal.errors import FileWriteFailed, FormatError, PlacementError
 
 LAYERS, EXPERTS = (3, 5), 4
-TEN_TO_13 = Iterations(10, 13)
+TEN_TO_13 = IterationRange(10, 13)
 
 
 def make(
-    folder: Path, rank: int = 0, ranks: int = 1, iterations: Iterations = TEN_TO_13
-) -> Recorder:
-    return Recorder(
+    folder: Path, rank: int = 0, ranks: int = 1, iterations: IterationRange = TEN_TO_13
+) -> StatisticsRecorder:
+    return StatisticsRecorder(
         folder,
         rank=rank,
         ranks=ranks,
@@ -78,8 +78,8 @@ def test_recorder_closed_early_returns_recorded_range(tmp_path: Path) -> None:
     one = make(tmp_path)
     one.record(10, counts(10))
     one.record(11, counts(11))
-    assert one.close() == recorder.Partial(Iterations(10, 12))
-    assert one.close() == recorder.Partial(Iterations(10, 12))
+    assert one.close() == recorder.Partial(IterationRange(10, 12))
+    assert one.close() == recorder.Partial(IterationRange(10, 12))
     assert read_statistics(tmp_path).windows == 2
 
 
@@ -147,7 +147,7 @@ def test_recorder_refuses_too_long_range_before_allocating(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(FormatError, match=r"0-999999999 take \d+ bytes a rank, at most"):
-        make(tmp_path / "new", iterations=Iterations(0, 999_999_999))
+        make(tmp_path / "new", iterations=IterationRange(0, 999_999_999))
     assert not (tmp_path / "new").exists()
 
 
@@ -168,7 +168,7 @@ def test_recorder_writes_exactly_the_counts_fed_within_range(
     start: int, length: int, fed: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("recorded")
-    wanted = Iterations(start, start + length)
+    wanted = IterationRange(start, start + length)
     one = make(folder, iterations=wanted)
     for iteration in sorted(fed):
         one.record(iteration, counts(iteration))

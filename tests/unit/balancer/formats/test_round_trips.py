@@ -17,9 +17,9 @@ from hypothesis import given
 
 from equipoise.balancer import formats
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats.placement import Arrangement
+from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.registry import FileContent, Format
-from equipoise.balancer.formats.statistics import Statistics
+from equipoise.balancer.formats.statistics import ExpertStatistics
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(("name", "suffix"), STATISTICS_FILES)
 @given(written=statistics())
 def test_statistics_round_trip_except_reported_losses(
-    name: str, suffix: str, written: Statistics
+    name: str, suffix: str, written: ExpertStatistics
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"s{suffix}"
@@ -51,7 +51,7 @@ def test_statistics_round_trip_except_reported_losses(
 @pytest.mark.parametrize(("name", "suffix"), PLACEMENT_FILES)
 @given(written=arrangements())
 def test_arrangement_round_trips_except_reported_losses(
-    name: str, suffix: str, written: Arrangement
+    name: str, suffix: str, written: ExpertPlacement
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"p{suffix}"
@@ -70,7 +70,7 @@ def test_arrangement_round_trips_except_reported_losses(
 
 
 @given(written=statistics())
-def test_equipoise_statistics_round_trip_without_loss(written: Statistics) -> None:
+def test_equipoise_statistics_round_trip_without_loss(written: ExpertStatistics) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s.npz"
         assert formats.write_statistics(path, written) is None
@@ -78,7 +78,7 @@ def test_equipoise_statistics_round_trip_without_loss(written: Statistics) -> No
 
 
 def test_even_shares_are_never_reported_lost(tmp_path: Path) -> None:
-    layout = Arrangement.with_even_shares(small_arrangement().placement, 3, (1, 3))
+    layout = ExpertPlacement.with_even_shares(small_arrangement().placement, 3, (1, 3))
     for number, (name, suffix) in enumerate(PLACEMENT_FILES):
         lost = formats.write_placement(tmp_path / f"{number}{suffix}", layout, name)
         assert "shares" not in (lost or "")
@@ -95,7 +95,7 @@ def test_write_placement_returns_loss_message_and_prints_nothing(
 def test_plan_digest_survives_placement_file(tmp_path: Path) -> None:
     found = plan(np.random.default_rng(7).integers(0, 99, (3, 8)), slots=12, ranks=4)
     path = tmp_path / "placement.json"
-    formats.write_placement(path, Arrangement(found.placement, found.shares, 4))
+    formats.write_placement(path, ExpertPlacement(found.placement, found.shares, 4))
     assert formats.read_placement(path).digest == found.digest
 
 
@@ -117,14 +117,14 @@ def test_read_placement_detects_format_by_content(tmp_path: Path) -> None:
 
 
 def test_known_formats_are_unique_by_kind_and_name() -> None:
-    known: tuple[Format, ...] = formats.known()
+    known: tuple[Format, ...] = formats.known_formats()
     pairs = [(type(form), form.name) for form in known]
     assert len(set(pairs)) == len(pairs)
     assert {"tensorrt-llm", "vllm", "vllm-ascend", "sglang", "eplb-table"} <= {n for _, n in pairs}
 
 
 def _shown(
-    found: Statistics, written: Statistics
+    found: ExpertStatistics, written: ExpertStatistics
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """SGLang's files have a row for every layer up to the last."""
     if found.counts.shape == written.counts.shape:

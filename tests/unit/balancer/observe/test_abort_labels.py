@@ -1,4 +1,4 @@
-"""Reasons as labels: a closed set."""
+"""Abort reasons as labels: a closed set, which covers every reason in the code."""
 
 import ast
 from pathlib import Path
@@ -9,31 +9,31 @@ import equipoise.balancer.experts as experts
 from equipoise.balancer.observe.metrics import ABORT_LABELS, OTHER_LABEL, abort_label
 
 FOLDER = Path(experts.__file__).parent
-PLACE = {"Abort": 0, "Failed": 1, "_decline": 2}
-"""Who is told a reason, as which argument."""
+REASON_ARGUMENT = {"Abort": 0, "Failed": 1, "_decline": 2}
+"""Calls that take a reason, and the position of that argument."""
 
 
-def spoken() -> set[str]:
-    """Every reason that is written down in the engine's code; of a formatted one its beginning."""
+def reasons_in_code() -> set[str]:
+    """Finds every reason in the engine's code; of an f-string, its constant beginning."""
     found = set()
     for path in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-                place = PLACE.get(name)
-                if place is not None and len(node.args) > place:
-                    found |= said(node.args[place])
+                position = REASON_ARGUMENT.get(name)
+                if position is not None and len(node.args) > position:
+                    found |= constant_beginning(node.args[position])
     return found
 
 
-def said(node: ast.expr) -> set[str]:
+def constant_beginning(node: ast.expr) -> set[str]:
     if isinstance(node, ast.JoinedStr):
         node = node.values[0]
     return {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
 
 
 def test_label_of_every_engine_reason_is_unique() -> None:
-    reasons = spoken()
+    reasons = reasons_in_code()
     assert len(reasons) >= 8
     labels = {reason: abort_label(reason) for reason in reasons}
     assert OTHER_LABEL not in labels.values(), labels

@@ -1,19 +1,19 @@
-"""What entries come to."""
+"""Figures that the aggregator derives from events."""
 
 import math
 
 import numpy as np
 import pytest
-from helpers.strategies.journal_entries import (
+from helpers.strategies.engine_events import (
     SHAPE,
     SLOT_BYTES,
     SUB_WINDOW,
-    ended,
-    entered,
-    moved,
+    load_reduced,
+    placements,
+    rebalance_ended,
     rows,
+    state_changed,
     steps,
-    summed,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,18 +37,18 @@ from equipoise.balancer.observe.aggregator import (
 
 
 def read(*entries: Event) -> list[Event]:
-    digest = EventAggregator()
-    return [derived for entry in entries for derived in digest.process(entry)]
+    aggregator = EventAggregator()
+    return [derived for event in entries for derived in aggregator.process(event)]
 
 
 def settled(*entries: Event) -> list[RebalanceMeasured]:
-    return [entry for entry in read(*entries) if isinstance(entry, RebalanceMeasured)]
+    return [event for event in read(*entries) if isinstance(event, RebalanceMeasured)]
 
 
 def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
     # Slots hold 0 1 2 | 2 3 0, so experts 0 and 2 have a copy on each rank.
     load = np.array([[10, 20, 10, 40], [0, 100, 0, 100]], dtype=np.int64)
-    found = measure_balance(summed(8, load))
+    found = measure_balance(load_reduced(8, load))
     assert found.balancedness == pytest.approx((40 + 100) / (50 + 100))
     assert found.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
     assert found.mean_rows == pytest.approx(140 / SUB_WINDOW)
@@ -57,34 +57,34 @@ def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
 
 def test_balance_ignores_layers_without_rows() -> None:
     load = np.array([[10, 20, 10, 40], [0, 0, 0, 0]], dtype=np.int64)
-    assert measure_balance(summed(8, load)).imbalance == pytest.approx(50 / 40 - 1)
-    nothing = measure_balance(summed(8, rows(0, 0, 0, 0)))
+    assert measure_balance(load_reduced(8, load)).imbalance == pytest.approx(50 / 40 - 1)
+    nothing = measure_balance(load_reduced(8, rows(0, 0, 0, 0)))
     assert math.isnan(nothing.imbalance)
     assert math.isnan(nothing.balancedness)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=4, max_size=4).filter(lambda load: sum(load) > 0))
 def test_balance_imbalance_equals_planner_imbalance(load: list[int]) -> None:
-    entry = summed(8, rows(*load))
-    planned = imbalance(entry.load, entry.layout, SHAPE).mean() / SHARE_ONE
-    assert measure_balance(entry).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
+    event = load_reduced(8, rows(*load))
+    planned = imbalance(event.load, event.layout, SHAPE).mean() / SHARE_ONE
+    assert measure_balance(event).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
 
 
 def test_balance_uses_shares_applied_by_router() -> None:
-    entry = summed(8, rows(60, 0, 0, 20))
+    event = load_reduced(8, rows(60, 0, 0, 20))
     wanted = np.array([[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32)
-    even = measure_balance(entry)
+    even = measure_balance(event)
     solved = measure_balance(
-        type(entry)(8, SUB_WINDOW, entry.load, entry.layout, SHAPE, lambda *_: wanted)
+        type(event)(8, SUB_WINDOW, event.load, event.layout, SHAPE, lambda *_: wanted)
     )
-    loads = rank_loads(entry.load, Layout(entry.layout.placement, wanted), SHAPE)
+    loads = rank_loads(event.load, Layout(event.layout.placement, wanted), SHAPE)
     assert loads.tolist() == [[60.0, 20.0]] * 2
     assert solved.imbalance == pytest.approx(0.5)
     assert even.imbalance == pytest.approx(0.25)
 
 
 @given(st.data())
-def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> None:
+def test_slots_received_of_all_ranks_equal_native_move_count(data: st.DataObject) -> None:
     ranks, per, layers = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.just(2)))
     slots = ranks * per
     shape = ExpertShape(layers, experts=1 if slots < 3 else 3, slots=slots, ranks=ranks)
@@ -92,82 +92,96 @@ def test_arrivals_of_all_ranks_equal_native_move_count(data: st.DataObject) -> N
     before, after = (
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
     )
-    assert sum(slots_received(before, before, place, shape) for place in range(ranks)) == 0
-    here = [slots_received(before, after, place, shape) for place in range(ranks)]
-    assert sum(here) == _native.count_moves(before, after, ranks)
+    assert sum(slots_received(before, before, rank, shape) for rank in range(ranks)) == 0
+    received = [slots_received(before, after, rank, shape) for rank in range(ranks)]
+    assert sum(received) == _native.count_moves(before, after, ranks)
 
 
-def test_epoch_is_settled_by_first_sub_window_after_its_end() -> None:
-    load, early, late = rows(10, 20, 10, 40), summed(10, rows(1, 1, 1, 1)), 11
-    digest = EventAggregator()
-    assert digest.process(ended(place=0, ended=9)) == ()
-    assert [type(entry) for entry in digest.process(early)] == [BalanceMeasured]
-    balance, told = digest.process(summed(late, load))
+def test_rebalance_is_settled_by_first_sub_window_after_its_end() -> None:
+    load, straddling, late = rows(10, 20, 10, 40), load_reduced(10, rows(1, 1, 1, 1)), 11
+    aggregator = EventAggregator()
+    assert aggregator.process(rebalance_ended(rank=0, ended_at=9)) == ()
+    assert [type(event) for event in aggregator.process(straddling)] == [BalanceMeasured]
+    balance, emitted = aggregator.process(load_reduced(late, load))
     assert isinstance(balance, BalanceMeasured)
-    assert isinstance(told, RebalanceMeasured)
-    assert told.record.imbalance_actual == balance.imbalance
-    assert told.record.bytes_received == SLOT_BYTES
-    assert [type(entry) for entry in digest.process(summed(13, load))] == [BalanceMeasured]
+    assert isinstance(emitted, RebalanceMeasured)
+    assert emitted.record.imbalance_actual == balance.imbalance
+    assert emitted.record.bytes_received == SLOT_BYTES
+    assert [type(event) for event in aggregator.process(load_reduced(13, load))] == [
+        BalanceMeasured
+    ]
 
 
-def test_epoch_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
-    told = settled(
-        ended(ended=9), ended(number=4, ended=11, copies=0), summed(14, rows(1, 1, 1, 1))
+def test_rebalance_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
+    emitted = settled(
+        rebalance_ended(ended_at=9),
+        rebalance_ended(number=4, ended_at=11, copies=0),
+        load_reduced(14, rows(1, 1, 1, 1)),
     )
-    assert [entry.record.number for entry in told] == [3, 4]
-    assert [entry.record.imbalance_actual for entry in told] == pytest.approx([0.0, 0.0])
+    assert [event.record.number for event in emitted] == [3, 4]
+    assert [event.record.imbalance_actual for event in emitted] == pytest.approx([0.0, 0.0])
 
 
-def test_epoch_outcome_is_unknown_when_next_epoch_moved_first() -> None:
-    told = settled(ended(ended=9), ended(number=4, ended=11), summed(14, rows(1, 1, 1, 1)))
-    assert [entry.record.number for entry in told] == [3, 4]
-    assert told[0].record.imbalance_actual is None
-    assert told[1].record.imbalance_actual == pytest.approx(0.0)
+def test_rebalance_outcome_is_unknown_when_next_rebalance_moved_first() -> None:
+    emitted = settled(
+        rebalance_ended(ended_at=9),
+        rebalance_ended(number=4, ended_at=11),
+        load_reduced(14, rows(1, 1, 1, 1)),
+    )
+    assert [event.record.number for event in emitted] == [3, 4]
+    assert emitted[0].record.imbalance_actual is None
+    assert emitted[1].record.imbalance_actual == pytest.approx(0.0)
 
 
-def test_rank_without_arrivals_copied_zero_bytes() -> None:
-    (told,) = settled(ended(place=1), EngineClosed())
-    assert told.record.bytes_received == 0
-    assert slots_received(*moved(), 0, SHAPE) == 1
+def test_rank_without_slots_received_copied_zero_bytes() -> None:
+    (emitted,) = settled(rebalance_ended(rank=1), EngineClosed())
+    assert emitted.record.bytes_received == 0
+    assert slots_received(*placements(), 0, SHAPE) == 1
 
 
-def test_aborted_epoch_is_settled_at_once() -> None:
-    (told,) = settled(ended(outcome="plans differ"))
-    assert told.record.outcome == "plans differ"
-    assert told.record.imbalance_actual is None
+def test_aborted_rebalance_is_settled_at_once() -> None:
+    (emitted,) = settled(rebalance_ended(outcome="plans differ"))
+    assert emitted.record.outcome == "plans differ"
+    assert emitted.record.imbalance_actual is None
 
 
-@pytest.mark.parametrize("last", [EngineClosed(), ended(number=4, outcome="plans differ")])
-def test_epoch_is_settled_without_later_sub_window(last: Event) -> None:
-    told = settled(ended(), last)
-    assert told[0].record.number == 3
-    assert told[0].record.imbalance_actual is None
+@pytest.mark.parametrize(
+    "last", [EngineClosed(), rebalance_ended(number=4, outcome="plans differ")]
+)
+def test_rebalance_is_settled_without_later_sub_window(last: Event) -> None:
+    emitted = settled(rebalance_ended(), last)
+    assert emitted[0].record.number == 3
+    assert emitted[0].record.imbalance_actual is None
 
 
-def test_stall_is_step_time_above_median_outside_epochs() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS, 9.0)]
-    inside = [entered("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
-    found = read(*outside, *inside, ended(), EngineClosed())
-    stalls = [entry.seconds for entry in found if isinstance(entry, StepStalled)]
+def test_stall_is_step_time_above_median_outside_rebalances() -> None:
+    outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS, 9.0)]
+    inside = [state_changed("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
+    found = read(*outside, *inside, rebalance_ended(), EngineClosed())
+    stalls = [event.seconds for event in found if isinstance(event, StepStalled)]
     assert stalls == pytest.approx([0.5, 1.0])
-    (told,) = [entry for entry in found if isinstance(entry, RebalanceMeasured)]
-    assert told.record.stall_seconds == pytest.approx(1.5)
+    (emitted,) = [event for event in found if isinstance(event, RebalanceMeasured)]
+    assert emitted.record.stall_seconds == pytest.approx(1.5)
 
 
-def test_epoch_without_stall_has_zero_stall() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
-    (told,) = settled(*outside, entered("planning", 3), *steps(6, 0.5), ended(), EngineClosed())
-    assert told.record.stall_seconds == 0.0
+def test_rebalance_without_stall_has_zero_stall() -> None:
+    outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
+    (emitted,) = settled(
+        *outside, state_changed("planning", 3), *steps(6, 0.5), rebalance_ended(), EngineClosed()
+    )
+    assert emitted.record.stall_seconds == 0.0
 
 
 def test_stall_median_excludes_draining_steps() -> None:
-    outside = [entered("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
-    drained = [entered("draining"), *steps(6, *[50.0] * 9), entered("idle")]
-    found = read(*outside, *drained, entered("planning", 3), *steps(15, 3.0))
-    assert [entry.seconds for entry in found if isinstance(entry, StepStalled)][-1] == 2.0
+    outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
+    drained = [state_changed("draining"), *steps(6, *[50.0] * 9), state_changed("idle")]
+    found = read(*outside, *drained, state_changed("planning", 3), *steps(15, 3.0))
+    assert [event.seconds for event in found if isinstance(event, StepStalled)][-1] == 2.0
 
 
-def test_stall_is_unknown_before_enough_usual_steps() -> None:
-    few = [entered("idle"), *steps(0, *[1.0] * (MIN_BASELINE_STEPS - 1))]
-    (told,) = settled(*few, entered("planning", 3), *steps(6, 5.0), ended(), EngineClosed())
-    assert told.record.stall_seconds is None
+def test_stall_is_unknown_before_enough_baseline_steps() -> None:
+    few = [state_changed("idle"), *steps(0, *[1.0] * (MIN_BASELINE_STEPS - 1))]
+    (emitted,) = settled(
+        *few, state_changed("planning", 3), *steps(6, 5.0), rebalance_ended(), EngineClosed()
+    )
+    assert emitted.record.stall_seconds is None

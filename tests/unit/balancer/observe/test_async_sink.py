@@ -1,10 +1,17 @@
-"""Nothing that a journal does reaches the thread that notes."""
+"""The asynchronous event sink: no fault of a sink reaches the thread that emits."""
 
 import logging
 import threading
 
 import pytest
-from helpers.strategies.journal_entries import Kept, ended, entered, rows, steps, summed
+from helpers.strategies.engine_events import (
+    RecordingSink,
+    load_reduced,
+    rebalance_ended,
+    rows,
+    state_changed,
+    steps,
+)
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.runtime.events import (
@@ -17,118 +24,118 @@ from equipoise.balancer.experts.runtime.events import (
 from equipoise.balancer.observe.async_sink import AsyncEventSink
 
 
-class Broken(Kept):
-    """Takes nothing."""
+class Broken(RecordingSink):
+    """Raises on every call."""
 
-    def emit(self, entry: Event) -> None:
+    def emit(self, event: Event) -> None:
         raise RuntimeError("out of ink")
 
     def close(self) -> None:
         raise RuntimeError("out of ink again")
 
 
-class Slow(Kept):
-    """Takes nothing before the gate opens."""
+class Slow(RecordingSink):
+    """Blocks in `emit` until the gate opens."""
 
     def __init__(self, gate: threading.Event) -> None:
         super().__init__()
         self._gate = gate
 
-    def emit(self, entry: Event) -> None:
+    def emit(self, event: Event) -> None:
         assert self._gate.wait(WATCHDOG)
-        super().emit(entry)
+        super().emit(event)
 
 
-def test_courier_delivers_entries_in_order_and_closes_journals() -> None:
-    kept = [Kept(), Kept()]
-    courier = AsyncEventSink(kept)
-    told: list[Event] = [entered("idle"), *steps(0, 1.0, 2.0)]
-    for entry in told:
-        courier.emit(entry)
-    courier.close()
-    for journal in kept:
-        assert journal.entries == told
-        assert journal.closed == 1
+def test_async_sink_delivers_events_in_order_and_closes_sinks() -> None:
+    receivers = [RecordingSink(), RecordingSink()]
+    sink = AsyncEventSink(receivers)
+    emitted: list[Event] = [state_changed("idle"), *steps(0, 1.0, 2.0)]
+    for event in emitted:
+        sink.emit(event)
+    sink.close()
+    for receiver in receivers:
+        assert receiver.events == emitted
+        assert receiver.closed == 1
 
 
-def test_courier_delivers_derived_entries_after_their_source() -> None:
-    kept = Kept()
-    courier = AsyncEventSink([kept])
-    courier.emit(ended(ended=9))
-    courier.emit(summed(12, rows(1, 2, 3, 4)))
-    courier.close()
-    assert [type(entry) for entry in kept.entries][2:] == [BalanceMeasured, RebalanceMeasured]
+def test_async_sink_delivers_derived_events_after_their_source() -> None:
+    recording = RecordingSink()
+    sink = AsyncEventSink([recording])
+    sink.emit(rebalance_ended(ended_at=9))
+    sink.emit(load_reduced(12, rows(1, 2, 3, 4)))
+    sink.close()
+    assert [type(event) for event in recording.events][2:] == [BalanceMeasured, RebalanceMeasured]
 
 
-def test_courier_reports_failing_journal_once_and_serves_others(
+def test_async_sink_reports_failing_sink_once_and_serves_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kept = Kept()
-    courier = AsyncEventSink([Broken(), kept])
+    recording = RecordingSink()
+    sink = AsyncEventSink([Broken(), recording])
     with caplog.at_level(logging.ERROR):
-        for entry in steps(0, 1.0, 1.0, 1.0):
-            courier.emit(entry)
-        courier.close()
-    assert len(kept.entries) == 3
-    assert kept.closed == 1
-    assert courier.failures == 4
+        for event in steps(0, 1.0, 1.0, 1.0):
+            sink.emit(event)
+        sink.close()
+    assert len(recording.events) == 3
+    assert recording.closed == 1
+    assert sink.failures == 4
     assert [record.message for record in caplog.records] == [
         "Broken failed; further failures are only counted"
     ]
     assert caplog.records[0].exc_info is not None
 
 
-def test_courier_counts_undigestible_entry_and_goes_on() -> None:
-    kept = Kept()
-    courier = AsyncEventSink([kept])
-    courier.emit(summed(8, rows(1, 2, 3)))  # an expert is missing
-    courier.emit(StepDone(1, 0.0, 1.0))
-    courier.close()
-    assert courier.failures == 1
-    assert isinstance(kept.entries[-1], StepDone)
+def test_async_sink_counts_unprocessable_entry_and_goes_on() -> None:
+    recording = RecordingSink()
+    sink = AsyncEventSink([recording])
+    sink.emit(load_reduced(8, rows(1, 2, 3)))  # an expert is missing
+    sink.emit(StepDone(1, 0.0, 1.0))
+    sink.close()
+    assert sink.failures == 1
+    assert isinstance(recording.events[-1], StepDone)
 
 
-def test_courier_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_async_sink_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
     slow = Slow(gate)
-    courier = AsyncEventSink([slow], capacity=4)
+    sink = AsyncEventSink([slow], capacity=4)
     with caplog.at_level(logging.WARNING):
-        for entry in steps(0, *[1.0] * 20):
-            courier.emit(entry)
+        for event in steps(0, *[1.0] * 20):
+            sink.emit(event)
         gate.set()
-        courier.close()
-    lost = sum(entry.count for entry in slow.entries if isinstance(entry, EventsDropped))
-    taken = [entry for entry in slow.entries if isinstance(entry, StepDone)]
-    assert courier.dropped == lost
+        sink.close()
+    lost = sum(event.count for event in slow.events if isinstance(event, EventsDropped))
+    taken = [event for event in slow.events if isinstance(event, StepDone)]
+    assert sink.dropped == lost
     assert len(taken) + lost == 20
     assert 4 <= len(taken) <= 5
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
 
 
-def test_courier_note_does_not_block_and_close_is_bounded(
+def test_async_sink_emit_does_not_block_and_close_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = threading.Event()
-    courier = AsyncEventSink([Slow(gate)])
-    for entry in steps(0, 1.0, 1.0):
-        courier.emit(entry)
+    sink = AsyncEventSink([Slow(gate)])
+    for event in steps(0, 1.0, 1.0):
+        sink.emit(event)
     with caplog.at_level(logging.WARNING):
-        courier.close(timeout=0.01)
+        sink.close(timeout=0.01)
     assert "did not keep up" in caplog.text
     gate.set()
-    courier.close()
+    sink.close()
 
 
-def test_courier_counts_entries_after_close_as_lost() -> None:
-    kept = Kept()
-    courier = AsyncEventSink([kept])
-    courier.close()
-    courier.emit(StepDone(1, 0.0, 1.0))
-    courier.close()
-    assert courier.dropped == 1
-    assert kept.entries == []
+def test_async_sink_counts_events_after_close_as_lost() -> None:
+    recording = RecordingSink()
+    sink = AsyncEventSink([recording])
+    sink.close()
+    sink.emit(StepDone(1, 0.0, 1.0))
+    sink.close()
+    assert sink.dropped == 1
+    assert recording.events == []
 
 
-def test_courier_refuses_zero_capacity() -> None:
+def test_async_sink_refuses_zero_capacity() -> None:
     with pytest.raises(ValueError, match="capacity"):
         AsyncEventSink([], capacity=0)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from helpers.paths import ROOT
-from helpers.strategies.journal_entries import entered, record
+from helpers.strategies.engine_events import record, state_changed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ WORD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
 
 
 def parsed(line: str) -> dict[str, str]:
-    """What a reader of logfmt makes of a line."""
+    """Parses a logfmt line."""
     pairs = WORD.findall(line)
     return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
 
@@ -39,21 +39,29 @@ def balance(step: int) -> BalanceMeasured:
     )
 
 
-def test_epoch_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_rebalance_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
-        RebalanceLogSink("exact").emit(RebalanceMeasured(record(actual=0.125, stall=0.5)))
+        RebalanceLogSink("exact").emit(
+            RebalanceMeasured(record(imbalance_actual=0.125, stall_seconds=0.5))
+        )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
     assert parsed(line.message) == {
-        **{"engine": "exact", "epoch": "3", "outcome": "committed", "opened": "5", "ended": "9"},
-        **{"layers": "2", "lots": "1", "copies": "2", "bytes": "200"},
+        **{
+            "engine": "exact",
+            "rebalance": "3",
+            "outcome": "committed",
+            "opened": "5",
+            "ended": "9",
+        },
+        **{"layers": "2", "chunks": "1", "copies": "2", "bytes": "200"},
         **{"planning_s": "0.25", "proposed_s": "0.5", "stall_s": "0.5"},
         **{"imbalance_before": "0.4", "imbalance_predicted": "0.1", "imbalance_actual": "0.125"},
     }
     assert vars(line)["equipoise"]["imbalance_actual"] == 0.125
 
 
-def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
+def test_rebalance_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
         RebalanceLogSink("exact").emit(
             RebalanceMeasured(record(outcome=UNCHANGED, layers=0, copies=0))
@@ -64,12 +72,12 @@ def test_epoch_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixt
     assert "reason" not in parsed(line.message)
 
 
-def test_epoch_line_counts_layers_short_of_staging() -> None:
+def test_rebalance_line_counts_layers_short_of_staging() -> None:
     assert rebalance_fields(record(short_of_staging=7))["layers_short_of_staging"] == 7
     assert "layers_short_of_staging" not in rebalance_fields(record(short_of_staging=0))
 
 
-def test_epoch_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_rebalance_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
         RebalanceLogSink("exact").emit(RebalanceMeasured(record(outcome="staged bytes differ")))
     (line,) = caplog.records
@@ -83,36 +91,40 @@ def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"failed"}, 0.1)
     whole = record(
-        outcome="plans differ", short_of_staging=1, actual=0.1, stall=0.1, seconds=seconds
+        outcome="plans differ",
+        short_of_staging=1,
+        imbalance_actual=0.1,
+        stall_seconds=0.1,
+        phase_seconds=seconds,
     )
     for key in ("engine", *rebalance_fields(whole)):
         assert f"`{key}`" in text, key
 
 
-def test_epoch_lines_log_settled_epochs_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_rebalance_lines_log_settled_rebalances_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
-        RebalanceLogSink("exact").emit(entered("planning", 3))
+        RebalanceLogSink("exact").emit(state_changed("planning", 3))
     assert caplog.records == []
 
 
-def test_epoch_line_omits_unknown_values() -> None:
-    fields = rebalance_fields(record(before=None, predicted=None))
+def test_rebalance_line_omits_unknown_values() -> None:
+    fields = rebalance_fields(record(imbalance_before=None, imbalance_predicted=None))
     assert not [key for key in fields if key.startswith("imbalance")]
     assert "stall_s" not in fields
 
 
 @pytest.mark.parametrize(
-    ("interval", "told"),
+    ("interval", "emitted"),
     [(1, [2, 4, 6, 8, 10]), (2, [2, 4, 6, 8, 10]), (4, [2, 4, 8]), (5, [2, 6, 10])],
 )
 def test_balancedness_is_logged_at_first_sum_after_each_interval(
-    interval: int, told: list[int], caplog: pytest.LogCaptureFixture
+    interval: int, emitted: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = BalancednessLogSink("exact", interval)
     with caplog.at_level(logging.INFO, BALANCEDNESS_LOG.name):
         for step in (2, 4, 6, 8, 10):
             lines.emit(balance(step))
-    assert [int(parsed(line.message)["step"]) for line in caplog.records] == told
+    assert [int(parsed(line.message)["step"]) for line in caplog.records] == emitted
     assert parsed(caplog.records[0].message)["balancedness"] == "0.8"
 
 
@@ -128,7 +140,7 @@ def config(**other: object) -> BalancerConfig:
     return BalancerConfig(**{**words, "sub_window": 1, **other})  # type: ignore[arg-type]
 
 
-def test_lines_for_returns_journals_on_first_rank_only() -> None:
+def test_log_sinks_are_returned_on_first_rank_only() -> None:
     asked = config(log_balancedness=True, log_balancedness_interval=7)
     assert [type(line) for line in log_sinks(config(), 0)] == [RebalanceLogSink]
     assert [type(line) for line in log_sinks(asked, 0)] == [RebalanceLogSink, BalancednessLogSink]

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus sees them."""
+"""Metrics, as Prometheus scrapes them."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 from helpers.paths import ROOT
-from helpers.strategies.journal_entries import record
+from helpers.strategies.engine_events import record
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.runtime.events import (
@@ -32,7 +32,7 @@ from equipoise.balancer.observe.metrics import (
 
 PAGE = ROOT / "docs" / "observability.md"
 MOST_SERIES = 110
-"""Of an engine on a rank, whatever happens."""
+"""Upper limit of the series that one engine exports."""
 GAUGES = (
     "equipoise_balancedness",
     "equipoise_actual_imbalance",
@@ -53,43 +53,45 @@ def value(registry: Any, name: str, engine: str = "target", **labels: str) -> fl
     return found
 
 
-def test_metrics_count_bytes_and_phases_of_committed_epoch(registry: Any) -> None:
+def test_metrics_count_bytes_and_phases_of_committed_rebalance(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
-    metrics.emit(RebalanceMeasured(record(here=700)))
-    assert value(registry, "equipoise_epochs_total") == 1
+    metrics.emit(RebalanceMeasured(record(bytes_received=700)))
+    assert value(registry, "equipoise_rebalances_total") == 1
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
-    assert value(registry, "equipoise_epoch_seconds_sum", phase="proposed") == 0.5
-    assert value(registry, "equipoise_epoch_seconds_count", phase="transferring") == 0
+    assert value(registry, "equipoise_rebalance_seconds_sum", phase="proposed") == 0.5
+    assert value(registry, "equipoise_rebalance_seconds_count", phase="transferring") == 0
     for reason in ABORT_LABELS:
-        assert value(registry, "equipoise_epochs_aborted_total", reason=reason) == 0
+        assert value(registry, "equipoise_rebalances_aborted_total", reason=reason) == 0
 
 
-def test_metrics_count_aborted_epochs_by_reason(registry: Any) -> None:
+def test_metrics_count_aborted_rebalances_by_reason(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
-    metrics.emit(RebalanceMeasured(record(predicted=0.3)))
-    metrics.emit(RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted=0.2)))
+    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.3)))
+    metrics.emit(
+        RebalanceMeasured(record(outcome="no ballot from rank(s) 1", imbalance_predicted=0.2))
+    )
     metrics.emit(RebalanceMeasured(record(outcome="the moon")))
-    assert value(registry, "equipoise_epochs_total") == 3
-    assert value(registry, "equipoise_epochs_aborted_total", reason="ballot_missing") == 1
-    assert value(registry, "equipoise_epochs_aborted_total", reason="other") == 1
+    assert value(registry, "equipoise_rebalances_total") == 3
+    assert value(registry, "equipoise_rebalances_aborted_total", reason="ballot_missing") == 1
+    assert value(registry, "equipoise_rebalances_aborted_total", reason="other") == 1
     assert value(registry, "equipoise_predicted_imbalance") == 0.3
 
 
-def test_metrics_count_unchanged_epochs_and_layers_short_of_staging(registry: Any) -> None:
+def test_metrics_count_unchanged_rebalances_and_layers_short_of_staging(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceMeasured(record(short_of_staging=5)))
     assert value(registry, "equipoise_layers_short_of_staging") == 5
-    assert value(registry, "equipoise_epochs_unchanged_total") == 0
+    assert value(registry, "equipoise_rebalances_unchanged_total") == 0
     metrics.emit(RebalanceMeasured(record(outcome=UNCHANGED, short_of_staging=2)))
-    assert value(registry, "equipoise_epochs_total") == 2
-    assert value(registry, "equipoise_epochs_unchanged_total") == 1
+    assert value(registry, "equipoise_rebalances_total") == 2
+    assert value(registry, "equipoise_rebalances_unchanged_total") == 1
     assert value(registry, "equipoise_layers_short_of_staging") == 2
     metrics.emit(RebalanceMeasured(record(outcome="plans differ", short_of_staging=9)))
     assert value(registry, "equipoise_layers_short_of_staging") == 2
 
 
-def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
+def test_metrics_expose_load_stall_boundary_and_dropped_events(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
@@ -101,18 +103,18 @@ def test_metrics_expose_load_stall_boundary_and_loss(registry: Any) -> None:
     assert value(registry, "equipoise_actual_imbalance") == 0.25
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
     assert value(registry, "equipoise_boundary_seconds_sum") == 0.125
-    assert value(registry, "equipoise_journal_lost_total") == 3
+    assert value(registry, "equipoise_events_dropped_total") == 3
 
 
-def test_metrics_count_skipped_epochs_separately(registry: Any) -> None:
+def test_metrics_count_skipped_rebalances_separately(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
     metrics.emit(RebalanceSkipped(9))
-    assert value(registry, "equipoise_epochs_skipped_total") == 1
-    assert value(registry, "equipoise_epochs_total") == 0
+    assert value(registry, "equipoise_rebalances_skipped_total") == 1
+    assert value(registry, "equipoise_rebalances_total") == 0
 
 
 def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
-    """A promise of 0 that nobody made would be broken by the first load."""
+    """A predicted imbalance of 0 would make an alert fire at the first load."""
     metrics = PrometheusSink(registry, "target")
     assert all(isnan(value(registry, name)) for name in GAUGES)
     metrics.emit(
@@ -129,24 +131,26 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
-    metrics.emit(RebalanceMeasured(record(predicted=0.1)))
+    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.1)))
     metrics.close()
     assert all(isnan(value(registry, name)) for name in GAUGES)
-    assert value(registry, "equipoise_epochs_total") == 1
+    assert value(registry, "equipoise_rebalances_total") == 1
 
 
 def test_metrics_of_engines_in_one_registry_are_separate(registry: Any) -> None:
     target, draft = PrometheusSink(registry, "target"), PrometheusSink(registry, "draft")
-    target.emit(RebalanceMeasured(record(here=700)))
+    target.emit(RebalanceMeasured(record(bytes_received=700)))
     draft.emit(
-        RebalanceMeasured(record(here=30, outcome="plans differ", seconds={"proposed": 2.0}))
+        RebalanceMeasured(
+            record(bytes_received=30, outcome="plans differ", phase_seconds={"proposed": 2.0})
+        )
     )
     assert value(registry, "equipoise_slot_copy_bytes_total") == 700
     assert value(registry, "equipoise_slot_copy_bytes_total", "draft") == 30
     reason = {"reason": "plans_differ"}
-    assert value(registry, "equipoise_epochs_aborted_total", **reason) == 0
-    assert value(registry, "equipoise_epochs_aborted_total", "draft", **reason) == 1
-    assert value(registry, "equipoise_epoch_seconds_sum", "draft", phase="proposed") == 2
+    assert value(registry, "equipoise_rebalances_aborted_total", **reason) == 0
+    assert value(registry, "equipoise_rebalances_aborted_total", "draft", **reason) == 1
+    assert value(registry, "equipoise_rebalance_seconds_sum", "draft", phase="proposed") == 2
     draft.close()
     assert value(registry, "equipoise_predicted_imbalance") == 0.1
 
@@ -169,14 +173,16 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
     for number in range(300):
         seconds = dict.fromkeys(PHASES, 0.1)
         metrics.emit(
-            RebalanceMeasured(record(number=number, outcome=f"reason {number}", seconds=seconds))
+            RebalanceMeasured(
+                record(number=number, outcome=f"reason {number}", phase_seconds=seconds)
+            )
         )
-        metrics.emit(RebalanceMeasured(record(number=number, seconds=seconds)))
+        metrics.emit(RebalanceMeasured(record(number=number, phase_seconds=seconds)))
         metrics.emit(BalanceMeasured(number, 0.0, 0.1, 0.9, 1.0, 1.0))
     assert series() == before <= MOST_SERIES
 
 
-def test_metrics_phases_equal_epoch_states() -> None:
+def test_metrics_phases_equal_rebalance_states() -> None:
     from equipoise.balancer.experts.engine import states
 
     held = (*states.Voting.__args__, states.Updating)

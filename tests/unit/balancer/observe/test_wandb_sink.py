@@ -1,4 +1,4 @@
-"""Weights & Biases, which is not here: a module that stands for it."""
+"""Logging to Weights & Biases, with a fake module `wandb`."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.strategies.journal_entries import entered, record
+from helpers.strategies.engine_events import record, state_changed
 
 from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
 from equipoise.balancer.observe.wandb_sink import WandbMissing, WandbSink
@@ -28,7 +28,7 @@ class FakeRun:
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What was begun with it."""
+    """A fake `wandb` module; records the calls of `init`."""
     run = FakeRun()
     seen = SimpleNamespace(begun=[], run=run)
 
@@ -46,19 +46,19 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_wandb_run_starts_at_first_log_and_ends_at_close(
     wandb: SimpleNamespace,
 ) -> None:
-    journal = WandbSink("mine", {"ranks": 4})
-    journal.emit(entered("planning", 3))
+    sink = WandbSink("mine", {"ranks": 4})
+    sink.emit(state_changed("planning", 3))
     assert wandb.begun == []
-    journal.emit(RebalanceMeasured(record(actual=0.125)))
-    journal.emit(
+    sink.emit(RebalanceMeasured(record(imbalance_actual=0.125)))
+    sink.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
-    journal.close()
-    journal.close()
+    sink.close()
+    sink.close()
     assert wandb.begun == [{"project": "mine", "config": {"ranks": 4}}]
-    epoch, load = wandb.run.logged
-    assert epoch["epoch/imbalance_predicted"] == 0.1
-    assert epoch["epoch/imbalance_actual"] == 0.125
+    rebalance, load = wandb.run.logged
+    assert rebalance["rebalance/imbalance_predicted"] == 0.1
+    assert rebalance["rebalance/imbalance_actual"] == 0.125
     assert load == {"load/step": 8, "load/balancedness": 0.75, "load/imbalance": 0.25}
     assert wandb.run.finished == 1
 
@@ -69,7 +69,7 @@ def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
     assert wandb.run.finished == 0
 
 
-def test_wandb_journal_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_sink_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("equipoise.balancer.observe.wandb_sink.find_spec", lambda name: None)
     with pytest.raises(WandbMissing, match=r"\.\[wandb\]"):
         WandbSink("mine", {})

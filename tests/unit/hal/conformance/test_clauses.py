@@ -1,4 +1,4 @@
-"""The suite and the contract speak of the same clauses."""
+"""The suite and the contract have the same clauses."""
 
 import re
 
@@ -32,13 +32,13 @@ def test_every_clause_has_a_property_or_is_exempt() -> None:
 
 
 def test_property_names_are_unique() -> None:
-    names = [claim.name for claim in suite.properties()]
+    names = [prop.name for prop in suite.properties()]
     assert len(set(names)) == len(names)
 
 
 def test_contract_names_property_families_of_each_clause() -> None:
     text = CONTRACT.read_text(encoding="utf-8")
     for clause, tested in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
-        families = [claim.family for claim in suite.properties() if clause in claim.clauses]
+        families = [prop.family for prop in suite.properties() if clause in prop.clauses]
         named = re.search(r"conformance \(([^)]*)\)", tested)
         assert (named[1].split(", ") if named else []) == list(dict.fromkeys(families)), clause

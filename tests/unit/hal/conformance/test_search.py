@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.hal.capabilities import Capabilities
 from equipoise.hal.conformance.context import Play, RankContext
-from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.conformance.search import PropertyViolated, SearchSettings, search
 from equipoise.hal.errors import Violation
@@ -18,14 +18,14 @@ LEAST = 100
 HOUR = 3600.0
 
 
-def _never(bench: RankContext, found: Program) -> Play:
+def _never(ctx: RankContext, program: Program) -> Play:
     raise NotImplementedError
     yield
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
     numbers = st.lists(st.integers(0, 10_000), max_size=12)
-    return numbers.map(lambda found: program([Step("add", (number,)) for number in found]))
+    return numbers.map(lambda found: make_program([Step("add", (number,)) for number in found]))
 
 
 SUMS = Property(
@@ -49,7 +49,7 @@ class Adder:
         self.broke_at: int | None = None
         self._passing = passing
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         self.plays += 1
         self._passing()
         if sum(int(step.args[0]) for step in case.program.steps) >= LEAST:
@@ -69,7 +69,7 @@ def test_search_shrinks_identically_on_slow_clock(
     slow = search(SUMS, Adder(), SearchSettings(cases=100))
     assert slow == usual
     assert isinstance(slow, PropertyViolated)
-    assert slow.case == Case(program([Step("add", (LEAST,))]), b"")
+    assert slow.case == Case(make_program([Step("add", (LEAST,))]), b"")
 
 
 @pytest.mark.parametrize("plays", [0, 1, 10])

@@ -1,4 +1,4 @@
-"""Daemon threads inside of C++ calls while the interpreter ends."""
+"""Daemon threads inside C++ calls while the interpreter shuts down."""
 
 import subprocess
 import sys

@@ -36,14 +36,14 @@ def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
     assert told["plugin"] == (True, "found by vLLM")
     assert told["hooks"] == (True, "all 2 symbols are there, with their signatures")
     assert set(compatibility.FEATURE_SYMBOLS) <= set(told)
-    assert not told["engine"][0]
-    assert "vllm.distributed.parallel_state:get_ep_group is missing" in told["engine"][1]
+    assert not told["eplb"][0]
+    assert "vllm.distributed.parallel_state:get_ep_group is missing" in told["eplb"][1]
 
 
 def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9")
     assert found()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0")
-    monkeypatch.setenv(compatibility.UNTESTED_VARIABLE, "9.9")
+    monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9")
     assert found()["vLLM"][0]
 
 
@@ -56,7 +56,7 @@ def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     _points(monkeypatch)
     assert found()["plugin"] == (
         False,
-        "vLLM does not see it: install equipoise beside vLLM",
+        "vLLM does not see it: install equipoise in vLLM's environment",
     )
 
 

@@ -46,7 +46,9 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested version, whose parts have all they need, and nothing in the environment."""
     monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
     monkeypatch.setattr(compatibility, "installed", lambda: compatibility.TESTED_VERSIONS[0])
-    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ()))
+    monkeypatch.setattr(
+        compatibility, "FEATURE_SYMBOLS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ())
+    )
 
 
 def created(config: Any) -> Any:
@@ -64,14 +66,14 @@ def test_plugin_leaves_config_unchanged_without_settings() -> None:
 
 
 def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
-    config = created(configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True))
+    config = created(configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True))
     assert config.parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_copies_environment_settings_into_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = {"handover": True}
+    asked = {"pp_transport": True}
     monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(asked))
     config = created(configuration({}, pipeline_parallel_size=2))
     assert config.additional_config == {SETTINGS_KEY: asked}
@@ -80,12 +82,16 @@ def test_plugin_copies_environment_settings_into_config(
 @pytest.mark.parametrize(
     ("part", "parallel", "said"),
     [
-        ("policy", {}, "need --enable-eplb"),
-        ("engine", {}, "need --enable-eplb"),
-        ("engine", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
-        ("handover", {}, "--pipeline-parallel-size of at least 2"),
-        ("routing", {}, "--data-parallel-size of at least 2"),
-        ("routing", {"data_parallel_size": 2, "data_parallel_external_lb": True}, "external"),
+        ("eplb_policy", {}, "need --enable-eplb"),
+        ("eplb", {}, "need --enable-eplb"),
+        ("eplb", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
+        ("pp_transport", {}, "--pipeline-parallel-size of at least 2"),
+        ("dp_load_balancer", {}, "--data-parallel-size of at least 2"),
+        (
+            "dp_load_balancer",
+            {"data_parallel_size": 2, "data_parallel_external_lb": True},
+            "external",
+        ),
     ],
 )
 def test_plugin_refuses_part_that_would_have_no_effect(
@@ -108,7 +114,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
 def test_plugin_refuses_engine_with_unsupported_vllm_options(
     where: str, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True)
     vars(getattr(config, where) if where else config).update(changed)
     with pytest.raises(IntegrationError, match=said):
         created(config)
@@ -121,13 +127,17 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
     ("device", "options", "said"),
     [
         ("cuda", {}, None),
-        ("cuda", {"communicator": "nccl", "shares": "exact"}, None),
+        ("cuda", {"communicator": "nccl", "replica_split": "exact"}, None),
         ("cuda", {"communicator": "gloo"}, None),
         ("cuda", {"communicator": "hccl"}, "hccl is not for a device of type cuda: nccl or gloo"),
-        ("cuda", {"communicator": "gloo", "shares": "exact"}, "cannot: nccl, or shares that are"),
+        (
+            "cuda",
+            {"communicator": "gloo", "replica_split": "exact"},
+            "cannot: use nccl, or replica_split",
+        ),
         ("npu", {"communicator": "gloo"}, None),
         ("npu", {"communicator": "nccl"}, "nccl is not for a device of type npu: hccl or gloo"),
-        ("cpu", {"communicator": "gloo", "shares": "exact"}, None),
+        ("cpu", {"communicator": "gloo", "replica_split": "exact"}, None),
         ("cpu", {"communicator": "nccl"}, "nccl is not for a device of type cpu: gloo"),
         ("xpu", {"communicator": "gloo"}, "no communicator of ours is"),
     ],
@@ -135,14 +145,14 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
 def test_plugin_takes_only_communicator_of_device(
     device: str, options: dict[str, str], said: str | None
 ) -> None:
-    config = configuration({SETTINGS_KEY: {"engine": options or True}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"eplb": options or True}}, enable_eplb=True)
     config.device_config.device_type = device
     with nullcontext() if said is None else pytest.raises(IntegrationError, match=said):
         created(config)
 
 
 def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
-    settings = {SETTINGS_KEY: {"engine": {"communicator": "gloo"}}}
+    settings = {SETTINGS_KEY: {"eplb": {"communicator": "gloo"}}}
     config = configuration(settings, enable_eplb=True, all2all_backend="deepep_low_latency")
     assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
@@ -159,7 +169,7 @@ def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
 def test_plugin_refuses_v1_runner_that_leaves_steps_out(
     runner: str, parallel: dict[str, int], refused: bool
 ) -> None:
-    config = configuration({SETTINGS_KEY: {"engine": True}}, enable_eplb=True, **parallel)
+    config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, **parallel)
     config.model_config.runner_type = runner
     assert created(config) is config, "the second model runner counts every forward"
     config.use_v2_model_runner = False
@@ -167,7 +177,7 @@ def test_plugin_refuses_v1_runner_that_leaves_steps_out(
         created(config)
 
 
-@pytest.mark.parametrize("part", ["engine", "handover"])
+@pytest.mark.parametrize("part", ["eplb", "pp_transport"])
 def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     config = configuration({SETTINGS_KEY: {part: True}}, enable_eplb=True, **several)
@@ -189,7 +199,7 @@ def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.Monkey
 def test_plugin_refuses_exact_shares_with_captured_forwards(
     shares: str, mode: Graphs | None, refused: bool
 ) -> None:
-    config = configuration({SETTINGS_KEY: {"engine": {"shares": shares}}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"eplb": {"replica_split": shares}}}, enable_eplb=True)
     config.compilation_config.cudagraph_mode = mode
     wanted = pytest.raises(IntegrationError, match="--enforce-eager") if refused else nullcontext()
     with wanted:
@@ -205,11 +215,11 @@ def test_plugin_refuses_untested_version_and_names_tested_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
-    config = configuration({SETTINGS_KEY: {"handover": True}}, pipeline_parallel_size=2)
+    config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
         created(config)
     assert config.parallel_config.worker_extension_cls == ""
-    monkeypatch.setenv(compatibility.UNTESTED_VARIABLE, "9.9.9")
+    monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9.9")
     assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
@@ -217,8 +227,8 @@ def test_plugin_names_missing_symbol_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = Symbol("vllm.place", "Thing.call", "self")
-    monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "handover", (wanted,))
-    config = configuration({SETTINGS_KEY: {"handover": True}}, pipeline_parallel_size=2)
+    monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "pp_transport", (wanted,))
+    config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vllm\.place:Thing\.call is missing"):
         created(config)
     assert config.parallel_config.worker_extension_cls == ""
@@ -226,7 +236,7 @@ def test_plugin_names_missing_symbol_and_changes_nothing(
 
 def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
     theirs = configuration(
-        {SETTINGS_KEY: {"engine": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
+        {SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
     )
     with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
         created(theirs)

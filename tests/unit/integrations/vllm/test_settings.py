@@ -20,8 +20,10 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=5,
 )
-PARTS = st.sampled_from(["policy", "engine", "handover", "routing", "other"])
-OPTIONS = st.sampled_from(["deadline", "target", "shares", "sub_window", "policy", "options", "x"])
+PARTS = st.sampled_from(["eplb_policy", "eplb", "pp_transport", "dp_load_balancer", "other"])
+OPTIONS = st.sampled_from(
+    ["timeout_seconds", "target_imbalance", "replica_split", "sub_window", "policy", "options", "x"]
+)
 GIVEN = st.dictionaries(PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2), max_size=3)
 
 
@@ -38,7 +40,7 @@ def said_of(value: Any) -> str | None:
 @given(GIVEN | JSON)
 def test_settings_are_parsed_or_refused_by_name(given_: Any) -> None:
     found = said_of(given_)
-    assert found is None or SETTINGS_KEY in found or "engine plans by itself" in found
+    assert found is None or SETTINGS_KEY in found or "eplb plans by itself" in found
 
 
 @pytest.mark.parametrize(
@@ -51,27 +53,34 @@ def test_settings_are_none_when_nothing_is_configured(additional: Any) -> None:
 
 def test_settings_part_takes_true_or_options() -> None:
     found = parse_settings(
-        {SETTINGS_KEY: {"engine": {"shares": "exact"}, "handover": True, "policy": False}}, {}
+        {
+            SETTINGS_KEY: {
+                "eplb": {"replica_split": "exact"},
+                "pp_transport": True,
+                "eplb_policy": False,
+            }
+        },
+        {},
     )
     assert found is not None
-    assert found.enabled_features == ("engine", "handover")
-    assert found.engine == EplbSettings(shares="exact")
+    assert found.enabled_features == ("eplb", "pp_transport")
+    assert found.eplb == EplbSettings(replica_split="exact")
 
 
 def test_settings_routing_takes_a_policy_name() -> None:
-    found = parse_settings({SETTINGS_KEY: {"routing": "br0"}}, {})
+    found = parse_settings({SETTINGS_KEY: {"dp_load_balancer": "br0"}}, {})
     assert found is not None
-    assert found.routing is not None
-    assert found.routing.policy == "br0"
+    assert found.dp_load_balancer is not None
+    assert found.dp_load_balancer.policy == "br0"
 
 
 def test_settings_environment_applies_only_without_config() -> None:
-    environment = {SETTINGS_VARIABLE: json.dumps({"policy": True})}
+    environment = {SETTINGS_VARIABLE: json.dumps({"eplb_policy": True})}
     by_environment = parse_settings({}, environment)
     assert by_environment is not None
-    assert by_environment.enabled_features == ("policy",)
-    assert parse_settings({SETTINGS_KEY: {"handover": True}}, environment) == parse_settings(
-        {SETTINGS_KEY: {"handover": True}}, {}
+    assert by_environment.enabled_features == ("eplb_policy",)
+    assert parse_settings({SETTINGS_KEY: {"pp_transport": True}}, environment) == parse_settings(
+        {SETTINGS_KEY: {"pp_transport": True}}, {}
     )
     assert parse_settings({SETTINGS_KEY: False}, environment) is None
     assert parse_settings({}, {SETTINGS_VARIABLE: " "}) is None
@@ -79,26 +88,30 @@ def test_settings_environment_applies_only_without_config() -> None:
 
 def test_settings_refuse_invalid_json_in_environment() -> None:
     with pytest.raises(ConfigError, match="EQUIPOISE_VLLM is no JSON"):
-        parse_settings({}, {SETTINGS_VARIABLE: "engine"})
+        parse_settings({}, {SETTINGS_VARIABLE: "eplb"})
 
 
 @pytest.mark.parametrize(
     ("part", "options", "said"),
     [
-        ("engine", {"sharez": 1}, "unknown sharez; options are"),
-        ("engine", {"shares": "some"}, "shares must be static, lagged or exact"),
-        ("engine", {"communicator": "mpi"}, "communicator must be one of gloo, hccl, nccl, got"),
-        ("engine", {"communicator": []}, "communicator must be one of gloo, hccl, nccl, got"),
-        ("engine", {"sub_window": 0}, "sub_window must be a whole number"),
-        ("engine", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
-        ("policy", {"target": -1}, "target must be a number from 0"),
-        ("policy", {"gain": True}, "gain must be a number from 0"),
-        ("handover", {"deadline": float("inf")}, "deadline must be 0.1 to 86400 seconds"),
-        ("engine", {"deadline": 0}, "deadline must be 0.1 to 86400 seconds"),
-        ("engine", {"staging_mb": 1e308}, "staging_mb must be a number from 0 to"),
-        ("engine", {"gain": 1e6}, "gain must be a number from 0 to 1000"),
-        ("handover", 3, "must be true, false or an object"),
-        ("routing", {"policy": 3}, "policy is a name"),
+        ("eplb", {"replica_splitt": 1}, "unknown replica_splitt; options are"),
+        ("eplb", {"replica_split": "some"}, "replica_split must be static, lagged or exact"),
+        ("eplb", {"communicator": "mpi"}, "communicator must be one of gloo, hccl, nccl, got"),
+        ("eplb", {"communicator": []}, "communicator must be one of gloo, hccl, nccl, got"),
+        ("eplb", {"sub_window": 0}, "sub_window must be a whole number"),
+        ("eplb", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
+        ("eplb_policy", {"target_imbalance": -1}, "target_imbalance must be a number from 0"),
+        ("eplb_policy", {"min_improvement": True}, "min_improvement must be a number from 0"),
+        (
+            "pp_transport",
+            {"timeout_seconds": float("inf")},
+            "timeout_seconds must be 0.1 to 86400 seconds",
+        ),
+        ("eplb", {"timeout_seconds": 0}, "timeout_seconds must be 0.1 to 86400 seconds"),
+        ("eplb", {"staging_mib": 1e308}, "staging_mib must be a number from 0 to"),
+        ("eplb", {"min_improvement": 1e6}, "min_improvement must be a number from 0 to 1000"),
+        ("pp_transport", 3, "must be true, false or an object"),
+        ("dp_load_balancer", {"policy": 3}, "policy is a name"),
     ],
 )
 def test_settings_refuse_wrong_option_and_name_its_part(part: str, options: Any, said: str) -> None:
@@ -107,5 +120,5 @@ def test_settings_refuse_wrong_option_and_name_its_part(part: str, options: Any,
 
 
 def test_settings_refuse_policy_together_with_engine() -> None:
-    with pytest.raises(ConfigError, match="switch on `policy` or `engine`"):
-        parse_settings({SETTINGS_KEY: {"policy": True, "engine": True}}, {})
+    with pytest.raises(ConfigError, match="switch on `eplb_policy` or `eplb`"):
+        parse_settings({SETTINGS_KEY: {"eplb_policy": True, "eplb": True}}, {})

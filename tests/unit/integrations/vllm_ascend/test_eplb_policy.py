@@ -71,11 +71,15 @@ def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
     problem: tuple[Ints, Ints], most: float
 ) -> None:
     load, table = problem
-    changed, order, new, counted = planned(load, table, most=most)
+    changed, order, new, counted = planned(load, table, max_move_fraction=most)
     accepted(table, new)
     moves = int((new != table).sum())
     assert moves <= most * table.size
-    assert counted == {"policy_calls": 1, "policy_moves": moves, "policy_failures": 0}
+    assert counted == {
+        "eplb_policy_calls": 1,
+        "eplb_policy_moved_slots": moves,
+        "eplb_policy_failures": 0,
+    }
     assert changed == int(moves > 0)
     assert sorted(order.tolist()) == list(range(len(table)))
     assert (fullest(load, new) <= fullest(load, table) * (1 + 1e-9)).all()
@@ -85,7 +89,7 @@ def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
     _, _, found, _ = planned(load, table)
     assert layouts.score(load, found).mean() <= 1.05
-    assert planned(load, found)[3]["policy_moves"] == 0
+    assert planned(load, found)[3]["eplb_policy_moved_slots"] == 0
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,11 @@ def test_policy_keeps_table_and_counts_failure_for_invalid_input(table: Any, wor
     ours, tally = policy()
     changed, order, kept = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
     assert (changed, order.tolist(), kept.tolist()) == (0, [0], table)
-    assert dict(tally.read()) == {"policy_calls": 1, "policy_moves": 0, "policy_failures": 1}
+    assert dict(tally.read()) == {
+        "eplb_policy_calls": 1,
+        "eplb_policy_moved_slots": 0,
+        "eplb_policy_failures": 1,
+    }
 
 
 def test_policy_refuses_change_of_group_size() -> None:
@@ -111,9 +119,9 @@ def test_policy_refuses_change_of_group_size() -> None:
 
 def test_tally_counts_of_forked_process_are_visible() -> None:
     tally = SharedCounters()
-    process = get_context("fork").Process(target=tally.add, args=("policy_moves", 7))
+    process = get_context("fork").Process(target=tally.add, args=("eplb_policy_moved_slots", 7))
     process.start()
     process.join(30)
-    assert tally.read()["policy_moves"] == 7
+    assert tally.read()["eplb_policy_moved_slots"] == 7
     with pytest.raises(KeyError):
-        tally.add("epochs")
+        tally.add("rebalances")

@@ -19,8 +19,10 @@ BALANCING = {"eplb_config": {"dynamic_eplb": True}}
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tested release, whose front end has all that a part needs."""
     monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
-    monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
-    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ()))
+    monkeypatch.setattr(Release, "installed", lambda release: release.tested_versions[0])
+    monkeypatch.setattr(
+        compatibility, "FRONT_END_SYMBOLS", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ())
+    )
 
 
 def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
@@ -35,23 +37,23 @@ def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
 
 
 def test_plugin_with_ascend_worker_sets_no_extension() -> None:
-    assert prepared({"policy": True}).parallel_config.worker_extension_cls == ""
+    assert prepared({"eplb_policy": True}).parallel_config.worker_extension_cls == ""
 
 
 def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
     theirs = "vllm_ascend.worker.worker.NPUWorker"
     with pytest.raises(IntegrationError, match=f"--worker-cls {WORKER}: not {theirs}"):
-        prepared({"policy": True}, worker_cls=theirs)
+        prepared({"eplb_policy": True}, worker_cls=theirs)
 
 
 @pytest.mark.parametrize(
     ("parts", "additional", "said"),
     [
-        ({"policy": True}, {}, "dynamic_eplb"),
-        ({"policy": True}, {"eplb_config": {"dynamic_eplb": False}}, "DYNAMIC_EPLB=true"),
-        ({"handover": True}, {}, "--pipeline-parallel-size of at least 2"),
-        ({"policy": True}, {**BALANCING, "xlite_graph_config": {"enabled": True}}, "xlite"),
-        ({"routing": True}, {}, "--data-parallel-size of at least 2"),
+        ({"eplb_policy": True}, {}, "dynamic_eplb"),
+        ({"eplb_policy": True}, {"eplb_config": {"dynamic_eplb": False}}, "DYNAMIC_EPLB=true"),
+        ({"pp_transport": True}, {}, "--pipeline-parallel-size of at least 2"),
+        ({"eplb_policy": True}, {**BALANCING, "xlite_graph_config": {"enabled": True}}, "xlite"),
+        ({"dp_load_balancer": True}, {}, "--data-parallel-size of at least 2"),
     ],
 )
 def test_plugin_refuses_part_that_would_have_no_effect(
@@ -70,13 +72,13 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     ],
 )
 def test_plugin_accepts_policy_when_expert_balancing_is_on(additional: Any, parallel: Any) -> None:
-    config = prepared({"policy": True}, additional, **parallel)
-    assert config.additional_config[SETTINGS_KEY] == {"policy": True}
+    config = prepared({"eplb_policy": True}, additional, **parallel)
+    assert config.additional_config[SETTINGS_KEY] == {"eplb_policy": True}
 
 
 def test_plugin_refuses_engine_part_with_reason() -> None:
-    with pytest.raises(EngineUnsupported, match="engine: vllm-ascend moves experts by itself"):
-        prepared({"engine": True})
+    with pytest.raises(EngineUnsupported, match="eplb: vllm-ascend moves experts by itself"):
+        prepared({"eplb": True})
 
 
 def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
@@ -85,7 +87,7 @@ def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
     assert told["vLLM"] == (True, "0.23.0, which was tested")
     assert not told["worker"][0]
     assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
-    assert told["engine"] == (None, compatibility.UNSUPPORTED_FEATURES["engine"])
+    assert told["eplb"] == (None, compatibility.UNSUPPORTED_FEATURES["eplb"])
 
 
 def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:

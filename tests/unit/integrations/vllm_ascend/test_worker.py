@@ -25,9 +25,13 @@ BALANCING = {"eplb_config": {"dynamic_eplb": True}}
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A tested release, whose parts have all that they need."""
     monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
-    monkeypatch.setattr(Release, "installed", lambda release: release.tested[0])
-    monkeypatch.setattr(compatibility, "PARTS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ()))
-    monkeypatch.setattr(compatibility, "FRONT", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ()))
+    monkeypatch.setattr(Release, "installed", lambda release: release.tested_versions[0])
+    monkeypatch.setattr(
+        compatibility, "FEATURE_SYMBOLS", dict.fromkeys(compatibility.FEATURE_SYMBOLS, ())
+    )
+    monkeypatch.setattr(
+        compatibility, "FRONT_END_SYMBOLS", dict.fromkeys(compatibility.FRONT_END_SYMBOLS, ())
+    )
     worker_class.cache_clear()
     with ascend():
         yield
@@ -60,16 +64,16 @@ def test_worker_installs_policy_before_and_handover_after_device_init(
         yield
         noted.append(f"{name} off behind {worker.done[-1]}")
 
-    monkeypatch.setattr(eplb_policy, "installed", lambda *given: part("policy", *given))
-    monkeypatch.setattr(transport, "installed", lambda *given: part("handover", *given))
-    worker = made({"policy": True, "handover": True}, pipeline_parallel_size=2)
+    monkeypatch.setattr(eplb_policy, "install_policy", lambda *given: part("eplb_policy", *given))
+    monkeypatch.setattr(transport, "install_transport", lambda *given: part("pp_transport", *given))
+    worker = made({"eplb_policy": True, "pp_transport": True}, pipeline_parallel_size=2)
     worker.init_device()
     worker.shutdown()
     assert noted == [
-        "policy on behind init",
-        "handover on behind init_device",
-        "handover off behind init_device",
-        "policy off behind init_device",
+        "eplb_policy on behind init",
+        "pp_transport on behind init_device",
+        "pp_transport off behind init_device",
+        "eplb_policy off behind init_device",
     ]
     assert worker.done[-1] == "shutdown"
 
@@ -90,9 +94,9 @@ def test_worker_uninstalls_parts_when_device_init_fails(
     def fails(self: Any) -> None:
         raise RuntimeError("no device")
 
-    monkeypatch.setattr(eplb_policy, "installed", part)
+    monkeypatch.setattr(eplb_policy, "install_policy", part)
     monkeypatch.setattr(NPUWorker, "init_device", fails)
-    worker = made({"policy": True})
+    worker = made({"eplb_policy": True})
     with pytest.raises(RuntimeError, match="no device"):
         worker.init_device()
     assert noted == ["on", "off"]
@@ -101,8 +105,8 @@ def test_worker_uninstalls_parts_when_device_init_fails(
 @pytest.mark.parametrize(
     ("parts", "kind", "said"),
     [
-        ({"engine": True}, EngineUnsupported, "engine: vllm-ascend moves experts by itself"),
-        ({"handover": True}, IntegrationError, "--pipeline-parallel-size of at least 2"),
+        ({"eplb": True}, EngineUnsupported, "eplb: vllm-ascend moves experts by itself"),
+        ({"pp_transport": True}, IntegrationError, "--pipeline-parallel-size of at least 2"),
         ({"polici": True}, ConfigError, "unknown polici"),
     ],
 )
@@ -112,7 +116,7 @@ def test_worker_refuses_unsupported_parts_before_base_init(
     def begins(*_: Any, **__: Any) -> None:
         raise AssertionError("it began")
 
-    monkeypatch.setattr(compatibility, "ENTRY", ())
+    monkeypatch.setattr(compatibility, "WORKER_SYMBOLS", ())
     monkeypatch.setattr(NPUWorker, "__init__", begins)
     with pytest.raises(kind, match=said):
         made(parts)
@@ -121,7 +125,7 @@ def test_worker_refuses_unsupported_parts_before_base_init(
 def test_worker_refuses_base_with_changed_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NPUWorker, "init_device", lambda self, device: None)
     with pytest.raises(EngineUnsupported, match=r"NPUWorker.init_device has the signature \(self"):
-        made({"policy": True})
+        made({"eplb_policy": True})
 
 
 def test_worker_refuses_untested_release_unless_allowed(
@@ -131,10 +135,10 @@ def test_worker_refuses_untested_release_unless_allowed(
     with pytest.raises(
         EngineUnsupported, match=r"0\.30\.0 was not tested.*its vLLM: version 0\.30"
     ):
-        made({"policy": True})
-    monkeypatch.setenv(compatibility.RELEASE.untested_variable, "0.30.0")
-    monkeypatch.setenv(compatibility.VLLM_RELEASE.untested_variable, "0.30.0")
-    assert made({"policy": True}).done == ["init"]
+        made({"eplb_policy": True})
+    monkeypatch.setenv(compatibility.RELEASE.accept_variable, "0.30.0")
+    monkeypatch.setenv(compatibility.VLLM_RELEASE.accept_variable, "0.30.0")
+    assert made({"eplb_policy": True}).done == ["init"]
 
 
 def test_worker_import_failure_is_engine_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +148,13 @@ def test_worker_import_failure_is_engine_unsupported(monkeypatch: pytest.MonkeyP
 
 
 def test_worker_counters_include_counts_of_its_planner() -> None:
-    worker = made({"policy": True})
+    worker = made({"eplb_policy": True})
     before = worker.equipoise_counters()
-    worker.equipoise_tally.add("policy_moves", 5)
-    assert worker.equipoise_counters() == {**before, "policy_moves": before["policy_moves"] + 5}
+    worker.equipoise_policy_counters.add("eplb_policy_moved_slots", 5)
+    assert worker.equipoise_counters() == {
+        **before,
+        "eplb_policy_moved_slots": before["eplb_policy_moved_slots"] + 5,
+    }
 
 
 @pytest.mark.slow

@@ -123,9 +123,9 @@ def steps(draw: st.DrawFn) -> list[list[list[Grid]]]:
 class Hasty(TorchKernels):
     """Sorts when it is asked to, not when the stream comes to it."""
 
-    def pack_rows(self, batch: Batch, room: BufferSet, stream: Stream) -> None:
+    def pack_rows(self, batch: Batch, buffer_set: BufferSet, stream: Stream) -> None:
         found = replace(batch, slots=batch.slots.clone())
-        super().pack_rows(found, room, stream)
+        super().pack_rows(found, buffer_set, stream)
 
 
 def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels) -> list[str]:
@@ -203,7 +203,7 @@ class Served:
 
 
 MOST = 8
-"""Graphs of a rank: four verbs in two rooms."""
+"""Graphs of a rank: four launches in two buffer sets."""
 
 
 @pytest.mark.slow

@@ -33,7 +33,9 @@ def test_dispatch_refuses_third_batch_in_flight() -> None:
     at = bench()
     at.dispatch(0)
     at.dispatch(1)
-    refused(at, lambda: at.exchange.dispatch(at.script.batch(0, 2), at.stream()), "all 2 rooms")
+    refused(
+        at, lambda: at.exchange.dispatch(at.script.batch(0, 2), at.stream()), "all 2 buffer sets"
+    )
     for number in (0, 1):
         at.sent[number].wait(at.stream())
         at.combine(number)
@@ -43,10 +45,10 @@ def test_dispatch_refuses_third_batch_in_flight() -> None:
 def test_combine_needs_waited_rows_and_happens_once() -> None:
     at = bench()
     at.dispatch(0)
-    refused(at, lambda: at.combine(0), "sending")
+    refused(at, lambda: at.combine(0), "dispatching")
     at.sent[0].wait(at.stream())
     at.combine(0)
-    refused(at, lambda: at.combine(0), "returning")
+    refused(at, lambda: at.combine(0), "combining")
 
 
 def test_release_needs_waited_results_and_happens_once() -> None:
@@ -54,7 +56,7 @@ def test_release_needs_waited_results_and_happens_once() -> None:
     at.dispatch(0)
     at.sent[0].wait(at.stream())
     at.combine(0)
-    refused(at, lambda: at.back[0].release(at.stream()), "returning")
+    refused(at, lambda: at.back[0].release(at.stream()), "combining")
     at.back[0].wait(at.stream())
     at.back[0].release(at.stream())
     refused(at, lambda: at.back[0].release(at.stream()), "batch 1 is over")
@@ -84,7 +86,7 @@ def test_exchange_read_needs_every_dispatch_waited_for() -> None:
 def test_exchange_reading_overwritten_by_later_one_is_refused() -> None:
     at = bench()
     early, late = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
-    refused(at, lambda: early.result(SOON), "reading 1 was overwritten by reading 2")
+    refused(at, lambda: early.result(SOON), "readback 1 was overwritten by readback 2")
     assert late.result(SOON) == StepFitted(0)
 
 
@@ -100,7 +102,7 @@ def test_batch_waits_may_repeat_on_any_stream() -> None:
 
 
 @pytest.mark.parametrize("verbs", range(4))
-def test_exchange_abandon_frees_rooms_and_ends_handles(verbs: int) -> None:
+def test_exchange_abandon_frees_buffers_and_ends_handles(verbs: int) -> None:
     at = bench()
     at.dispatch(0)
     for verb in (
@@ -176,7 +178,7 @@ def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
 
 
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
-"""In which state each verb is in turn: sending, arrived, combining, returned."""
+"""In which state each verb is in turn: dispatching, dispatched, combining, combined."""
 
 
 @settings(max_examples=150)

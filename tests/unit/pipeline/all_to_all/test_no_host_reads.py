@@ -44,9 +44,9 @@ class Inline:
 class Curious(TorchKernels):
     """Asks whether there is anything to send."""
 
-    def _pack_rows(self, batch: Batch, room: BufferSet) -> None:
+    def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         if int((batch.slots < self._form.num_slots).sum()):
-            super()._pack_rows(batch, room)
+            super()._pack_rows(batch, buffer_set)
 
 
 def run(make: type[TorchKernels], tokens: int) -> BufferSet:
@@ -58,15 +58,15 @@ def run(make: type[TorchKernels], tokens: int) -> BufferSet:
         torch.empty(1, dtype=torch.int64, device=META),
         torch.empty(FORM.experts, dtype=torch.int32, device=META),
     )
-    room = kernels.buffer_sets[0]
-    kernels.pack_rows(batch, room, stream)
-    kernels.unpack_rows(room, stream)
+    buffer_set = kernels.buffer_sets[0]
+    kernels.pack_rows(batch, buffer_set, stream)
+    kernels.unpack_rows(buffer_set, stream)
     for number in range(len(FORM.payloads)):
-        assert room.received.gather_payload(number).shape[0] == FORM.max_entries
+        assert buffer_set.received.gather_payload(number).shape[0] == FORM.max_entries
     rows = torch.empty(FORM.max_entries, *FORM.result.shape, dtype=FORM.result.dtype, device=META)
-    kernels.pack_results(rows, room, stream)
-    kernels.unpack_results(tokens, room, stream)
-    return room
+    kernels.pack_results(rows, buffer_set, stream)
+    kernels.unpack_results(tokens, buffer_set, stream)
+    return buffer_set
 
 
 def _without_values(nbytes: int) -> Tensor:
@@ -75,8 +75,8 @@ def _without_values(nbytes: int) -> Tensor:
 
 @pytest.mark.parametrize("tokens", [0, 1, 4])
 def test_exchange_kernels_run_on_meta_tensors(tokens: int) -> None:
-    room = run(TorchKernels, tokens)
-    assert room.results.device == META
+    buffer_set = run(TorchKernels, tokens)
+    assert buffer_set.results.device == META
     assert active_mask(TableWire(Table(3), 0), META).device == META
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts import plan
-from equipoise.balancer.formats import Arrangement, Statistics
+from equipoise.balancer.formats import ExpertPlacement, ExpertStatistics
 from equipoise.report.advice import inputs
 from equipoise.report.advice.advice import advise
 from equipoise.report.advice.hardware import Expert, Hardware, Roofline
@@ -25,7 +25,7 @@ from equipoise.report.advice.migration_cost import (
 from equipoise.report.advice.sizing import (
     SlotChoice,
     SlotChoiceReason,
-    advised,
+    advise_slots,
     can_connect,
     candidate_ranks,
     connected_slots,
@@ -36,9 +36,9 @@ from equipoise.report.advice.worth import (
     ServingOption,
     Verdict,
     Worth,
+    judge_worth,
     rows_saved,
     time_saved,
-    verdict,
 )
 from equipoise.report.placement.spread import linear
 from equipoise.report.run.metrics import exact_noise_floor, noise_floor
@@ -55,7 +55,7 @@ SKEWED = np.array([[[90, 10, 10, 10, 10, 10, 10, 10]] * 2] * 4, dtype=np.int64) 
 def question(
     counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object
 ) -> AdviceInputs:
-    given = {"statistics": Statistics(counts), "ranks": 4} | more
+    given = {"statistics": ExpertStatistics(counts), "ranks": 4} | more
     return AdviceInputs(**given)  # type: ignore[arg-type]
 
 
@@ -101,8 +101,8 @@ def test_pace_is_monotone_in_rate_latency_and_size(
 
 
 def test_incoming_counts_experts_new_to_rank() -> None:
-    def of(*held: int) -> Arrangement:
-        return Arrangement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
+    def of(*held: int) -> ExpertPlacement:
+        return ExpertPlacement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
 
     old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
     assert incoming_copies(old, new).tolist() == [[0, 0]] * 2
@@ -116,7 +116,7 @@ def test_incoming_equals_planner_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
-    old, new = (Arrangement.with_even_shares(found.placement, 4) for found in (first, again))
+    old, new = (ExpertPlacement.with_even_shares(found.placement, 4) for found in (first, again))
     assert int(incoming_copies(old, new).sum()) == again.moves
 
 
@@ -169,26 +169,26 @@ def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
 
 def test_trial_splits_windows_into_train_and_test() -> None:
     counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
-    found = TrainTestSplit.of(Statistics(counts))
+    found = TrainTestSplit.of(ExpertStatistics(counts))
     assert np.array_equal(found.train.counts, counts[:2])
     assert np.array_equal(found.test.counts, counts[2:])
     assert found.held_out
-    alone = TrainTestSplit.of(Statistics(counts[:1]))
+    alone = TrainTestSplit.of(ExpertStatistics(counts[:1]))
     assert not alone.held_out
     assert np.array_equal(alone.test.counts, counts[:1])
-    many = TrainTestSplit.of(Statistics(np.ones((1000, 1, 4), dtype=np.int64)))
+    many = TrainTestSplit.of(ExpertStatistics(np.ones((1000, 1, 4), dtype=np.int64)))
     assert (many.train.windows, many.test.windows) == (500, MOST_WINDOWS)
 
 
 def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     counts = SKEWED.copy()
     counts[2:, :, 0] = 3000
-    trial = TrainTestSplit.of(Statistics(counts))
-    found = plan(trial.train.counts, slots=12, ranks=4, policy="connected")
-    layout = Arrangement(found.placement, found.shares, 4)
-    levelled = trial.imbalance_with_exact_shares(found.placement, 4)
-    assert (levelled <= trial.measured_imbalance(layout) + 1e-9).all()
-    assert levelled.max() < trial.measured_imbalance(layout).max()
+    split = TrainTestSplit.of(ExpertStatistics(counts))
+    found = plan(split.train.counts, slots=12, ranks=4, policy="connected")
+    layout = ExpertPlacement(found.placement, found.shares, 4)
+    levelled = split.imbalance_with_exact_shares(found.placement, 4)
+    assert (levelled <= split.measured_imbalance(layout) + 1e-9).all()
+    assert levelled.max() < split.measured_imbalance(layout).max()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
@@ -211,7 +211,7 @@ def test_advice_equal_load_is_not_worth_balancing(size: int, rows: int, layers: 
     found = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
     assert found.worth.verdict is Verdict.NOISE
     assert found.worth.now.mean == 0
-    assert found.redundancy.advised.planned == 0
+    assert found.slot_choices.advised.planned == 0
 
 
 def test_advice_uniform_random_load_is_not_worth_balancing() -> None:
@@ -230,9 +230,9 @@ def test_advice_skewed_load_gains_by_slowest_rank() -> None:
     assert found.worth.planned.mean < 0.01
     assert found.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
     assert found.slots == 12
-    assert found.redundancy.reason is SlotChoiceReason.TARGET
-    assert found.movement is None
-    assert found.widths.advised is None
+    assert found.slot_choices.reason is SlotChoiceReason.TARGET
+    assert found.migration is None
+    assert found.rank_choices.advised is None
 
 
 def test_advice_gain_uses_seconds_when_known() -> None:
@@ -240,9 +240,9 @@ def test_advice_gain_uses_seconds_when_known() -> None:
     assert time_saved(rows, replace(rows, measured=np.array([0.0]))) == rows_saved(1.0, 0.0) == 0.5
     slow, same = (replace(rows, measured=np.array([x]), seconds=2.0) for x in (1.0, 0.0))
     assert time_saved(slow, same) == 0.0
-    assert verdict(1.0, 0.1, time_saved(slow, same)) is Verdict.SMALL
-    assert verdict(1.0, 0.1, 0.5) is Verdict.WORTH
-    assert verdict(0.12, 0.1, 0.5) is Verdict.NOISE
+    assert judge_worth(1.0, 0.1, time_saved(slow, same)) is Verdict.SMALL
+    assert judge_worth(1.0, 0.1, 0.5) is Verdict.WORTH
+    assert judge_worth(0.12, 0.1, 0.5) is Verdict.NOISE
 
 
 def test_advised_slots_are_fewest_that_meet_target() -> None:
@@ -250,15 +250,15 @@ def test_advised_slots_are_fewest_that_meet_target() -> None:
         return SlotChoice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
 
     bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
-    assert advised([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)
-    assert advised([bare, one, two], 0.005) == (two, SlotChoiceReason.TARGET)
-    assert advised([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is SlotChoiceReason.BEST
+    assert advise_slots([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)
+    assert advise_slots([bare, one, two], 0.005) == (two, SlotChoiceReason.TARGET)
+    assert advise_slots([bare, choice(1, 0.3), choice(2, 0.2)], 0.02)[1] is SlotChoiceReason.BEST
     level = choice(0, 0.0)
-    assert advised([level, one], 0.02) == (one, SlotChoiceReason.TARGET), (
+    assert advise_slots([level, one], 0.02) == (one, SlotChoiceReason.TARGET), (
         "only connected ranks level batches"
     )
     slow = [choice(0, 0.5, 1.0), choice(1, 0.01, 1.1)]
-    assert advised(slow, 0.02) == (slow[0], SlotChoiceReason.READING)
+    assert advise_slots(slow, 0.02) == (slow[0], SlotChoiceReason.READING)
 
 
 def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
@@ -290,7 +290,7 @@ def test_advised_ranks_are_fewest_within_memory_and_latency() -> None:
 
 
 def _advised_ranks(known: Mapping[str, object]) -> int | None:
-    found = advise(question(SKEWED, **known)).widths
+    found = advise(question(SKEWED, **known)).rank_choices
     return None if found.advised is None else found.advised.ranks
 
 
@@ -304,14 +304,14 @@ def test_advice_more_step_rows_change_time_not_imbalance() -> None:
 
 
 def test_advice_compares_with_installed_placement() -> None:
-    statistics = Statistics(SKEWED)
+    statistics = ExpertStatistics(SKEWED)
     found = plan(SKEWED, slots=12, ranks=4)
-    layout = Arrangement(found.placement, found.shares, 4)
+    layout = ExpertPlacement(found.placement, found.shares, 4)
     same = advise(question(SKEWED, installed=layout, expert=EXPERT, hardware=MACHINE, latency=1.0))
     assert same.worth.verdict is not Verdict.WORTH
     assert same.slots == 12
-    assert same.movement is not None
-    assert same.movement.moves[0].copies == 0
+    assert same.migration is not None
+    assert same.migration.moves[0].copies == 0
     bad = replace(linear(statistics, 4))
     other = advise(question(SKEWED, installed=bad, slots=12))
     assert other.worth.verdict is Verdict.WORTH
@@ -324,28 +324,28 @@ def test_advice_json_has_plain_values() -> None:
     known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
     found = to_json(advise(question(counts, **known)))
     assert found["kind"] == "a model, not a measurement"
-    assert found["worth"]["ways"][0]["by_layer"][1] is None
-    assert [one["name"] for one in found["movement"]["moves"]] == [
+    assert found["worth"]["options"][0]["by_layer"][1] is None
+    assert [one["name"] for one in found["migration"]["moves"]] == [
         "to the plan", "next, incremental", "next, greedy", "every slot",
     ]  # fmt: skip
-    assert found["movement"]["moves"][1]["copies"] == 0, "the load is the same"
-    assert found["widths"]["judged_by"] == "memory and latency"
+    assert found["migration"]["moves"][1]["copies"] == 0, "the load is the same"
+    assert found["rank_choices"]["judged_by"] == "memory and latency"
     alone = to_json(advise(question(counts[:1])))
-    assert alone["movement"] is None
-    assert alone["rests_on"]["held_out"] is False
+    assert alone["migration"] is None
+    assert alone["inputs"]["held_out"] is False
 
 
 @pytest.mark.parametrize(("greedy", "saved"), [(0.270, 0.068), (0.35, 0.0), (0.4, 0.0)])
 def test_advice_says_where_greedy_is_more_even_than_plan(greedy: float, saved: float) -> None:
     """Of later windows, which nothing was planned on."""
-    told = advise(question(SKEWED))
+    on_progress = advise(question(SKEWED))
     ways = [
         replace(way, measured=np.full(2, value))
-        for way, value in zip(told.worth.options, (2.0, greedy, 0.363, 0.1), strict=True)
+        for way, value in zip(on_progress.worth.options, (2.0, greedy, 0.363, 0.1), strict=True)
     ]
-    worth = replace(told.worth, options=tuple(ways))
+    worth = replace(on_progress.worth, options=tuple(ways))
     assert isinstance(worth, Worth)
     assert worth.greedy_gain == pytest.approx(saved, abs=5e-4)
-    lines = render(replace(told, worth=worth), ColourMode.PLAIN).splitlines()
+    lines = render(replace(on_progress, worth=worth), ColourMode.PLAIN).splitlines()
     assert ("  plan --policy greedy --split even" in lines) == bool(saved)
     assert max(map(len, lines)) <= 80

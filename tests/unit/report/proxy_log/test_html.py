@@ -4,10 +4,10 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from helpers.strategies.proxy_request_logs import LOGS, trip
+from helpers.strategies.proxy_request_logs import LOGS, logged_request
 from hypothesis import given, settings
 
-from equipoise.report.proxy_log.figures import figures_of
+from equipoise.report.proxy_log.figures import proxy_log_figures
 from equipoise.report.proxy_log.html import render_html
 from equipoise.report.proxy_log.plots import CLASSES, prompt_classes, wait_by_prompt
 from equipoise.report.proxy_log.requests import ProxyLog
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 
 def page(routed: ProxyLog) -> str:
-    return render_html(routed, figures_of(routed), {"command": "equipoise route-report <log>"})
+    return render_html(
+        routed, proxy_log_figures(routed), {"command": "equipoise route-report <log>"}
+    )
 
 
 @settings(max_examples=8)
@@ -34,7 +36,13 @@ def test_route_page_is_self_contained_for_any_log(routed: ProxyLog) -> None:
 
 def test_route_page_escapes_names_of_log() -> None:
     text = page(
-        ProxyLog("<log>", (trip(worker="<b>$x$"), trip(worker=None, bound=None, first=None)))
+        ProxyLog(
+            "<log>",
+            (
+                logged_request(worker="<b>$x$"),
+                logged_request(worker=None, bound_at=None, first_answer_at=None),
+            ),
+        )
     )
     assert "<b>$x$" not in text
     assert "&lt;b&gt;" in text
@@ -42,14 +50,16 @@ def test_route_page_escapes_names_of_log() -> None:
 
 
 def test_route_page_is_reproducible() -> None:
-    routed = ProxyLog("log", tuple(trip(prompt=k, end=6.0 + k) for k in range(1, 40)))
+    routed = ProxyLog(
+        "log", tuple(logged_request(prompt=k, ended_at=6.0 + k) for k in range(1, 40))
+    )
     assert page(routed) == page(routed)
     assert "Who waits" in page(routed)
 
 
 def test_prompt_classes_keep_equal_lengths_together() -> None:
-    alike = ProxyLog("log", tuple(trip(prompt=7, bound=1.0 + k) for k in range(50)))
+    alike = ProxyLog("log", tuple(logged_request(prompt=7, bound_at=1.0 + k) for k in range(50)))
     assert [len(one) for one in prompt_classes(alike)] == [50]
     assert wait_by_prompt(alike) is None
-    apart = ProxyLog("log", tuple(trip(prompt=k) for k in range(1, 101)))
+    apart = ProxyLog("log", tuple(logged_request(prompt=k) for k in range(1, 101)))
     assert [len(one) for one in prompt_classes(apart)] == [10] * CLASSES

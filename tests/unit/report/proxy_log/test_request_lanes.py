@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from helpers.strategies.proxy_request_logs import LOGS, trip
+from helpers.strategies.proxy_request_logs import LOGS, logged_request
 from hypothesis import given
 
 from equipoise.report.proxy_log.plots import (
@@ -20,9 +20,9 @@ def test_gantt_lanes_do_not_overlap_and_are_minimal(routed: ProxyLog) -> None:
     lanes = pack_lanes(routed.requests)
     assert sorted(map(id, routed.requests)) == sorted(id(one) for lane in lanes for one in lane)
     for lane in lanes:
-        assert all(a.end <= b.arrival for a, b in pairwise(lane))
+        assert all(a.ended_at <= b.arrived_at for a, b in pairwise(lane))
     most = max(
-        sum(one.arrival <= at.arrival < one.end or one is at for one in routed.requests)
+        sum(one.arrived_at <= at.arrived_at < one.ended_at or one is at for one in routed.requests)
         for at in routed.requests
     )
     assert len(lanes) <= most
@@ -34,23 +34,26 @@ def test_request_parts_are_contiguous_from_arrival_to_end(
 ) -> None:
     for one in routed.requests:
         found = list(request_parts(one))
-        assert found[0][1] == one.arrival
-        assert found[-1][2] == one.end
+        assert found[0][1] == one.arrived_at
+        assert found[-1][2] == one.ended_at
         assert all(a[2] == b[1] for a, b in pairwise(found))
 
 
 def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
-    many = tuple(trip(arrival=float(k), bound=k + 1, first=k + 2, end=k + 3) for k in range(1000))
+    many = tuple(
+        logged_request(arrived_at=float(k), bound_at=k + 1, first_answer_at=k + 2, ended_at=k + 3)
+        for k in range(1000)
+    )
     excerpt = log_excerpt(ProxyLog("log", many))
     assert excerpt is not None
     assert not excerpt.whole
     shown = [one for lane in excerpt.lanes[0] for one in lane]
     assert len(shown) == MOST_REQUESTS
-    assert min(one.arrival for one in shown) == many[260].arrival
+    assert min(one.arrived_at for one in shown) == many[260].arrived_at
 
 
 def test_gantt_excerpt_orders_and_limits_workers() -> None:
-    routed = ProxyLog("log", tuple(trip(worker=f"rank {k}") for k in range(11, -1, -1)))
+    routed = ProxyLog("log", tuple(logged_request(worker=f"rank {k}") for k in range(11, -1, -1)))
     excerpt = log_excerpt(routed)
     assert excerpt is not None
     assert excerpt.workers == tuple(f"rank {k}" for k in range(MOST_WORKERS))
@@ -58,4 +61,9 @@ def test_gantt_excerpt_orders_and_limits_workers() -> None:
 
 
 def test_gantt_excerpt_is_none_without_bound_requests() -> None:
-    assert log_excerpt(ProxyLog("log", (trip(worker=None, bound=None, first=None),))) is None
+    assert (
+        log_excerpt(
+            ProxyLog("log", (logged_request(worker=None, bound_at=None, first_answer_at=None),))
+        )
+        is None
+    )

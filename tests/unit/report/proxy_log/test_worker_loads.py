@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.strategies.proxy_request_logs import LOGS, START, trip
+from helpers.strategies.proxy_request_logs import LOGS, START, logged_request
 from hypothesis import given
 
 from equipoise.report.proxy_log.figures import worker_loads
@@ -11,11 +11,11 @@ from equipoise.report.proxy_log.requests import LoggedRequest, ProxyLog
 
 def weight(one: LoggedRequest, at: float) -> float:
     """KV tokens of one request at one moment, from first principles."""
-    if one.bound is None or not one.bound <= at < one.end:
+    if one.bound_at is None or not one.bound_at <= at < one.ended_at:
         return 0.0
-    if one.first is None or not one.streamed or at < one.first:
+    if one.first_answer_at is None or not one.streamed or at < one.first_answer_at:
         return one.prompt
-    part = (at - one.first) / (one.end - one.first)
+    part = (at - one.first_answer_at) / (one.ended_at - one.first_answer_at)
     return one.prompt + 1 + (one.output - 1) * part if one.output else one.prompt
 
 
@@ -25,8 +25,8 @@ def test_worker_load_is_sum_of_request_kv_tokens(routed: ProxyLog) -> None:
     if loads is None:
         assert not routed.bound_requests
         return
-    for worker, trips in enumerate(routed.by_worker.values()):
-        slow = [sum(weight(one, routed.begin + at) for one in trips) for at in loads.times]
+    for worker, requests in enumerate(routed.by_worker.values()):
+        slow = [sum(weight(one, routed.begin + at) for one in requests) for at in loads.times]
         np.testing.assert_allclose(loads.tokens[:, worker], slow, atol=0.05)
 
 
@@ -40,11 +40,18 @@ def test_idle_share_is_bounded_and_load_below_envelope(routed: ProxyLog) -> None
 
 
 def test_idle_share_of_double_load_is_one_quarter() -> None:
-    even = {"first": None, "output": 0, "arrival": 0.0, "bound": 0.0, "end": 8.0}
-    late = {"worker": "a", **even, "bound": 7.999}
+    even = {
+        "first_answer_at": None,
+        "output": 0,
+        "arrived_at": 0.0,
+        "bound_at": 0.0,
+        "ended_at": 8.0,
+    }
+    late = {"worker": "a", **even, "bound_at": 7.999}
     routed = ProxyLog("log", (
-        trip(worker="a", prompt=200, **even), trip(worker="b", prompt=100, **even),
-        trip(prompt=1, **late),
+        logged_request(worker="a", prompt=200, **even),
+        logged_request(worker="b", prompt=100, **even),
+        logged_request(prompt=1, **late),
     ))  # fmt: skip
     loads = worker_loads(routed)
     assert loads is not None
@@ -53,8 +60,13 @@ def test_idle_share_of_double_load_is_one_quarter() -> None:
 
 
 def test_busy_times_exclude_final_drain() -> None:
-    short, long = trip(worker="a", end=3.0), trip(worker="b", end=1000.0)
-    loads = worker_loads(ProxyLog("log", (short, long, trip(worker="a", bound=2.9, end=3.0))))
+    short, long = (
+        logged_request(worker="a", ended_at=3.0),
+        logged_request(worker="b", ended_at=1000.0),
+    )
+    loads = worker_loads(
+        ProxyLog("log", (short, long, logged_request(worker="a", bound_at=2.9, ended_at=3.0)))
+    )
     assert loads is not None
     assert loads.times[loads.busy].max() < 3.0
     assert START not in loads.times

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from equipoise.demo.engine_options import engine_options
-from equipoise.demo.run_record import Counts, Epoch, RunRecord, VariantRecord
+from equipoise.demo.run_record import Counts, Rebalance, RunRecord, VariantRecord
 from equipoise.demo.settings import RunSettings
 
 
-def epoch(number: int, step: int, slots: int = 3, outcome: str = "committed") -> Epoch:
-    return Epoch(
+def rebalance(number: int, step: int, slots: int = 3, outcome: str = "committed") -> Rebalance:
+    return Rebalance(
         number=number,
         planned_at=step - 2,
         step=step,
@@ -22,14 +22,14 @@ def epoch(number: int, step: int, slots: int = 3, outcome: str = "committed") ->
 
 
 def variant(
-    name: str, rank_rows: Counts, *epochs: Epoch, seconds: float = 0.5, outputs: str = "a"
+    name: str, rank_rows: Counts, *rebalances: Rebalance, seconds: float = 0.5, outputs: str = "a"
 ) -> VariantRecord:
     return VariantRecord(
         name=name,
         rank_rows=rank_rows,
         step_seconds=np.full(len(rank_rows), seconds),
-        epochs=epochs,
-        aborts={"digest": 1} if epochs else {},
+        rebalances=rebalances,
+        aborts={"digest": 1} if rebalances else {},
         outputs=outputs,
     )
 
@@ -41,7 +41,7 @@ def rows(first: list[int], second: list[int], steps: int = 12) -> Counts:
 
 def record(**changes: object) -> RunRecord:
     """Two ranks, two layers, 12 steps, a switch at 6; exact balances perfectly from step 3 on."""
-    epochs = (epoch(0, 3), epoch(1, 5), epoch(2, 7), epoch(3, 9))
+    rebalances = (rebalance(0, 3), rebalance(1, 5), rebalance(2, 7), rebalance(3, 9))
     exact = rows([20, 20], [20, 20])
     exact[:3] = [[30, 10], [40, 0]]
     values: dict[str, object] = {
@@ -61,12 +61,12 @@ def record(**changes: object) -> RunRecord:
         "expert_rows": np.full((12, 2, 4), 10),
         "variants": {
             "unbalanced": variant("unbalanced", rows([30, 10], [40, 0]), seconds=1.0),
-            "static": variant("static", rows([25, 15], [20, 20]), *epochs),
-            "lagged": variant("lagged", rows([22, 18], [20, 20]), *epochs),
-            "exact": variant("exact", exact, *epochs),
+            "static": variant("static", rows([25, 15], [20, 20]), *rebalances),
+            "lagged": variant("lagged", rows([22, 18], [20, 20]), *rebalances),
+            "exact": variant("exact", exact, *rebalances),
         },
         "reference_outputs": "a",
-        "engine": engine_options(RunSettings()),
+        "engine_options": engine_options(RunSettings()),
         "prompts": ("def f():", "<script>alert(1)</script> & \x00\ufffd"),
         "continuations": ("    return", "</html>"),
         "machine": {"processor": "a processor", "cores": "2"},
@@ -85,8 +85,8 @@ def make_variant() -> Callable[..., VariantRecord]:
 
 
 @pytest.fixture
-def make_epoch() -> Callable[..., Epoch]:
-    return epoch
+def make_rebalance() -> Callable[..., Rebalance]:
+    return rebalance
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.run.html import escape_html, render_html
+from equipoise.report.page import escape_html
+from equipoise.report.run.html import render_html
 from equipoise.report.run.plots import pictures
 from equipoise.report.run.summary import summarise
 
@@ -169,9 +170,9 @@ def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
 
 
 def test_run_page_shows_engine_settings_when_recorded(make_record: MakeRecord) -> None:
-    _, told = outline(make_record())
-    assert "What the engine was told" in told.text
-    assert "in_flight1.2 MiB" in told.text
-    page, still = outline(make_record(engine={}))
+    _, on_progress = outline(make_record())
+    assert "What the engine was told" in on_progress.text
+    assert "in_flight1.2 MiB" in on_progress.text
+    page, still = outline(make_record(engine_options={}))
     assert "What the engine was told" not in still.text
     assert "What the engine was told" not in page

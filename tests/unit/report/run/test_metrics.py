@@ -84,15 +84,15 @@ def test_stall_is_time_above_unbalanced_median() -> None:
     assert metrics.stall_seconds(balanced, unbalanced, StepRange(4, 4)) == 0.0
 
 
-def test_metric_windows_start_at_first_commit_and_epoch(
+def test_metric_windows_start_at_first_commit_and_rebalance(
     make_record: Callable[..., RunRecord],
     make_variant: Callable[..., object],
-    make_epoch: Callable[..., object],
+    make_rebalance: Callable[..., object],
     make_rows: Callable[..., Counts],
 ) -> None:
-    epochs = (make_epoch(0, 4, outcome="timeout"), make_epoch(1, 8))
-    balanced = make_variant("exact", make_rows([1, 1], [1, 1]), *epochs)
+    rebalances = (make_rebalance(0, 4, outcome="timeout"), make_rebalance(1, 8))
+    balanced = make_variant("exact", make_rows([1, 1], [1, 1]), *rebalances)
     assert metrics.after_first_commit(balanced, 12) == StepRange(8, 12)  # type: ignore[arg-type]
-    assert metrics.after_first_epoch_began(balanced, 12) == StepRange(2, 12)  # type: ignore[arg-type]
+    assert metrics.after_first_rebalance_began(balanced, 12) == StepRange(2, 12)  # type: ignore[arg-type]
     assert metrics.after_first_commit(None, 12) == StepRange(0, 12)
-    assert metrics.after_first_epoch_began(None, 12) == StepRange(0, 12)
+    assert metrics.after_first_rebalance_began(None, 12) == StepRange(0, 12)

@@ -20,9 +20,9 @@ DIGEST = "0123456789abcdef" * 2
 
 @pytest.fixture
 def record(make_record: MakeRecord, make_variant: Callable[..., object]) -> RunRecord:
-    """Exact's rows, without an epoch."""
+    """Exact's rows, without a rebalance."""
     plain = make_record()
-    placed = replace(plain.variants["exact"], name="placement", epochs=(), aborts={})
+    placed = replace(plain.variants["exact"], name="placement", rebalances=(), aborts={})
     served = {"unbalanced": plain.variants["unbalanced"], "placement": placed}
     return replace(plain, shares="placement", placement=DIGEST, variants=served)
 
@@ -34,7 +34,7 @@ def test_placement_run_is_measured_over_all_steps(record: RunRecord) -> None:
     assert found.exit_code == 0
     # Perfect but for 3 of 12 steps, whose layers have 0.5 and 1.
     assert found.imbalance_placement == found.imbalance_balanced == pytest.approx(0.75 * 3 / 12)
-    assert (found.imbalance_static, found.slots_moved, found.epochs) == (None, 0, 0)
+    assert (found.imbalance_static, found.slots_moved, found.rebalances) == (None, 0, 0)
 
 
 def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:
@@ -43,11 +43,11 @@ def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:
     assert (found.outputs_identical, found.exit_code) == (False, 1)
 
 
-def test_placement_run_table_names_digest_and_no_epochs(record: RunRecord) -> None:
+def test_placement_run_table_names_digest_and_no_rebalances(record: RunRecord) -> None:
     text = render(summarise(record), ColourMode.PLAIN)
     assert "* placement " in text
     assert f"placement  {DIGEST} served unchanged: nothing moved" in text
-    assert "epochs" not in text
+    assert "rebalances" not in text
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
@@ -57,7 +57,7 @@ def test_placement_run_page_compares_with_unbalanced(record: RunRecord) -> None:
     assert "balanced, the given placement" in page
     assert DIGEST in page
     assert "placement shares" not in page
-    assert "epochs committed" not in page
+    assert "rebalances committed" not in page
 
 
 def test_placement_run_pictures_show_placement(record: RunRecord) -> None:

@@ -27,7 +27,7 @@ PROMISED = [
     "imbalance_static",
     "imbalance_lagged",
     "noise_floor",
-    "epochs",
+    "rebalances",
     "slots_moved",
     "slots_total",
     "bytes_moved",
@@ -51,7 +51,7 @@ def test_summary_figures_equal_hand_computed_values(make_record: MakeRecord) -> 
     assert summary.imbalance_static == pytest.approx(0.125)
     assert summary.imbalance_lagged == pytest.approx(0.05)
     assert summary.imbalance_balanced == 0.0
-    assert (summary.tokens, summary.epochs, summary.epochs_per_phase) == (240, 4, (2, 2))
+    assert (summary.tokens, summary.rebalances, summary.rebalances_per_phase) == (240, 4, (2, 2))
     assert (summary.slots_moved, summary.slots_total, summary.bytes_moved) == (12, 12, 12_000)
     assert summary.tokens_per_second == pytest.approx(40.0)
     assert summary.tokens_per_second_unbalanced == pytest.approx(20.0)
@@ -96,30 +96,39 @@ def test_summary_without_variants_is_not_identical(make_record: MakeRecord) -> N
 
 def test_summary_run_without_moves_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
-    still = tuple(replace(epoch, slots_moved=0) for epoch in record.variants["exact"].epochs)
-    record.variants["exact"] = replace(record.variants["exact"], epochs=still)
+    still = tuple(
+        replace(rebalance, slots_moved=0) for rebalance in record.variants["exact"].rebalances
+    )
+    record.variants["exact"] = replace(record.variants["exact"], rebalances=still)
     summary = summarise(record)
     assert (summary.not_exercised, summary.exit_code) == ("no slot moved", 1)
 
 
-def test_summary_counts_unchanged_epochs_apart(make_record: MakeRecord) -> None:
+def test_summary_counts_unchanged_rebalances_apart(make_record: MakeRecord) -> None:
     record = make_record()
-    epochs = record.variants["exact"].epochs
-    still = (*epochs[:3], replace(epochs[3], outcome="unchanged", slots_moved=0, bytes_moved=0))
-    record.variants["exact"] = replace(record.variants["exact"], epochs=still)
+    rebalances = record.variants["exact"].rebalances
+    still = (
+        *rebalances[:3],
+        replace(rebalances[3], outcome="unchanged", slots_moved=0, bytes_moved=0),
+    )
+    record.variants["exact"] = replace(record.variants["exact"], rebalances=still)
     summary = summarise(record)
-    assert (summary.epochs, summary.epochs_per_phase, summary.epochs_unchanged) == (3, (2, 1), 1)
+    assert (summary.rebalances, summary.rebalances_per_phase, summary.rebalances_unchanged) == (
+        3,
+        (2, 1),
+        1,
+    )
     assert (summary.not_exercised, summary.exit_code) == (None, 0)
 
 
-def test_summary_phase_with_one_ended_epoch_is_not_exercised(make_record: MakeRecord) -> None:
+def test_summary_phase_with_one_ended_rebalance_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
-    epochs = record.variants["exact"].epochs
-    outcomes = (*epochs[:3], replace(epochs[3], outcome="timeout"))
-    record.variants["exact"] = replace(record.variants["exact"], epochs=outcomes)
+    rebalances = record.variants["exact"].rebalances
+    outcomes = (*rebalances[:3], replace(rebalances[3], outcome="timeout"))
+    record.variants["exact"] = replace(record.variants["exact"], rebalances=outcomes)
     summary = summarise(record)
-    assert summary.not_exercised == "phase code had 1 epoch(s) without an abort, needs 2"
-    assert (summary.epochs_per_phase, summary.exit_code) == ((2, 1), 1)
+    assert summary.not_exercised == "phase code had 1 rebalance(s) without an abort, needs 2"
+    assert (summary.rebalances_per_phase, summary.exit_code) == ((2, 1), 1)
 
 
 def test_summary_without_balancing_exits_0(make_record: MakeRecord) -> None:

@@ -9,8 +9,9 @@ from equipoise.demo.engine_options import engine_options
 from equipoise.demo.run_record import RunRecord
 from equipoise.demo.settings import CommitMode, RoutingRule, RunSettings, Shares
 from equipoise.report.run.summary import summarise
-from equipoise.report.run.table import human_bytes, render
+from equipoise.report.run.table import render
 from equipoise.report.terminal import ColourMode
+from equipoise.report.text import human_bytes
 
 MakeRecord = Callable[..., RunRecord]
 
@@ -26,7 +27,7 @@ def test_run_table_ends_with_verdict(make_record: MakeRecord) -> None:
 
 def test_run_table_verdict_says_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
-    record.variants["exact"] = replace(record.variants["exact"], epochs=())
+    record.variants["exact"] = replace(record.variants["exact"], rebalances=())
     last = render(summarise(record), ColourMode.PLAIN).splitlines()[-1]
     assert last == "outputs identical: yes; not exercised: no slot moved; try more --steps"
 
@@ -75,13 +76,13 @@ def test_human_bytes_uses_binary_units(count: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (RunSettings(), "path       boundary: 1.2 MiB in flight into a rank, messages of 16 slots"),
+        (RunSettings(), "path       staged: 1.2 MiB of staging per rank, messages of 16 slots"),
         (
             RunSettings(commit=CommitMode.IN_PLACE, layer_updates_per_iter=3),
-            "path       locked: 3 layer(s) a step",
+            "path       in place: 3 layer(s) per step",
         ),
         (
-            RunSettings(rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC),
+            RunSettings(routing_rule=RoutingRule.VLLM_ROW_HASH, shares=Shares.STATIC),
             "rule       vllm: even parts, no shares",
         ),
     ],
@@ -92,20 +93,20 @@ def test_run_table_describes_migration_path_and_rule(
     assert (
         line
         in render(
-            summarise(make_record(engine=engine_options(settings))), ColourMode.PLAIN
+            summarise(make_record(engine_options=engine_options(settings))), ColourMode.PLAIN
         ).splitlines()
     )
 
 
 def test_run_table_with_largest_settings_fits_80_columns(make_record: MakeRecord) -> None:
-    widest = engine_options(RunSettings(slots=4096, in_flight=1 << 60, parcel=4096))
-    text = render(summarise(make_record(engine=widest)), ColourMode.PLAIN)
+    widest = engine_options(RunSettings(slots=4096, staging_bytes=1 << 60, slots_per_message=4096))
+    text = render(summarise(make_record(engine_options=widest)), ColourMode.PLAIN)
     assert "messages of 4096 slots" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_run_table_of_old_record_omits_engine_settings(make_record: MakeRecord) -> None:
-    text = render(summarise(make_record(engine={})), ColourMode.PLAIN)
+    text = render(summarise(make_record(engine_options={})), ColourMode.PLAIN)
     assert "path " not in text
     assert "rule " not in text
 

@@ -15,13 +15,16 @@ from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.trace import render_trace, trace_of
 
+TRACK = str(Track.REBALANCE)
+
+
 MakeRecord = Callable[..., RunRecord]
 START = 1.7e9
 """Seconds of a wall clock."""
 SPANS = (
-    RecordedSpan(0, "epoch", "planning", START + 1.0, START + 1.5, {"epoch": 3}),
+    RecordedSpan(0, TRACK, "planning", START + 1.0, START + 1.5, {TRACK: 3}),
     RecordedSpan(
-        0, "epoch", "epoch 3: committed", START + 1.0, START + 2.0, {"epoch": 3, "copies": 2}
+        0, TRACK, f"{TRACK} 3: committed", START + 1.0, START + 2.0, {TRACK: 3, "copies": 2}
     ),
     RecordedSpan(0, "transfer", "move", START + 1.5, START + 1.75, {"layers": [0, 2]}),
     RecordedSpan(1, "compute stream", "step", START, START + 0.25, {"step": 7}),
@@ -47,7 +50,7 @@ def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
         if event["name"] == "thread_name"
     }
     assert {(rank, name) for rank, _, name in names} == {
-        (0, "epoch"),
+        (0, TRACK),
         (0, "transfer"),
         (1, "compute stream"),
     }
@@ -68,7 +71,7 @@ def test_trace_times_are_microseconds_from_first_event(make_record: MakeRecord) 
 
 def test_trace_orders_enclosing_spans_first(make_record: MakeRecord) -> None:
     names = [event["name"] for event in events(traced(make_record(spans=SPANS)), "X")]
-    assert names.index("epoch 3: committed") < names.index("planning")
+    assert names.index(f"{TRACK} 3: committed") < names.index("planning")
 
 
 def test_trace_imbalance_counter_omits_unknown_values(

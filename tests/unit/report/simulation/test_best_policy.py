@@ -23,11 +23,11 @@ MakeResult = Callable[..., PolicyResult]
 
 
 def test_judge_prefers_low_imbalance_and_high_throughput(make_result: MakeResult) -> None:
-    for figure, best in (("imbalance", "low"), ("throughput", "high")):
+    for figure, winner in (("imbalance", "low"), ("throughput", "high")):
         low = make_result("low", figure, (1.0, 1.1, 1.2))
         high = make_result("high", figure, (2.0, 2.1, 2.2))
-        [judged] = best_of_columns((low, high))
-        assert (judged.column.figure, judged.best, judged.indistinguishable) == (figure, best, ())
+        [best] = best_of_columns((low, high))
+        assert (best.column.figure, best.best, best.indistinguishable) == (figure, winner, ())
 
 
 def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: MakeResult) -> None:
@@ -35,10 +35,10 @@ def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: M
     # Its mean is lower, but now it is above and now below; each seed alone tells the others apart.
     shaky = make_result("shaky", "idle", (0.25, 0.1, 0.45))
     behind = make_result("behind", "idle", (0.31, 0.4, 0.5))
-    [judged] = best_of_columns((steady, shaky, behind))
-    assert (judged.best, judged.indistinguishable) == ("shaky", ("steady", "behind"))
-    [judged] = best_of_columns((steady, behind))
-    assert (judged.best, judged.indistinguishable) == ("steady", ())
+    [best] = best_of_columns((steady, shaky, behind))
+    assert (best.best, best.indistinguishable) == ("shaky", ("steady", "behind"))
+    [best] = best_of_columns((steady, behind))
+    assert (best.best, best.indistinguishable) == ("steady", ())
 
 
 def test_judge_separates_policies_by_paired_seeds(make_result: MakeResult) -> None:
@@ -58,8 +58,8 @@ def test_judge_has_no_best_for_equal_or_missing_figures(make_result: MakeResult)
 def test_judge_of_one_seed_has_best_and_no_alike(
     make_result: MakeResult,
 ) -> None:
-    [judged] = best_of_columns((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
-    assert (judged.best, judged.indistinguishable) == ("a", ())
+    [best] = best_of_columns((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))
+    assert (best.best, best.indistinguishable) == ("a", ())
 
 
 def test_tie_lines_list_indistinguishable_policies_by_column(

@@ -21,8 +21,8 @@ from equipoise.report.simulation.result import (
     LoadCurves,
     PlotDataCollector,
     StepExcerpt,
-    by_size,
     typical_step,
+    waits_by_prompt,
 )
 
 JSQ = NamedPolicy("jsq", RoutingPolicySettings(name="jsq"))
@@ -74,7 +74,7 @@ def test_excerpt_split_puts_barrier_before_step_end(outcome: SimulationRun) -> N
 
 
 def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: SimulationRun) -> None:
-    sizes, waits = by_size(outcome)
+    sizes, waits = waits_by_prompt(outcome)
     assert len(sizes) == len(waits) == CLASSES
     assert (np.diff(sizes) >= 0).all()
     assert waits.mean() == pytest.approx(outcome.queue_times.mean(), rel=0.1)

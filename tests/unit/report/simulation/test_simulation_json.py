@@ -22,7 +22,7 @@ def test_simulation_json_round_trips_without_nan(found: SimulationResult) -> Non
 def test_simulation_json_names_best_policy_of_each_figure(found: SimulationResult) -> None:
     best = to_json(found)["best"]
     assert best["imbalance"]["policy"] in found.labels
-    assert set(best["imbalance"]["not_told_apart"]) <= set(found.labels)
+    assert set(best["imbalance"]["indistinguishable"]) <= set(found.labels)
     assert "bound" not in best
 
 

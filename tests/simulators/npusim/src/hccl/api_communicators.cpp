@@ -60,12 +60,13 @@ RootInfo info_at(const void* memory) {
   return info;
 }
 
-void* join_and_forget(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes) {
+void* join_and_forget(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes,
+                      const std::atomic<int32_t>* given_up = nullptr) {
   struct Forgetting {
     const RootInfo& info;
     ~Forgetting() { Segment::forget(info); }
   } const at_the_end{info};
-  return join(info, ranks, rank, device, wishes);
+  return join(info, ranks, rank, device, wishes, given_up);
 }
 
 // All ranks are threads of this process while they wait for each other.
@@ -135,7 +136,18 @@ HCCL_API int HcclCommDestroy(void* communicator) {
   return guarded("HcclCommDestroy", [&] { destroy(communicator); });
 }
 
-// No function of HCCL's, which has none like it: for the stand-in for NCCL (tests/simulators/cudasim).
+// No functions of HCCL's, which has none like them: for the stand-in for NCCL
+// (tests/simulators/cudasim). The first is HcclCommInitRootInfo until the flag is set.
+HCCL_API int npusim_join_communicator(uint32_t ranks, const void* root_info, uint32_t rank,
+                                      void** communicator, const void* given_up) {
+  return guarded("npusim_join_communicator", [&] {
+    needed(communicator, "comm");
+    *communicator = join_and_forget(info_at(root_info), static_cast<int>(ranks),
+                                    static_cast<int>(rank), npusim::current_device(), {},
+                                    static_cast<const std::atomic<int32_t>*>(given_up));
+  });
+}
+
 HCCL_API int npusim_abort_communicator(void* communicator) {
   return guarded("npusim_abort_communicator", [&] { npusim::hccl::abort(communicator); });
 }

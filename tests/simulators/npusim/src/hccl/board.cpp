@@ -13,7 +13,6 @@
 #include "core/errors.h"
 #include "core/fault.h"
 #include "core/start.h"
-#include "pause.h"
 #include "refusal.h"
 
 namespace npusim::hccl {
@@ -108,12 +107,11 @@ int publish(const RootInfo& info, int (*make_file)(uint64_t token)) {
   return entry.file - 1;
 }
 
-int look_up(const RootInfo& info, int64_t patience) {
+int look_up(const RootInfo& info, const Patience& patience) {
   const int file = open_as(info, info.file);
-  const int64_t expiry = now() + patience;
   Pause pause;
   int found = file < 0 ? -1 : 0;
-  while (found == 0 && now() < expiry && kill(info.process, 0) == 0) {
+  while (found == 0 && !patience.over() && kill(info.process, 0) == 0) {
     found = published(file, info);
     if (found == 0) pause.sleep();
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "pause.h"
 #include "segment.h"
 
 namespace npusim::hccl {
@@ -14,8 +15,8 @@ namespace npusim::hccl {
 RootInfo announce();
 // The file of an entry of this process, made by `make` if there is none yet.
 int publish(const RootInfo& info, int (*make)(uint64_t token));
-// The file of an entry of another process, opened; waits for it so many nanoseconds. -1 if none.
-int look_up(const RootInfo& info, int64_t patience);
+// The file of an entry of another process, opened; waits for it. -1 if none.
+int look_up(const RootInfo& info, const Patience& patience);
 // Closes the file of an entry of this process, if it has one.
 void withdraw(const RootInfo& info);
 

@@ -55,12 +55,16 @@ Phase decide(Segment& segment, Phase wanted) {
   return phase(segment);
 }
 
-void wait_for_all(Segment& segment, int rank, int64_t limit) {
+void wait_for_all(Segment& segment, int rank, const Patience& patience) {
   const int64_t start = now();
   Pause pause;
   while (!missing(segment).empty() && phase(segment) == Phase::kJoining) {
-    if (now() - start > limit) break;
+    if (patience.over()) break;
     pause.sleep();
+  }
+  if (patience.given_up() && phase(segment) == Phase::kJoining) {
+    segment.seat(rank).process = 0;
+    throw Refusal(kUnavailable, text("rank %d has given up its communicator", rank));
   }
   const std::string names = missing(segment);
   const Phase said = decide(segment, names.empty() ? Phase::kComplete : Phase::kAbandoned);
@@ -90,16 +94,18 @@ void forget(void* handle, const Communicator& found, const char* how) {
 
 }  // namespace
 
-void* join(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes) {
+void* join(const RootInfo& info, int ranks, int rank, int device, const Wishes& wishes,
+           const std::atomic<int32_t>* given_up) {
   if (ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) {
     throw Refusal(kParameter, text("no rank %d in a communicator of %d, of at most %d", rank, ranks,
                                    kMostRanks));
   }
   Settings settings = read_settings();
   if (wishes.execute >= 0) settings.execute = wishes.execute;
-  std::unique_ptr<Segment> segment = Segment::open(info, ranks, settings.connect);
+  const Patience patience(settings.connect, given_up);
+  std::unique_ptr<Segment> segment = Segment::open(info, ranks, patience);
   sit(*segment, rank, device);
-  wait_for_all(*segment, rank, settings.connect);
+  wait_for_all(*segment, rank, patience);
   check_devices(*segment);
   const std::string name =
       wishes.name.empty() ? text("hccl-%016llx", static_cast<unsigned long long>(info.token))

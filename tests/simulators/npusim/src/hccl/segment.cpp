@@ -47,7 +47,7 @@ int make_file(uint64_t token) {
   return file;
 }
 
-int open_file(const RootInfo& info, int64_t patience) {
+int open_file(const RootInfo& info, const Patience& patience) {
   if (memcmp(info.magic, kMagic, sizeof(kMagic)) != 0) {
     throw Refusal(kParameter, "this is no root information of HcclGetRootInfo");
   }
@@ -69,7 +69,8 @@ RootInfo Segment::create() {
 
 void Segment::forget(const RootInfo& info) { withdraw(info); }
 
-std::unique_ptr<Segment> Segment::open(const RootInfo& info, int ranks, int64_t patience) {
+std::unique_ptr<Segment> Segment::open(const RootInfo& info, int ranks,
+                                       const Patience& patience) {
   const int file = open_file(info, patience);
   void* memory = map(file, header_bytes());
   const uint32_t said = memory == MAP_FAILED ? 0 : agree(memory, static_cast<uint32_t>(ranks));

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "lane.h"
+#include "pause.h"
 #include "types.h"
 
 namespace npusim::hccl {
@@ -62,9 +63,10 @@ class Segment {
   // until `forget`.
   static RootInfo create();
   static void forget(const RootInfo& info);
-  // Maps the one of `info`, for so many ranks; waits so many nanoseconds for the root to make it.
+  // Maps the one of `info`, for so many ranks; waits for the root to make it.
   // Throws Refusal.
-  static std::unique_ptr<Segment> open(const RootInfo& info, int ranks, int64_t patience);
+  static std::unique_ptr<Segment> open(const RootInfo& info, int ranks,
+                                       const Patience& patience);
 
   ~Segment();
   Segment(const Segment&) = delete;

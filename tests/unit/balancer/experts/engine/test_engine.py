@@ -329,7 +329,8 @@ def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"sub_window": 0}, "at least one"),
+        ({"window_size": 0}, "at least one"),
+        ({"sub_window": -1}, "sub_window -1 at least 0"),
         ({"window_size": 3}, "multiples"),
         ({"step_interval": 2}, "shorter"),
     ],

@@ -19,7 +19,7 @@ from helpers.harnesses.rebalancing_model import (
     violations,
 )
 from helpers.mutants.balancer_breakages import FlippedByte, SlowExchange, fabric
-from helpers.strategies.journal_entries import Kept
+from helpers.strategies.engine_events import RecordingSink
 
 from equipoise.balancer.experts.config import ShareMode
 from equipoise.balancer.experts.runtime.events import (
@@ -62,10 +62,10 @@ def observed(
     run: Callable[..., list[Story]] = rebalance, **options: object
 ) -> tuple[list[Story], list[list[Event]]]:
     """Both ranks' stories, and what their journals were told."""
-    kept = [Kept() for _ in range(SHAPE.ranks)]
+    kept = [RecordingSink() for _ in range(SHAPE.ranks)]
     stories = run(journals=kept.__getitem__, **options)
     assert violations(stories) == []
-    return stories, [journal.entries for journal in kept]
+    return stories, [journal.events for journal in kept]
 
 
 @pytest.fixture(scope="module", params=WAYS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.strategies.journal_entries import SHAPE, Kept, moved
+from helpers.strategies.engine_events import SHAPE, RecordingSink, placements
 
 from equipoise.balancer.experts.engine import recorder as module
 from equipoise.balancer.experts.engine.recorder import EventRecorder, proposal_of
@@ -36,7 +36,7 @@ from equipoise.balancer.experts.runtime.events import (
 EPOCH = RebalanceId(3, 5)
 UNDONE: Any = None
 """A task that nobody looks at."""
-BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in moved())
+BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in placements())
 PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
 PROPOSAL = Proposal(RebalancePlan(AFTER, (1,), *PARTS), (), "digest")
 VOYAGE = TransferProgress(UNDONE, EPOCH, UNDONE, 0, 5, ())
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return iter(())
 
 
-def told(kept: Kept, states: list[State], report: RebalanceReport | None) -> None:
+def told(kept: RecordingSink, states: list[State], report: RebalanceReport | None) -> None:
     """Boundary by boundary; the epoch ends at the last."""
     written = EventRecorder(kept, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
     for step, state in enumerate(states):
@@ -61,12 +61,12 @@ def told(kept: Kept, states: list[State], report: RebalanceReport | None) -> Non
 
 
 def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     moving, committing = Transferring(VOYAGE), Staged(VOYAGE, ())
     proposed = Proposed(EPOCH, PROPOSAL)
     states: list[State] = [Planning(EPOCH, UNDONE), moving, committing, moving, moving, committing]
     told(kept, [*states, proposed, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200))
-    (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
+    (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
     assert ended.record.phase_seconds == {
@@ -86,31 +86,31 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
 
 
 def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     planning = Planning(EPOCH, UNDONE)
     told(kept, [Idle(), planning, planning, planning], None)
-    passed = [entry for entry in kept.entries if isinstance(entry, BoundaryDone)]
+    passed = [entry for entry in kept.events if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
-    assert [
-        (e.step, e.state, e.rebalance) for e in kept.entries if isinstance(e, StateChanged)
-    ] == [(1, "planning", 3)]
+    assert [(e.step, e.state, e.rebalance) for e in kept.events if isinstance(e, StateChanged)] == [
+        (1, "planning", 3)
+    ]
 
 
 def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     planning, draining = Planning(EPOCH, UNDONE), Draining(())
     told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
-    (ended,) = [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)]
+    (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
     assert ended.record.phase_seconds == {"planning": 2}
     assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (None, None)
-    names = [entry.name for entry in kept.entries if isinstance(entry, TraceSpan)]
+    names = [entry.name for entry in kept.events if isinstance(entry, TraceSpan)]
     assert names == ["planning", "epoch 3: aborted"]
 
 
 def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     told(kept, [Idle(), Idle()], RebalanceReport(3, 5, 6, "committed", 0, 0))
-    assert [entry for entry in kept.entries if isinstance(entry, RebalanceEnded)] == []
+    assert [entry for entry in kept.events if isinstance(entry, RebalanceEnded)] == []
 
 
 @pytest.mark.parametrize(

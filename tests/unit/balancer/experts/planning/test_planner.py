@@ -54,7 +54,7 @@ def test_plan_sums_windows_and_repeats_digest_for_equal_load() -> None:
     assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
 
 
-@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("split", ["shares", "even"])
 def test_plan_moves_nothing_again_when_target_is_out_of_reach(split: str) -> None:
     """Two slots a rank: much stays above the target, and one more attempt could find a little."""
     rng = np.random.default_rng(11)
@@ -92,7 +92,7 @@ def test_plan_for_random_few_rows_terminates() -> None:
         ranks, per_rank = int(rng.integers(4, 40)), int(rng.integers(1, 4))
         experts = int(rng.integers(ranks * per_rank // 2 + 1, ranks * per_rank + 1))
         load = rng.poisson(rng.gamma(0.5, 1.0, (2, experts))).astype(np.int64)
-        for split in ("level", "even"):
+        for split in ("shares", "even"):
             found = plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
             assert [len(np.unique(row)) for row in found.placement] == [experts, experts]
 
@@ -153,7 +153,7 @@ def together() -> Counts:
     return windows
 
 
-@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("split", ["shares", "even"])
 @pytest.mark.parametrize("policy", ["connected", "incremental"])
 def test_plan_separates_experts_busy_at_same_time(policy: str, split: str) -> None:
     installed = [[0, 1, 2, 3]]
@@ -193,7 +193,7 @@ def windowed(seed: int) -> Counts:
     return rng.poisson(kinds[np.arange(16) * 3 // 16]).astype(np.int64)
 
 
-@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("split", ["shares", "even"])
 def test_plan_sigma_lowers_riskiest_rank(split: str) -> None:
     windows = windowed(4)
     group = {"slots": SLOTS, "ranks": RANKS, "policy": "connected", "split": split}
@@ -277,9 +277,9 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"objective": "active_experts"}, "active_experts takes recorded routing"),
         (
             {"load": [[[5, 7]]] * 2, "objective": "active_experts", "split": "even"},
-            "split must be level",
+            "split must be shares",
         ),
-        ({"split": "odd"}, "split must be one of level, even"),
+        ({"split": "odd"}, "split must be one of shares, even"),
         ({"survive": 1, "slots": 2}, "survive=1 needs two slots an expert: 4, not 2"),
         ({"survive": 2}, "survive=2 needs more than 2 ranks, 1 nodes"),
         ({"survive": 3}, "survive must be 0, 1 or 2"),
@@ -335,7 +335,7 @@ def test_plan_survive_rank_equals_survive_node_with_one_rank_per_node(
         assert node.moves == rank.moves
 
 
-@given(st.integers(0, 2**31), st.sampled_from(("level", "even")))
+@given(st.integers(0, 2**31), st.sampled_from(("shares", "even")))
 def test_plan_trades_between_nodes_while_experts_survive(seed: int, split: str) -> None:
     """Two copies each: nothing can be given up, so trades are all there is."""
     rng = np.random.default_rng(seed)
@@ -377,7 +377,7 @@ def test_planner_input_shares_no_memory_with_load_of_caller() -> None:
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["level", "even"]), st.integers(0, 2))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["shares", "even"]), st.integers(0, 2))
 def test_plan_limit_of_all_slots_of_a_rank_equals_no_limit(
     seed: int, split: str, beyond: int
 ) -> None:
@@ -399,7 +399,7 @@ def test_plan_takes_any_number_of_threads() -> None:
     assert many.digest == one.digest
 
 
-@pytest.mark.parametrize("split", ["level", "even"])
+@pytest.mark.parametrize("split", ["shares", "even"])
 @pytest.mark.parametrize("target", [0.02, 1000.0])
 @pytest.mark.parametrize("sigma", [1.0, 100.0])
 def test_plan_of_as_many_rows_as_it_can_count_ends(split: str, target: float, sigma: float) -> None:

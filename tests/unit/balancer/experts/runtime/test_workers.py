@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.eager_worker import EagerWorker
-from helpers.strategies.journal_entries import Kept
+from helpers.strategies.engine_events import RecordingSink
 from helpers.watchdog import WATCHDOG
 
 from equipoise.balancer.experts.agreement.ballot import Abort, StartTransfer
@@ -126,13 +126,13 @@ def test_workers_start_every_job_after_release() -> None:
     workers.close()
 
 
-def spans(kept: Kept) -> list[TraceSpan]:
-    return [entry for entry in kept.entries if isinstance(entry, TraceSpan)]
+def spans(kept: RecordingSink) -> list[TraceSpan]:
+    return [entry for entry in kept.events if isinstance(entry, TraceSpan)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_worker_tells_sink_of_job_and_its_details(kind: Track) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     worker = EagerWorker(kind, WATCHDOG, kept)
     assert worker.start(immediate(lambda: 7), "job", epoch=3).result(WATCHDOG) == 7
     worker.close()
@@ -143,7 +143,7 @@ def test_worker_tells_sink_of_job_and_its_details(kind: Track) -> None:
 
 
 def test_worker_tells_sink_of_exception_of_job() -> None:
-    kept = Kept()
+    kept = RecordingSink()
     worker = EagerWorker(Track.PLANNER, WATCHDOG, kept)
     task = worker.start(immediate(broken), "plan", epoch=4)
     assert isinstance(task.exception(WATCHDOG), ValueError)
@@ -153,7 +153,7 @@ def test_worker_tells_sink_of_exception_of_job() -> None:
 
 
 def test_worker_traces_job_that_waits() -> None:
-    kept = Kept()
+    kept = RecordingSink()
     worker, other = EagerWorker(Track.TRANSFER, WATCHDOG, kept), EagerWorker(Track.VOTE, WATCHDOG)
 
     def job() -> Job[int]:
@@ -175,7 +175,7 @@ def test_worker_traces_job_that_waits() -> None:
     ],
 )
 def test_worker_tells_sink_what_job_came_to(result: object, details: dict[str, Any]) -> None:
-    kept = Kept()
+    kept = RecordingSink()
     worker = EagerWorker(Track.VOTE, WATCHDOG, kept)
     worker.start(immediate(lambda: result), "vote", epoch=3).result(WATCHDOG)
     worker.close()

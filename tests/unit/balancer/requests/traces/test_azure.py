@@ -58,7 +58,7 @@ def test_azure_trace_reads_whole_lines_at_any_piece_size(
 ) -> None:
     lines = [f"2024-05-10 00:00:{at:02},{count},1" for at, count in enumerate(counts)]
     most = data.draw(st.none() | st.integers(1, 45))
-    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "PIECE", piece):
+    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.csv"
         path.write_text("\n".join([HEADER, *lines]))
         found = read_trace(path, most=most)

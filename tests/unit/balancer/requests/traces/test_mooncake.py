@@ -41,7 +41,7 @@ def test_mooncake_trace_round_trips(
 ) -> None:
     written.append(row(10**9, 1, 1, []))
     written.insert(0, row(0, 1, 1, [3]))
-    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "PIECE", piece):
+    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.jsonl"
         path.write_text("\n\n".join(map(json.dumps, written)))
         found = read_trace(path, most=most)

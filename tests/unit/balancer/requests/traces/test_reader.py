@@ -134,7 +134,10 @@ def test_read_trace_refuses_bad_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["azure", "mooncake"])
 def test_read_trace_bounds_memory_for_endless_line(name: str, tmp_path: Path) -> None:
     text = SAMPLES[name] + "9" * 1000
-    with patch.object(trace_file, "LINE_MOST", 300), patch.object(trace_file, "PIECE", 100):
+    with (
+        patch.object(trace_file, "MAX_LINE_BYTES", 300),
+        patch.object(trace_file, "READ_BYTES", 100),
+    ):
         what = fails(tmp_path / "a", text, read_trace)
     assert what == f"line {len(SAMPLES[name].splitlines()) + 1}: is longer than 300 bytes"
 

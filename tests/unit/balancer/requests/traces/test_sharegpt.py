@@ -45,7 +45,7 @@ def test_sharegpt_trace_round_trips(
 ) -> None:
     written = [[("human", "What?"), ("gpt", "That.")], *drawn]
     text = json.dumps([conversation(turns) for turns in written], indent=indent, ensure_ascii=ascii)
-    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "PIECE", piece):
+    with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.json"
         path.write_bytes(text.encode(errors="surrogatepass") + b" \n")
         found = read_trace(path, "sharegpt", most)
@@ -103,6 +103,9 @@ def test_sharegpt_trace_names_bad_line(text: str | bytes, words: str, tmp_path: 
 def test_sharegpt_trace_bounds_memory_for_endless_object(tmp_path: Path) -> None:
     # What is no UTF-8 would be seen, if that much were read.
     text = b'[{"id": "' + b"a" * 10_000 + b"\xff"
-    with patch.object(json_objects, "OBJECT_MOST", 100), patch.object(trace_file, "PIECE", 50):
+    with (
+        patch.object(json_objects, "MAX_OBJECT_CHARS", 100),
+        patch.object(trace_file, "READ_BYTES", 50),
+    ):
         what = fails(tmp_path / "a.json", text, read_trace)
     assert what.startswith("line 1: is not JSON: Unterminated string")

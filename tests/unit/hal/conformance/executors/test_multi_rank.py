@@ -16,21 +16,21 @@ from equipoise.hal.conformance.executors.multi_rank import (
     RankStore,
 )
 from equipoise.hal.conformance.executors.rank_worker import RankReply, RankRequest
-from equipoise.hal.conformance.program import Case, Program, Step, program
+from equipoise.hal.conformance.program import Case, Program, Step, make_program
 from equipoise.hal.conformance.property import DeadlineLength, Property, PropertyScope, Traits
 from equipoise.hal.errors import Unsupported, Violation
 
 DEADLINES = {DeadlineLength.LONG: 15.0, DeadlineLength.SHORT: 1.0}
 IDLE, BUSY = 0.02, 0.5
 """Seconds that an opening takes."""
-CASE = Case(program([Step("sum")], size=2))
+CASE = Case(make_program([Step("sum")], size=2))
 
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.just(CASE.program)
 
 
-def _play(bench: RankContext, found: Program) -> Play:
+def _play(ctx: RankContext, program: Program) -> Play:
     yield from ()
 
 
@@ -57,14 +57,14 @@ class FakeStore:
     address = ("localhost", 1)
 
     def report_loss(self, rank: int, how: str) -> None:
-        """Nobody is told."""
+        """Does nothing."""
 
     def close(self) -> None:
         """Nothing is held."""
 
 
 class FakeRankGroup:
-    """Ranks that take their time to open a communicator, and fail what is given too little.
+    """Ranks that are slow to open a communicator, and fail with too short a deadline.
 
     Args:
         openings: seconds, by gauging; the last one from then on.

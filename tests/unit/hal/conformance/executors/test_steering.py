@@ -1,4 +1,4 @@
-"""Devices whose schedule can be chosen: they are told it, and it is varied and shrunk."""
+"""Devices whose schedule can be chosen receive it; it is varied and shrunk."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from equipoise.hal.conformance.executors.device import DeviceSubject
 from equipoise.hal.conformance.executors.steering import load_steer
 from equipoise.hal.conformance.fixtures.strategies import MAX_CHOICES
 from equipoise.hal.conformance.profile import Executor, Profile
-from equipoise.hal.conformance.program import Program, Step, program
+from equipoise.hal.conformance.program import Program, Step, make_program
 from equipoise.hal.conformance.property import Property
 from equipoise.hal.conformance.runner import ConformanceRun
 from equipoise.hal.conformance.search import PropertyHeld, PropertyViolated, SearchSettings, search
@@ -27,14 +27,14 @@ BAD = {
 }
 
 
-def _racy(bench: RankContext, _: Program) -> Play:
+def _racy(ctx: RankContext, _: Program) -> Play:
     """Goes wrong when the latest schedule has a choice above 100 in it."""
     yield from ()
-    bench.inject_delay(bench.accelerator.stream(Role.COMPUTE))
+    ctx.inject_delay(ctx.accelerator.stream(Role.COMPUTE))
     require("O1", max(wheel.TOLD[-1], default=0) <= 100, "out of order")
 
 
-def _sound(bench: RankContext, _: Program) -> Play:
+def _sound(ctx: RankContext, _: Program) -> Play:
     yield from ()
 
 
@@ -44,7 +44,7 @@ def _property(play: Callable[[RankContext, Program], Play]) -> Property:
         family="ordering",
         clauses=("O1",),
         claim="In order.",
-        programs=lambda _: st.just(program([Step("go")])),
+        programs=lambda _: st.just(make_program([Step("go")])),
         play=play,
     )
 

@@ -1,4 +1,4 @@
-"""What is compared with a protocol is compared name by name."""
+"""Signatures are compared with a protocol name by name."""
 
 from typing import Protocol
 

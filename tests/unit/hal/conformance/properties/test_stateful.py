@@ -1,4 +1,4 @@
-"""What the machine composes can be played, and its ledger knows what must come first."""
+"""The state machine composes valid programs, and its model computes what must come first."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ LOCKED = ("sign", "acquire", "renew")
 
 
 class Listener:
-    """Plays nothing; keeps what it was given."""
+    """Plays nothing; keeps its arguments."""
 
     name = "listener"
     traits = Traits(BARE, None, (1,), controlled=True)
@@ -27,7 +27,7 @@ class Listener:
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
-    def play(self, claim: Property, case: Case) -> None:
+    def play(self, prop: Property, case: Case) -> None:
         self.cases.append(case)
 
     def close(self) -> None:

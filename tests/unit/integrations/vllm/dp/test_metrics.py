@@ -7,7 +7,7 @@ from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.dp import metrics
 from equipoise.integrations.vllm.dp.metrics import PREFIX, RoutingMetrics, prometheus_metrics
 
-NAMES = ("routed_requests", "aborted_requests", "overdue_requests", "routing_failures")
+NAMES = ("routed_requests", "aborted_requests", "fallback_requests", "dp_policy_failures")
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def count_all(meters: RoutingMetrics) -> dict[str, int]:
     before = COUNTERS.read()
     meters.routed(1)
     meters.aborted()
-    meters.overdue()
+    meters.fell_back()
     meters.failed()
-    meters.held(3)
+    meters.queued(3)
     after = COUNTERS.read()
     return {name: after[name] - before[name] for name in NAMES}
 
@@ -33,16 +33,16 @@ def shown(name: str, **labels: str) -> float:
 
 def test_meters_count_event_in_counters_and_prometheus() -> None:
     meters = RoutingMetrics()
-    rank = shown("routed_requests_total", engine="1")
+    rank = shown("routed_requests_total", dp_rank="1")
     others = {name: shown(f"{name}_total") for name in NAMES[1:]}
     assert count_all(meters) == dict.fromkeys(NAMES, 1)
-    assert shown("routed_requests_total", engine="1") == rank + 1
+    assert shown("routed_requests_total", dp_rank="1") == rank + 1
     assert {name: shown(f"{name}_total") for name in NAMES[1:]} == {
         name: count + 1 for name, count in others.items()
     }
-    assert shown("held_requests") == 3
-    meters.held(0)
-    assert shown("held_requests") == 0
+    assert shown("queued_requests") == 3
+    meters.queued(0)
+    assert shown("queued_requests") == 0
 
 
 def test_meters_of_two_clients_share_prometheus_metrics() -> None:

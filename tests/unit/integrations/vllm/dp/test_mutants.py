@@ -100,28 +100,32 @@ OBSERVE, BESIDE, STEP = DpRequestScheduler.on_outputs, RequestTable.fall_back, R
 REPORTS = ClientView.new_reports
 FIRST: WeakKeyDictionary[ClientView, Any] = WeakKeyDictionary()
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "an abort does not reach the policy": (RequestTable, "drop", _kept),
-    "what was given up is sent": (RequestTable, "drop", _sent_all_the_same),
+    "an abort does not reach the policy": (RequestTable, "remove", _kept),
+    "what was given up is sent": (RequestTable, "remove", _sent_all_the_same),
     "an abort of what is held is left to the engine": (
         DpRequestScheduler,
         "abort",
         _aborted_by_the_engine,
     ),
     "a part overtakes the one before": (DpRequestScheduler, "add", _at_once),
-    "another rank than the policy chose": (scheduler, "hand_over", _elsewhere),
-    "what is sent is not noted": (scheduler, "hand_over", _never_sent),
-    "what the policy bound is not sent": (DpRequestScheduler, "_carry", lambda self, tickets: None),
-    "the end of a request is not told": (DpRequestScheduler, "observe", _ended_unheard),
-    "what is given up is told as finished": (RequestTable, "step", _finished_all),
-    "a rank that was asked for is not told": (ClientView, "rank_of", _unpinned),
-    "a report stands for ever": (ClientView, "reports", _first_report),
+    "another rank than the policy chose": (scheduler, "mark_sent", _elsewhere),
+    "what is sent is not noted": (scheduler, "mark_sent", _never_sent),
+    "what the policy bound is not sent": (
+        DpRequestScheduler,
+        "_send_soon",
+        lambda self, tickets: None,
+    ),
+    "the end of a request is not told": (DpRequestScheduler, "on_outputs", _ended_unheard),
+    "what is given up is told as finished": (RequestTable, "on_step", _finished_all),
+    "a rank that was asked for is not told": (ClientView, "required_rank", _unpinned),
+    "a report stands for ever": (ClientView, "new_reports", _first_report),
     "parts of an input go by the older rule": (
         DpRequestScheduler,
-        "_worker_of",
+        "_rank_for",
         _parts_by_the_rule,
     ),
-    "what is overdue stays in the policy": (RequestTable, "set_beside", _still_known),
-    "what is overdue is sent twice": (RequestTable, "set_beside", _overdue_twice),
+    "what is overdue stays in the policy": (RequestTable, "fall_back", _still_known),
+    "what is overdue is sent twice": (RequestTable, "fall_back", _overdue_twice),
 }
 
 
@@ -139,7 +143,7 @@ def seen() -> bool:
 
 def play(seed: int, clients: int, release: Release, hold: float) -> None:
     async def work() -> None:
-        routing = {"policy": "fit", "hold_seconds": hold}
+        routing = {"policy": "fit", "max_queue_seconds": hold}
         one = Play(deploy(SLOTS, ENGINES, clients, release=release, **routing))
         for act in drawn(seed, 60):
             await one.act(*act)

@@ -48,14 +48,14 @@ def test_ranks_of_derives_room_from_block_count() -> None:
 
 
 def test_routing_settings_override_engine_defaults() -> None:
-    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(slots=3, room=77))
+    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(max_running=3, kv_token_capacity=77))
     assert (ranks.max_running, ranks.kv_token_limit) == (3, 77)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
     for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
-        policy = client.desk.policy
+        policy = client.scheduler.policy
         assert isinstance(policy, RequestRouter)
         assert (policy.settings.front_ends, policy.settings.front_end) == (2, index)
         assert policy.settings.when_full is WhenFull.HOLD
@@ -64,21 +64,21 @@ def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
 
 def test_routing_options_reach_the_policy() -> None:
     [client] = deploy(2, 2, policy="fit", options={"window": 7}).clients
-    assert isinstance(client.desk.policy, RequestRouter)
-    assert client.desk.policy.settings.window == 7
+    assert isinstance(client.scheduler.policy, RequestRouter)
+    assert client.scheduler.policy.settings.window == 7
 
 
 def test_third_party_policy_is_constructed_from_slots() -> None:
     [client] = deploy(2, 2, policy="helpers.fakes.late_binding_policy:LateBinding").clients
-    assert isinstance(client.desk.policy, LateBinding)
+    assert isinstance(client.scheduler.policy, LateBinding)
 
 
 def switch_on(routing: object) -> None:
     """As the plugin does, as far as it needs no engine."""
-    asked = parse_settings({"equipoise": {"routing": routing}}, {})
-    assert asked is not None
-    assert asked.routing is not None
-    prepare(asked.routing)
+    requested = parse_settings({"equipoise": {"dp_load_balancer": routing}}, {})
+    assert requested is not None
+    assert requested.dp_load_balancer is not None
+    prepare(requested.dp_load_balancer)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def switch_on(routing: object) -> None:
         ({"options": {"front_ends": 2}}, "front_ends: the number of API servers says that"),
         ({"policy": "os:sep"}, "policy: 'os:sep' cannot be called"),
         ({"options": {"window": -1}}, "policy fit: window: expected at least 1"),
-        ({"slots": 0}, "slots must be a whole number from 1"),
-        ({"room": 1.5}, "room must be a whole number from 1"),
-        ({"hold_seconds": -1}, "hold_seconds must be a number from 0"),
-        ({"hold": 1}, "unknown hold; options are policy, options, hold_seconds"),
+        ({"max_running": 0}, "max_running must be a whole number from 1"),
+        ({"kv_token_capacity": 1.5}, "kv_token_capacity must be a whole number from 1"),
+        ({"max_queue_seconds": -1}, "max_queue_seconds must be a number from 0"),
+        ({"hold": 1}, "unknown hold; options are policy, options, max_queue_seconds"),
     ],
 )
 def test_routing_settings_are_refused_before_engine_starts(routing: object, words: str) -> None:

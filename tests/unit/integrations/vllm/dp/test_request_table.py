@@ -104,7 +104,7 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
     if 0 <= worker < WORKERS and rank in (None, worker):
         assert entered(ledger, "one", rank).assigned_rank == worker
         return
-    with pytest.raises(RequestError, match="cannot bind so"):
+    with pytest.raises(RequestError, match="made an invalid assignment"):
         entered(ledger, "one", rank)
     assert list(ledger.take_assigned()) == []
 

@@ -47,9 +47,11 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("name", list(POLICIES))
 @given(acts=st.lists(ACTS, max_size=60))
-def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: list[Act]) -> None:
+def test_scheduler_never_loses_or_duplicates_requests(
+    name: str, clients: int, acts: list[Act]
+) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, clients, policy=name, hold_seconds=LATER))
+        play = Play(deploy(SLOTS, ENGINES, clients, policy=name, max_queue_seconds=LATER))
         for act in acts:
             await play.act(*act)
         await play.finish()
@@ -60,11 +62,11 @@ def test_desk_never_loses_or_duplicates_requests(name: str, clients: int, acts: 
 
 @pytest.mark.parametrize("clients", [1, 2])
 @given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
-def test_desk_never_loses_or_duplicates_requests_of_older_client(
+def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
     clients: int, acts: list[Act], name: str
 ) -> None:
     async def work() -> None:
-        routing = {"policy": name, "hold_seconds": LATER}
+        routing = {"policy": name, "max_queue_seconds": LATER}
         play = Play(deploy(SLOTS, ENGINES, clients, release=Release.OLD, **routing))
         for act in acts:
             await play.act(*act)
@@ -88,9 +90,9 @@ def test_desk_never_loses_or_duplicates_requests_of_older_client(
     ]
 )
 @given(acts=st.lists(ACTS, max_size=60))
-def test_desk_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
+def test_scheduler_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, 2, policy=name, hold_seconds=5))
+        play = Play(deploy(SLOTS, ENGINES, 2, policy=name, max_queue_seconds=5))
         for act in acts:
             await play.act(*act)
         await play.finish()
@@ -103,7 +105,7 @@ class Held:
     """One engine that is full, by `busy`, and a request that is held, `late`."""
 
     def __init__(self, **routing: Any) -> None:
-        given = {"policy": "fit", "hold_seconds": LATER, **routing}
+        given = {"policy": "fit", "max_queue_seconds": LATER, **routing}
         self.site = deploy(1, 2, **given)
         self.client = self.site.clients[0]
         self.late = asked("late", length=3)
@@ -128,7 +130,7 @@ class Held:
             await self.site.step(0)
 
 
-def test_desk_holds_request_until_a_slot_is_free() -> None:
+def test_scheduler_holds_request_until_a_slot_is_free() -> None:
     async def work() -> None:
         async with Held() as held:
             assert len(held.client.reqs_in_flight) == 2, "the engine's books know what it has"
@@ -140,7 +142,7 @@ def test_desk_holds_request_until_a_slot_is_free() -> None:
     run(work())
 
 
-def test_desk_never_sends_request_aborted_while_held() -> None:
+def test_scheduler_never_sends_request_aborted_while_held() -> None:
     async def work() -> None:
         async with Held() as held:
             before = COUNTERS.read()["aborted_requests"]
@@ -154,7 +156,7 @@ def test_desk_never_sends_request_aborted_while_held() -> None:
     run(work())
 
 
-def test_desk_shows_aborted_request_with_kv_transfer_to_engine() -> None:
+def test_scheduler_shows_aborted_request_with_kv_transfer_to_engine() -> None:
     async def work() -> None:
         async with Held() as held:
             held.late.sampling_params = SimpleNamespace(extra_args={"kv_transfer_params": {}})
@@ -167,21 +169,21 @@ def test_desk_shows_aborted_request_with_kv_transfer_to_engine() -> None:
     run(work())
 
 
-def test_desk_sends_overdue_request_by_the_engine_rule() -> None:
+def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
     async def work() -> None:
-        async with Held(hold_seconds=5) as held:
-            desk, before = held.client.desk, COUNTERS.read()
-            now = desk.clock()
-            desk.clock = lambda: now + 4
-            desk.poll()
+        async with Held(max_queue_seconds=5) as held:
+            scheduler, before = held.client.scheduler, COUNTERS.read()
+            now = scheduler.clock()
+            scheduler.clock = lambda: now + 4
+            scheduler.poll()
             await turn()
             assert held.seen() == []
-            desk.clock = lambda: now + 6
-            desk.poll()
+            scheduler.clock = lambda: now + 6
+            scheduler.poll()
             await turn()
             assert held.seen() == [held.late]
             after = COUNTERS.read()
-            assert after["overdue_requests"] == before["overdue_requests"] + 1
+            assert after["fallback_requests"] == before["fallback_requests"] + 1
             assert after["routed_requests"] == before["routed_requests"]
             await held.site.run_out()
             assert held.site.ended["late"] == 1
@@ -189,9 +191,9 @@ def test_desk_sends_overdue_request_by_the_engine_rule() -> None:
     run(work())
 
 
-def test_desk_sends_overdue_request_without_further_events() -> None:
+def test_scheduler_sends_overdue_request_without_further_events() -> None:
     async def work() -> None:
-        async with Held(hold_seconds=0) as held:
+        async with Held(max_queue_seconds=0) as held:
             while not held.seen():
                 await asyncio.sleep(0.01)
             assert held.seen() == [held.late]
@@ -199,21 +201,21 @@ def test_desk_sends_overdue_request_without_further_events() -> None:
     run(work())
 
 
-def test_desk_sends_overdue_request_to_its_pinned_rank() -> None:
+def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
     async def work() -> None:
-        async with Held(hold_seconds=5) as held:
+        async with Held(max_queue_seconds=5) as held:
             pinned = asked("pinned", rank=1)
             await held.client.add_request_async(pinned)
-            now = held.client.desk.clock()
-            held.client.desk.clock = lambda: now + 6
-            held.client.desk.poll()
+            now = held.client.scheduler.clock()
+            held.client.scheduler.clock = lambda: now + 6
+            held.client.scheduler.poll()
             await turn()
             assert held.site.engines[1].seen[-1] == pinned
 
     run(work())
 
 
-def test_desk_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
+def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             await held.client.pause_scheduler_async("keep")
@@ -237,49 +239,49 @@ def test_desk_abort_all_ends_held_requests_like_engine(engine_names: list[str]) 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
 @given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
-def test_desk_stops_calling_failed_policy_and_loses_nothing(
+def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
     kind: str, failing: int, acts: list[Act]
 ) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
-        desk, before = play.site.clients[0].desk, COUNTERS.read()["routing_failures"]
-        policy = desk.policy
+        scheduler, before = play.site.clients[0].scheduler, COUNTERS.read()["dp_policy_failures"]
+        policy = scheduler.policy
         assert isinstance(policy, Failing)
         policy.left = failing
         for act in acts:
             await play.act(*act)
         await play.finish()
-        assert policy.failed == (desk.mode is RoutingMode.ENGINE)
+        assert policy.failed == (scheduler.mode is RoutingMode.ENGINE)
         assert policy.after == 0
-        assert COUNTERS.read()["routing_failures"] == before + policy.failed
+        assert COUNTERS.read()["dp_policy_failures"] == before + policy.failed
 
     run(work())
 
 
-def test_desk_treats_impossible_assignment_as_policy_failure() -> None:
+def test_scheduler_treats_impossible_assignment_as_policy_failure() -> None:
     async def work() -> None:
         site = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
         await site.clients[0].add_request_async(asked("one"))
-        assert site.clients[0].desk.mode is RoutingMode.ENGINE
+        assert site.clients[0].scheduler.mode is RoutingMode.ENGINE
         assert len([one for each in site.engines for one in each.seen]) == 1
 
     run(work())
 
 
-def test_desk_raises_send_error_to_caller_and_forgets_request() -> None:
+def test_scheduler_raises_send_error_to_caller_and_forgets_request() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="fit", hold_seconds=LATER)
+        site = deploy(1, 2, policy="fit", max_queue_seconds=LATER)
         client = site.clients[0]
         client.broken.add("odd")
         with pytest.raises(OSError, match="does not take"):
             await client.add_request_async(asked("odd"))
-        assert client.desk.requests == ()
-        assert client.desk.mode is RoutingMode.POLICY
+        assert client.scheduler.requests == ()
+        assert client.scheduler.mode is RoutingMode.POLICY
 
     run(work())
 
 
-def test_desk_ends_held_request_with_error_when_send_fails(engine_names: list[str]) -> None:
+def test_scheduler_ends_held_request_with_error_when_send_fails(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             held.client.broken.add("late")
@@ -287,12 +289,12 @@ def test_desk_ends_held_request_with_error_when_send_fails(engine_names: list[st
             told = held.client.outputs_queue.get_nowait()
             assert [one.request_id for one in told.outputs] == ["late"]
             assert engine_names == ["ERROR"]
-            assert "late" not in [one.id for one in held.client.desk.requests]
+            assert "late" not in [one.id for one in held.client.scheduler.requests]
 
     run(work())
 
 
-def test_desk_stays_silent_about_held_requests_of_dead_engine(engine_names: list[str]) -> None:
+def test_scheduler_stays_silent_about_held_requests_of_dead_engine(engine_names: list[str]) -> None:
     async def work() -> None:
         async with Held() as held:
             held.client.resources.engine_dead = True
@@ -306,11 +308,11 @@ def test_desk_stays_silent_about_held_requests_of_dead_engine(engine_names: list
     run(work())
 
 
-def test_desk_passes_each_report_to_policy_once() -> None:
+def test_scheduler_passes_each_report_to_policy_once() -> None:
     async def work() -> None:
         site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding")
         client = site.clients[0]
-        policy = client.desk.policy
+        policy = client.scheduler.policy
         assert isinstance(policy, LateBinding)
         await client.add_request_async(asked("one"))
         assert policy.reports == [], "what stands there before the first report is none"
@@ -327,7 +329,7 @@ def test_desk_passes_each_report_to_policy_once() -> None:
 @pytest.mark.parametrize(
     "given_up", [asked("x", rank=7), replace(asked("x", rank=0), abort_immediately=True)]
 )
-def test_desk_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRequest) -> None:
+def test_scheduler_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRequest) -> None:
     async def work() -> None:
         async with Held() as held:
             if given_up.data_parallel_rank == 7:
@@ -336,12 +338,12 @@ def test_desk_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRe
             else:
                 await held.client.add_request_async(given_up)
                 assert held.site.engines[0].reached == ["x"]
-            assert "x" not in [one.id for one in held.client.desk.requests]
+            assert "x" not in [one.id for one in held.client.scheduler.requests]
 
     run(work())
 
 
-def test_desk_sends_late_interaction_request_to_engine_with_its_state(
+def test_scheduler_sends_late_interaction_request_to_engine_with_its_state(
     engine_names: list[str],
 ) -> None:
     async def work() -> None:
@@ -371,11 +373,13 @@ def test_client_without_routing_settings_is_unchanged() -> None:
 
 @pytest.mark.parametrize("room", [None, 10])
 @given(size=st.integers(0, 30))
-def test_desk_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
+def test_scheduler_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", room=room)
+        site = deploy(
+            1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_token_capacity=room
+        )
         await site.clients[0].add_request_async(asked("one", size=size))
-        [ticket] = site.clients[0].desk.requests
+        [ticket] = site.clients[0].scheduler.requests
         assert ticket.prompt_tokens == max(1, size if room is None else min(size, room))
 
     run(work())

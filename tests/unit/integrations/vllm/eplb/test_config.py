@@ -34,12 +34,12 @@ def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[in
     assert split_staging(found, staging_budget(EplbSettings(), found)) == (slots,) * len(found)
 
 
-@pytest.mark.parametrize(("staging_mb", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
+@pytest.mark.parametrize(("staging_mib", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
 def test_staging_setting_is_at_least_one_slot_of_each_family(
-    staging_mb: float, wanted: int
+    staging_mib: float, wanted: int
 ) -> None:
     found = families(4, [1000, 2000, 2000])
-    assert staging_budget(EplbSettings(staging_mb=staging_mb), found) == wanted
+    assert staging_budget(EplbSettings(staging_mib=staging_mib), found) == wanted
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

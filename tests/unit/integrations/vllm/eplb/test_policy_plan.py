@@ -41,10 +41,11 @@ import sys
 from hashlib import sha256
 from helpers.harnesses.vllm_policy import first_map, popular, window
 from equipoise.balancer.experts.placement import ExpertShape
-from equipoise.integrations.vllm.eplb.policy_plan import propose
-from equipoise.integrations.vllm.settings import PolicySettings
+from equipoise.integrations.vllm.eplb.policy_plan import plan_placement
+from equipoise.integrations.vllm.settings import EplbPolicySettings
 shape = ExpertShape(12, 64, 72, 8)
-found = propose(window(popular(5, 12, 64), 6), shape, first_map(shape), PolicySettings())
+start = first_map(shape)
+found = plan_placement(window(popular(5, 12, 64), 6), shape, start, EplbPolicySettings())
 print(sha256(found.placement.tobytes()).hexdigest())
 """
 
@@ -58,7 +59,7 @@ def proposed(given: Standing, **chosen: float) -> PolicyPlan:
 @UNHURRIED
 @given(standings(), st.floats(0, 1))
 def test_proposal_keeps_a_slot_for_every_expert(given: Standing, most: float) -> None:
-    found = proposed(given, most=most)
+    found = proposed(given, max_move_fraction=most)
     assert found.placement.dtype == np.int64
     assert found.placement.shape == given.installed.shape
     for row in found.placement.tolist():
@@ -71,7 +72,7 @@ def test_proposal_changes_layer_only_for_the_required_gain(
     given: Standing, gain: float, target: float
 ) -> None:
     load, ranks = given.problem.load, given.problem.ranks
-    found = proposed(given, gain=gain, target=target)
+    found = proposed(given, min_improvement=gain, target_imbalance=target)
     before = fullest(load, given.installed, ranks)
     after = fullest(load, found.placement, ranks)
     changed = (found.placement != given.installed).any(axis=1)
@@ -93,7 +94,10 @@ def test_proposal_moves_equal_changed_slots_and_fetched_copies(given: Standing) 
 @UNHURRIED
 @given(standings(), st.floats(0, 0.5))
 def test_proposal_moves_stay_within_limit(given: Standing, most: float) -> None:
-    assert proposed(given, most=most, gain=0.0).moved_slots <= most * given.installed.size
+    assert (
+        proposed(given, max_move_fraction=most, min_improvement=0.0).moved_slots
+        <= most * given.installed.size
+    )
 
 
 @UNHURRIED
@@ -209,7 +213,13 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
 
 @pytest.mark.parametrize(
     "chosen",
-    [{"target": -0.1}, {"gain": float("nan")}, {"most": 1.5}, {"target": 1e6}, {"gain": 1e6}],
+    [
+        {"target_imbalance": -0.1},
+        {"min_improvement": float("nan")},
+        {"max_move_fraction": 1.5},
+        {"target_imbalance": 1e6},
+        {"min_improvement": 1e6},
+    ],
 )
 def test_policy_settings_refuse_values_out_of_range(chosen: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(chosen))):

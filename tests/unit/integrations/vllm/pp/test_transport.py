@@ -135,4 +135,4 @@ def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], opened:
     assert all(among == ranks for _, among in asked)
     assert (found is None) == (opened == 0)
     if found is not None:
-        assert found.gathering is not found.comparing
+        assert found.gather_communicator is not found.verify_communicator

@@ -1,4 +1,4 @@
-"""Entries of a journal, made up."""
+"""Builds engine events for tests of event sinks."""
 
 from dataclasses import replace
 
@@ -26,22 +26,22 @@ SUB_WINDOW = 2
 SLOT_BYTES = 100
 
 
-class Kept:
-    """A journal that keeps what it is told."""
+class RecordingSink:
+    """An event sink that keeps the events it receives."""
 
     def __init__(self) -> None:
-        self.entries: list[Event] = []
+        self.events: list[Event] = []
         self.closed = 0
 
-    def emit(self, entry: Event) -> None:
-        self.entries.append(entry)
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
 
     def close(self) -> None:
         self.closed += 1
 
 
 def record(**other: object) -> RebalanceRecord:
-    """Of an epoch that was committed, unless `other` says something else."""
+    """Returns the record of a committed rebalance, with the fields in `other` replaced."""
     made = RebalanceRecord(
         number=3,
         opened_at=5,
@@ -60,33 +60,33 @@ def record(**other: object) -> RebalanceRecord:
     return replace(made, **other)  # type: ignore[arg-type]
 
 
-def moved(expert: int = 3) -> tuple[Placement, Placement]:
-    """The start placement, and one in which slot 0 of layer 0, of rank 0, holds `expert`."""
+def placements(expert: int = 3) -> tuple[Placement, Placement]:
+    """The initial placement, and one in which slot 0 of layer 0 (rank 0) holds `expert`."""
     before = initial_placement(SHAPE)
     after = before.copy()
     after[0, 0] = expert
     return before, after
 
 
-def ended(place: int = 0, **other: object) -> RebalanceEnded:
-    return RebalanceEnded(record(**other), 1.0, 2.0, moved(), place, SHAPE, SLOT_BYTES)
+def rebalance_ended(rank: int = 0, **other: object) -> RebalanceEnded:
+    return RebalanceEnded(record(**other), 1.0, 2.0, placements(), rank, SHAPE, SLOT_BYTES)
 
 
-def summed(closed: int, load: Load) -> LoadReduced:
+def load_reduced(step: int, load: Load) -> LoadReduced:
     placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    return LoadReduced(closed, SUB_WINDOW, load, layout, SHAPE, lambda _, at, __: at.shares)
+    return LoadReduced(step, SUB_WINDOW, load, layout, SHAPE, lambda _, at, __: at.shares)
 
 
 def rows(*first: int) -> Load:
-    """Every layer alike."""
+    """Returns the same rows for every layer."""
     return np.tile(np.array(first, dtype=np.int64), (SHAPE.layers, 1))
 
 
 def steps(first: int, *seconds: float) -> list[Event]:
-    """Steps of these lengths."""
-    return [StepDone(first + place, 0.0, length) for place, length in enumerate(seconds)]
+    """Returns steps with these durations."""
+    return [StepDone(first + rank, 0.0, length) for rank, length in enumerate(seconds)]
 
 
-def entered(state: str, epoch: int | None = None) -> Event:
-    return StateChanged(0, 0.0, state, epoch)
+def state_changed(state: str, rebalance: int | None = None) -> Event:
+    return StateChanged(0, 0.0, state, rebalance)

@@ -1,4 +1,12 @@
-"""The style sheet of the report: one column, both colour schemes, no fonts to load."""
+"""Parts that all HTML reports share: style sheet, escaping, sections, tables, lists of facts.
+
+Every function returns HTML; texts are escaped here, `inner` and SVG are HTML already.
+"""
+
+from collections.abc import Iterable
+from html import escape
+
+from equipoise.report.svg import Picture
 
 CSS = """
 :root { color-scheme: light dark; --paper:#fbfaf7; --card:#ffffff; --ink:#1b2a41; --soft:#667085;
@@ -44,3 +52,51 @@ dt { color:var(--soft); } dd { margin:0; overflow-wrap:anywhere; }
 summary { cursor:pointer; color:var(--soft); }
 details pre { margin-top:12px; max-height:480px; overflow:auto; }
 """
+"""One column, both colour schemes, no fonts to load."""
+
+
+def escape_html(text: str) -> str:
+    """Escaped for HTML; control characters, which no page may hold, are replaced."""
+    kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return escape(kept, quote=True)
+
+
+def section(title: str, inner: str) -> str:
+    """A section with its heading."""
+    return f"<section><h2>{escape_html(title)}</h2>{inner}</section>"
+
+
+def card(inner: str) -> str:
+    """A box of its own."""
+    return f'<div class="card">{inner}</div>'
+
+
+def card_section(title: str, inner: str) -> str:
+    """A section in a box, with its heading above."""
+    return section(title, card(inner))
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of texts."""
+    head = "".join(f"<th>{escape_html(name)}</th>" for name in heads)
+    lines = ("".join(f"<td>{escape_html(text)}</td>" for text in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> str:
+    """A list of names and values."""
+    items = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(str(v))}</dd>" for k, v in pairs)
+    return f"<dl>{items}</dl>"
+
+
+def picture_section(picture: Picture) -> str:
+    """A picture below its caption; texts in the SVG were escaped when it was drawn."""
+    caption = f'<p class="soft">{escape_html(picture.caption)}</p>'
+    return section(picture.title, caption + card(picture.svg))
+
+
+def json_details(text: str) -> str:
+    """All figures of a report, folded in."""
+    inner = f"<summary>All figures as JSON</summary><pre>{escape_html(text)}</pre>"
+    return card(f"<details>{inner}</details>")

@@ -1,0 +1,170 @@
+"""`open_balancer`: a model's balancer with sensible defaults, and with listeners if wanted."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.model_balancer import ModelBalancer
+from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
+from equipoise.balancer.experts.placement import (
+    Layout,
+    Placement,
+    Shares,
+    check_placement,
+    even_shares,
+    initial_placement,
+)
+from equipoise.balancer.experts.runtime.events import NO_EVENTS, Event, EventSink
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup
+from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.balancer.observe.async_sink import AsyncEventSink
+from equipoise.balancer.observe.log_lines import log_sinks
+from equipoise.balancer.observe.metrics import PrometheusSink
+from equipoise.connection import Connection
+from equipoise.hal.errors import PlacementError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+class Placed(Protocol):
+    """A placement with shares: a `Plan`, an `ExpertPlacement` or a `Layout`."""
+
+    @property
+    def placement(self) -> Placement:
+        """int32 (layers, slots)."""
+        ...
+
+    @property
+    def shares(self) -> Shares:
+        """int32 (layers, slots), in 1 / 65536."""
+        ...
+
+
+def open_balancer(
+    ranks: Connection,
+    model: ExpertModel,
+    config: BalancerConfig | None = None,
+    *,
+    placement: Placed | npt.NDArray[np.integer] | None = None,
+    staging_bytes: int | None = None,
+    events: Callable[[Event], object] | None = None,
+    metrics: "CollectorRegistry | None" = None,
+) -> ModelBalancer:
+    """Start balancing a model; every rank calls it, with the same arguments.
+
+    The slots of the model hold the experts that `placement` says. From now on call
+    `with balancer.step(n):` around what launches step n, on every rank and for n = 0, 1, 2, ...
+
+    Args:
+        ranks: of the run; they divide the slots of each layer evenly.
+        model: from `ModelRegistry.finalize`.
+        config: cadence, share mode and bounds; `BalancerConfig()` where nothing is given.
+        placement: what the slots hold: an integer array (layers, slots), the expert in each slot,
+            whose replicas take even shares; or a `Plan` or an `ExpertPlacement`, with its shares.
+            By default `initial_placement`.
+        staging_bytes: device memory for weights on their way, on each rank. By default as much as
+            one layer of the largest layer group takes; a rebalance that changes more goes in parts.
+        events: called with what happens (the classes of `equipoise.events`), in order, on a thread
+            of its own. Its errors are logged once and counted.
+        metrics: a registry of prometheus_client in which the balancer's metrics appear.
+
+    Raises:
+        AgreementLost: a rank passes something else; nothing is opened anywhere.
+        PlacementError: the placement is not of this model on so many ranks.
+        EngineError: less staging than a slot of each layer group.
+        Unsupported: the accelerator lacks what moving weights takes.
+        MetricsMissing: metrics are asked for, and prometheus_client is not installed.
+    """
+    config = BalancerConfig(timeout=ranks.deadline) if config is None else config
+    config = replace(config, name=config.name or model.name)
+    sinks = _Sinks(config, ranks.rank, events, metrics)
+    start = ModelStart(_layout(model, placement, ranks.size), config)
+    try:
+        opened = open_balancers(
+            ranks.accelerator,
+            ranks.fabric,
+            ModelSet((model,)),
+            {model.name: start},
+            budget=_staging_bytes(model.groups) if staging_bytes is None else staging_bytes,
+            journals=sinks,
+        )
+    except BaseException:
+        sinks.close()
+        raise
+    return replace(opened[model.name], sinks=tuple(sinks.opened))
+
+
+class _Sinks:
+    """An event sink for each layer group, where anybody listens: a thread of its own each."""
+
+    def __init__(
+        self,
+        config: BalancerConfig,
+        rank: int,
+        events: Callable[[Event], object] | None,
+        metrics: "CollectorRegistry | None",
+    ) -> None:
+        self._config = config
+        self._rank = rank
+        self._events = events
+        self._metrics = metrics
+        self.opened: list[AsyncEventSink] = []
+
+    def __call__(self, group: LayerGroupContext) -> EventSink:
+        wanted = self._events or self._metrics or self._config.log_balancedness
+        if not wanted:
+            return NO_EVENTS
+        label = f"{self._config.name}.{group.group_number}"
+        told: list[EventSink] = [*log_sinks(replace(self._config, name=label), self._rank)]
+        if self._metrics is not None:
+            told.append(PrometheusSink(self._metrics, label))
+        if self._events is not None:
+            told.append(_Listening(self._events))
+        self.opened.append(AsyncEventSink(told))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        for courier in self.opened:
+            courier.close()
+
+
+class _Listening:
+    """A callable as an event sink."""
+
+    def __init__(self, listener: Callable[[Event], object]) -> None:
+        self._listener = listener
+
+    def emit(self, entry: Event) -> None:
+        self._listener(entry)
+
+    def close(self) -> None:
+        """Nothing of its own."""
+
+
+def _layout(
+    model: ExpertModel, placement: Placed | npt.NDArray[np.integer] | None, ranks: int
+) -> Layout:
+    """What the slots hold, and shares. Raises `PlacementError`."""
+    shape = model.shape(ranks)
+    if placement is None:
+        placement = initial_placement(shape)
+    if not isinstance(placement, np.ndarray):
+        return Layout(placement.placement, placement.shares)
+    if placement.dtype.kind not in "iu":
+        raise PlacementError(f"a placement is an array of integers, not of {placement.dtype}")
+    # Before numbers are cut to 32 bits, and may look right.
+    inside = (placement >= 0) & (placement < model.experts)
+    held = np.ascontiguousarray(np.where(inside, placement, -1), dtype=np.int32)
+    check_placement(held, shape)
+    return Layout(held, even_shares(held, model.experts))
+
+
+def _staging_bytes(groups: tuple[LayerGroup, ...]) -> int:
+    """One layer of the largest group, and one slot of each group at least."""
+    layer = max(group.nbytes // len(group.layers) for group in groups)
+    return max(layer, sum(group.slot_bytes for group in groups))

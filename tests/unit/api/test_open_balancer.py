@@ -1,0 +1,267 @@
+"""`open_balancer`: its defaults, what may be given instead, and who is told what happens."""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.paths import ROOT
+from helpers.processes.thread_ranks import Seat, on_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise
+from equipoise import events
+from equipoise.balancer.experts.config import default_sub_window
+from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.connection import Connection
+from equipoise.hal.errors import ConfigError, EngineError, PlacementError, VoteOutcomeUnknown
+
+LAYERS, EXPERTS, PER_RANK, WIDTH, RANKS, STEPS = 3, 4, 3, 8, 2, 24
+SHAPE = equipoise.ExpertShape(LAYERS, EXPERTS, PER_RANK * RANKS, RANKS)
+QUICK = equipoise.BalancerConfig(window_size=4, step_interval=8, min_gain=0)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with equipoise.connect() as ranks:
+        yield ranks
+
+
+def registered(
+    held: Any, experts: int = EXPERTS, name: str = "model"
+) -> tuple[ExpertModel, list[torch.Tensor]]:
+    """A model whose experts hold their own number; layer 1 has slots of twice the size."""
+    weights = [
+        row[:, None].repeat(1, WIDTH << (number == 1)).float()
+        for number, row in enumerate(torch.tensor(np.asarray(held)))
+    ]
+    registry = equipoise.ModelRegistry(name, weights[0].shape[0], experts)
+    for number, tensor in enumerate(weights):
+        registry.register(number, w=tensor)
+    return registry.finalize((f"{n}.w", tensor) for n, tensor in enumerate(weights)), weights
+
+
+def here(seat: Seat) -> slice:
+    return slice(seat.rank * PER_RANK, (seat.rank + 1) * PER_RANK)
+
+
+def serve(ranks: Connection, balancer: equipoise.ModelBalancer, steps: range) -> None:
+    """Traffic that wants expert 0 only."""
+    ids = torch.zeros(16, 1, dtype=torch.int32)
+
+    def forward(step: int) -> None:
+        for layer in range(LAYERS):
+            with balancer.reading_slots(layer, step):
+                balancer.router(layer).route(step, ids)
+
+    for step in steps:
+        with balancer.step(step):
+            ranks.compute.launch(lambda step=step: forward(step))  # type: ignore[misc]
+        ranks.compute.synchronize(ranks.deadline)
+
+
+def in_run(program: Callable[[Connection, Seat], Any]) -> list[Any]:
+    return on_ranks(
+        RANKS, lambda seat: program(Connection(seat.accelerator, seat.fabric, 20.0), seat)
+    )
+
+
+def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
+    def program(ranks: Connection, seat: Seat) -> Any:
+        placement = equipoise.initial_placement(SHAPE)  # 0 1 2, 2 3 0
+        placement[:, 5] = 3
+        model, weights = registered(placement[:, here(seat)])
+        with equipoise.open_balancer(ranks, model, QUICK, placement=placement) as balancer:
+            assert balancer.load is None
+            assert np.isnan(balancer.imbalance())
+            serve(ranks, balancer, range(STEPS))
+            ranks.barrier()
+            installed = balancer.layout.placement
+            assert balancer.load is not None
+            found = balancer.reports, balancer.imbalance(), balancer.load.tolist()
+        for tensor, row in zip(weights, installed[:, here(seat)], strict=True):
+            assert tensor[:, 0].tolist() == row.tolist()
+        return installed.tolist(), *found, dict(balancer.aborts)
+
+    mine, theirs = in_run(program)
+    assert mine == theirs
+    placement, reports, imbalance, load, aborts = mine
+    assert all({0} <= {*row[:PER_RANK]} & {*row[PER_RANK:]} for row in placement)
+    assert "committed" in {report.outcome for report in reports}
+    assert [report.step for report in reports] == sorted(report.step for report in reports)
+    assert imbalance < 0.5, "expert 0 on one rank alone makes it 1"
+    assert {row[0] for row in load} == {16 * RANKS}, "a sub-window of one step"
+    assert aborts == {}
+
+
+def test_default_staging_is_one_layer_of_largest_group(alone: Connection) -> None:
+    shape = equipoise.ExpertShape(LAYERS, EXPERTS, EXPERTS + 2, 1)
+    model, _ = registered(equipoise.initial_placement(shape))
+    assert [len(group.layers) for group in model.groups] == [2, 1]
+    with equipoise.open_balancer(alone, model) as balancer:
+        staged = [entry for entry in balancer.memory_report.items if "staging" in entry.name]
+    largest = model.groups[1].nbytes
+    assert 0 < sum(entry.nbytes or 0 for entry in staged) <= largest
+    assert all(entry.nbytes for entry in staged)
+    assert balancer.groups[0].context.config.name.startswith("model[")
+
+
+@pytest.mark.parametrize("kind", ["array", "plan", "arrangement"])
+def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) -> None:
+    found = equipoise.plan(np.eye(EXPERTS, dtype=int)[:LAYERS] + 1, slots=6, ranks=1)
+    placed: Any = {
+        "array": found.placement.astype(np.int64),
+        "plan": found,
+        "arrangement": equipoise.ExpertPlacement(found.placement, found.shares, 1),
+    }[kind]
+    model, _ = registered(found.placement)
+    with equipoise.open_balancer(alone, model, placement=placed) as balancer:
+        assert np.array_equal(balancer.layout.placement, found.placement)
+        even = equipoise.ExpertPlacement.with_even_shares(found.placement, 1).shares
+        assert np.array_equal(balancer.layout.shares, even if kind == "array" else found.shares)
+
+
+@pytest.mark.parametrize(
+    ("placement", "wrong"),
+    [
+        (np.zeros((LAYERS, EXPERTS), dtype=int), "has no slot for expert"),
+        (np.zeros((1, EXPERTS), dtype=int), "a placement is int32 (3, 4), got int32 (1, 4)"),
+        (np.full((LAYERS, EXPERTS), 2**32), "layer 0 names an expert outside [0, 4)"),
+        (np.zeros((LAYERS, EXPERTS)), "an array of integers, not of float64"),
+    ],
+)
+def test_placement_that_is_not_of_the_model_is_refused(
+    alone: Connection, placement: Any, wrong: str
+) -> None:
+    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(PlacementError) as raised:
+        equipoise.open_balancer(alone, model, placement=placement)
+    assert wrong in str(raised.value)
+
+
+def test_staging_of_less_than_a_slot_is_refused(alone: Connection) -> None:
+    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(EngineError, match="1 bytes of staging are not enough"):
+        equipoise.open_balancer(alone, model, staging_bytes=1)
+
+
+def test_ranks_with_other_configurations_are_refused_on_both() -> None:
+    def program(ranks: Connection, seat: Seat) -> str:
+        model, _ = registered(equipoise.initial_placement(SHAPE)[:, here(seat)])
+        config = equipoise.BalancerConfig(window_size=4, step_interval=8 << seat.rank)
+        with pytest.raises(VoteOutcomeUnknown) as raised:
+            equipoise.open_balancer(ranks, model, config)
+        return str(raised.value)
+
+    for line in in_run(program):
+        assert "step_interval" in line
+
+
+def test_two_models_balance_on_one_connection(alone: Connection) -> None:
+    held = np.tile(np.arange(EXPERTS), (LAYERS, 1))
+    target, draft = (registered(held, name=name)[0] for name in ("target", "draft"))
+    with (
+        equipoise.open_balancer(alone, target) as one,
+        equipoise.open_balancer(alone, draft) as other,
+    ):
+        assert (one.model.name, other.model.name) == ("target", "draft")
+
+
+def test_events_come_in_order_from_a_thread_that_ends_with_the_balancer() -> None:
+    def program(ranks: Connection, seat: Seat) -> list[events.Event]:
+        placement = equipoise.initial_placement(SHAPE)
+        placement[:, 5] = 3
+        model, _ = registered(placement[:, here(seat)])
+        told: list[events.Event] = []
+        with equipoise.open_balancer(
+            ranks, model, QUICK, placement=placement, events=told.append
+        ) as balancer:
+            serve(ranks, balancer, range(STEPS))
+            ranks.barrier()
+        told_then = len(told)
+        assert all(not one._thread.is_alive() for one in balancer.sinks)  # type: ignore[attr-defined]
+        assert len(told) == told_then
+        return told
+
+    for told in in_run(program):
+        states = [event.state for event in told if isinstance(event, events.StateChanged)]
+        assert {"planning", "idle"} <= set(states)
+        ended = [event for event in told if isinstance(event, events.RebalanceEnded)]
+        assert "committed" in {event.record.outcome for event in ended}
+        closed = [at for at, event in enumerate(told) if isinstance(event, events.EngineClosed)]
+        assert len(closed) == 2, "one of each layer group"
+
+
+def test_balancer_without_listeners_starts_no_thread_for_them(alone: Connection) -> None:
+    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with equipoise.open_balancer(alone, model) as balancer:
+        assert balancer.sinks == ()
+        assert "equipoise.courier" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_metrics_appear_in_given_registry(alone: Connection) -> None:
+    client = pytest.importorskip("prometheus_client")
+    registry = client.CollectorRegistry()
+    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with equipoise.open_balancer(alone, model, metrics=registry):
+        text = client.generate_latest(registry).decode()
+    assert 'equipoise_rebalances_total{engine="model.0"} 0.0' in text
+    assert 'equipoise_rebalances_total{engine="model.1"} 0.0' in text
+
+
+def test_lines_of_observability_page_watch_a_loop(
+    alone: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    client = pytest.importorskip("prometheus_client")
+    served: list[tuple[int, Any]] = []
+    monkeypatch.setattr(
+        client, "start_http_server", lambda port, registry: served.append((port, registry))
+    )
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "observability.md").read_text("utf-8")
+    section = text.partition("## A model of your own")[2].partition("\n## ")[0]
+    watched, traced = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    asked: list[int] = []
+    names: dict[str, Any] = {"ranks": alone, "steps": 9, "forward": asked.append}
+    for name, lines in (("watched", watched), ("traced", traced)):
+        names["model"], _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)), name=name)
+        exec(lines, names)
+    assert asked == [*range(9), 0]
+    assert served == [(9400, names["registry"])]
+    steps = [event.step for event in names["told"] if isinstance(event, events.StepDone)]
+    assert sorted(steps) == sorted([*range(9)] * len(names["model"].groups))
+    assert json.loads(Path("balancer.trace.json").read_text("utf-8"))
+
+
+def test_block_that_raises_closes_balancer_and_keeps_its_error(alone: Connection) -> None:
+    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(ZeroDivisionError), equipoise.open_balancer(alone, model) as balancer:
+        raise ZeroDivisionError
+    with pytest.raises(EngineError, match="closed"):
+        balancer.before_step(0)
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 4000), st.integers(1, 4000))
+def test_default_sub_window_divides_window_and_interval(window: int, interval: int) -> None:
+    if interval < window:
+        with pytest.raises(ConfigError, match="shorter than window_size"):
+            equipoise.BalancerConfig(window_size=window, step_interval=interval)
+        return
+    config = equipoise.BalancerConfig(window_size=window, step_interval=interval)
+    assert window % config.sub_window == interval % config.sub_window == 0
+    assert config.sub_window == default_sub_window(window, np.gcd(window, interval))
+
+
+def test_defaults_of_configuration_are_those_of_vllm() -> None:
+    config = equipoise.BalancerConfig()
+    assert (config.window_size, config.step_interval, config.sub_window) == (1000, 3000, 250)
+    assert config.shares is equipoise.ShareMode.LAGGED

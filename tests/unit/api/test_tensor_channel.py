@@ -1,0 +1,78 @@
+"""`TensorChannel`: steps arrive as they were sent, and each end refuses the other's part."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.processes.thread_ranks import Seat, on_ranks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise
+from equipoise.connection import Connection
+from equipoise.hal.errors import ChannelError, ShapeClassError
+
+
+def channel(rows: int = 8, name: str = "edge") -> equipoise.TensorChannel:
+    return equipoise.TensorChannel(
+        name=name,
+        source=0,
+        destination=1,
+        tensors={"hidden": ((4,), torch.bfloat16), "flag": ((), torch.int32)},
+        rows=rows,
+    )
+
+
+@settings(max_examples=5)
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=9))
+def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
+    def tensors(step: int, rows: int) -> dict[str, torch.Tensor]:
+        hidden = torch.full((rows, 4), step + 0.5, dtype=torch.bfloat16)
+        return {"hidden": hidden, "flag": torch.arange(rows, dtype=torch.int32)}
+
+    def program(seat: Seat) -> None:
+        ranks = Connection(seat.accelerator, seat.fabric, 20.0)
+        if seat.rank == 0:
+            sender = channel().sender(ranks)
+            for step, rows in enumerate(steps):
+                sent = tensors(step, rows)
+                ranks.compute.launch(lambda sent=sent: sender.send(sent))  # type: ignore[misc]
+            ranks.compute.synchronize(20.0)
+            sender.drain()
+            sender.close()
+            return
+        receiver = channel().receiver(ranks)
+        for step, rows in enumerate(steps):
+            receiver.expect(rows)
+            handed = receiver.receive()
+            assert isinstance(handed, equipoise.AsyncIntermediateTensors)
+            for name, due in tensors(step, rows).items():
+                assert torch.equal(handed[name], due)
+            handed.release()
+        receiver.close()
+
+    on_ranks(2, program)
+
+
+def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
+    def program(seat: Seat) -> Any:
+        ranks, plan = Connection(seat.accelerator, seat.fabric, 20.0), channel()
+        wrong = plan.receiver if seat.rank == 0 else plan.sender
+        with pytest.raises(ChannelError, match="edge: rank") as raised:
+            wrong(ranks)
+        return str(raised.value)
+
+    assert on_ranks(2, program) == [
+        "edge: rank 1 receives, not rank 0",
+        "edge: rank 0 sends, not rank 1",
+    ]
+
+
+def test_ends_that_say_other_rows_are_refused_on_both() -> None:
+    def program(seat: Seat) -> None:
+        ranks = Connection(seat.accelerator, seat.fabric, 20.0)
+        end = channel(rows=8).sender if seat.rank == 0 else channel(rows=9).receiver
+        with pytest.raises(ShapeClassError):
+            end(ranks)
+
+    on_ranks(2, program)

@@ -1,0 +1,36 @@
+"""Examples import from few places: `equipoise` has what they need."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+MOST_PLACES = 3
+MOST_LINES = 150
+SERVING = ("nano.py", "own_loop.py")
+
+
+def modules(path: Path) -> set[str]:
+    """What a file imports, but for the standard library."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                found.add(module)
+    return {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_example_imports_from_three_places_at_most(path: Path) -> None:
+    assert len({name.partition(".")[0] for name in modules(path)}) <= MOST_PLACES
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_serving_example_imports_package_by_its_name_alone(name: str) -> None:
+    assert modules(EXAMPLES / name) == {"equipoise", "torch"}
+    assert len((EXAMPLES / name).read_text("utf-8").splitlines()) <= MOST_LINES

@@ -1,0 +1,151 @@
+"""Counts what one rebalance runs through: files, functions, classes and threads of this project.
+
+    python tools/trace_rebalance.py [--functions]
+
+Two ranks on the CPU serve one layer, as in `examples/nano.py`. Rank 0 notes every function of the
+project that is called, on any thread, from the first boundary of a rebalance to its end. Functions
+that other steps call too (routing, reading, the boundary itself) are counted apart.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS, INTERVAL = 40, 8
+Call = tuple[str, str, str]
+"""File, qualified name of the function, name of the thread."""
+
+
+class Recorder:
+    """Notes calls of the project's functions while it is switched on.
+
+    Attributes:
+        calls: of the phase that is being recorded.
+    """
+
+    def __init__(self) -> None:
+        self.calls: set[Call] | None = None
+        self._files: dict[CodeType, str | None] = {}
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """See `sys.setprofile`."""
+        if event != "call" or (calls := self.calls) is None:
+            return
+        code = frame.f_code
+        if (file := self._files.get(code, "")) == "":
+            file = self._files[code] = _own(code.co_filename)
+        if file is not None:
+            calls.add((file, code.co_qualname, threading.current_thread().name))
+
+
+def _own(name: str) -> str | None:
+    """The path below the package, or None for somebody else's file."""
+    parts = Path(name).parts
+    if "equipoise" not in parts or not name.endswith(".py"):
+        return None
+    return "/".join(parts[len(parts) - parts[::-1].index("equipoise") :])
+
+
+def serve(recorder: Recorder) -> tuple[set[Call], set[Call]]:
+    """One rank: the calls of steps without a rebalance, and of those with one."""
+    import torch
+
+    import equipoise
+
+    shape = equipoise.ExpertShape(layers=1, experts=8, slots=12, ranks=2)
+    config = equipoise.BalancerConfig(window_size=4, step_interval=INTERVAL, sub_window=4)
+    popularity = torch.tensor([1.0, 1.0, 8.0, 8.0, 1.0, 1.0, 1.0, 1.0])
+    quiet: set[Call] = set()
+    busy: set[Call] = set()
+    with equipoise.connect() as ranks:
+        mine = slice(ranks.rank * shape.slots_per_rank, (ranks.rank + 1) * shape.slots_per_rank)
+        held = equipoise.initial_placement(shape)[0].tolist()[mine]
+        weights = torch.stack([torch.full((16, 16), float(number)) for number in held])
+        registry = equipoise.ModelRegistry("traced", shape.slots_per_rank, shape.experts)
+        registry.register(0, w=weights)
+        model = registry.finalize([("layers.0.w", weights)])
+        with equipoise.open_balancer(ranks, model, config) as balancer:
+            chance = torch.Generator().manual_seed(ranks.rank)
+
+            def forward(step: int, picked: torch.Tensor) -> None:
+                with balancer.reading_slots(0, step):
+                    balancer.router(0).route(step, picked)
+
+            for step in range(STEPS):
+                ended = len(balancer.reports)
+                if ended:
+                    break
+                # The first rebalance begins at the boundary behind the first interval.
+                recorder.calls = quiet if step < INTERVAL else busy
+                picked = torch.multinomial(popularity.expand(512, -1), 2, generator=chance).int()
+                with balancer.step(step):
+                    ranks.compute.launch(partial(forward, step, picked))
+                ranks.compute.synchronize(ranks.deadline)
+            recorder.calls = None
+            reports = list(balancer.reports)
+    if not reports or reports[0].outcome != "committed":
+        raise SystemExit(f"no rebalance was committed in {STEPS} steps: {reports}")
+    return quiet, busy
+
+
+def describe(calls: set[Call]) -> str:
+    """One line of figures."""
+    files = {file for file, _, _ in calls}
+    functions = {(file, name) for file, name, _ in calls}
+    classes = {
+        (file, name.split(".")[0])
+        for file, name in functions
+        if "." in name and name.split(".")[0][:1].lstrip("_")[:1].isupper()
+    }
+    threads = {thread for _, _, thread in calls}
+    return (
+        f"{len(files)} files, {len(functions)} functions, {len(classes)} classes, "
+        f"{len(threads)} threads"
+    )
+
+
+def main() -> int:
+    """Start the other rank, trace this one, and print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--functions", action="store_true", help="list the functions, by file")
+    wish = parser.parse_args()
+    if "RANK" not in os.environ:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+        return subprocess.call([sys.executable, *run, *sys.argv[1:]])
+    recorder = Recorder()
+    if first := os.environ["RANK"] == "0":
+        threading.setprofile(recorder)
+        sys.setprofile(recorder)
+    try:
+        quiet, busy = serve(recorder)
+    finally:
+        sys.setprofile(None)
+    if not first:
+        return 0
+    seen = {(file, name) for file, name, _ in quiet}
+    own = {call for call in busy if call[:2] not in seen}
+    print(f"one rebalance:        {describe(busy)}")
+    print(f"not in other steps:   {describe(own)}")
+    folders = Counter("/".join(file.split("/")[:-1]) for file in {call[0] for call in busy})
+    for folder, count in sorted(folders.items()):
+        print(f"  {folder:40} {count} files")
+    if wish.functions:
+        for file in sorted({call[0] for call in own}):
+            print(file)
+            for name in sorted({call[1] for call in own if call[0] == file}):
+                print(f"    {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
