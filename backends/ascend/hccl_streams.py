@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from equipoise.hal.errors import CommunicatorFailed
 
 HIGH_PRIORITY_VARIABLE = "TORCH_HCCL_HIGH_PRIORITY"
-RELEASE_STREAM = "the bell"
+RELEASE_STREAM = "the release stream"
 """The owner, in error messages, of the stream that only signals to other streams are launched
 on."""
 

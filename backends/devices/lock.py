@@ -273,7 +273,7 @@ class DeviceStreamLock:
                 with suppress(StreamFailed):
                     event.synchronize(left)
             elif not poll(lambda: not self._issuing_count, left):
-                raise StreamTimeout(f"a verb of epoch {self._epoch} is still being issued")
+                raise StreamTimeout(f"an operation of epoch {self._epoch} is still being issued")
         return self._epoch
 
     def tick(self, now: float) -> bool:

@@ -180,7 +180,7 @@ class DeviceStream:
             self._thread_state.capture.capture_ops(ops)
             return
         if self._runtime.is_captured(self._native):
-            raise Unsupported("a capture that is not ours: its replays would come without a word")
+            raise Unsupported("an engine captures this stream: its replays would not be known here")
         with self._issue_lock, ExitStack() as guards:
             # All guards before any work: a batch is refused as a whole or not at all.
             for op in ops:

@@ -146,7 +146,7 @@ def test_signal_of_old_epoch_is_refused(lock: DeviceStreamLock, stream: Stream) 
     stream.synchronize(SOON)
 
 
-def test_drain_empties_both_words(lock: DeviceStreamLock, stream: Stream) -> None:
+def test_drain_clears_both_flags(lock: DeviceStreamLock, stream: Stream) -> None:
     lock.signal(0)
     assert lock.drain(SOON) == 1
     lock.acquire(stream)

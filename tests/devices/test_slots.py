@@ -40,7 +40,7 @@ def bytes_of(store: DeviceSlotStore, slot: int) -> list[int]:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 4])
-def test_slot_verbs_move_bytes_at_any_offset(device: DeviceAccelerator, offset: int) -> None:
+def test_slot_operations_move_bytes_at_any_offset(device: DeviceAccelerator, offset: int) -> None:
     store, stream = store_of(device, (2, 3), (5,), offset=offset), device.stream(Role.COPY)
     blob = torch.empty(2 * 11, dtype=torch.uint8, device=device.device)
     store.pack([1, 2], blob, stream)
@@ -59,7 +59,7 @@ def test_staging_is_zeroed_before_any_stream_reads_it(device: DeviceAccelerator)
     assert bytes_of(store, 1) == [0] * 8
 
 
-def test_slot_verb_operands_may_be_dropped_at_once(
+def test_slot_operation_operands_may_be_dropped_at_once(
     device: DeviceAccelerator,
 ) -> None:
     """Blobs and sources on the device, the stream held meanwhile: the allocator must not reuse."""

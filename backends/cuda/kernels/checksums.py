@@ -4,8 +4,8 @@ Bytes that stand in several places are added up place by place, cut where words 
 read once, and nothing is put together but words that go over a cut.
 
 Programs of a buffer go through its words in turns, add their sums to one total in the workspace and
-take a ticket; whoever draws the last one finishes, as in `tally`. Words are read as such where the
-buffers stand on multiples of four bytes, and put together from bytes where they do not.
+take a ticket; whoever draws the last one finishes, as in `histogram`. Words are read as such where
+the buffers stand on multiples of four bytes, and put together from bytes where they do not.
 """
 
 import functools
@@ -115,7 +115,7 @@ def checksum_kernel(
     if tl.program_id(0) == tl.num_programs(0) - 1:
         found += sum_rest(data, nbytes, before, length, BLOCK)
     tl.atomic_add(sums + buffer, found.to(tl.int64, bitcast=True), sem="relaxed")
-    # As in `tally`: the additions before the ticket, whichever thread makes them.
+    # As in `histogram`: the additions before the ticket, whichever thread makes them.
     tl.debug_barrier()
     drawn = tl.atomic_add(tickets + buffer, 1, sem="acq_rel")
     if drawn == tl.num_programs(0) - 1:

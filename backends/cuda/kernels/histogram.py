@@ -1,6 +1,4 @@
-"""How a batch is divided among programs.
-
-Counting experts in the launch that routes them, with no launch that clears the counts first.
+"""Counts experts in the launch that routes them, without a launch that clears the counts first.
 
 A batch of one block is counted by its program alone. Otherwise every program adds the histogram of
 its block to totals in the workspace, then takes a ticket; whoever draws the last one moves the

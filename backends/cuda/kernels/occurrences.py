@@ -3,7 +3,7 @@
 An element is compared with those before it, a few at a time and all elements of a block at once:
 no sort, no table of experts, and the answer does not depend on the order in which threads come.
 Pairs grow with the square of what is compared, so it is done within one block, or within batches of
-a few; blocks before it are better counted (`apportioned`).
+a few; blocks before it are better counted (`quota_routing`).
 """
 
 import triton

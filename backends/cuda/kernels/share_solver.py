@@ -1,9 +1,9 @@
-"""Rounding of the share solver: bins become shares by largest remainder, or all shares are even.
+"""The share solver: shares that level the rank loads, by water-filling, in one program.
 
-Shares that level the rank loads, by water-filling, in one launch of one program.
+The result is rounded to shares by largest remainder; without loads all shares are even.
 
 The values are those of `equipoise.hal.routing.solve_cumulative`, bit for bit: the same integers in
-the same order, except where order is of no matter (`waves`).
+the same order, except where order does not matter (`share_solver_sweeps`).
 
 **Range.** All in int64. With N tokens of a layer in all, B bins of an expert and C entries of a run
 at most, rank loads stay below N * 2**16, the depth of a bin below B * N * 2**16, a product of the

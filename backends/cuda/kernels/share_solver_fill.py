@@ -1,17 +1,17 @@
-"""Where the share solver keeps its numbers, and how its device functions find them.
+"""The share solver's memory layout, and the filling of one expert's bins.
 
 One program solves a layer. Two arrays in the workspace hold what does not fit into its registers:
 
 `water`, int64: six grids of [spare, lanes], then the rests of the rounding [2 * spare], then four
 rows of rank loads [lanes]. The first three grids have a row for each expert with several replicas,
-the next three one for each wave (`waves`), and all a column for each rank.
+the next three one for each wave (`share_solver_sweeps`), and all a column for each rank.
 `places`, int32: four lists by such expert or wave [spare], then four by their replicas [2 * spare].
 
 An expert with several replicas is *plural*, its replicas are *entries*; both are numbered in the
 order of the table. There are at most `spare` plural experts, since every expert takes one slot, and
 at most twice as many entries.
 
-The first filling of the share solver: who is plural, what bins hold, how they are linked.
+The first filling finds the plural experts, fills their bins, and links them.
 """
 
 import triton

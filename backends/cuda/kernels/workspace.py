@@ -60,8 +60,8 @@ class Workspace:
         blocks: int32 [blocks, experts], of a batch that is apportioned.
         sums: int64 [buffers], of checksums; zero between launches.
         tickets: int32 [buffers], zero between launches.
-        water: int64, of the solver; see `water`.
-        places: int32, of the solver; see `water`.
+        water: int64, of the solver; see `share_solver_fill`.
+        places: int32, of the solver; see `share_solver_fill`.
     """
 
     sizes: Sizes

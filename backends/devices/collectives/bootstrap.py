@@ -136,7 +136,7 @@ class InitLock:
             if left == 0.0:
                 rank, _, label = owner.partition(" ")
                 raise CommunicatorFailed(
-                    f"timed out waiting for the turn that rank {rank} holds to make {label}"
+                    f"timed out waiting for the init lock that rank {rank} holds to make {label}"
                 )
             time.sleep(min(pause, left))
             pause = min(2 * pause, MAX_PAUSE)

@@ -271,7 +271,7 @@ class CommBuilder:
         if status is OpStatus.DONE:
             return comm_stream
         UNRELEASED_COMMS.keep(comm_stream)
-        raise CommunicatorFailed(f"{name}: the greeting did not end: {comm_stream.warmup.error}")
+        raise CommunicatorFailed(f"{name}: the warm-up did not end: {comm_stream.warmup.error}")
 
     def _init_and_warm_up(self, plan: CommPlan, bootstrap: Bootstrap) -> CommStream:
         """Runs on a thread: the first operations may block until every member has called them."""

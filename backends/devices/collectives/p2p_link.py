@@ -185,7 +185,7 @@ class P2PLink:
             comm_stream = self._make(self._deadline(expiry))
             self._spec.device.set_current()
         except Exception as error:  # else only their deadline would end the deferred messages
-            failed = self._on_failed(f"found no link: {error}")
+            failed = self._on_failed(f"was not connected: {error}")
         else:
             failed = self._on_connected(comm_stream)
         finally:

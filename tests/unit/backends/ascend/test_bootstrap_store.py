@@ -21,13 +21,13 @@ def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> Bootstrap
     return BootstrapStore(Bootstrap(plane, "q", (0, 1), patience))
 
 
-def test_introduction_passes_value_from_first_rank(planes: Planes) -> None:
+def test_bootstrap_store_passes_value_from_first_rank(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
     speaker.set("0", b"\0where\xff")
     assert hearer.get("0") == b"\0where\xff"
 
 
-def test_introduction_last_set_waits_until_peers_read_it(planes: Planes) -> None:
+def test_bootstrap_store_last_set_waits_until_peers_read_it(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
     heard: list[bytes] = []
     listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST_KEY)))
@@ -37,13 +37,13 @@ def test_introduction_last_set_waits_until_peers_read_it(planes: Planes) -> None
     assert heard == [b"2.13"]
 
 
-def test_introduction_last_set_times_out_without_peer(planes: Planes) -> None:
+def test_bootstrap_store_last_set_times_out_without_peer(planes: Planes) -> None:
     with pytest.raises(BallotIncomplete) as raised:
         introduced(planes[0], SHORT).set(LAST_KEY, b"2.13")
     assert raised.value.missing == (1,)
 
 
-def test_introduction_get_fails_after_forget(planes: Planes) -> None:
+def test_bootstrap_store_get_fails_after_detach(planes: Planes) -> None:
     made = introduced(planes[0])
     made.detach()
     with pytest.raises(CommunicatorFailed, match="after the introduction"):

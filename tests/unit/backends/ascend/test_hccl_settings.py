@@ -49,7 +49,7 @@ def test_device_bytes_counts_two_buffers_each(monkeypatch: pytest.MonkeyPatch) -
     assert HCCL.device_bytes(communicators=3, links=4) == 2 * (3 * 100 + 4 * 20) * MIB
 
 
-def test_ledger_totals_entries_until_struck() -> None:
+def test_comm_memory_totals_entries_until_removed() -> None:
     ledger = CommMemoryLedger()
     ledger.add("model/0/0-1", 2 * 200 * MIB)
     ledger.add("model/0/0-1/0-1", 2 * 20 * MIB)

@@ -27,7 +27,7 @@ class Vendor:
         return Stream(next(self._pool))
 
 
-def test_lanes_aim_predicts_next_vendor_stream() -> None:
+def test_hccl_stream_pool_reserve_next_predicts_vendor_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
@@ -35,14 +35,14 @@ def test_lanes_aim_predicts_next_vendor_stream() -> None:
         assert account.assign(vendor.draw().stream_id, f"c{number}") == aimed
 
 
-def test_lanes_give_each_communicator_and_bell_own_stream() -> None:
+def test_hccl_stream_pool_gives_each_communicator_its_own_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
     assert len(taken | {account.release_stream.stream_id}) == POOL
 
 
-def test_lanes_reuse_only_returned_stream() -> None:
+def test_hccl_stream_pool_reuses_only_released_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     lanes = [_take(account, vendor, f"c{n}") for n in range(POOL - 1)]
@@ -50,16 +50,16 @@ def test_lanes_reuse_only_returned_stream() -> None:
     assert _take(account, vendor, "new").stream_id == lanes[1].stream_id
 
 
-def test_lanes_exhausted_error_names_holders() -> None:
+def test_exhausted_hccl_stream_pool_error_names_owners() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
         _take(account, vendor, f"c{number}")
-    with pytest.raises(CommunicatorFailed, match=r"the pool has 5, held by c0, c1, c2, c3, the b"):
+    with pytest.raises(CommunicatorFailed, match=r"has 5, held by c0, c1, c2, c3, the release"):
         account.reserve_next()
 
 
-def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
+def test_hccl_stream_pool_tolerates_draws_of_an_engine() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     first = _take(account, vendor, "first")
@@ -69,7 +69,7 @@ def test_lanes_tolerate_foreign_draws_between_communicators() -> None:
     assert second.stream_id not in (first.stream_id, account.release_stream.stream_id)
 
 
-def test_lanes_detect_communicator_on_taken_stream() -> None:
+def test_hccl_stream_pool_detects_communicator_on_taken_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     first = _take(account, vendor, "first")
@@ -77,7 +77,7 @@ def test_lanes_detect_communicator_on_taken_stream() -> None:
         account.assign(first.stream_id, "second")
 
 
-def test_lanes_detect_stream_of_another_pool() -> None:
+def test_hccl_stream_pool_detects_stream_of_another_pool() -> None:
     with pytest.raises(CommunicatorFailed, match="stream 7, which is not of its pool"):
         HcclStreamPool(Vendor().draw).assign(7, "c")
 

@@ -169,7 +169,7 @@ def test_replay_within_program_runs_in_place(cpu: CpuAccelerator) -> None:
     assert seen == ["graph", "program"]
 
 
-def test_captured_kernels_and_slot_verbs_read_state_at_replay(
+def test_captured_kernels_and_slot_operations_read_state_at_replay(
     cpu: CpuAccelerator,
 ) -> None:
     stream, graph = cpu.stream(Role.COMPUTE), cpu.graph()

@@ -41,7 +41,7 @@ def number(value: int) -> Tensor:
     return torch.tensor([value])
 
 
-def test_slot_verbs_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
+def test_slot_operations_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
     store, gate = store_on(cpu), threading.Event()
     cpu.stream(Role.COPY).launch(lambda: gate.wait(SOON))
     store.write([0], [[number(1)]], cpu.stream(Role.COPY))
@@ -51,7 +51,7 @@ def test_slot_verbs_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None:
     gate.set()
 
 
-def test_concurrent_slot_verbs_are_atomic(cpu: CpuAccelerator) -> None:
+def test_concurrent_slot_operations_are_atomic(cpu: CpuAccelerator) -> None:
     """Commits of both slots against packs of both: no pack sees two versions."""
     store, together, blobs = store_on(cpu), threading.Barrier(2), []
 
@@ -123,7 +123,7 @@ def test_leased_slots_refuse_commit_and_write_until_release(
         store.lease([3])
 
 
-def test_slot_verb_within_program_waits_without_holding_lock(
+def test_slot_operation_within_program_waits_without_holding_lock(
     cpu: CpuAccelerator,
 ) -> None:
     """The program waits for a pack that can only run when another verb has been issued."""

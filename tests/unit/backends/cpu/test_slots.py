@@ -141,7 +141,7 @@ def test_slot_store_refuses_undeclared_private_format() -> None:
         CpuSlotStore(SlotLayout(((segment,),), 1))
 
 
-def test_slot_verbs_copy_their_arguments_at_call() -> None:
+def test_slot_operations_copy_their_arguments_at_call() -> None:
     store, stream = store_of_two(), CpuStream(Role.COPY, "test")
     gate = threading.Event()
     stream.launch(lambda: gate.wait(SOON))

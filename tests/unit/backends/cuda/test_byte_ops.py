@@ -128,7 +128,7 @@ def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [COPY_CHUNK, COPY_CHUNK, 5]
 
 
-def test_fingerprint_covers_concatenated_parts() -> None:
+def test_checksum_parts_cover_concatenated_parts() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
     VERBS.checksum_parts(parts, out[0], STREAM)

@@ -81,7 +81,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
-def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
+def test_set_thread_device_relaxes_own_thread_once(driver: Driver) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
         for _ in range(3):
             one.submit(cuda_runtime.RUNTIME.set_thread_device, 1).result()
@@ -89,7 +89,7 @@ def test_settle_thread_relaxes_thread_of_ours_once(driver: Driver) -> None:
     assert cuda_runtime.cuda().current == 1
 
 
-def test_settle_thread_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
+def test_set_thread_device_keeps_capture_mode_of_engine_threads(driver: Driver) -> None:
     """It may capture itself, in the mode in which the driver checks for it."""
     with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
         one.submit(cuda_runtime.RUNTIME.set_thread_device, 0).result()
@@ -114,7 +114,7 @@ def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None
     assert driver.told == ["relaxed", "asked"]
 
 
-def test_settle_thread_sets_device_without_driver(
+def test_set_thread_device_works_without_driver(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> Any:

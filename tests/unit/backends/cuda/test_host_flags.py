@@ -68,7 +68,7 @@ DEVICE = Device(cuda_runtime.RUNTIME, 0)
 STREAM = SimpleNamespace(cuda_stream=77)
 
 
-def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
+def test_acquire_flag_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
     full = CudaAcquireFlag(DEVICE)
     full.wait(STREAM)
     (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = scribe.calls
@@ -77,14 +77,14 @@ def test_full_word_wait_waits_for_one_then_clears(scribe: Scribe) -> None:
     assert place == place2 == full._flag._address
 
 
-def test_full_word_give_stores_without_driver_call(scribe: Scribe) -> None:
+def test_acquire_flag_signal_stores_without_driver_call(scribe: Scribe) -> None:
     full = CudaAcquireFlag(DEVICE)
     full.signal()
     assert full._flag.value == 1
     assert scribe.calls == []
 
 
-def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
+def test_release_flag_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
     empty = CudaReleaseFlag(DEVICE)
     empty.set(STREAM)
     assert [(call[0], call[3]) for call in scribe.calls] == [("write", 1)]
@@ -95,7 +95,7 @@ def test_empty_word_set_is_stream_write_read_by_host(scribe: Scribe) -> None:
     assert not empty.is_set()
 
 
-def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
+def test_host_flag_pool_flags_are_distinct_and_zero(scribe: Scribe) -> None:
     shelf = HostFlagPool(DEVICE)
     words = [shelf.take() for _ in range(FLAGS_PER_PAGE + 2)]
     assert len({made._address for made in words}) == len(words)
@@ -105,7 +105,7 @@ def test_shelf_words_are_distinct_and_zero(scribe: Scribe) -> None:
     assert [made.value for made in words] == list(range(len(words)))
 
 
-def test_shelf_words_have_own_cache_line_and_device_address(scribe: Scribe) -> None:
+def test_host_flags_have_own_cache_line_and_device_address(scribe: Scribe) -> None:
     shelf = HostFlagPool(DEVICE)
     words = [shelf.take() for _ in range(FLAGS_PER_PAGE)]
     (page,) = shelf._pages
@@ -117,7 +117,7 @@ def test_shelf_words_have_own_cache_line_and_device_address(scribe: Scribe) -> N
         assert made._cell.__array_interface__["data"][0] + MAPPED == made._address
 
 
-def test_shelf_memory_outlives_its_words(scribe: Scribe) -> None:
+def test_host_flag_pool_memory_outlives_its_flags(scribe: Scribe) -> None:
     """A stream writes what it was told to, also when its lock is forgotten."""
     first = host_flags.host_flag_pool(DEVICE)
     CudaAcquireFlag(DEVICE)
@@ -150,7 +150,7 @@ def test_unrestricted_relaxes_capture_mode_without_stream_memory(
     assert scribe.mode == "global"
 
 
-def test_word_error_names_driver_call(scribe: Scribe) -> None:
+def test_host_flag_error_names_driver_call(scribe: Scribe) -> None:
     made = HostFlagPool(DEVICE).take()
     scribe.status = 801
     with pytest.raises(RuntimeError, match="cuStreamWaitValue32: 801"):
@@ -159,7 +159,7 @@ def test_word_error_names_driver_call(scribe: Scribe) -> None:
         made.enqueue_write(STREAM, 1)
 
 
-def test_word_reads_value_stored_by_host() -> None:
+def test_host_flag_reads_value_stored_by_host() -> None:
     memory = torch.zeros(4, dtype=torch.int32)
     made = HostFlag(memory.numpy()[1:2], 0)
     made.store(5)

@@ -195,7 +195,7 @@ class Moment:
         self._told.append(("event", stream))
 
 
-def test_promise_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_event_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be said by an event is: the order that a word makes is not visible to CUDA."""
     told: list[Any] = []
     word = SimpleNamespace(

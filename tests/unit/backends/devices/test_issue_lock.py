@@ -18,7 +18,7 @@ def queue_up(gate: IssueLock, count: int) -> None:
     raise AssertionError(f"{len(gate._queue)} threads wait, not {count}")
 
 
-def test_gate_is_reentrant() -> None:
+def test_issue_lock_is_reentrant() -> None:
     gate = IssueLock()
     with gate, gate:
         pass
@@ -31,7 +31,7 @@ def test_gate_is_reentrant() -> None:
         assert pool.submit(enter).result(SOON)  # it was given back as often as it was taken
 
 
-def test_gate_serves_threads_in_arrival_order() -> None:
+def test_issue_lock_serves_threads_in_arrival_order() -> None:
     gate, order = IssueLock(), list[int]()
 
     def enter(number: int) -> None:
@@ -51,7 +51,7 @@ def test_gate_serves_threads_in_arrival_order() -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_gate_is_held_by_one_thread_at_a_time() -> None:
+def test_issue_lock_is_held_by_one_thread_at_a_time() -> None:
     gate, inside, most = IssueLock(), [0], [0]
 
     def work() -> None:

@@ -89,7 +89,7 @@ def make_slow_with_lost_rank(builder: CommBuilder, planes: list[StoreControlPlan
     planes[1].announce_exit("fell over")
 
 
-def test_channel_is_made_only_after_one_that_was_given_up(
+def test_builder_makes_comm_only_after_one_that_was_given_up(
     builder: CommBuilder, library: SlowLibrary
 ) -> None:
     with pytest.raises(CommunicatorFailed, match="slow: Library did not make it in time"):
@@ -100,14 +100,14 @@ def test_channel_is_made_only_after_one_that_was_given_up(
     assert make(builder, "last").spec.name == "last"
 
 
-def test_channel_with_lost_rank_does_not_block_others(
+def test_comm_init_with_lost_rank_does_not_block_others(
     builder: CommBuilder, planes: list[StoreControlPlane]
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
     assert make(builder, "next").spec.name == "next"
 
 
-def test_channel_with_lost_rank_blocks_no_other_fabric(
+def test_comm_init_with_lost_rank_blocks_no_other_fabric(
     builder: CommBuilder, planes: list[StoreControlPlane]
 ) -> None:
     make_slow_with_lost_rank(builder, planes)
@@ -142,9 +142,7 @@ def builders(planes: list[StoreControlPlane]) -> list[CommBuilder]:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_channel_is_made_again_after_rank_came_too_late(
-    builders: list[CommBuilder], late: int
-) -> None:
+def test_comm_init_succeeds_again_after_late_rank(builders: list[CommBuilder], late: int) -> None:
     early = 1 - late
     greet: Any = None
     plan = CommPlan(
@@ -155,7 +153,7 @@ def test_channel_is_made_again_after_rank_came_too_late(
     assert make_on_both(builders, "again") == ["again"] * 2
 
 
-def test_channel_is_made_again_under_other_name_after_failed_meeting(
+def test_comm_init_uses_other_name_after_failed_rendezvous(
     builders: list[CommBuilder], library: SlowLibrary
 ) -> None:
     """Both ranks came into the library, which did not make it in time."""
@@ -182,7 +180,7 @@ def test_rank_joins_no_attempt_twice(
         builders[1].build(plan, builders[1].deadline(time.monotonic() + SHORT))
 
 
-def test_made_channel_leaves_no_store_keys(
+def test_comm_init_leaves_no_store_keys(
     builders: list[CommBuilder], planes: list[StoreControlPlane]
 ) -> None:
     made = [make_on_both(builders, f"channel{number}") for number in range(3)]
@@ -190,7 +188,7 @@ def test_made_channel_leaves_no_store_keys(
     assert store_keys(planes[0]) == set()
 
 
-def test_channel_is_made_beside_slow_one_where_library_allows(
+def test_comm_init_runs_parallel_to_slow_one_where_library_allows(
     planes: list[StoreControlPlane], library: SlowLibrary
 ) -> None:
     library.one_at_a_time = False

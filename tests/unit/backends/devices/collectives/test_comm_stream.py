@@ -93,7 +93,7 @@ def stream() -> DeviceStream:
     return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, IssueLock())
 
 
-def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
+def test_comm_stream_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
     operation, waiting = Operation(), stream()
     flight = bench.channel.launch(lambda group: operation, ())
     flight.block_stream(waiting)
@@ -104,7 +104,7 @@ def test_channel_abort_fails_waiting_streams_before_release(bench: Bench) -> Non
         waiting.launch(lambda: None)
 
 
-def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> None:
+def test_aborted_comm_stream_keeps_buffers_until_device_is_done(bench: Bench) -> None:
     buffer = torch.zeros(3)
     watched, operation = ref(buffer), bench.launch(buffer)
     del buffer
@@ -118,7 +118,7 @@ def test_aborted_channel_keeps_buffers_until_device_is_done(bench: Bench) -> Non
     assert "tried" not in [holding.name for holding in COMM_MEMORY.entries()]
 
 
-def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> None:
+def test_comm_stream_with_network_error_is_collected_only_after_abort(bench: Bench) -> None:
     operation = bench.launch()
     operation.message = "the network is gone"
     assert not bench.channel.collect_completed()
@@ -128,7 +128,7 @@ def test_channel_with_network_error_is_reaped_only_after_abort(bench: Bench) -> 
     assert bench.channel.collect_completed()
 
 
-def test_channel_does_not_abort_unsupporting_library() -> None:
+def test_comm_stream_does_not_abort_unsupporting_library() -> None:
     bench = Bench(aborts=False)
     bench.launch()
     bench.channel.abort(FAILURE)
@@ -136,14 +136,14 @@ def test_channel_does_not_abort_unsupporting_library() -> None:
     assert not bench.channel.aborted
 
 
-def test_closed_channel_ignores_abort(bench: Bench) -> None:
+def test_closed_comm_stream_ignores_abort(bench: Bench) -> None:
     bench.channel.close()
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == []
     assert bench.channel.is_released()
 
 
-def test_channel_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) -> None:
+def test_comm_stream_interrupted_in_launch_is_idle_only_after_abort(bench: Bench) -> None:
     """What was called of a round by then may run, or not."""
 
     def launch(group: Any) -> Any:

@@ -31,14 +31,14 @@ def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEAD
     return InitLock(plane, NAME, what, ranks or (0, 1), patience(seconds))
 
 
-def test_turns_of_disjoint_ranks_are_held_side_by_side(planes: Planes) -> None:
+def test_init_locks_of_disjoint_ranks_are_held_at_once(planes: Planes) -> None:
     had = []
     with turn(planes[0], "one", 0, 1), turn(planes[1], "other", 2, 3, seconds=SHORT):
         had.append("both")
     assert had == ["both"]
 
 
-def test_turn_waits_where_one_rank_is_shared(planes: Planes) -> None:
+def test_init_lock_waits_where_one_rank_is_shared(planes: Planes) -> None:
     with (
         turn(planes[0], "one", 0, 1),
         pytest.raises(CommunicatorFailed, match="rank 0 holds to make one"),
@@ -47,7 +47,7 @@ def test_turn_waits_where_one_rank_is_shared(planes: Planes) -> None:
         pass
 
 
-def test_turn_given_up_frees_what_it_had_taken(planes: Planes) -> None:
+def test_init_lock_given_up_frees_what_it_had_taken(planes: Planes) -> None:
     with (
         turn(planes[0], "one", 1, 2),
         pytest.raises(CommunicatorFailed),
@@ -58,7 +58,7 @@ def test_turn_given_up_frees_what_it_had_taken(planes: Planes) -> None:
         pass
 
 
-def test_turn_waits_for_previous_holder(planes: Planes) -> None:
+def test_init_lock_waits_for_previous_owner(planes: Planes) -> None:
     order: list[str] = []
     with turn(planes[0], "first"):
 
@@ -73,7 +73,7 @@ def test_turn_waits_for_previous_holder(planes: Planes) -> None:
     assert order == ["first", "second"]
 
 
-def test_turn_timeout_names_current_holder(planes: Planes) -> None:
+def test_init_lock_timeout_names_current_owner(planes: Planes) -> None:
     with (
         turn(planes[0], "model/0/0-1"),
         pytest.raises(CommunicatorFailed, match="rank 0 holds to make model/0/0-1"),
@@ -82,7 +82,7 @@ def test_turn_timeout_names_current_holder(planes: Planes) -> None:
         pass
 
 
-def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
+def test_init_lock_of_lost_rank_is_taken_over(planes: Planes) -> None:
     turn(planes[0], "mine").__enter__()
     planes[0].announce_exit("fell over")
     had = []
@@ -91,7 +91,7 @@ def test_turn_of_lost_rank_is_skipped(planes: Planes) -> None:
     assert had == ["next"]
 
 
-def test_turn_wait_ends_when_given_up(planes: Planes) -> None:
+def test_init_lock_wait_ends_when_given_up(planes: Planes) -> None:
     given_up = threading.Event()
     given_up.set()
     impatient = Deadline(time.monotonic() + DEADLINE, given_up)
@@ -127,7 +127,7 @@ class Channel:
         return self.idle and (self.closed or self.aborted)
 
 
-def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> None:
+def test_teardown_closes_comm_when_all_members_are_idle(planes: Planes) -> None:
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     here, there = Channel("c", idle=True), Channel("c", idle=False)
     mine.add(here)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_partings_close_channel_when_all_members_are_idle(planes: Planes) -> Non
     assert there.closed
 
 
-def test_partings_leave_no_store_keys(planes: Planes) -> None:
+def test_teardown_leaves_no_store_keys(planes: Planes) -> None:
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     for name in ("a", "b"):
         mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_partings_leave_no_store_keys(planes: Planes) -> None:
     assert store_keys(planes[0]) == set()
 
 
-def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teardown_reads_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last member to read them deletes them: while a library still ends its part, nobody may
     take them for missing ones."""
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
@@ -167,7 +167,7 @@ def test_partings_read_farewells_once(planes: Planes, monkeypatch: pytest.Monkey
     assert asked == []
 
 
-def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
+def test_teardown_keeps_busy_comm_after_fabric_close(planes: Planes) -> None:
     partings, channel = TeardownQueue(NAME, planes[0]), Channel("stuck", idle=False)
     partings.add(channel)  # type: ignore[arg-type]
     partings.finish(lambda: SHORT)
@@ -180,7 +180,7 @@ def test_partings_keep_busy_channel_after_fabric_close(planes: Planes) -> None:
     assert "stuck" not in UNRELEASED_COMMS.names()
 
 
-def test_partings_keep_channel_without_store(planes: Planes) -> None:
+def test_teardown_keeps_comm_without_store(planes: Planes) -> None:
     partings, channel = TeardownQueue(NAME, planes[0]), Channel("alone", idle=True)
     partings.add(channel)  # type: ignore[arg-type]
     with closing(planes[0]):
@@ -190,7 +190,7 @@ def test_partings_keep_channel_without_store(planes: Planes) -> None:
     UNRELEASED_COMMS.release_idle()
 
 
-def test_partings_abort_hanging_channel_at_fabric_close(planes: Planes) -> None:
+def test_teardown_aborts_hanging_comm_at_fabric_close(planes: Planes) -> None:
     partings, channel = TeardownQueue(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
     partings.add(channel)  # type: ignore[arg-type]
     threading.Timer(2 * SHORT, lambda: setattr(channel, "idle", True)).start()  # the abort's effect
@@ -199,7 +199,7 @@ def test_partings_abort_hanging_channel_at_fabric_close(planes: Planes) -> None:
     assert "hung" not in UNRELEASED_COMMS.names()
 
 
-def test_partings_abort_spreads_to_other_members(planes: Planes) -> None:
+def test_teardown_abort_spreads_to_other_members(planes: Planes) -> None:
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
     here, there = (Channel("left", idle=idle, aborts=True) for idle in (False, True))
     here.aborted = True
@@ -212,7 +212,7 @@ def test_partings_abort_spreads_to_other_members(planes: Planes) -> None:
     assert not mine.tick()
 
 
-def test_partings_abort_channel_of_lost_rank(planes: Planes) -> None:
+def test_teardown_aborts_comm_of_lost_rank(planes: Planes) -> None:
     partings, channel = TeardownQueue(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
     partings.add(channel)  # type: ignore[arg-type]
     assert partings.tick()
