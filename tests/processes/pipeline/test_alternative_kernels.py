@@ -34,10 +34,10 @@ def test_alternative_exchange_kernels_match_reference_between_processes(ranks: R
 
 
 def test_exchange_kernels_implement_the_protocol() -> None:
-    form, wire = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
+    form, transport = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
     assert signature_differences(ExchangeKernels, CapturedKernels) == []
     for make in (TorchKernels, NaiveKernels):
-        made = make(form, wire, device_allocator(torch.device("cpu")))
+        made = make(form, transport, device_allocator(torch.device("cpu")))
         assert isinstance(made, ExchangeKernels)
         assert signature_differences(ExchangeKernels, make) == []
         assert [room.index for room in made.buffer_sets] == list(range(len(made.buffer_sets)))
