@@ -75,7 +75,7 @@ def test_channel_read_before_send_does_not_block_host(
 def test_channel_does_not_receive_into_held_buffer(ranks: Ranks, network: Network) -> None:
     sender, receiver = on_devices(ranks, network, channels.keeper, 2)
     assert sender["error"] == ""
-    assert receiver["told"]["error"] == "BuffersHeld"
+    assert receiver["told"]["error"] == "BuffersBusy"
     assert receiver["whole"] == [True, True]
     assert receiver["seen"] == [True] * 4
 

@@ -24,12 +24,12 @@ MODEL = "qwen3-moe"
 
 
 def balanced(reference: Reference, **settings: Any) -> Case:
-    """Two ranks, two redundant experts, an epoch every 8 steps; our engine."""
+    """Two ranks, two redundant experts, a rebalance every 8 steps; `eplb`."""
     return modes.ours(modes.balanced(reference), eplb={**EAGER, **settings})
 
 
 def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> None:
-    """Both ranks went through the epochs, and moved experts; vLLM's own balancer did nothing."""
+    """Both ranks rebalanced and moved experts; vLLM's own EPLB did nothing."""
     first, second = outcome.of("equipoise")
     for rank in (first, second):
         assert rank["rebalances"] >= 1
@@ -54,7 +54,7 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
     first, second = outcome.answers["asked"]["equipoise_placement"]
     assert first == second
     assert any(sorted(set(row)) == list(range(8)) and row[8:] != [0, 1] for row in first)
-    assert "engine=vllm0 epoch=" in outcome.said
+    assert "engine=vllm0 rebalance=" in outcome.said
 
 
 @pytest.mark.deep

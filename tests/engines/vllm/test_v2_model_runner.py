@@ -30,7 +30,7 @@ RAN = "Using V2 Model Runner"
 
 
 def balanced(reference: Reference, **engine: Any) -> Case:
-    """Two ranks a stage, two redundant experts, an epoch every 8 steps; our engine."""
+    """Two ranks a stage, two redundant experts, a rebalance every 8 steps; `eplb`."""
     case = modes.ours(modes.balanced(reference), eplb=dict(EAGER))
     return modes.on_second_runner(replace(case, engine={**case.engine, **engine}))
 
@@ -41,7 +41,7 @@ def says_by_the_second(outcome: Outcome, reference: Reference) -> None:
 
 
 def balanced_by_us(outcome: Outcome) -> None:
-    """Every rank went through the epochs; those of one stage moved the same."""
+    """Every rank rebalanced; the ranks of one stage moved the same slots."""
     ranks = outcome.of("equipoise")
     ended = [rank["rebalances"] + rank["unchanged_rebalances"] for rank in ranks]
     assert min(ended) >= modes.rearrangements(len(outcome.rounds))

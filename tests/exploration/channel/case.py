@@ -23,7 +23,7 @@ class Making(StrEnum):
     """Where a sender makes the tensors of a step."""
 
     OWN = "own"
-    """In memory of its own, which it writes over as soon as they are handed over."""
+    """In memory of its own, which it writes over as soon as they are sent."""
     LENT = "lent"
     """Where they are sent from, as far as they travel whole."""
     KEPT = "kept"
@@ -66,7 +66,7 @@ class Case:
         rows: of each step.
         manners: of each step's reader.
         makings: of each step's sender.
-        reading: how readers come behind a message.
+        reading: how readers wait for a message.
         fault: what goes wrong; with the message `at` of the first sender.
         schedule: each byte a choice among those that can move.
     """
@@ -85,7 +85,7 @@ class Case:
 
 
 class _Bytes:
-    """Numbers read off bytes; zeros behind their end."""
+    """Numbers read off bytes; zeros after their end."""
 
     def __init__(self, data: bytes) -> None:
         self._left = list(data)

@@ -44,7 +44,7 @@ class Meddling:
 
 
 class Vanished:
-    """The handle of a message that nobody will receive: it seems to be sent."""
+    """Handle of a message that is dropped: it seems to be sent."""
 
     def done(self) -> bool:
         return True

@@ -91,7 +91,7 @@ def over_when_taken(end: Any, buffer: RecvBuffer) -> bool:
 
 
 class LazyGathering:
-    """Gathers where somebody first waits."""
+    """Gathers at the first wait."""
 
     def __init__(
         self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
@@ -195,13 +195,13 @@ MUTANTS = (
     ),
     Mutant(
         "reader-forgotten",
-        "A buffer is received into though somebody has a tensor over it",
+        "A buffer is received into though a tensor refers to it",
         "whole",
         [(ReceivingEnd, "_reading_done", over_when_taken)],
     ),
     Mutant(
         "last-read-overtaken",
-        "A buffer is received into though the stream has not come behind the last read",
+        "A buffer is received into though the stream has not passed the last read",
         "whole",
         [(ReceivingEnd, "_order_after", nothing)],
     ),
@@ -213,13 +213,13 @@ MUTANTS = (
     ),
     Mutant(
         "stream-unordered",
-        "A stream that reads is not ordered behind the message",
+        "A stream that reads does not wait for the message",
         "whole",
         [(StreamRecvHandle, "wait", nothing)],
     ),
     Mutant(
         "gathered-at-first-read",
-        "Slices are gathered where somebody first reads, in whatever order that is",
+        "Slices are gathered at the first read, in whatever order that is",
         "ends",
         [(RecvBuffer, "_completion", whole_later)],
     ),
@@ -237,14 +237,14 @@ MUTANTS = (
     ),
     Mutant(
         "sequence-unchecked",
-        "Nobody looks at the number of a message",
+        "The number of a message is not checked",
         "whole",
         [(PendingMessage, "check_headers", without_sequence)],
         EVERY,
     ),
     Mutant(
         "class-unchecked",
-        "Nobody looks at the class of a message",
+        "The schema of a message is not checked",
         "whole",
         [(PendingMessage, "check_headers", without_class)],
         EVERY,
@@ -258,7 +258,7 @@ MUTANTS = (
     ),
     Mutant(
         "never-settled",
-        "Headers that a stream copied to the host are never looked at",
+        "Headers that a stream copied to the host are never checked",
         "whole",
         [(StreamRecvHandle, "verify", nothing)],
         EVERY,
@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "failed-and-held",
-        "A mapping that has failed keeps its buffer as long as somebody keeps the error",
+        "A mapping that has failed keeps its buffer as long as its error is kept",
         "ends",
         [(AsyncIntermediateTensors, "_drop_tensors", keeping_let_go)],
         EVERY,

@@ -71,7 +71,7 @@ class Record:
         stuck: ranks whose hosts did not end.
         left: operations and programs that were left when everybody had ended.
         messages: begun, by rank.
-        made: buffers made behind the beginning, by rank.
+        made: buffers allocated after the beginning, by rank.
         kept: what senders read of tensors that they were lent, and what they had written there.
     """
 

@@ -1,4 +1,4 @@
-"""Several ranks of an exchange in one thread, on one stream: a wire without a network."""
+"""Several ranks of an exchange in one thread, on one stream: a transport without a network."""
 
 from functools import partial
 

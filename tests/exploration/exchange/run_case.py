@@ -74,10 +74,10 @@ def script(world: VirtualWorld, case: Case, group: Communicator, make: Make) -> 
 
 
 def reference(
-    form: ExchangeFormat, wire: AllToAllTransport, allocate: AllocateBytes
+    form: ExchangeFormat, all_to_all: AllToAllTransport, allocate: AllocateBytes
 ) -> ExchangeKernels:
     """Looked up when it is made, since a mutant may stand there."""
-    return torch_kernels.TorchKernels(form, wire, allocate)
+    return torch_kernels.TorchKernels(form, all_to_all, allocate)
 
 
 def play(case: Case, patches: Patches | None = None, make: Make = reference) -> dict[str, str]:

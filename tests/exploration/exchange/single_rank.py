@@ -63,7 +63,7 @@ class Bench:
 def bench(case: Case = CASE) -> Bench:
     world = VirtualBackend().alone()
     accelerator, form = world.accelerator(0), case.form()
-    wire = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
-    kernels = TorchKernels(form, wire, lambda n: world.empty(0, n).zero_())
+    transport = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
+    kernels = TorchKernels(form, transport, lambda n: world.empty(0, n).zero_())
     exchange = FixedCapacityExchange(form, kernels, accelerator)
     return Bench(world, Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))

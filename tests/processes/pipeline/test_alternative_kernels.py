@@ -30,14 +30,14 @@ def test_alternative_exchange_kernels_match_reference_between_processes(ranks: R
     grids = [[[0, 5], [2, 3]], [[2, 0], [4, 4]], [[3, 1]]]
     case = replace(PLAIN, steps=[[grids, grids[::-1]]] * 2)
     answers = ranks.run(fixed_exchange.other_kernels, 3, given=asdict(case))
-    assert answers == [{"wrong": {}, "verdicts": ["Fitted(stray=0)"] * 2}] * 3
+    assert answers == [{"wrong": {}, "verdicts": ["StepFitted(inactive_rank_hits=0)"] * 2}] * 3
 
 
 def test_exchange_kernels_implement_the_protocol() -> None:
-    form, wire = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
+    form, transport = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
     assert signature_differences(ExchangeKernels, CapturedKernels) == []
     for make in (TorchKernels, NaiveKernels):
-        made = make(form, wire, device_allocator(torch.device("cpu")))
+        made = make(form, transport, device_allocator(torch.device("cpu")))
         assert isinstance(made, ExchangeKernels)
         assert signature_differences(ExchangeKernels, make) == []
         assert [room.index for room in made.buffer_sets] == list(range(len(made.buffer_sets)))

@@ -37,7 +37,7 @@ def test_channel_delivers_steps_built_in_lent_buffers(
 
 def test_channel_does_not_pack_into_lent_buffer_still_held(ranks: Ranks) -> None:
     sender, receiver = ranks.run(channel_ends.kept_of_a_loan, 2)
-    assert sender["refused"]["error"] == "BuffersHeld"
+    assert sender["refused"]["error"] == "BuffersBusy"
     assert "message 0" in sender["refused"]["text"]
     assert sender["kept"]
     assert receiver["wrong"] == []
@@ -76,7 +76,7 @@ def test_channel_refuses_mismatched_ends_on_both_sides(ranks: Ranks, other: str)
 def test_channel_does_not_receive_into_buffer_still_held(ranks: Ranks) -> None:
     sender, receiver = ranks.run(channels.keeper, 2)
     assert sender["error"] == ""
-    assert receiver["told"]["error"] == "BuffersHeld"
+    assert receiver["told"]["error"] == "BuffersBusy"
     assert "message 0" in receiver["told"]["text"]
     assert receiver["whole"] == [True, True]
     assert receiver["seen"] == [True] * 4

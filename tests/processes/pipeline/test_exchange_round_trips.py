@@ -45,32 +45,32 @@ EXTREMES: dict[str, list[Grid]] = {
 @pytest.mark.parametrize("grids", EXTREMES.values(), ids=EXTREMES.keys())
 def test_fixed_exchange_ample_format_fits_lopsided_batches(ranks: Ranks, grids: list[Grid]) -> None:
     case = replace(PLAIN, steps=[[grids, grids[::-1]]] * 2)
-    assert verdicts(ranks, case) == [["Fitted(stray=0)"] * 2] * 3
+    assert verdicts(ranks, case) == [["StepFitted(inactive_rank_hits=0)"] * 2] * 3
 
 
 def test_fixed_exchange_fits_when_capacity_is_exactly_reached(ranks: Ranks) -> None:
     grids = [[[0, 1], [0, 6], [2, 3]], [[0, 0], [1, 6]], []]
     case = replace(PLAIN, capacity=2, result_capacity=3, steps=[[grids]])
-    assert verdicts(ranks, case) == [["Fitted(stray=0)"]] * 3
+    assert verdicts(ranks, case) == [["StepFitted(inactive_rank_hits=0)"]] * 3
 
 
 def test_fixed_exchange_row_overflow_is_known_to_all_ranks(ranks: Ranks) -> None:
     full, empty = [[[0, 1], [0, 6], [1, 3]], [], []], [[[5, 5]], [], [[0, 0]]]
     case = replace(PLAIN, capacity=2, result_capacity=9, steps=[[full, empty], [empty], [full]])
-    over = "Overflowed(rows=1, results=0)"
-    assert verdicts(ranks, case) == [[over, "Fitted(stray=0)", over]] * 3
+    over = "StepOverflowed(rows_over=1, results_over=0)"
+    assert verdicts(ranks, case) == [[over, "StepFitted(inactive_rank_hits=0)", over]] * 3
 
 
 def test_fixed_exchange_result_overflow_is_known_to_all_ranks(ranks: Ranks) -> None:
     grids = [[], [[4, 5], [4, 4]], []]
     case = replace(PLAIN, result_capacity=3, steps=[[grids]])
-    assert verdicts(ranks, case) == [["Overflowed(rows=0, results=1)"]] * 3
+    assert verdicts(ranks, case) == [["StepOverflowed(rows_over=0, results_over=1)"]] * 3
 
 
 def test_fixed_exchange_generation_mismatch_is_known_to_all_ranks(ranks: Ranks) -> None:
     grids = [[[0, 1]], [[2, 3]], [[4, 5]]]
     case = replace(PLAIN, steps=[[grids, grids], [grids]], odd=[[0, 1, 2]])
-    assert verdicts(ranks, case) == [["mismatch", "Fitted(stray=0)"]] * 3
+    assert verdicts(ranks, case) == [["mismatch", "StepFitted(inactive_rank_hits=0)"]] * 3
 
 
 @pytest.mark.parametrize("active", [[0, 2], [1], [2, 0, 1]])
@@ -78,7 +78,9 @@ def test_fixed_exchange_skips_inactive_ranks(ranks: Ranks, active: list[int]) ->
     grids = [[[0, 5], [2, 3]], [[2, 0], [4, 4]], [[3, 1]]]
     case = replace(PLAIN, steps=[[grids, grids]] * 2, active=active)
     counts = {(0, 2): [4, 2], (1,): [6], (2, 0, 1): [0, 0, 0]}[tuple(active)]
-    assert verdicts(ranks, case) == [[f"Fitted(stray={count})"] * 2 for count in counts]
+    assert verdicts(ranks, case) == [
+        [f"StepFitted(inactive_rank_hits={count})"] * 2 for count in counts
+    ]
 
 
 def test_fixed_exchange_replicas_give_identical_bits(ranks: Ranks) -> None:
@@ -88,7 +90,7 @@ def test_fixed_exchange_replicas_give_identical_bits(ranks: Ranks) -> None:
     told = []
     for grids in (first, second):
         case = replace(PLAIN, placement=placement, steps=[[grids]])
-        assert verdicts(ranks, case) == [["Fitted(stray=0)"]] * 3
+        assert verdicts(ranks, case) == [["StepFitted(inactive_rank_hits=0)"]] * 3
         told.append([oracle.dense(case, 0, 0, rank) for rank in range(3)])
     assert all(same(one, other) for one, other in zip(*told, strict=True))
 
@@ -102,4 +104,7 @@ def test_fixed_exchange_survivors_go_on_after_rank_is_killed(
     assert answers[1] is None
     for answer, stray in zip((answers[0], answers[2]), (4, 2), strict=True):
         assert answer["told"] in {"CommunicatorFailed", "OperationTimeout"}
-        assert (answer["wrong"], answer["verdicts"]) == ({}, [f"Fitted(stray={stray})"])
+        assert (answer["wrong"], answer["verdicts"]) == (
+            {},
+            [f"StepFitted(inactive_rank_hits={stray})"],
+        )

@@ -54,7 +54,7 @@ class Lease:
 
 @dataclass
 class Sample:
-    """A mapping with two handles and two callables behind them, and what they did."""
+    """A mapping with two handles and two post-processing callables, and what they did."""
 
     log: list[str] = field(default_factory=list)
 

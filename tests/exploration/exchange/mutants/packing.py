@@ -18,7 +18,7 @@ from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 
 class KeepsToItself(TorchKernels):
-    """Knows of its overflow, and tells nobody."""
+    """Knows its overflow, and does not report it."""
 
     def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         super()._pack_rows(batch, buffer_set)

@@ -60,7 +60,7 @@ def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     )
 
 
-@pytest.mark.parametrize("broken", ["entry", "behind it"])
+@pytest.mark.parametrize("broken", ["entry", "plugin"])
 def test_doctor_fails_plugin_that_cannot_be_imported(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM loads: loud for who asks for a part, and in nobody else's way."""
+"""The entry point: fails if a feature is requested, and does not disturb other users."""
 
 import logging
 import sys

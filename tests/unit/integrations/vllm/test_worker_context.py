@@ -8,7 +8,7 @@ import torch
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.worker_context import open_worker_context
 
-GROUP: Any = None  # nobody is met before the device and the communicator are known
+GROUP: Any = None  # no rank is connected before the device and the communicator are checked
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A worker's parts replace whatever an engine before it in the process has left behind."""
+"""A worker's features replace what an earlier engine of the process has left."""
 
 import sys
 from types import ModuleType, SimpleNamespace

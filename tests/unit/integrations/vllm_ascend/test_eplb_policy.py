@@ -1,4 +1,4 @@
-"""Our policy behind vllm-ascend's interface: what its planner accepts, few moves, no exception."""
+"""Our policy with vllm-ascend's interface: its planner accepts plans, few moves, no exceptions."""
 
 from multiprocessing import get_context
 from typing import Any
@@ -19,8 +19,8 @@ Ints = layouts.Ints
 
 
 def policy(**settings: float) -> tuple[AscendEplbPolicy, SharedCounters]:
-    tally = SharedCounters()
-    return AscendEplbPolicy(EplbPolicySettings(**settings), tally), tally
+    counters = SharedCounters()
+    return AscendEplbPolicy(EplbPolicySettings(**settings), counters), counters
 
 
 def by_slot(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
@@ -38,10 +38,10 @@ def fullest(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
 
 
 def planned(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
-    ours, tally = policy(**settings)
+    ours, counters = policy(**settings)
     work = torch.from_numpy(by_slot(load, table))
     changed, order, new = ours.rebalance_experts(torch.from_numpy(table), work)
-    return changed, order, np.asarray(new), dict(tally.read())
+    return changed, order, np.asarray(new), dict(counters.read())
 
 
 def accepted(before: Ints, after: Ints) -> None:
@@ -102,10 +102,10 @@ def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
     ],
 )
 def test_policy_keeps_table_and_counts_failure_for_invalid_input(table: Any, work: Any) -> None:
-    ours, tally = policy()
+    ours, counters = policy()
     changed, order, kept = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
     assert (changed, order.tolist(), kept.tolist()) == (0, [0], table)
-    assert dict(tally.read()) == {
+    assert dict(counters.read()) == {
         "eplb_policy_calls": 1,
         "eplb_policy_moved_slots": 0,
         "eplb_policy_failures": 1,
@@ -118,10 +118,10 @@ def test_policy_refuses_change_of_group_size() -> None:
 
 
 def test_tally_counts_of_forked_process_are_visible() -> None:
-    tally = SharedCounters()
-    process = get_context("fork").Process(target=tally.add, args=("eplb_policy_moved_slots", 7))
+    counters = SharedCounters()
+    process = get_context("fork").Process(target=counters.add, args=("eplb_policy_moved_slots", 7))
     process.start()
     process.join(30)
-    assert tally.read()["eplb_policy_moved_slots"] == 7
+    assert counters.read()["eplb_policy_moved_slots"] == 7
     with pytest.raises(KeyError):
-        tally.add("rebalances")
+        counters.add("rebalances")

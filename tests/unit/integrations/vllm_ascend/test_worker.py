@@ -60,9 +60,9 @@ def test_worker_installs_policy_before_and_handover_after_device_init(
 
     @contextmanager
     def part(name: str, *_: Any) -> Iterator[None]:
-        noted.append(f"{name} on behind {worker.done[-1]}")
+        noted.append(f"{name} on after {worker.done[-1]}")
         yield
-        noted.append(f"{name} off behind {worker.done[-1]}")
+        noted.append(f"{name} off after {worker.done[-1]}")
 
     monkeypatch.setattr(eplb_policy, "install_policy", lambda *given: part("eplb_policy", *given))
     monkeypatch.setattr(transport, "install_transport", lambda *given: part("pp_transport", *given))
@@ -70,10 +70,10 @@ def test_worker_installs_policy_before_and_handover_after_device_init(
     worker.init_device()
     worker.shutdown()
     assert noted == [
-        "eplb_policy on behind init",
-        "pp_transport on behind init_device",
-        "pp_transport off behind init_device",
-        "eplb_policy off behind init_device",
+        "eplb_policy on after init",
+        "pp_transport on after init_device",
+        "pp_transport off after init_device",
+        "eplb_policy off after init_device",
     ]
     assert worker.done[-1] == "shutdown"
 

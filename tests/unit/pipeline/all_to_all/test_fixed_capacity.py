@@ -164,11 +164,11 @@ def test_stream_computes_while_dispatched_batches_travel() -> None:
 def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
     world = VirtualBackend().alone()
     accelerator, stream = world.accelerator(0), world.accelerator(0).stream(Role.COMPUTE)
-    wire = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
+    transport = AllRanksTransport(world.fabric(0).open("experts"), accelerator, SOON)
     scripts = []
     for steps in ([[[[[0, 1]]]]], [[[[[1, 1], [0, 9], [0, 1]]]]]):
         case = replace(CASE, steps=steps)
-        kernels = TorchKernels(case.form(), wire, lambda n: world.empty(0, n).zero_())
+        kernels = TorchKernels(case.form(), transport, lambda n: world.empty(0, n).zero_())
         exchange = FixedCapacityExchange(case.form(), kernels, accelerator)
         scripts.append(Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
     sent = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]

@@ -1,4 +1,4 @@
-"""The end that sends, alone: what is refused, what fails, and what is left behind."""
+"""`SendingEnd` without a receiver: what it refuses, how it fails, and what it keeps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,18 +61,18 @@ class Line:
 def line(depth: int = 2) -> Iterator[tuple[Edge, Line]]:
     """An edge that leads nowhere."""
     accelerator = open_for_rank(registry.accelerator("cpu"), 0)
-    wire: Any = Line(registry.communicator("gloo").capabilities)
+    network: Any = Line(registry.communicator("gloo").capabilities)
     yield (
         Edge(
             name="nowhere",
-            communicator=wire,
+            communicator=network,
             peer=1,
             accelerator=accelerator,
             stream=accelerator.stream(Role.COMPUTE),
             deadline=WATCHDOG,
             depth=depth,
         ),
-        wire,
+        network,
     )
     accelerator.close()
 
@@ -90,13 +90,13 @@ def tensors(rows: int, value: float = 1.0) -> dict[str, Tensor]:
 
 
 def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end, strange = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
         with pytest.raises(ShapeClassError, match="hidden"):
             end.send(strange)
         end.send(tensors(2))
         end.drain()
-        assert [message.numel() for message in wire.sent] == [64 + 2 * 64]
+        assert [message.numel() for message in network.sent] == [64 + 2 * 64]
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_shape_class_distinguishes_equal_constants_of_other_type(one: Any, other
 
 
 def test_sending_end_treats_nan_constant_as_one_class() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end, given = SendingEnd(edge), {"x": float("nan")}
         for _ in range(3):
             end.send(given, schema_of(given)).wait()
         assert edge.counters.snapshot().classes == 1
-        assert len(wire.sent) == 3
+        assert len(network.sent) == 3
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 5))
@@ -135,7 +135,7 @@ def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int
 
 
 def test_sender_refuses_lent_tensors_out_of_place() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end = sender(edge)
         lent = end.borrow_outputs(8)
         with pytest.raises(ShapeClassError, match="not in its place"):
@@ -145,34 +145,34 @@ def test_sender_refuses_lent_tensors_out_of_place() -> None:
         for number, tensor in enumerate(lent.values()):
             tensor.fill_(number)
         end.send(lent).wait()
-        seen = wire.sent[0][64:].view(torch.float32)
+        seen = network.sent[0][64:].view(torch.float32)
         assert seen.tolist() == [0.0] * 32 + [1.0] * 32
 
 
 def test_sender_packs_other_tensors_in_place_of_lent_ones() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end = sender(edge)
         lent = end.borrow_outputs(2)
         lent["hidden"].fill_(7.0)
         end.send({"hidden": lent["hidden"], "residual": torch.full((2, 4), 8.0)}).wait()
-        assert wire.sent[0][64:].view(torch.float32)[:8].tolist() == [7.0] * 8
-        assert wire.sent[0][128:].view(torch.float32)[:8].tolist() == [8.0] * 8
+        assert network.sent[0][64:].view(torch.float32)[:8].tolist() == [7.0] * 8
+        assert network.sent[0][128:].view(torch.float32)[:8].tolist() == [8.0] * 8
 
 
 def test_sending_end_sends_larger_step_than_the_lent_one() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end = SendingEnd(edge)
         small, large = TEMPLATE.schema_for(1), TEMPLATE.schema_for(8)
         lent = end.borrow_outputs(small)
         end.send(tensors(8, 3.0), large).wait()
-        assert wire.sent[0][64:].view(torch.float32).tolist() == [3.0] * 64
+        assert network.sent[0][64:].view(torch.float32).tolist() == [3.0] * 64
         assert lent["hidden"].shape == (1, 4)
 
 
 def test_sending_end_is_unchanged_after_allocation_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end, given = SendingEnd(edge, DescribedFraming(1)), {"x": torch.ones(3000)}
         healthy = torch.empty
 
@@ -183,18 +183,18 @@ def test_sending_end_is_unchanged_after_allocation_failure(
         with pytest.raises(MemoryError):
             end.send(given, schema_of(given))
         monkeypatch.setattr(torch, "empty", healthy)
-        object.__setattr__(edge, "second_communicator", wire)
+        object.__setattr__(edge, "second_communicator", network)
         end.send(given, schema_of(given)).wait()
-        first, second = wire.sent
+        first, second = network.sent
         assert first.numel() == 4096
         assert int(first[:64].view(torch.int64)[1]) == 0, "it is message 0"
         assert b'"float32"' in bytes(second.tolist()), "it describes its class"
 
 
 def test_sender_program_error_fails_message_but_not_stream() -> None:
-    with line() as (edge, wire):
+    with line() as (edge, network):
         end = sender(edge)
-        wire.broken = True
+        network.broken = True
         departure = end.send(tensors(2))
         with pytest.raises(ChannelError, match="the line is down"):
             departure.wait()

@@ -22,16 +22,16 @@ from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 SEEDS = range(60)
 
 
-def _kept(self: RequestTable, ticket: DpRequest) -> None:
+def _kept(self: RequestTable, request: DpRequest) -> None:
     """Forgotten, but the policy is not told."""
-    self.requests.pop(ticket.id)
-    self.queued.pop(ticket.id, None)
-    ticket.messages.clear()
+    self.requests.pop(request.id)
+    self.queued.pop(request.id, None)
+    request.messages.clear()
 
 
-def _sent_all_the_same(self: RequestTable, ticket: DpRequest) -> None:
-    self.requests.pop(ticket.id)
-    self.policy.on_abort(ticket.id)
+def _sent_all_the_same(self: RequestTable, request: DpRequest) -> None:
+    self.requests.pop(request.id)
+    self.policy.on_abort(request.id)
 
 
 async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
@@ -42,13 +42,13 @@ async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
         await self._enter(request, send)
 
 
-def _elsewhere(ticket: DpRequest) -> int | None:
-    worker = mark_sent(ticket)
-    return None if worker is None else (worker + 1) % ENGINES
+def _elsewhere(request: DpRequest) -> int | None:
+    rank = mark_sent(request)
+    return None if rank is None else (rank + 1) % ENGINES
 
 
-def _never_sent(ticket: DpRequest) -> int | None:
-    return ticket.assigned_rank
+def _never_sent(request: DpRequest) -> int | None:
+    return request.assigned_rank
 
 
 def _ended_unheard(self: DpRequestScheduler, outputs: Any) -> None:
@@ -72,19 +72,19 @@ async def _aborted_by_the_engine(self: DpRequestScheduler, requests: Any, abort:
     await abort(requests)
 
 
-def _parts_by_the_rule(self: DpRequestScheduler, ticket: DpRequest) -> int | None:
+def _parts_by_the_rule(self: DpRequestScheduler, request: DpRequest) -> int | None:
     """What older clients need is left out."""
-    return mark_sent(ticket) if ticket.state in UNSENT_STATES else None
+    return mark_sent(request) if request.state in UNSENT_STATES else None
 
 
-def _still_known(self: RequestTable, ticket: DpRequest) -> None:
-    del self.queued[ticket.id]
-    ticket.state = DpRequestState.FALLBACK_QUEUED
+def _still_known(self: RequestTable, request: DpRequest) -> None:
+    del self.queued[request.id]
+    request.state = DpRequestState.FALLBACK_QUEUED
 
 
-def _overdue_twice(self: RequestTable, ticket: DpRequest) -> None:
-    BESIDE(self, ticket)
-    ticket.messages.append(ticket.messages[0])
+def _overdue_twice(self: RequestTable, request: DpRequest) -> None:
+    BESIDE(self, request)
+    request.messages.append(request.messages[0])
 
 
 def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the ledger tells a policy of requests' ends, and which choices it takes from one."""
+"""`RequestTable`: what it reports to a policy, and which assignments it accepts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -66,14 +66,14 @@ async def _nowhere(message: Any) -> None:
     """The engine takes it."""
 
 
-def entered(ledger: RequestTable, name: str, rank: int | None = None) -> DpRequest:
+def entered(table: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
-    ticket = DpRequest(
+    request = DpRequest(
         name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name]
     )
-    ledger.add(ticket)
-    ledger.notify_policy(ticket)
-    return ticket
+    table.add(request)
+    table.notify_policy(request)
+    return request
 
 
 @given(ENDS)
@@ -81,32 +81,32 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
     ends: list[tuple[DpRequestState, int, int]],
 ) -> None:
     policy = Told()
-    ledger = RequestTable(policy, WORKERS)
+    table = RequestTable(policy, WORKERS)
     wanted = []
     for number, (stage, early, late) in enumerate(ends):
         name = str(number)
-        ticket = entered(ledger, name)
-        assert mark_sent(ticket) is not None
-        ledger.on_step({name: early} if early else {}, ())
-        ticket.state = stage
+        request = entered(table, name)
+        assert mark_sent(request) is not None
+        table.on_step({name: early} if early else {}, ())
+        request.state = stage
         if stage is DpRequestState.RUNNING and early + late:
             wanted.append(name)
     names = [str(number) for number in range(len(ends))]
-    ledger.on_step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
+    table.on_step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
     assert policy.finished == wanted
     assert policy.aborted == [name for name in names if name not in wanted]
-    assert (policy.refused, ledger.requests) == ([], {})
+    assert (policy.refused, table.requests) == ([], {})
 
 
 @given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
 def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
-    ledger = RequestTable(Chooses(worker), WORKERS)
+    table = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
-        assert entered(ledger, "one", rank).assigned_rank == worker
+        assert entered(table, "one", rank).assigned_rank == worker
         return
     with pytest.raises(RequestError, match="made an invalid assignment"):
-        entered(ledger, "one", rank)
-    assert list(ledger.take_assigned()) == []
+        entered(table, "one", rank)
+    assert list(table.take_assigned()) == []
 
 
 @given(
@@ -122,9 +122,9 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
 def test_ledger_share_sums_size_and_tokens_of_sent_requests(
     tickets: list[tuple[DpRequestState, int | None, int]],
 ) -> None:
-    ledger = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
+    table = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
     for number, (stage, worker, size) in enumerate(tickets):
-        ledger.requests[str(number)] = DpRequest(
+        table.requests[str(number)] = DpRequest(
             str(number), size, None, 0.0, _nowhere, [], stage, worker, generated_tokens=number
         )
     there = [
@@ -135,4 +135,4 @@ def test_ledger_share_sums_size_and_tokens_of_sent_requests(
         ]
         for w in range(WORKERS)
     ]
-    assert ledger.rank_loads() == [(len(one), sum(map(sum, one))) for one in there]
+    assert table.rank_loads() == [(len(one), sum(map(sum, one))) for one in there]

@@ -301,7 +301,7 @@ def test_scheduler_stays_silent_about_held_requests_of_dead_engine(engine_names:
             await held.until_free()
             assert held.client.outputs_queue.empty()
             assert engine_names == []
-            while len(asyncio.all_tasks()) > 1:  # nobody looks after what is held any more
+            while len(asyncio.all_tasks()) > 1:  # until polling has ended
                 await asyncio.sleep(0.01)
             assert held.seen() == []
 

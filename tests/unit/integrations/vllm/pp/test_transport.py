@@ -1,4 +1,4 @@
-"""The two calls of the hand-over: within a turn of the engine's, and over as soon as they are sent.
+"""`TensorDictTransport`: calls run in an ordered section, and sends are complete at once.
 
 The modes that run both stages are in `test_handover.py`.
 """
@@ -26,7 +26,7 @@ CHOSEN = {"hidden": False}
 
 
 class Turns:
-    """Streams that say whether a turn is open, and how many there were."""
+    """Streams that count ordered sections, and know whether one is open."""
 
     compute_stream = cast(Stream, None)
 
@@ -45,7 +45,7 @@ class Turns:
 
 
 class Handle:
-    """Of a message that is on its way until somebody waits."""
+    """Handle of a message that is pending until `wait`."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -59,7 +59,7 @@ class Handle:
 
 
 class Group:
-    """Stands in for `TensorDictGroup`; keeps what it was asked for, and in how many open turns."""
+    """Stands in for `TensorDictGroup`; records calls, and how many sections were open."""
 
     def __init__(self, turns: Turns, handles: int) -> None:
         self._turns = turns
@@ -104,10 +104,10 @@ def test_handover_receive_and_each_wait_take_a_turn_of_their_own(
     src: int | None, handles: int
 ) -> None:
     ours, group, turns = between(handles)
-    values, found, behind = ours.irecv_tensor_dict(src, SimpleNamespace(world_size=2))
+    values, found, postprocess = ours.irecv_tensor_dict(src, SimpleNamespace(world_size=2))
     assert (group.asked, turns.count) == ([(1, src)], 1)
     assert values is GIVEN
-    assert cast(Any, behind) == [len]
+    assert cast(Any, postprocess) == [len]
     assert len(found) == handles
     for number, one in enumerate(found, 2):
         assert not cast(Any, one).is_completed()
@@ -129,8 +129,8 @@ def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], opened:
         asked.append((name, among))
         return SimpleNamespace(name=name)
 
-    site: Any = SimpleNamespace(fabric=SimpleNamespace(open=communicator))
-    found: Any = _open_slice_group(site, ranks)
+    context: Any = SimpleNamespace(fabric=SimpleNamespace(open=communicator))
+    found: Any = _open_slice_group(context, ranks)
     assert len({name for name, _ in asked}) == opened
     assert all(among == ranks for _, among in asked)
     assert (found is None) == (opened == 0)
