@@ -1,6 +1,6 @@
-"""What a simulation cannot be asked for: found before anything is read, each in one line.
+"""Checks a request of `equipoise simulate` and turns it into workloads, cluster and policies.
 
-From what `equipoise simulate` was asked for to what is compared, and on what.
+Everything that can be refused without reading a file is refused first, each in one line.
 """
 
 from collections.abc import Iterator
@@ -72,10 +72,10 @@ def select_policies(asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def validate(request: SimulateRequest) -> None:
-    """Raises UsageError for what can be said without reading a file."""
+    """Raises UsageError for everything that can be refused without reading a file."""
     if (request.trace is None) == (request.workload is None):
-        given = "neither is" if request.trace is None else "both are"
-        raise UsageError(f"--trace or --workload, one of them: {given} given")
+        how_many = "neither is" if request.trace is None else "both are"
+        raise UsageError(f"--trace or --workload, one of them: {how_many} given")
     select_policies(request.policies)
     for flag, count, most in _counts(request):
         if count is not None:

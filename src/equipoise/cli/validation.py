@@ -1,6 +1,6 @@
-"""What the engine of a run cannot be asked for: found before any rank starts, each in one line.
+"""Checks the settings of a run before any rank starts; each error is one line naming the option.
 
-What a run cannot be asked for: found before any rank starts, each in one line.
+Ranges first, then options that contradict each other, then options that would have no effect.
 """
 
 import os
@@ -41,7 +41,7 @@ INEFFECTIVE_WITH_COMMIT = {
         "slots_per_message": "nothing travels between ranks",
     },
 }
-"""By way to commit: what makes no sense beside it, and why."""
+"""Options that have no effect with a commit mode, and why."""
 INEFFECTIVE_UNBALANCED = {
     **dict.fromkeys(("slots", "shares", "locality", "routing_rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
@@ -69,28 +69,30 @@ def check_engine(settings: RunSettings) -> None:
 
 def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
-    settings, said = request.settings, request.explicit_options
+    settings, explicit = request.settings, request.explicit_options
     if settings.balance is Balance.OFF:
-        alone = "variants" in said and "balance" not in said
-        check_unbalanced_options(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
+        alone = "variants" in explicit and "balance" not in explicit
+        check_unbalanced_options(
+            explicit, f"with --{'variants unbalanced' if alone else 'no-balance'}"
+        )
     _check_variants(settings)
     for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
-        if key in said:
+        if key in explicit:
             name = BY_KEY[key].name
             raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
-    if "metrics_address" in said and settings.metrics_port is None:
+    if "metrics_address" in explicit and settings.metrics_port is None:
         raise UsageError("--metrics-address has no meaning without --metrics-port: none are served")
-    if "log_balancedness_interval" in said and not settings.log_balancedness:
+    if "log_balancedness_interval" in explicit and not settings.log_balancedness:
         raise UsageError(
             "--log-balancedness-interval has no meaning without --log-balancedness: "
             "no line is written"
         )
 
 
-def check_unbalanced_options(said: Set[str], how: str) -> None:
+def check_unbalanced_options(explicit: Set[str], how: str) -> None:
     """Raises UsageError for what would do nothing where nothing is balanced; `how` says why not."""
     for key, why in INEFFECTIVE_UNBALANCED.items():
-        if key in said:
+        if key in explicit:
             raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the demo: prompts of changing kind, the same for every number of ranks."""
+"""Traffic of the demo: prompts of changing kind, the same for every number of ranks."""
 
 import random
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,7 @@
-"""How the demo's weights come into slots: from peers, or from one copy in the host's memory.
+"""One variant of a run on one rank: its layout, update path, balancer, and pass over the traffic.
 
-The ways in which a run serves its traffic, and one rank's part in serving it one way.
+The update path brings weights into slots: from peers through staging, or from one copy in the
+host's memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ def variants_of_run(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
 
 @dataclass(frozen=True)
 class PassWatchers:
-    """Who is told of a pass as it goes: after each step, and whatever the engine does."""
+    """Callbacks of a pass: after each step, and for each event of the engine."""
 
     watch: OnStep
     events: EventSink

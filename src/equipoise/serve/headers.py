@@ -1,4 +1,4 @@
-"""Headers: what is passed on, and what is each connection's own.
+"""Headers that are passed on between client and worker, and those that belong to one connection.
 
 Hop-by-hop headers: RFC 9110, section 7.6.1.
 """

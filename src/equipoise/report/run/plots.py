@@ -1,11 +1,4 @@
-"""The curves of a run: imbalance and step time by step.
-
-The heat maps of a run: who was busy when.
-
-A rebalance as a Gantt chart: what every rank did while weights moved and the model went on.
-
-The pictures of a run, in the order of the report.
-"""
+"""Plots of a run, in the order of the report: curves, heat maps, a Gantt chart of a rebalance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -92,8 +92,8 @@ def _moves(summary: RunSummary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
     if summary.serves_placement:
-        given = f"placement  {summary.placement} served unchanged: nothing moved"
-        return [given, *_engine(summary.engine_options)]
+        placement_line = f"placement  {summary.placement} served unchanged: nothing moved"
+        return [placement_line, *_engine(summary.engine_options)]
     per_rebalance = summary.slots_moved / summary.rebalances if summary.rebalances else 0.0
     share = per_rebalance / summary.slots_total
     by_phase = ", ".join(

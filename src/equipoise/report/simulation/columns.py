@@ -1,6 +1,6 @@
-"""The columns of a comparison of routers: which figures, in which unit, and what is better.
+"""Columns of a comparison of policies: figure, unit, which direction is better, best policy.
 
-Which router is best at what, and which cannot be told from it.
+Also which policies cannot be distinguished from the best, paired by seed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

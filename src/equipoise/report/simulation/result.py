@@ -1,6 +1,6 @@
-"""What pictures need of the outcomes of runs, and no more: outcomes of big runs are large.
+"""Results of `equipoise simulate`: figures of each policy, and the data that plots need.
 
-What `equipoise simulate` has found.
+Outcomes of large runs are large, so only what is drawn is kept of them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,4 @@
-"""What was simulated, in words that the table and the report share.
-
-The table of a sweep: one line for each contender, one column for each point.
-
-The tables of `equipoise simulate`, 100 columns wide.
-"""
+"""The tables of `equipoise simulate`, 100 columns wide, and texts that the report shares."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
