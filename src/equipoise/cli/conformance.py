@@ -205,7 +205,7 @@ def validate(request: ConformanceRequest) -> None:
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
-    """What named the file: who gave --out alone has typed no other flag."""
+    """The option that named the file: --out, where the file's own option was not used."""
     own = request.out is not None and path == request.out / {"--json": JSON, "--html": HTML}[flag]
     return f"--out's {path.name}" if own else flag
 

@@ -260,7 +260,7 @@ def read_api_keys(flag: str, path: Path) -> tuple[str, ...]:
         raise UsageError(f"{flag}: {path} is not UTF-8") from None
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
-        # Nobody who names a file of keys means that everybody may ask.
+        # An empty file of keys must not mean that every client is admitted.
         raise UsageError(f"{flag}: {path} has no key in it")
     for key in keys:
         if not key.isascii() or not key.isprintable() or " " in key:

@@ -32,7 +32,7 @@ exit code: 0 simulated, 2 bad input, nothing was written, 3 something could not 
 written"""
 
 WORKLOAD, CLUSTER, STEP = "what is served", "what serves", "how long a step takes"
-ROUTING, SWEEP, OUTPUT = "who routes, and when requests come", "sweeps", "output"
+ROUTING, SWEEP, OUTPUT = "routing and arrivals", "sweeps", "output"
 
 OPTIONS = (
     Option(key="trace", kind=kinds.PATH, group=WORKLOAD, metavar="FILE", shown_default="none",
@@ -46,7 +46,7 @@ OPTIONS = (
            shown_default="all of a trace, 40 a slot of a workload",
            help="how many of them, from the trace's first row on"),
     Option(key="prompt_limit", kind=kinds.WHOLE, group=WORKLOAD, metavar="TOKENS",
-           shown_default="none", help="leave out requests whose prompt is longer"),
+           shown_default="none", help="leave out requests with a longer prompt"),
     Option(key="sampling", kind=own.SAMPLING, group=WORKLOAD, metavar="|".join(own.SAMPLINGS),
            shown_default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
            "are drawn", help="what seeds of a trace differ in: requests drawn with replacement, "

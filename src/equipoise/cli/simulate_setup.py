@@ -50,7 +50,7 @@ MOST_POINTS = 64
 
 
 def known_policies() -> tuple[str, ...]:
-    """In the order of tables: every rule, and the one with an oracle behind its like."""
+    """In the order of tables: every policy, and the oracle after the policy that it belongs to."""
     names = []
     for name in POLICIES:
         names.append(name)
@@ -194,7 +194,7 @@ def _check_points(request: SimulateRequest) -> None:
 def _check_files(request: SimulateRequest) -> None:
     inputs = {} if request.trace is None else {"--trace": request.trace}
     out = request.out
-    # Named as it was typed: who gave --out alone has given no --json.
+    # Named as it was typed: with --out alone there is no --json to name.
     figures = "--json" if request.json else f"--out's {request.figures_file.name}"
     report = "--html" if request.html else f"--out's {request.report_file.name}"
     outputs = {figures: request.figures_file, report: request.report_file}

@@ -172,9 +172,9 @@ def _check_staging(settings: RunSettings) -> None:
 
 
 MPI = "mpi"
-"""The communicator whose ranks no process of ours can start."""
+"""The communicator with ranks that only mpiexec can start."""
 HOST_BACKEND = "cpu"
-"""The backend whose streams are threads of the host."""
+"""The backend with host threads as streams."""
 MOST_RANKS = 64
 MOST_MICRO_BATCHES = 16
 MOST_SLOTS = 4096
@@ -206,11 +206,11 @@ def _check_ranks(settings: RunSettings) -> None:
     check_count("--ranks", settings.ranks, MOST_RANKS)
     _check_grid(settings)
     if EXPERTS % settings.stage_ranks:
-        whose = f"--ranks {settings.ranks}"
+        owner = f"--ranks {settings.ranks}"
         if settings.pipeline_ranks > 1:
-            whose += f" in {settings.pipeline_ranks} stages"
+            owner += f" in {settings.pipeline_ranks} stages"
         raise UsageError(
-            f"{whose} does not divide {EXPERTS} experts evenly: "
+            f"{owner} does not divide {EXPERTS} experts evenly: "
             "without balancing each rank holds as many"
         )
     # So written, nan is refused too.
@@ -255,10 +255,10 @@ def _check_slots(settings: RunSettings) -> None:
     if slots > MOST_SLOTS:
         raise UsageError(f"--slots must be at most {MOST_SLOTS} a layer, got {slots}")
     if slots % ranks:
-        whose = (
+        divisor = (
             f"the {ranks} ranks of a stage" if settings.pipeline_ranks > 1 else f"--ranks {ranks}"
         )
-        raise UsageError(f"--slots {slots} is not divisible by {whose}")
+        raise UsageError(f"--slots {slots} is not divisible by {divisor}")
 
 
 def _check_cadence(settings: RunSettings) -> None:
@@ -290,7 +290,7 @@ def _check_backends(settings: RunSettings) -> None:
 
 
 def _join_launcher(settings: RunSettings) -> None:
-    """Raises UsageError where nobody can start the ranks, or others have been started."""
+    """Raises UsageError where the ranks cannot be started here, or other ranks have been."""
     from equipoise.demo.launcher import join_launcher
     from equipoise.hal import registry
 
@@ -410,7 +410,7 @@ def _check_ports(first: int, settings: RunSettings) -> None:
     check_count("--metrics-port", first, MOST_PORT - settings.ranks + 1)
     require_prometheus()
     if LAUNCHER_VARIABLE in os.environ:
-        return  # who else is a rank here is for each of them to find out
+        return  # each rank tries its own port
     address = settings.metrics_address
     asked = "" if address == LOOPBACK else f"--metrics-address {address} "
     for rank in range(settings.ranks):

@@ -78,9 +78,9 @@ class FixedCapacityDispatcher:
     """See `ExchangeForm.FIXED`.
 
     Args:
-        exchange: whose capacity cannot overflow.
+        exchange: with a capacity that cannot overflow.
         layers: of a forward; after the last one its words are read.
-        stream: whose programs call.
+        stream: that the calls run on.
         deadline: seconds that the host waits for the words.
     """
 
@@ -167,7 +167,7 @@ class ForwardClock(Protocol):
 
 
 class ExpertParallel:
-    """A `MoeLayer` whose experts live on all ranks.
+    """A `MoeLayer` with experts on all ranks.
 
     Args:
         router: chooses a slot for every (token, k).
@@ -236,7 +236,7 @@ class SlicedMoe:
     Args:
         inner: computes a slice.
         communicator: of the ranks that hold the same rows; used for nothing else.
-        stream: whose programs call.
+        stream: that the calls run on.
     """
 
     def __init__(self, inner: MoeLayer, communicator: Communicator, stream: Stream) -> None:

@@ -39,7 +39,7 @@ class StageContext:
     """How a rank serves as a stage.
 
     Attributes:
-        grid: who does what.
+        grid: roles of the ranks.
         rank: this one, of the run.
         micro_batches: into which a step's requests are divided, and so turns in flight.
         ends: of its edges.
@@ -80,7 +80,7 @@ def column_pipeline(
     """What this rank's column of stages hands over: float32 [rows, hidden].
 
     Args:
-        grid: who does what.
+        grid: roles of the ranks.
         rank: of the run.
         traffic: says how many rows there can be in one turn.
         hidden: width of the model.

@@ -107,7 +107,7 @@ class Gatherer:
 OPERATION_SHARE = 0.6
 """The part of the run's deadline that an operation may take; the rest is for what follows it."""
 ATTRIBUTION_SHARE = 0.1
-"""The part of the run's deadline to wait for evidence of who was lost."""
+"""The part of the run's deadline to wait for evidence of which rank was lost."""
 
 
 def serve_rank(

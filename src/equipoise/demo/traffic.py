@@ -11,7 +11,7 @@ from equipoise.hal.errors import UsageError
 
 PROMPT_BYTES = 128
 DEFAULT_PHASES = ("python", "chinese", "tables")
-"""Kinds whose experts differ most; `english`, which uses python's, is shipped too."""
+"""Kinds of text with the most different experts; `english`, which uses python's, is shipped too."""
 
 
 class InvalidText(UsageError):

@@ -259,7 +259,7 @@ def _run(
     balancer: ExpertBalancer,
     watchers: PassWatchers,
 ) -> dict[int, bytes]:
-    """Serve every step; returns the digests of the requests whose logits were computed here."""
+    """Serve every step; returns the digests of the requests that got their logits here."""
 
     def watch(step: int) -> None:
         watchers.watch(step, meter.experts[step], balancer.imbalance())
@@ -377,7 +377,7 @@ def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig
         window_size=settings.window_size * turns,
         step_interval=settings.step_interval * turns,
         sub_window=(half if halves else 1) * turns,
-        # The other share modes stand beside it, and divide no batch.
+        # The other share modes do not divide a batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         rule=settings.routing_rule,
         planner=PlannerOptions(

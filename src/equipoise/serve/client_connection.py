@@ -196,7 +196,7 @@ class ClientConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """See aiohttp; who does not take a whole answer in time is left."""
+        """See aiohttp; drops a client that does not read the whole response in time."""
         try:
             async with asyncio.timeout(self._listener.timeouts.token):
                 return await super().finish_response(request, resp, start_time)

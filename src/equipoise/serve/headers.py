@@ -40,7 +40,7 @@ def worker_request_headers(
 
     Args:
         headers: the client's.
-        worker: whose own headers go before the client's.
+        worker: its own headers replace the client's.
         key: sent instead of the client's authorization; None: the client's is.
         name: the request's id.
     """

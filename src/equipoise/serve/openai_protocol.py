@@ -257,7 +257,7 @@ def _loaded(value: bytes) -> dict[str, Any]:
 
 
 def _brings_token(choice: object) -> bool:
-    """Not the event that only says who speaks, nor the one that only says why it ends."""
+    """Whether a choice brings text: not the event with only a role or only a finish reason."""
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")

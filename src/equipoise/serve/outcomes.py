@@ -63,7 +63,7 @@ class ErrorResponse:
         return self._json().encode()
 
     def sse_event(self) -> bytes:
-        """As an event of a stream whose headers are out."""
+        """As an event of a stream, after its headers were sent."""
         return f"data: {self._json()}\n\n".encode()
 
     def _json(self) -> str:

@@ -237,7 +237,7 @@ class Proxy:
         """Answer anything at all."""
         response = await self._answered(request)
         # A head that is out has promised to keep the connection: a client that uses it again is
-        # answered by 503, where one whose connection is closed under its request learns nothing.
+        # answered by 503, where a client with a closed connection would learn nothing.
         if self._phase is ProxyPhase.DRAINING and not response.prepared:
             response.force_close()
         return response
@@ -250,7 +250,7 @@ class Proxy:
                 return self._answer_locally(request)
         except RequestRefused as refused:
             return _refusal(refused.error_response, name)
-        # Only these are waited for at the end: who watches the drain must not prolong it.
+        # Only these are waited for at the end: requests for metrics must not prolong the drain.
         self._in_flight += 1
         self._idle.clear()
         try:

@@ -21,7 +21,7 @@ class Queued:
 class Bound:
     """It is to be sent to `worker`, or has been, and nothing of an answer has been passed on.
 
-    One object a binding: who has sent it by an earlier one can see that it is over.
+    One object per binding, so that a task sees that an earlier one is over.
     """
 
     worker: int
@@ -168,7 +168,7 @@ def load_imbalance(workers: Sequence[WorkerView]) -> LoadImbalance:
 def least_loaded(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
     """The worker that serves and has least to do, other than `without`; None: there is none.
 
-    Those whose KV cache would never hold `size` are left out.
+    Workers with a KV cache too small for `size` are left out.
     """
     others = [
         (len(one.requests), one.load, number)

@@ -55,7 +55,7 @@ class BufferedAnswer:
 
 
 def open_client(timeouts: Timeouts) -> aiohttp.ClientSession:
-    """For all workers; to be closed by who opens it."""
+    """One session for all workers; the caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
         # All other waits are bounded by scopes, which know what is waited for.

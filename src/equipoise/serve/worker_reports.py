@@ -100,7 +100,7 @@ class MetricsScraper:
         self._failing = False
 
     async def run(self) -> None:
-        """Ask for ever; who is lost is not asked."""
+        """Read reports until cancelled; lost workers are skipped."""
         while True:
             await asyncio.sleep(self._settings.interval)
             views = self._dispatcher.workers

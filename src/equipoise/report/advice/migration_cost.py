@@ -67,7 +67,7 @@ class MigrationCost:
 
 
 def incoming_copies(old: Arrangement, new: Arrangement) -> Copies:
-    """(layers, ranks): copies whose rank does not hold their expert yet. Layers are the same."""
+    """(layers, ranks): copies of experts that their rank does not hold yet. Layers are the same."""
     found = np.empty((len(new.layers), new.ranks), dtype=np.int64)
     for layer, (before, after) in enumerate(zip(old.placement, new.placement, strict=True)):
         for rank, held in enumerate(before.reshape(old.ranks, -1)):

@@ -102,7 +102,7 @@ class StepRange:
 
     @property
     def steps(self) -> slice:
-        """The window as an index into arrays whose first axis is steps."""
+        """The window as an index into the first axis, steps."""
         return slice(self.first, self.last)
 
 

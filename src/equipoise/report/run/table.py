@@ -116,7 +116,7 @@ def _moves(summary: RunSummary) -> list[str]:
 
 
 def _engine(options: EngineOptions) -> list[str]:
-    """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
+    """How weights moved, as asked for; and the routing rule, where shares did not pick replicas."""
     lines = []
     match options:
         case {"commit": "staged", "staging_bytes": room, "slots_per_message": slots}:
