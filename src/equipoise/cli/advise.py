@@ -1,7 +1,4 @@
-"""The options of `equipoise advise`: each is a flag and a key of the configuration file.
-
-`equipoise advise`.
-"""
+"""`equipoise advise`: its options, its checks, and the run from statistics to advice."""
 
 import json
 from argparse import Namespace
@@ -117,20 +114,20 @@ def advise(arguments: Namespace, command: str) -> int:
     _validate(request)
     found = _advised(request)
     try:
-        # Before the table: an output that nobody reads must not cost the file.
+        # Before the table: a closed standard output must not cost the file.
         _write(request, found, command)
     finally:
         print(render(found, stdout_colour_mode()), flush=True)
     return 0
 
 
-def request_of(given: Mapping[str, Any]) -> AdviseRequest:
+def request_of(arguments: Mapping[str, Any]) -> AdviseRequest:
     """What the command line asks for, its configuration file included."""
-    return AdviseRequest(**request_values(given, BY_KEY))
+    return AdviseRequest(**request_values(arguments, BY_KEY))
 
 
 def _validate(request: AdviseRequest) -> None:
-    """Raises UsageError for what can be said without reading a file."""
+    """Raises UsageError for everything that can be refused without reading a file."""
     if request.ranks is None and request.installed is None:
         raise UsageError("--ranks is needed: there is no --installed to read it from")
     check_ranks(request.ranks)
@@ -208,7 +205,7 @@ def _advised(request: AdviseRequest) -> "Advice":
 
 
 def _hardware(request: AdviseRequest) -> "Hardware | None":
-    """With all figures that will be asked for: a missing one is said before anything is read."""
+    """The hardware, with all figures that are needed: a missing one is refused before reading."""
     if request.hardware is None:
         return None
     from equipoise.report.advice.hardware import find_hardware

@@ -1,7 +1,4 @@
-"""The options of `equipoise bench serve`: each is a flag and a key of the configuration file.
-
-`equipoise bench serve`.
-"""
+"""`equipoise bench serve`: its options, its checks, and the run from a load plan to figures."""
 
 import json
 import sys
@@ -125,14 +122,14 @@ def bench(arguments: Namespace, command: str) -> int:
     return 0 if result.answered == result.requests else 1
 
 
-def request_of(given: Mapping[str, Any]) -> BenchRequest:
+def request_of(arguments: Mapping[str, Any]) -> BenchRequest:
     """What the command line asks for, its configuration file included."""
-    named = {key: value for key, value in given.items() if key in BY_KEY or key == "config"}
+    named = {key: value for key, value in arguments.items() if key in BY_KEY or key == "config"}
     return BenchRequest(**request_values(named, BY_KEY))
 
 
 def validate(request: BenchRequest) -> None:
-    """Raises UsageError for what can be said without reading a file."""
+    """Raises UsageError for everything that can be refused without reading a file."""
     if not request.url:
         raise UsageError("--url is needed: which server to ask")
     parse_url("--url", request.url)

@@ -1,7 +1,4 @@
-"""How the progress of a conformance run looks: a bar on a terminal, a line a family elsewhere.
-
-`equipoise conformance`.
-"""
+"""`equipoise conformance`: checks the request, runs the suite, shows progress and results."""
 
 import importlib.util
 import json
@@ -40,7 +37,7 @@ from equipoise.hal.errors import UsageError
 
 
 class ConformanceProgress(Protocol):
-    """A watcher that can be told that the run is over."""
+    """Progress of a conformance run; `close` ends its display."""
 
     def begin(self, total: int) -> None:
         """So many bouts are to come."""
@@ -162,7 +159,7 @@ def conformance(arguments: Namespace, command: str) -> int:
     validate(request)
     result = _conduct(request)
     if result is None:
-        # Started by a launcher as a rank other than 0, which tells the whole story.
+        # Started by a launcher as a rank other than 0: rank 0 prints the results.
         return 0
     from equipoise.report.conformance import render
     from equipoise.report.terminal import stdout_colour_mode
@@ -174,12 +171,12 @@ def conformance(arguments: Namespace, command: str) -> int:
     return result.exit_code
 
 
-def request_of(given: Mapping[str, Any]) -> ConformanceRequest:
+def request_of(arguments: Mapping[str, Any]) -> ConformanceRequest:
     """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in given.items() if key not in ("command", "config")}
+    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
     if "only" in options:
         options["only"] = tuple(options["only"])
-    file = read_config(given["config"], BY_KEY) if "config" in given else {}
+    file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
     return resolve_conformance_request(options, file)
 
 
@@ -208,7 +205,7 @@ def validate(request: ConformanceRequest) -> None:
 
 
 def _typed(flag: str, path: Path, request: ConformanceRequest) -> str:
-    """What named the file: who gave --out alone has typed no other flag."""
+    """The option that named the file: --out, where the file's own option was not used."""
     own = request.out is not None and path == request.out / {"--json": JSON, "--html": HTML}[flag]
     return f"--out's {path.name}" if own else flag
 

@@ -1,7 +1,4 @@
-"""The options of `equipoise convert`: each is a flag and a key of the configuration file.
-
-`equipoise convert`.
-"""
+"""`equipoise convert`: its options, and the conversion of statistics or placements."""
 
 import os
 from argparse import Namespace
@@ -79,14 +76,14 @@ def convert(arguments: Namespace, command: str) -> int:
 
 
 def _origin(origin: str) -> str:
-    """SGLang's map has the one field of vLLM's that is needed: which it was cannot be told."""
+    """Names both formats where one field could be of either: SGLang's map has vLLM's field."""
     form, colon, path = origin.partition(": ")
     return f"{SHARED.get(form, form)}{colon}{path}"
 
 
-def request_of(given: Mapping[str, Any]) -> ConvertRequest:
+def request_of(arguments: Mapping[str, Any]) -> ConvertRequest:
     """What the command line asks for, its configuration file included."""
-    return ConvertRequest(**request_values(given, BY_KEY))
+    return ConvertRequest(**request_values(arguments, BY_KEY))
 
 
 def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":

@@ -1,7 +1,4 @@
-"""What `equipoise doctor` finds out, without opening a device.
-
-`equipoise doctor`.
-"""
+"""`equipoise doctor`: collects what this machine has and prints it, without opening a device."""
 
 import json
 import textwrap

@@ -1,8 +1,6 @@
-"""One thing that `equipoise doctor` has looked at.
+"""Serving engines that installed integrations know: `equipoise doctor --NAME`.
 
-Serving engines that an installed integration knows: `equipoise doctor --NAME`.
-
-The parser asks for their names, so nothing here may import torch.
+The parser needs their names, so this module must not import torch.
 """
 
 import json
@@ -59,5 +57,5 @@ def argument_name(name: str) -> str:
 
 def write(path: Path, found: dict[str, tuple[Check, ...]]) -> None:
     """The findings as JSON: by engine, a list of checks."""
-    told = {name: [vars(check) for check in checks] for name, checks in found.items()}
-    write_file(path, json.dumps(told, indent=2) + "\n")
+    plain = {name: [vars(check) for check in checks] for name, checks in found.items()}
+    write_file(path, json.dumps(plain, indent=2) + "\n")

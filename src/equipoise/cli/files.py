@@ -1,4 +1,4 @@
-"""Writing what the user asked for, or saying in one line why not."""
+"""Writes output files whole or not at all, and tries beforehand whether they can be written."""
 
 import os
 from contextlib import suppress
@@ -23,7 +23,7 @@ def ensure_folder(path: Path) -> Path:
 
 
 def describe_path(path: Path, out: Path | None = None) -> str:
-    """The path, for people: a folder that is made for it is told of, for it may be mistyped.
+    """The path, for messages; says if its folder is new, because the path may be mistyped.
 
     `out` is a folder that was asked for as one.
     """
@@ -46,24 +46,24 @@ def write_file(path: Path, text: str, out: Path | None = None) -> str:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """By a new file beside it: a disk that is full, or a kill, leaves no half of one."""
+    """By a new file in the same folder and a rename: a full disk or a kill leaves no half file."""
     target = Path(os.path.realpath(path))  # of a link, what it points to is replaced
     there = target.exists()
     if path.is_relative_to(DEVICES) or (there and not target.is_file()):
         path.write_bytes(data)  # /dev/stdout, a pipe
         return
-    beside = target.parent / f".{target.name[:100]}.{uuid4().hex}"
+    temporary = target.parent / f".{target.name[:100]}.{uuid4().hex}"
     try:
-        with beside.open("xb") as stream:
+        with temporary.open("xb") as stream:
             if there:
-                beside.chmod(S_IMODE(target.stat().st_mode))
+                temporary.chmod(S_IMODE(target.stat().st_mode))
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())  # some disks say only now that they are full
-        beside.replace(target)
+        temporary.replace(target)
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def probe_file(flag: str, path: Path) -> None:
@@ -81,7 +81,7 @@ def probe_folder(flag: str, path: Path) -> None:
     _try_below(flag, path, path / ".tried")
 
 
-def _try_below(flag: str, said: Path, path: Path) -> None:
+def _try_below(flag: str, shown: Path, path: Path) -> None:
     if LAUNCHER_VARIABLE in os.environ:
         return
     made: list[Path] = []
@@ -91,10 +91,10 @@ def _try_below(flag: str, said: Path, path: Path) -> None:
             made.append(folder)
         _try(path)
     except OSError as error:
-        raise UsageError(f"{flag}: {said} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{flag}: {shown} cannot be written: {error.strerror}") from error
     finally:
         for folder in reversed(made):
-            with suppress(OSError):  # somebody has put something there meanwhile: it is theirs
+            with suppress(OSError):  # another process has put something there meanwhile: keep it
                 folder.rmdir()
 
 

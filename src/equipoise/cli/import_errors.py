@@ -1,4 +1,4 @@
-"""Imports that fail, in one line: a package that is missing, or whose libraries do not load."""
+"""Explains a failed import in one line: a package is missing, or its libraries do not load."""
 
 import traceback
 

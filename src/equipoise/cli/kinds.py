@@ -1,6 +1,6 @@
-"""Quantities with a unit or of several numbers: bytes such as 24MiB, and one number per rank.
+"""Kinds of option values: how each is read from the command line as text and from YAML as typed.
 
-What a value of an option may be: read from the command line as text, from YAML as typed.
+Among them quantities with a unit (bytes such as 24MiB) and lists of one number per rank.
 """
 
 import math
@@ -100,7 +100,7 @@ def real_of_yaml(value: object) -> float:
 
 
 def resolve_numbers(
-    flag: str, given: "tuple[float, ...] | Path", expected: int
+    flag: str, values: "tuple[float, ...] | Path", expected: int
 ) -> tuple[float, ...]:
     """The numbers, read from their file if that is what was given: commas, blanks or lines between.
 
@@ -108,18 +108,18 @@ def resolve_numbers(
     positive and finite.
     """
     source = flag
-    if isinstance(given, Path):
-        source = f"{flag}: {given}"
-        given = _read(source, given)
-    if len(given) != expected:
-        raise UsageError(f"{source}: {len(given)} numbers for {expected} ranks")
-    for place, value in enumerate(given):
+    if isinstance(values, Path):
+        source = f"{flag}: {values}"
+        values = _read(source, values)
+    if len(values) != expected:
+        raise UsageError(f"{source}: {len(values)} numbers for {expected} ranks")
+    for place, value in enumerate(values):
         # So written, nan is refused too.
         if not 0 < value < float("inf"):
             raise UsageError(
                 f"{source}: rank {place} has {value:g}, which is not a positive number"
             )
-    return given
+    return values
 
 
 def _read(source: str, path: Path) -> tuple[float, ...]:
@@ -249,15 +249,15 @@ def _workers_from_yaml(value: object) -> tuple[object, ...]:
 
 
 def _setting_from_text(value: str) -> tuple[str, object]:
-    name, equals, said = value.partition("=")
+    name, equals, text = value.partition("=")
     if not name or not equals:
         raise ValueError(value)
     for read in (int, float):
         try:
-            return name, read(said)
+            return name, read(text)
         except ValueError:
             continue
-    return name, said
+    return name, text
 
 
 def _settings_from_yaml(value: object) -> tuple[tuple[str, object], ...]:

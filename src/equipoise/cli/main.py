@@ -1,4 +1,4 @@
-"""From arguments to an exit code."""
+"""Entry point of the command line: parses arguments, runs a command, returns its exit code."""
 
 import os
 import shlex
@@ -18,19 +18,19 @@ EXIT_BAD_INPUT = 2
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 COMMANDS_WITH_ARGV = "plan", "report", "advise", "convert", "bench", "simulate", "route-report"
-"""Commands whose outputs say by which command they were made; each is a function in a module of
+"""Commands that write their own command line into their outputs; each is a function in a module of
 its name, with an underscore for a hyphen."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors on purpose become one line on standard error.
 
-    Exit codes: what the command returns, 1 if nobody reads the output any more, 2 bad input,
+    Exit codes: what the command returns, 1 if standard output was closed, 2 bad input,
     3 another error on purpose or of the system, 130 interrupted,
     128 + n terminated by signal n.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Before torch is imported: its sockets warn of host names that nobody here needs.
+    # Before torch is imported: its sockets warn of host names that are not needed here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # Extensions of torch load when a backend asks for them: one that does not find its driver
     # would end every command here, `doctor` first.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, EXIT_FAILED)
     except ImportError as error:
         if import_errors.failing_package(error) is None:
-            raise  # a mistake of ours: whoever mends it needs the traceback
+            raise  # a bug of this program: the traceback is needed to fix it
         process.print_stderr(f"error: {import_errors.explain_import_error(error)}")
         return EXIT_FAILED
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Device memory that balancing takes in the demo, worked out before anything is allocated."""
+"""Device memory that balancing takes in the demo, computed before anything is allocated."""
 
 from equipoise.balancer.experts.config import CommitMode, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape
@@ -56,12 +56,12 @@ def demo_memory_report(run: RunSettings) -> MemoryReport:
 
 
 def demo_memory(run: RunSettings) -> dict[str, int | None]:
-    """The same as numbers; None where nobody can say."""
+    """The same as numbers; None where it is unknown."""
     return {entry.name: entry.nbytes for entry in demo_memory_report(run).items}
 
 
 def render_memory_report(run: RunSettings) -> str:
-    """The ledger as a few lines, for whoever starts a run."""
+    """The memory report as a few lines, which `run` begins with."""
     ledger = demo_memory_report(run)
     rows = [(entry.name, bytes_or_unknown(entry.nbytes), entry.reason) for entry in ledger.items]
     unknown = any(entry.nbytes is None for entry in ledger.items)
@@ -87,7 +87,7 @@ def _blobs(run: RunSettings, staging: int, slots: int, expert: int) -> MemoryIte
 
 
 def _own_tables(run: RunSettings, shape: ExpertShape) -> list[MemoryItem]:
-    """What the backend keeps for routing beside the tables of all backends."""
+    """Bytes that the backend keeps for routing, besides the tables of all backends."""
     try:
         backend = registry.accelerator(run.backend)
     except BackendUnavailable:

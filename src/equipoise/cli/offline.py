@@ -1,4 +1,4 @@
-"""What the commands that only read and write files have in common."""
+"""What commands share that only read and write files: reading, range checks, messages."""
 
 import os
 import sys
@@ -26,10 +26,10 @@ MOST_RANKS = 4096
 MOST_SLOTS = 65_536
 
 
-def request_values(given: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
+def request_values(arguments: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
     """Command line over configuration file, as the fields of a request."""
-    file = read_config(given["config"], known) if "config" in given else {}
-    named = {key: value for key, value in given.items() if key not in ("command", "config")}
+    file = read_config(arguments["config"], known) if "config" in arguments else {}
+    named = {key: value for key, value in arguments.items() if key not in ("command", "config")}
     values = file | named
     values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
     return values

@@ -112,7 +112,7 @@ OPTIONS = (
     Option(key="max_stalled_steps", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
            help="steps without progress after which a rebalance is given up"),
     Option(key="log_rebalances", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
-           help="a line a rebalance on standard error; aborted ones are told anyway"),
+           help="one line per rebalance on standard error; aborted ones are logged anyway"),
     Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
            help="lines on standard error that say how even the load is"),
     Option(key="log_balancedness_interval", kind=kinds.WHOLE, group=WATCHING, metavar="STEPS",
@@ -143,8 +143,8 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 class RunRequest:
     """What one `equipoise run` was asked for; `progress` is `shown` or `hidden`.
 
-    `trace` is None where none is asked for; `said` are the keys that anybody gave a
-    value to, on the command line or in a file.
+    `trace` is None where none is asked for; `explicit_options` are the keys that got a value on the
+    command line or in a file.
     """
 
     settings: RunSettings
@@ -189,7 +189,7 @@ def run_settings(values: Mapping[str, Any]) -> RunSettings:
 
 
 def default_of(option: Option) -> str:
-    """What an option is when nobody says otherwise, as `--help` shows it."""
+    """Default of an option, as `--help` shows it."""
     if option.shown_default:
         return option.shown_default
     if option.key == "quiet":

@@ -1,4 +1,4 @@
-"""The grammar of the command line."""
+"""The argument parser of the command line, with the help text of every command."""
 
 import argparse
 import re
@@ -117,7 +117,7 @@ examples:
 exit code: 0 advised, 2 bad input, 3 something could not be written"""
 CONVERT = """\
 Read statistics or a placement, whichever IN is, and write it in another format.
-What the format of OUT cannot carry is said on standard error."""
+What the format of OUT cannot carry is listed on standard error."""
 CONVERT_EXAMPLES = """\
 examples:
   equipoise convert placement.json moe_load_balancer.yaml
@@ -126,7 +126,7 @@ examples:
 
 exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
 ROUTE = """\
-Stand in front of several servers of the OpenAI API and bind each request to one of
+A proxy in front of several servers of the OpenAI API: binds each request to one of
 them when it has a free slot, so that none makes the others wait. Takes
 equipoise[serve]."""
 ROUTE_EXAMPLES = """\
@@ -135,7 +135,7 @@ examples:
   equipoise route --workers http://127.0.0.1:8000 http://127.0.0.1:8001 --slots 128
   equipoise route --config route.yaml --port 9443 --tls-cert cert.pem --tls-key key.pem
 
-exit code: 0 told to end, and all requests under way came to their end, 1 some were cut
+exit code: 0 ended by a signal after all requests had ended, 1 some were cut
 off, 2 bad input, 3 a part of it failed"""
 BENCH = """\
 Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
@@ -163,8 +163,8 @@ CHOICE = re.compile(r"argument (?:COMMAND|SUBJECT): invalid choice: '(.*?)' \(ch
 class Parser(argparse.ArgumentParser):
     """Raises where argparse would print two lines and exit."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         # Values such as -5-10: no option of ours begins with a digit.
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")
 

@@ -1,7 +1,4 @@
-"""The options of `equipoise plan`: each is a flag and a key of the configuration file.
-
-`equipoise plan`.
-"""
+"""`equipoise plan`: its options, its checks, and the run from statistics to a placement file."""
 
 import json
 import time
@@ -102,7 +99,7 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 class PlanRequest:
     """What one `equipoise plan` was asked for; `progress` is `shown` or `hidden`.
 
-    `sigma` is None where nobody said it: see `sigma_for`.
+    `sigma` is None where it was not set: see `sigma_for`.
     """
 
     statistics: Path
@@ -166,13 +163,13 @@ def plan(arguments: Namespace, command: str) -> int:
     return 0
 
 
-def request_of(given: Mapping[str, Any]) -> PlanRequest:
+def request_of(arguments: Mapping[str, Any]) -> PlanRequest:
     """What the command line asks for, its configuration file included."""
-    return PlanRequest(**request_values(given, BY_KEY))
+    return PlanRequest(**request_values(arguments, BY_KEY))
 
 
 def validate(request: PlanRequest) -> None:
-    """Raises UsageError for what can be said without reading a file."""
+    """Raises UsageError for everything that can be refused without reading a file."""
     check_ranks(request.ranks)
     if request.slots is not None:
         check_count("--slots", request.slots, MOST_SLOTS)
@@ -298,7 +295,7 @@ def _planned(
 
 @contextmanager
 def _by_option() -> Iterator[None]:
-    """What the planner says of an argument is said of the option: `sigma` of `--sigma`."""
+    """Errors of the planner about an argument name the option: `--sigma` for `sigma`."""
     try:
         yield
     except PlacementError as error:

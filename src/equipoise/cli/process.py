@@ -1,6 +1,7 @@
-"""Standard output and standard error that are closed, full, or no longer read.
+"""The process of a command: its standard streams and the signals that end it.
 
-SIGTERM and SIGHUP end the program as Ctrl-C does: everything that was opened is closed.
+Output that is closed, full or no longer read must not raise at exit. SIGTERM and SIGHUP end the
+program as Ctrl-C does, so that everything that was opened is closed.
 """
 
 import os
@@ -58,7 +59,7 @@ SIGNALS = tuple(
 
 
 class TerminatedBySignal(BaseException):
-    """The program was told to end; not an Exception, as KeyboardInterrupt is not."""
+    """A signal ended the program; not an Exception, as KeyboardInterrupt is not."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

@@ -1,6 +1,6 @@
-"""How a run's progress looks: bars on a terminal, a line now and then elsewhere.
+"""Progress of long commands: bars on a terminal, a line now and then elsewhere, or nothing.
 
-How the progress of many runs looks: a bar on a terminal, a line now and then elsewhere.
+For `run`, for work that is done part by part, and for `simulate`.
 """
 
 import math
@@ -78,7 +78,7 @@ def run_progress_for(wish: str) -> RunProgress:
 
 
 class PartProgress(Protocol):
-    """Is told of long work, part by part."""
+    """Progress of long work, part by part."""
 
     def start_part(self, what: str) -> None:
         """This part begins."""
@@ -129,7 +129,7 @@ class PartProgressLog:
 
 
 class NoPartProgress:
-    """Nobody hears of it."""
+    """Shows nothing."""
 
     def start_part(self, what: str) -> None:
         """Nothing."""
@@ -159,7 +159,7 @@ LINES = 8
 
 
 class SimulationProgress(Protocol):
-    """Is told where a comparison is."""
+    """Progress of a comparison of policies."""
 
     def update(self, label: str, seed: int, part: float) -> None:
         """`part` of the run of this policy and seed is done, 0 to 1."""
@@ -175,7 +175,7 @@ class SimulationProgress(Protocol):
 
 
 class NoSimulationProgress:
-    """Nobody hears of it."""
+    """Shows nothing."""
 
     def update(self, label: str, seed: int, part: float) -> None:
         """Nothing."""
@@ -219,7 +219,7 @@ class SimulationProgressLines:
         self._runs, self._stream, self._done = runs, stream, 0
 
     def update(self, label: str, seed: int, part: float) -> None:
-        """Not told."""
+        """Shows nothing."""
 
     def finish_run(self) -> None:
         """Told where it completes an eighth of all."""

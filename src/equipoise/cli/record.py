@@ -1,7 +1,4 @@
-"""The options of `equipoise record`: each is a flag and a key of the configuration file.
-
-`equipoise record`.
-"""
+"""`equipoise record`: its options, its checks, and the recording of expert loads on all ranks."""
 
 import os
 from argparse import Namespace
@@ -65,7 +62,7 @@ BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 class RecordRequest:
     """What one `equipoise record` was asked for; `progress` is `shown` or `hidden`.
 
-    `said` are the keys that anybody gave a value to, on the command line or in a file.
+    `explicit_options` are the keys that got a value on the command line or in a file.
     """
 
     settings: RunSettings
@@ -112,13 +109,13 @@ def record(arguments: Namespace) -> int:
     return 0
 
 
-def request_of(given: Mapping[str, Any]) -> RecordRequest:
+def request_of(arguments: Mapping[str, Any]) -> RecordRequest:
     """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in given.items() if key not in ("command", "config")}
+    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
     if "text" in options:
         options["text"] = tuple(options["text"])
     return resolve_record_request(
-        options, read_config(given["config"], BY_KEY) if "config" in given else {}
+        options, read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
     )
 
 
@@ -134,7 +131,7 @@ def validate(request: RecordRequest) -> None:
     steps = request.settings.steps
     if request.range is not None and request.range.stop > steps:
         raise UsageError(f"--range {request.range} goes beyond the {steps} steps of --steps")
-    _check_out(request)  # behind the settings, which say whether a launcher has started the ranks
+    _check_out(request)  # after the settings, which say whether a launcher has started the ranks
 
 
 def _check_out(request: RecordRequest) -> None:
@@ -188,7 +185,7 @@ def _taken(request: RecordRequest) -> None:
 
 
 def _served(request: RecordRequest) -> None:
-    """Every rank writes its file where nobody else looks; what is whole is then put in place."""
+    """Every rank writes its file under a temporary name; whole files are then moved into place."""
     from equipoise.balancer.formats import read_statistics
 
     with temporary_folder() as folder:

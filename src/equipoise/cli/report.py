@@ -1,7 +1,4 @@
-"""The options of `equipoise report`: each is a flag and a key of the configuration file.
-
-`equipoise report`.
-"""
+"""`equipoise report`: its options, its checks, and how evenly a placement spreads load."""
 
 import json
 from argparse import Namespace
@@ -77,16 +74,16 @@ def report(arguments: Namespace, command: str) -> int:
     _validate(request)
     found = _compared(request, load_statistics(request.statistics, request.range))
     try:
-        # Before the table: an output that nobody reads must not cost the files.
+        # Before the table: a closed standard output must not cost the files.
         _write(request, found, command)
     finally:
         print(render(found, stdout_colour_mode()), flush=True)
     return 0
 
 
-def request_of(given: Mapping[str, Any]) -> ReportRequest:
+def request_of(arguments: Mapping[str, Any]) -> ReportRequest:
     """What the command line asks for, its configuration file included."""
-    return ReportRequest(**request_values(given, BY_KEY))
+    return ReportRequest(**request_values(arguments, BY_KEY))
 
 
 def _validate(request: ReportRequest) -> None:

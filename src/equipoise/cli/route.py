@@ -1,7 +1,4 @@
-"""The options of `equipoise route`: each is a flag and a key of the configuration file.
-
-`equipoise route`.
-"""
+"""`equipoise route`: its options, its checks, and the settings that the proxy runs with."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -97,7 +94,7 @@ OPTIONS = (
     _wait("header", _TIMEOUTS.header, "for the head of a request (408)"),
     _wait("body", _TIMEOUTS.body, "for the body of a request (408)"),
     _wait("idle", _TIMEOUTS.idle, "for the next request of a connection"),
-    _wait("drain", _TIMEOUTS.drain, "for requests under way, once told to end"),
+    _wait("drain", _TIMEOUTS.drain, "for requests in the proxy, after a signal to end"),
     Option(key="health_interval", kind=kinds.SECONDS, group=HEALTH, metavar="SECONDS",
            shown_default=f"{_HEALTH.interval:g}",
            help="from one GET /health to the next; a tenth of it while in doubt"),
@@ -111,7 +108,7 @@ OPTIONS = (
            "good answers in a row, after which a worker gets requests again"),
     Option(key="metrics", kind=kinds.SETTINGS, group=HEALTH, metavar="NAME=VALUE",
            shown_default="workers are not asked",
-           help="by which names workers tell Prometheus what they have to do, for policies that "
+           help="names of the Prometheus metrics by which workers report load, for policies that "
            "need to know: waiting=NAME running=NAME, kv_usage=NAME or tokens=NAME, "
            "rank_label=LABEL, interval=SECONDS, timeout=SECONDS, path=/metrics"),
     Option(key="log", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
@@ -152,7 +149,7 @@ MIN_BYTES = {"max_body": 1 << 10, "max_header": 1 << 10}
 
 
 def route(arguments: Namespace) -> int:
-    """Serve until told to end; 0 if nothing was cut off then, 1 if something was.
+    """Serve until a signal ends it; 0 if nothing was cut off then, 1 if something was.
 
     Raises UsageError before anything listens.
     """
@@ -172,10 +169,10 @@ def route(arguments: Namespace) -> int:
     return serve(settings, factory, print_stderr)
 
 
-def request_of(given: Mapping[str, Any]) -> RouteRequest:
+def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     """What the command line asks for, its configuration file included."""
-    file = read_config(given["config"], BY_KEY) if "config" in given else {}
-    named = {key: value for key, value in given.items() if key in BY_KEY}
+    file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
+    named = {key: value for key, value in arguments.items() if key in BY_KEY}
     values = file | named
     own = {field.name for field in fields(RouteRequest)}
     others = {key: values.pop(key) for key in set(values) - own}
@@ -263,7 +260,7 @@ def read_api_keys(flag: str, path: Path) -> tuple[str, ...]:
         raise UsageError(f"{flag}: {path} is not UTF-8") from None
     keys = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not keys:
-        # Nobody who names a file of keys means that everybody may ask.
+        # An empty file of keys must not mean that every client is admitted.
         raise UsageError(f"{flag}: {path} has no key in it")
     for key in keys:
         if not key.isascii() or not key.isprintable() or " " in key:

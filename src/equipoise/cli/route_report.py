@@ -1,7 +1,4 @@
-"""The options of `equipoise route-report`: each is a flag and a key of the configuration file.
-
-`equipoise route-report`.
-"""
+"""`equipoise route-report`: its options, and the report of a request log."""
 
 import json
 from argparse import Namespace
@@ -71,19 +68,19 @@ def route_report(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     check_outputs({"LOG": request.log}, {"--json": request.json, "--html": request.html})
-    routed = load_log(request.log, request.run)
-    figures = proxy_log_figures(routed)
+    log = load_log(request.log, request.run)
+    figures = proxy_log_figures(log)
     try:
-        # Before the table: an output that nobody reads must not cost the files.
-        _write(request, routed, figures, command)
+        # Before the table: a closed standard output must not cost the files.
+        _write(request, log, figures, command)
     finally:
         print(render(figures, str(request.log), stdout_colour_mode()), flush=True)
     return 0
 
 
-def request_of(given: Mapping[str, Any]) -> RouteReportRequest:
+def request_of(arguments: Mapping[str, Any]) -> RouteReportRequest:
     """What the command line asks for, its configuration file included."""
-    return RouteReportRequest(**request_values(given, BY_KEY))
+    return RouteReportRequest(**request_values(arguments, BY_KEY))
 
 
 def load_log(path: Path, run: int | None) -> "ProxyLog":
@@ -136,7 +133,7 @@ def _trip(record: "RequestRecord") -> Any:
 
 
 def _write(
-    request: RouteReportRequest, routed: "ProxyLog", figures: "ProxyLogFigures", command: str
+    request: RouteReportRequest, log: "ProxyLog", figures: "ProxyLogFigures", command: str
 ) -> None:
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
@@ -151,7 +148,7 @@ def _write(
         from equipoise.report.svg import PlotsMissing
 
         try:
-            place = write_file(request.html, render_html(routed, figures, about))
+            place = write_file(request.html, render_html(log, figures, about))
             written.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")

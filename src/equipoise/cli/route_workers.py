@@ -1,7 +1,4 @@
-"""The workers that a configuration names.
-
-What `metrics:` of `equipoise route` says: by which names workers tell what they have to do.
-"""
+"""Workers and their metrics in the configuration of `equipoise route`, read and checked."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -46,20 +43,20 @@ def worker_settings(
 
 def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> WorkerSettings:
     where = f"workers: entry {number}"
-    said: Mapping[object, object] = (
+    values: Mapping[object, object] = (
         {"url": entry} if isinstance(entry, str) else _mapping(where, entry)
     )
-    url = parse_url(f"{where}: url", said.get("url"))
-    name = said.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
+    url = parse_url(f"{where}: url", values.get("url"))
+    name = values.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 128:
         raise UsageError(f"{where}: name has to be a short text, got {name!r}")
     found = WorkerSettings(
         url=url,
         name=name,
-        slots=_count(where, "slots", said.get("slots", slots), MOST_SLOTS),
-        headers=_headers(where, said.get("headers", {})),
+        slots=_count(where, "slots", values.get("slots", slots), MOST_SLOTS),
+        headers=_headers(where, values.get("headers", {})),
     )
-    limit = said.get("kv_tokens", kv_tokens)
+    limit = values.get("kv_tokens", kv_tokens)
     if limit is None:
         return found
     return replace(found, kv_tokens=_count(where, "kv_tokens", limit, MAX_KV_TOKENS))
@@ -125,19 +122,19 @@ MIN_SECONDS, MAX_SECONDS = 0.01, 3600.0
 
 
 def report_settings(
-    said: Mapping[str, object], workers: Sequence[WorkerSettings]
+    values: Mapping[str, object], workers: Sequence[WorkerSettings]
 ) -> ReportSettings | None:
-    """None where nothing is said. Raises UsageError naming the key."""
-    if not said:
+    """None without any value. Raises UsageError naming the key."""
+    if not values:
         return None
-    for key in said:
+    for key in values:
         if key not in METRICS_KEYS:
             raise UsageError(f"--metrics: unknown key {key!r}; known: {', '.join(METRICS_KEYS)}")
     for key in ("waiting", "running"):
-        if key not in said:
+        if key not in values:
             raise UsageError(f"--metrics: {key} is needed: the name of a metric")
-    values: dict[str, Any] = {key: _read(key, value) for key, value in said.items()}
-    settings = ReportSettings(**values)
+    read: dict[str, Any] = {key: _read(key, value) for key, value in values.items()}
+    settings = ReportSettings(**read)
     _check(settings, workers)
     return settings
 
@@ -168,8 +165,8 @@ def _check(settings: ReportSettings, workers: Sequence[WorkerSettings]) -> None:
             )
     urls = [one.url for one in workers]
     for one in workers:
-        told = settings.rank_label is not None and one.rank is not None
-        if urls.count(one.url) > 1 and not told:
+        has_rank = settings.rank_label is not None and one.rank is not None
+        if urls.count(one.url) > 1 and not has_rank:
             raise UsageError(
                 f"--metrics: several workers are {one.url}: rank_label is needed, the label that "
                 "tells them apart, and a rank in the headers of each"

@@ -1,7 +1,4 @@
-"""`equipoise run --placement`: what it goes with, and whether the file is for this model.
-
-`equipoise run`.
-"""
+"""`equipoise run`: checks what was asked for, starts the ranks, writes report and figures."""
 
 import json
 import os
@@ -42,7 +39,7 @@ INEFFECTIVE_WITH_PLACEMENT = {
     **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
 }
-"""What makes no sense beside a placement that is served unchanged, and why."""
+"""Options that have no effect with --placement, which is served unchanged, and why."""
 
 
 def with_placement(request: RunRequest) -> RunRequest:
@@ -84,25 +81,25 @@ def run(arguments: Namespace, command: str) -> int:
     validate(request)
     record = _serve(request)
     if record is None:
-        # Started by a launcher as a rank other than 0, which tells the whole story.
+        # Started by a launcher as a rank other than 0: rank 0 prints and writes everything.
         return 0
     summary = summarise(record)
     try:
-        # Before the table: an output that nobody reads must not cost a finished run its files.
+        # Before the table: a closed standard output must not cost a finished run its files.
         _write(request, record, summary, command)
     finally:
         print(render(summary, stdout_colour_mode()), flush=True)
     return summary.exit_code
 
 
-def request_of(given: Mapping[str, Any]) -> RunRequest:
+def request_of(arguments: Mapping[str, Any]) -> RunRequest:
     """What the command line asks for, its configuration file included."""
-    options = {key: value for key, value in given.items() if key not in ("command", "config")}
+    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
     for key in ("text", "variants"):
         if key in options:
             options[key] = tuple(options[key])
     return resolve_run_request(
-        options, read_config(given["config"], BY_KEY) if "config" in given else {}
+        options, read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
     )
 
 
@@ -144,7 +141,7 @@ def _write(request: RunRequest, record: RunRecord, summary: RunSummary, command:
 def _outputs(
     request: RunRequest, record: RunRecord, summary: RunSummary, command: str
 ) -> Iterator[tuple[list[str], Callable[[], object]]]:
-    """In order: the lines that tell of each, and what writes it."""
+    """Output files in order: the lines that name each, and the function that writes it."""
     yield (
         [f"figures: {describe_path(request.json, request.settings.out)}"],
         lambda: write_file(request.json, _figures(summary)),

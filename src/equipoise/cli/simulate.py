@@ -1,7 +1,4 @@
-"""The options of `equipoise simulate`: each is a flag and a key of the configuration file.
-
-`equipoise simulate`.
-"""
+"""`equipoise simulate`: its options, and the run from workloads to table, figures and report."""
 
 import json
 from argparse import Namespace
@@ -35,13 +32,13 @@ exit code: 0 simulated, 2 bad input, nothing was written, 3 something could not 
 written"""
 
 WORKLOAD, CLUSTER, STEP = "what is served", "what serves", "how long a step takes"
-ROUTING, SWEEP, OUTPUT = "who routes, and when requests come", "sweeps", "output"
+ROUTING, SWEEP, OUTPUT = "routing and arrivals", "sweeps", "output"
 
 OPTIONS = (
     Option(key="trace", kind=kinds.PATH, group=WORKLOAD, metavar="FILE", shown_default="none",
            help="requests of a published trace, gzip or not; this, or --workload"),
     Option(key="format", kind=own.FORMAT, group=WORKLOAD, metavar="|".join(FORMATS),
-           shown_default="told by how the file begins", help="of --trace"),
+           shown_default="from how the file begins", help="of --trace"),
     Option(key="workload", kind=kinds.WORKLOAD, group=WORKLOAD, metavar="|".join(WORKLOADS),
            shown_default="none", help="requests that are drawn: "
            + "; ".join(f"{name}: {about}" for name, about in WORKLOADS.items())),
@@ -49,7 +46,7 @@ OPTIONS = (
            shown_default="all of a trace, 40 a slot of a workload",
            help="how many of them, from the trace's first row on"),
     Option(key="prompt_limit", kind=kinds.WHOLE, group=WORKLOAD, metavar="TOKENS",
-           shown_default="none", help="leave out requests whose prompt is longer"),
+           shown_default="none", help="leave out requests with a longer prompt"),
     Option(key="sampling", kind=own.SAMPLING, group=WORKLOAD, metavar="|".join(own.SAMPLINGS),
            shown_default="bootstrap; with --cached-blocks shuffled, or recorded with times that "
            "are drawn", help="what seeds of a trace differ in: requests drawn with replacement, "
@@ -67,7 +64,7 @@ OPTIONS = (
            "fits fails"),
     Option(key="prefill_chunk", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
            shown_default="none: prompts come computed",
-           help="prompt tokens that each computes in a step beside decoding"),
+           help="prompt tokens that each computes in a step, besides decoding"),
     Option(key="cached_blocks", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="0",
            help="blocks of prompts that each keeps for later ones; needs --prefill-chunk and a "
            "trace with hashes"),
@@ -104,7 +101,7 @@ OPTIONS = (
            shown_default="as each policy was published",
            help="how old reports of workers get; 0: never old"),
     Option(key="token_delay", kind=kinds.REAL, group=ROUTING, metavar="MS", shown_default="0",
-           help="how late front ends hear of tokens and ends; 0: after every step"),
+           help="how late front ends learn of tokens and ends; 0: after every step"),
     Option(key="queue_timeout", kind=kinds.REAL, group=ROUTING, metavar="SECONDS",
            shown_default="no end", help="after which a request that waits is given up"),
     Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
@@ -228,7 +225,7 @@ def simulate(arguments: Namespace, command: str) -> int:
     with _refused():
         found = run_simulation(request)
     try:
-        # Before the table: an output that nobody reads must not cost the files.
+        # Before the table: a closed standard output must not cost the files.
         _write(request, found, command)
     finally:
         print(render(found, stdout_colour_mode()), flush=True)
@@ -248,9 +245,9 @@ def _check_served(request: SimulateRequest, found: "SimulationResult") -> None:
     raise EquipoiseError(f"every request failed, with every policy: {why} let none be served")
 
 
-def request_of(given: Mapping[str, Any]) -> SimulateRequest:
+def request_of(arguments: Mapping[str, Any]) -> SimulateRequest:
     """What the command line asks for, its configuration file included."""
-    return SimulateRequest(**request_values(given, BY_KEY))
+    return SimulateRequest(**request_values(arguments, BY_KEY))
 
 
 def run_simulation(request: SimulateRequest) -> "SimulationResult":

@@ -1,4 +1,4 @@
-"""What values of the options of `equipoise simulate` may be, where no other command has such."""
+"""Kinds of option values that only `equipoise simulate` has."""
 
 from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
 from equipoise.cli.kinds import NAME, REAL, OptionKind, parse_choice

@@ -1,6 +1,6 @@
-"""What a simulation cannot be asked for: found before anything is read, each in one line.
+"""Checks a request of `equipoise simulate` and turns it into workloads, cluster and policies.
 
-From what `equipoise simulate` was asked for to what is compared, and on what.
+Everything that can be refused without reading a file is refused first, each in one line.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ MOST_POINTS = 64
 
 
 def known_policies() -> tuple[str, ...]:
-    """In the order of tables: every rule, and the one with an oracle behind its like."""
+    """In the order of tables: every policy, and the oracle after the policy that it belongs to."""
     names = []
     for name in POLICIES:
         names.append(name)
@@ -72,10 +72,10 @@ def select_policies(asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def validate(request: SimulateRequest) -> None:
-    """Raises UsageError for what can be said without reading a file."""
+    """Raises UsageError for everything that can be refused without reading a file."""
     if (request.trace is None) == (request.workload is None):
-        given = "neither is" if request.trace is None else "both are"
-        raise UsageError(f"--trace or --workload, one of them: {given} given")
+        how_many = "neither is" if request.trace is None else "both are"
+        raise UsageError(f"--trace or --workload, one of them: {how_many} given")
     select_policies(request.policies)
     for flag, count, most in _counts(request):
         if count is not None:
@@ -194,7 +194,7 @@ def _check_points(request: SimulateRequest) -> None:
 def _check_files(request: SimulateRequest) -> None:
     inputs = {} if request.trace is None else {"--trace": request.trace}
     out = request.out
-    # Named as it was typed: who gave --out alone has given no --json.
+    # Named as it was typed: with --out alone there is no --json to name.
     figures = "--json" if request.json else f"--out's {request.figures_file.name}"
     report = "--html" if request.html else f"--out's {request.report_file.name}"
     outputs = {figures: request.figures_file, report: request.report_file}

@@ -1,6 +1,6 @@
-"""What the engine of a run cannot be asked for: found before any rank starts, each in one line.
+"""Checks the settings of a run before any rank starts; each error is one line naming the option.
 
-What a run cannot be asked for: found before any rank starts, each in one line.
+Ranges first, then options that contradict each other, then options that would have no effect.
 """
 
 import os
@@ -41,7 +41,7 @@ INEFFECTIVE_WITH_COMMIT = {
         "slots_per_message": "nothing travels between ranks",
     },
 }
-"""By way to commit: what makes no sense beside it, and why."""
+"""Options that have no effect with a commit mode, and why."""
 INEFFECTIVE_UNBALANCED = {
     **dict.fromkeys(("slots", "shares", "locality", "routing_rule"), "every expert has one slot"),
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
@@ -69,28 +69,30 @@ def check_engine(settings: RunSettings) -> None:
 
 def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
-    settings, said = request.settings, request.explicit_options
+    settings, explicit = request.settings, request.explicit_options
     if settings.balance is Balance.OFF:
-        alone = "variants" in said and "balance" not in said
-        check_unbalanced_options(said, f"with --{'variants unbalanced' if alone else 'no-balance'}")
+        alone = "variants" in explicit and "balance" not in explicit
+        check_unbalanced_options(
+            explicit, f"with --{'variants unbalanced' if alone else 'no-balance'}"
+        )
     _check_variants(settings)
     for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
-        if key in said:
+        if key in explicit:
             name = BY_KEY[key].name
             raise UsageError(f"{name} has no meaning with --commit {settings.commit}: {why}")
-    if "metrics_address" in said and settings.metrics_port is None:
+    if "metrics_address" in explicit and settings.metrics_port is None:
         raise UsageError("--metrics-address has no meaning without --metrics-port: none are served")
-    if "log_balancedness_interval" in said and not settings.log_balancedness:
+    if "log_balancedness_interval" in explicit and not settings.log_balancedness:
         raise UsageError(
             "--log-balancedness-interval has no meaning without --log-balancedness: "
             "no line is written"
         )
 
 
-def check_unbalanced_options(said: Set[str], how: str) -> None:
+def check_unbalanced_options(explicit: Set[str], how: str) -> None:
     """Raises UsageError for what would do nothing where nothing is balanced; `how` says why not."""
     for key, why in INEFFECTIVE_UNBALANCED.items():
-        if key in said:
+        if key in explicit:
             raise UsageError(f"{BY_KEY[key].name} has no meaning {how}: {why}")
 
 
@@ -170,9 +172,9 @@ def _check_staging(settings: RunSettings) -> None:
 
 
 MPI = "mpi"
-"""The communicator whose ranks no process of ours can start."""
+"""The communicator with ranks that only mpiexec can start."""
 HOST_BACKEND = "cpu"
-"""The backend whose streams are threads of the host."""
+"""The backend with host threads as streams."""
 MOST_RANKS = 64
 MOST_MICRO_BATCHES = 16
 MOST_SLOTS = 4096
@@ -204,11 +206,11 @@ def _check_ranks(settings: RunSettings) -> None:
     check_count("--ranks", settings.ranks, MOST_RANKS)
     _check_grid(settings)
     if EXPERTS % settings.stage_ranks:
-        whose = f"--ranks {settings.ranks}"
+        owner = f"--ranks {settings.ranks}"
         if settings.pipeline_ranks > 1:
-            whose += f" in {settings.pipeline_ranks} stages"
+            owner += f" in {settings.pipeline_ranks} stages"
         raise UsageError(
-            f"{whose} does not divide {EXPERTS} experts evenly: "
+            f"{owner} does not divide {EXPERTS} experts evenly: "
             "without balancing each rank holds as many"
         )
     # So written, nan is refused too.
@@ -253,10 +255,10 @@ def _check_slots(settings: RunSettings) -> None:
     if slots > MOST_SLOTS:
         raise UsageError(f"--slots must be at most {MOST_SLOTS} a layer, got {slots}")
     if slots % ranks:
-        whose = (
+        divisor = (
             f"the {ranks} ranks of a stage" if settings.pipeline_ranks > 1 else f"--ranks {ranks}"
         )
-        raise UsageError(f"--slots {slots} is not divisible by {whose}")
+        raise UsageError(f"--slots {slots} is not divisible by {divisor}")
 
 
 def _check_cadence(settings: RunSettings) -> None:
@@ -288,7 +290,7 @@ def _check_backends(settings: RunSettings) -> None:
 
 
 def _join_launcher(settings: RunSettings) -> None:
-    """Raises UsageError where nobody can start the ranks, or others have been started."""
+    """Raises UsageError where the ranks cannot be started here, or others have been."""
     from equipoise.connection import join_launcher
     from equipoise.hal import registry
 
@@ -408,7 +410,7 @@ def _check_ports(first: int, settings: RunSettings) -> None:
     check_count("--metrics-port", first, MOST_PORT - settings.ranks + 1)
     require_prometheus()
     if LAUNCHER_VARIABLE in os.environ:
-        return  # who else is a rank here is for each of them to find out
+        return  # each rank tries its own port
     address = settings.metrics_address
     asked = "" if address == LOOPBACK else f"--metrics-address {address} "
     for rank in range(settings.ranks):

@@ -45,7 +45,7 @@ class AllSlotsMoe:
 class CapturedDecode:
     """Greedy decoding of the same requests, step by step, by replays of one graph.
 
-    Captured with the first step; what stands in the cache and in `tokens` by then is not touched.
+    Captured with the first step; the contents of the cache and of `tokens` by then are kept.
 
     Args:
         accelerator: captures graphs (capability `graph_capture`).
@@ -84,7 +84,7 @@ class CapturedDecode:
 
     @property
     def positions(self) -> Tensor:
-        """Where these tokens stand, int64 [requests]; likewise."""
+        """Positions of these tokens, int64 [requests]; likewise."""
         return self._plan.positions
 
     @property

@@ -1,4 +1,4 @@
-"""What the engine of a run was told, for whoever reads the figures later."""
+"""Options of the balancing engine as a run record keeps them: those that had an effect."""
 
 from equipoise.demo.settings import (
     SLOT_BYTES,

@@ -1,8 +1,7 @@
-"""How rows come to the ranks that hold their experts, and back: on either form of the exchange.
+"""The expert-parallel MoE layer of the demo: route rows, dispatch them, compute, combine.
 
-The expert-parallel layer of the demo: route, dispatch, compute, combine.
-
-Experts for ranks that hold the same rows.
+Two dispatchers carry rows to the ranks that hold their experts: over the portable exchange, whose
+host reads the counts, and over the exchange of fixed capacity, which a captured graph can replay.
 """
 
 from collections.abc import Callable
@@ -35,8 +34,8 @@ from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 Compute = Callable[[Tensor, Tensor], Tensor]
-"""From rows [m, hidden] and their local slots [m] to results [m, hidden]; what stands in rows of
-the slot behind the last one is of no account."""
+"""From rows [m, hidden] and their local slots [m] to results [m, hidden]; the contents of rows
+of the slot after the last one are ignored."""
 
 
 class TokenDispatcher(Protocol):
@@ -79,9 +78,9 @@ class FixedCapacityDispatcher:
     """See `ExchangeForm.FIXED`.
 
     Args:
-        exchange: whose capacity cannot overflow.
-        layers: of a forward; behind the last one its words are read.
-        stream: whose programs call.
+        exchange: with a capacity that cannot overflow.
+        layers: of a forward; after the last one its words are read.
+        stream: that the calls run on.
         deadline: seconds that the host waits for the words.
     """
 
@@ -96,7 +95,7 @@ class FixedCapacityDispatcher:
     def dispatch_and_combine(
         self, layer: int, x: Tensor, slots: Tensor, generation: int, compute: Compute
     ) -> Tensor:
-        """See `TokenDispatcher`. Raises `GenerationMismatch` behind the last layer."""
+        """See `TokenDispatcher`. Raises `GenerationMismatch` after the last layer."""
         stream = self._stream
         stamp = torch.tensor([generation], dtype=torch.int64).to(x.device)
         none = torch.zeros(0, dtype=torch.int32).to(x.device)
@@ -168,7 +167,7 @@ class ForwardClock(Protocol):
 
 
 class ExpertParallel:
-    """A `MoeLayer` whose experts live on all ranks.
+    """A `MoeLayer` with experts on all ranks.
 
     Args:
         router: chooses a slot for every (token, k).
@@ -207,7 +206,7 @@ class ExpertParallel:
         )
 
     def _compute(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
-        """Each slot's expert on the rows sent to it; those of the slot behind the last are none."""
+        """Each slot's expert on the rows sent to it; the slot after the last has no expert."""
         by_slot = torch.argsort(slots, stable=True)
         local = self._weights.down.shape[1]
         counts = torch.bincount(slots, minlength=local)[:local].tolist()
@@ -237,7 +236,7 @@ class SlicedMoe:
     Args:
         inner: computes a slice.
         communicator: of the ranks that hold the same rows; used for nothing else.
-        stream: whose programs call.
+        stream: that the calls run on.
     """
 
     def __init__(self, inner: MoeLayer, communicator: Communicator, stream: Stream) -> None:

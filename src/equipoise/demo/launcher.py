@@ -1,7 +1,4 @@
-"""The rank processes of one machine, from start to end.
-
-Starts the ranks of a run, watches them, and ends every one of them whatever happens.
-"""
+"""Starts the rank processes of a run on one machine, watches them, and ends every one of them."""
 
 import json
 import os
@@ -42,9 +39,9 @@ class RankProcesses:
     """Starts one process a rank; on leaving the context every one of them has ended.
 
     Args:
-        task: what each rank is told.
-        host: where they meet; told when a rank dies.
-        progress: told what rank 0 says.
+        task: sent to each rank.
+        host: their rendezvous; the death of a rank is reported to it.
+        progress: gets what rank 0 reports.
     """
 
     def __init__(self, task: RankTask, host: RendezvousHost, progress: RunProgress) -> None:
@@ -105,7 +102,7 @@ class RankProcesses:
     def _start(self, rank: int) -> None:
         host, port = self._host.address
         process = subprocess.Popen(
-            # -P: a file beside the user's must not be taken for a module of ours.
+            # -P: a file in the user's folder must not be taken for a module of ours.
             [sys.executable, "-P", "-m", "equipoise.demo.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -168,7 +165,7 @@ class RankProcesses:
                 sys.stderr.write(line)
 
     def _look(self) -> None:
-        """Notice who died of a signal, and tell the others."""
+        """Notice ranks that a signal killed, and report the first to the others."""
         for rank, process in enumerate(self.processes):
             code = process.poll()
             if code is None:
@@ -183,9 +180,9 @@ class RankProcesses:
                 self._faults[rank] = {"failed": f"ended with exit code {code}"}
 
     def _check_beats(self) -> None:
-        """Give up a rank whose heart has stopped, in case nobody is left who would notice.
+        """Give up a rank without heartbeat, in case no other rank is left to notice.
 
-        Beats are read before they are judged: a launcher that was itself stopped accuses nobody.
+        Beats are read before they are judged: a launcher that was itself stopped accuses no rank.
         """
         now = time.monotonic()
         if now < self._next_check:

@@ -1,4 +1,4 @@
-"""Where a figure was measured."""
+"""Describes the machine that figures were measured on."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import numpy as np
 def describe_machine() -> dict[str, str]:
     """Processor, cores, memory, operating system and versions, in words.
 
-    A torch that does not import is told as `does not import`: `equipoise doctor` says why.
+    A torch that does not import is reported as `does not import`: `equipoise doctor` says why.
     """
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {

@@ -1,4 +1,4 @@
-"""What a rank's passes are told to: log lines, metrics, spans, as the settings ask."""
+"""Event sinks of a rank, as the settings ask: log lines, metrics, spans, Weights & Biases."""
 
 import logging
 import sys
@@ -27,7 +27,7 @@ class ObservedPass:
     """One pass under observation.
 
     Attributes:
-        events: told what happens.
+        events: sinks of what happens.
         spans: what is kept of it, whole once the pass is over.
     """
 
@@ -85,7 +85,7 @@ def _serve_metrics(
     require_metrics()
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
-    # A second series beside each counter, which nobody asked for.
+    # A second series for each counter, which is not wanted.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     exporter = serve_metrics(registry, settings.metrics_port + rank, settings.metrics_address)

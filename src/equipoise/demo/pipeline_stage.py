@@ -1,7 +1,4 @@
-"""How a rank serves as a stage of a pipeline.
-
-One pass of one rank over the traffic, as a stage of a pipeline.
-"""
+"""A pass of one rank over the traffic as a stage of a pipeline, with the channels of that stage."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -42,7 +39,7 @@ class StageContext:
     """How a rank serves as a stage.
 
     Attributes:
-        grid: who does what.
+        grid: roles of the ranks.
         rank: this one, of the run.
         micro_batches: into which a step's requests are divided, and so turns in flight.
         ends: of its edges.
@@ -63,7 +60,7 @@ class StageContext:
 
     @property
     def scheduler_count(self) -> int:
-        """Among how many desks the requests of a step are divided."""
+        """Number of schedulers that the requests of a step are divided among."""
         return self.grid.data_parallel_size * self.micro_batches
 
     @property
@@ -83,7 +80,7 @@ def column_pipeline(
     """What this rank's column of stages hands over: float32 [rows, hidden].
 
     Args:
-        grid: who does what.
+        grid: roles of the ranks.
         rank: of the run.
         traffic: says how many rows there can be in one turn.
         hidden: width of the model.
@@ -151,9 +148,9 @@ class ModelStage:
         moe: the experts of its layers.
         meter: counts.
         around_step: entered around the launch of a forward, with its number.
-        watch: called behind each step.
+        watch: called after each step.
         name: of what is served.
-        events: is told of steps.
+        events: gets an event per step.
         finished: digest by request id, on the ranks that sample; of every request once.
     """
 
@@ -256,7 +253,7 @@ class ModelStage:
 
 
 def _sampled(batch: Batch, logits: Tensor) -> Tensor:
-    """The likeliest token behind each sequence, int64 [sequences], as the desks choose it."""
+    """The likeliest next token of each sequence, int64 [sequences], as schedulers choose it."""
     lengths = torch.tensor([len(sequence.tokens) for sequence in batch], dtype=torch.int64)
     last = (lengths.cumsum(0) - 1).to(logits.device)
     return logits[last].argmax(-1)

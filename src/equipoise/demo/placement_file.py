@@ -1,4 +1,4 @@
-"""The placement that a run is given, to be served unchanged."""
+"""Reads the placement that a run serves unchanged, the same on all ranks."""
 
 from pathlib import Path
 

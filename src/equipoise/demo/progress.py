@@ -1,4 +1,4 @@
-"""What a long run tells whoever watches; the command line brings the bars."""
+"""Progress of a run, as ranks report it; the command line shows it."""
 
 from typing import Protocol
 

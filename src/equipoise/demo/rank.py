@@ -1,6 +1,6 @@
-"""What the ranks measured and produced, brought together: sums of parts that do not overlap.
+"""What one rank of a run does: joins the others, serves every variant, gathers the run's record.
 
-What one rank of a run does, from meeting the others to the record of the run.
+Gathered sums are of parts that do not overlap, so that no row is counted twice.
 """
 
 import json
@@ -77,7 +77,7 @@ class Gatherer:
         return everybody.cpu().view(torch.float64).amax(dim=0).numpy()
 
     def digests(self, finished: dict[int, bytes], requests: int) -> dict[int, bytes]:
-        """Digest of every request, whoever served it."""
+        """Digest of every request, whichever rank served it."""
         table = torch.zeros((requests, DIGEST_BYTES), dtype=torch.int32)
         for number, digest in finished.items():
             table[number] = torch.tensor(list(digest), dtype=torch.int32)
@@ -107,7 +107,7 @@ class Gatherer:
 OPERATION_SHARE = 0.6
 """The part of the run's deadline that an operation may take; the rest is for what follows it."""
 ATTRIBUTION_SHARE = 0.1
-"""The part of the run's deadline to wait for evidence of who was lost."""
+"""The part of the run's deadline to wait for evidence of which rank was lost."""
 
 
 def serve_rank(

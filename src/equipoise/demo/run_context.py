@@ -1,4 +1,4 @@
-"""Where a rank serves, whatever it serves."""
+"""What a rank has for all variants of a run: settings, device, fabric, traffic, model."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class RunContext:
         weights: the whole model.
         serving: where the rank serves: its stage's ranks, layers and control plane.
         traffic: what is served.
-        observers: who is told.
+        observers: event sinks.
         layout: what was given to be served unchanged, of all layers; None where nothing was.
     """
 

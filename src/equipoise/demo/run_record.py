@@ -1,6 +1,6 @@
-"""What a run measured: the one object that tables, pictures and JSON are made from.
+"""Everything that a run measured, and its file: arrays and one JSON text in an archive, no pickle.
 
-A run's record as a file: arrays and one JSON text in an uncompressed archive, no pickle.
+Tables, plots and JSON figures are made from a `RunRecord` alone.
 """
 
 import json
@@ -38,7 +38,7 @@ class Rebalance:
     predicted: float | None = None
     """The same of the plan."""
     actual: float | None = None
-    """In the first sub-window behind it; None where it was not seen."""
+    """In the first sub-window after it; None where it was not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class RunRecord:
     placement: str = ""
     """Digest of the placement that was given to be served unchanged; empty where none was."""
     engine_options: EngineOptions = field(default_factory=dict)
-    """What the engine was told, by option; empty without one, and in records of before."""
+    """Options of the engine, by name; empty without one, and in older records."""
     prompts: tuple[str, ...] = ()
     """A sample prompt of each phase."""
     continuations: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Requests of one rank in flight: which rows each step has, and what came of them."""
+"""Schedules one rank's requests: which rows each step has, and which outputs came of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

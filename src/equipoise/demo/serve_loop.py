@@ -1,6 +1,6 @@
-"""The oracle: one process that serves the same requests with no exchange and no balancer.
+"""A pass of one rank over the traffic, and the reference pass that outputs are compared with.
 
-One pass of one rank over the traffic.
+The reference is one process that serves the same requests without exchange and balancer.
 """
 
 import time
@@ -132,7 +132,7 @@ class ServeLoop:
         self._layer = CountingMoe(self.moe, self.meter)
 
     def run(self) -> RequestScheduler:
-        """Serve every step; returns the desk with all outputs.
+        """Serve every step; returns the scheduler with all outputs.
 
         Raises:
             StreamFailed: a forward failed; its cause says why.

@@ -1,4 +1,4 @@
-"""What a run is asked to do."""
+"""Settings of a run, and the constants of the shipped model that they depend on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,7 +151,7 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
 
 
 LAYERS_IN_FLIGHT = 2
-"""Staging is enough for so many layers of which every slot changes, where nobody says."""
+"""Default of staging: layers of which every slot changes."""
 
 
 def staging_buffers(run: RunSettings) -> int:

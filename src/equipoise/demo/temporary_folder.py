@@ -1,4 +1,4 @@
-"""Folders that no signal leaves behind."""
+"""A temporary folder that is removed even when a signal ends the process."""
 
 import secrets
 import shutil
@@ -13,7 +13,7 @@ def temporary_folder() -> Iterator[Path]:
     """A folder that exists within the block, also where a signal ends the block by raising.
 
     `tempfile.TemporaryDirectory` first makes the folder and then sees to its removal: what a signal
-    raises between the two leaves it behind.
+    raises between the two leaves it in place.
     """
     folder = Path(tempfile.gettempdir()) / f"equipoise-{secrets.token_hex(8)}"
     try:

@@ -1,4 +1,4 @@
-"""What is asked of the demo: prompts of changing kind, the same for every number of ranks."""
+"""Traffic of the demo: prompts of changing kind, the same for every number of ranks."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from equipoise.hal.errors import UsageError
 
 PROMPT_BYTES = 128
 DEFAULT_PHASES = ("python", "chinese", "tables")
-"""Kinds whose experts differ most; `english`, which uses python's, is shipped too."""
+"""Kinds of text with the most different experts; `english`, which uses python's, is shipped too."""
 
 
 class InvalidText(UsageError):

@@ -1,6 +1,7 @@
-"""How the demo's weights come into slots: from peers, or from one copy in the host's memory.
+"""One variant of a run on one rank: its layout, update path, balancer, and pass over the traffic.
 
-The ways in which a run serves its traffic, and one rank's part in serving it one way.
+The update path brings weights into slots: from peers through staging, or from one copy in the
+host's memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -160,7 +161,7 @@ def variants_of_run(settings: RunSettings, experts: int) -> tuple[Variant, ...]:
 
 @dataclass(frozen=True)
 class PassWatchers:
-    """Who is told of a pass as it goes: after each step, and whatever the engine does."""
+    """Callbacks of a pass: after each step, and for each event of the engine."""
 
     watch: OnStep
     events: EventSink
@@ -258,7 +259,7 @@ def _run(
     balancer: ExpertBalancer,
     watchers: PassWatchers,
 ) -> dict[int, bytes]:
-    """Serve every step; returns the digests of the requests whose logits were computed here."""
+    """Serve every step; returns the digests of the requests that got their logits here."""
 
     def watch(step: int) -> None:
         watchers.watch(step, meter.experts[step], balancer.imbalance())
@@ -376,7 +377,7 @@ def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig
         window_size=settings.window_size * turns,
         step_interval=settings.step_interval * turns,
         sub_window=(half if halves else 1) * turns,
-        # The other share modes stand beside it, and divide no batch.
+        # The other share modes do not divide a batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
         rule=settings.routing_rule,
         planner=PlannerOptions(

@@ -134,7 +134,7 @@ def main() -> None:
     """Serve, then end the process at once: after a failure, threads of gloo may still hang."""
     line = sys.stdin.readline()
     if not line:
-        os._exit(FAILED)  # the launcher has ended before it said what to do
+        os._exit(FAILED)  # the launcher has ended before it sent a task
     task, pipe = RankTask.from_json(line), LauncherPipe()
     _die_with(task.launcher)
     code = FAILED

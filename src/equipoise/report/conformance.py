@@ -1,7 +1,4 @@
-"""What a conformance run ends with on a terminal: a line a clause, violations, a matrix.
-
-A conformance run as one HTML file that needs nothing else.
-"""
+"""The report of a conformance run: lines for a terminal, and one HTML file without dependencies."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +24,7 @@ STATUS_SIGNS = {
     Status.NOT_JUDGED: "?",
     Status.REPORTED: "≈",
 }
-"""What stands for a status in the matrix; a dot for a clause that no property judges."""
+"""Sign of each status in the matrix; a dot for a clause that no property judges."""
 NOT_RUN_SIGN = "·"
 STATUS_STYLES = {
     Status.HELD: TextStyle.GREEN,

@@ -1,4 +1,4 @@
-"""What several pictures share: switches of the text, rebalances, scales, direct labels."""
+"""Parts that several plots share: marks at phase switches and rebalances, scales, labels."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""Colours and typography of the pictures.
-
-From a matplotlib figure to SVG that can stand inside a page.
-"""
+"""Colours and fonts of plots, and the conversion of a matplotlib figure to SVG for a page."""
 
 import io
 import re

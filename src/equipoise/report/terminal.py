@@ -1,4 +1,4 @@
-"""Colours on a terminal that takes them."""
+"""Styles of terminal text, used only where the terminal takes them."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ class ColourMode(StrEnum):
 
 
 class TextStyle(StrEnum):
-    """How a piece of text stands out."""
+    """Style of a piece of text."""
 
     BOLD = "1"
     DIM = "2"

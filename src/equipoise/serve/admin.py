@@ -1,4 +1,4 @@
-"""Takes workers out of service and back by hand: for who sits at the machine of the proxy, only."""
+"""Takes workers out of service and back by hand; only for clients on the same machine."""
 
 import ipaddress
 import json
@@ -18,7 +18,7 @@ WORKERS = "/workers"
 PREFIX = "/workers/"
 DRAIN, RESUME = "drain", "resume"
 FOREIGN_HEADERS = ("Origin", "Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-"""A browser's page, or a proxy of somebody on another machine, speaks: not who sits here."""
+"""Present where a web page or a reverse proxy sends the request: not a user of this machine."""
 NOT_LOCAL = ErrorResponse(
     403, RequestOutcome.UNAUTHORIZED, "workers are looked after from this machine only", "not_local"
 )
@@ -32,7 +32,7 @@ class Admin:
         self._numbers = {one.name: number for number, one in enumerate(settings.workers)}
 
     def answer(self, request: web.BaseRequest) -> web.Response:
-        """What became of it. Raises Refused: 403 from elsewhere, 401 without a key, 404."""
+        """What became of it. Raises RequestRefused: 403 from elsewhere, 401 without a key, 404."""
         if not is_local(request):
             raise RequestRefused(NOT_LOCAL)
         check_key(self._access, request.headers)
@@ -62,7 +62,7 @@ class Admin:
 
 
 def is_local(request: web.BaseRequest) -> bool:
-    """Whether it comes from this machine, and from no page and for nobody else."""
+    """Whether it comes from this machine, and from neither a web page nor a reverse proxy."""
     if any(name in request.headers for name in FOREIGN_HEADERS):
         return False
     try:

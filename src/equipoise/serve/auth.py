@@ -1,4 +1,4 @@
-"""Who may ask: keys, compared in a time that says nothing of them, and TLS."""
+"""API keys, compared in constant time, and the TLS context."""
 
 import hmac
 import ssl
@@ -13,13 +13,13 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 def check_key(access: AccessSettings, headers: Mapping[str, str]) -> None:
-    """Raises Refused (401) where a key is needed and this is none of them."""
+    """Raises RequestRefused (401) where a key is needed and this is none of them."""
     if not access.keys:
         return
     scheme, _, text = headers.get("Authorization", "").partition(" ")
-    given = text.strip().encode("utf-8", "surrogateescape")
+    key_sent = text.strip().encode("utf-8", "surrogateescape")
     # Every key is compared, so that the time does not say which one was near.
-    fits = [hmac.compare_digest(given, key.encode()) for key in access.keys]
+    fits = [hmac.compare_digest(key_sent, key.encode()) for key in access.keys]
     if scheme.lower() != "bearer" or not any(fits):
         message = "a valid API key is needed: Authorization: Bearer KEY"
         raise RequestRefused(
@@ -42,5 +42,5 @@ def tls_context(access: AccessSettings) -> ssl.SSLContext | None:
 
 
 def open_to_all(access: AccessSettings) -> bool:
-    """Whether somebody on another machine could ask without a key."""
+    """Whether clients on other machines could send requests without a key."""
     return access.host not in LOOPBACK and not access.keys

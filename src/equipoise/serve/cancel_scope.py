@@ -1,4 +1,4 @@
-"""A part of a task that ends when it takes too long, or when somebody else ends it."""
+"""A cancel scope: part of a task that a timeout or another task ends, with a reason."""
 
 import asyncio
 from enum import Enum, unique
@@ -36,7 +36,7 @@ class CancelScope:
     Args:
         end: time of the loop by which all has to be over; None: nothing has.
 
-    Raises: Interrupted, where it is left.
+    Raises: ScopeCancelled, where it is left.
     """
 
     def __init__(self, end: float | None = None) -> None:
@@ -66,7 +66,7 @@ class CancelScope:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
             if self._reason is None:
-                raise  # somebody else's: what runs within has let it through
+                raise  # not this scope's timeout: one of the code within
             raise ScopeCancelled(self._reason) from None
 
     def set_timeout(self, seconds: float, late: CancelReason) -> None:

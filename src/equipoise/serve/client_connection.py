@@ -1,11 +1,8 @@
-"""Reads the body of a request, within limits.
+"""Connections from clients: limits on heads and bodies, and the stream of an answer.
 
-Connections of clients: how many there are, how long a request's head takes, and how long it is.
-
-aiohttp bounds a line of a head, and the wait for the next request. A head that comes a byte at a
-time, or that never ends, is bounded here.
-
-A stream towards a client: its head goes out with its first bytes, and not before.
+aiohttp bounds a line of a head and the wait for the next request. A head that comes a byte at a
+time, or never ends, is bounded here. The head of an answer goes out with its first bytes, not
+before: until then the request can still be tried at another worker.
 """
 
 import asyncio
@@ -43,9 +40,9 @@ class BodyReader:
         self.buffered_bytes = 0
 
     async def read(self, request: web.BaseRequest) -> bytes:
-        """All of it; to be given back by `forget`.
+        """All of it; to be released by `release`.
 
-        Raises: Refused: 413 too long, 408 too slow, 415 compressed, 429 no room, 400 broken.
+        Raises: RequestRefused: 413 too long, 408 too slow, 415 compressed, 429 no room, 400 broken.
         """
         self._check_head(request)
         body = bytearray()
@@ -54,6 +51,7 @@ class BodyReader:
                 scope.set_timeout(self._timeouts.body, CancelReason.BODY)
                 while piece := await request.content.readany():
                     body += piece
+                    # Counted as they come: Content-Length may lie, and many slow bodies add up.
                     self.buffered_bytes += len(piece)
                     self._check(len(body))
         except BaseException as error:
@@ -100,7 +98,7 @@ def _refusal(error: BaseException) -> BaseException:
 
 LOG = logging.getLogger("equipoise.route")
 LINGER = 2.0
-"""Seconds for which a body that nobody wants is read, so that the client reads why."""
+"""Seconds for which an unwanted body is read, so that the client gets to read the error."""
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OnOutcome = Callable[[RequestOutcome], None]
 
@@ -122,7 +120,7 @@ class ClientListener(web.Server):
     Args:
         handler: answers a request.
         limits: see `Limits`.
-        timeouts: see `Patience`.
+        timeouts: see `Timeouts`.
         on_outcome: of requests that did not come as far as the handler.
     """
 
@@ -153,7 +151,7 @@ class ClientConnection(web.RequestHandler):
             listener,
             loop=loop,
             keepalive_timeout=listener.timeouts.idle,
-            access_log=None,  # type: ignore[arg-type]  # it is how aiohttp is told to write none
+            access_log=None,  # type: ignore[arg-type]  # None is how aiohttp writes none
             max_line_size=longest,
             max_field_size=longest,
             lingering_time=LINGER,
@@ -198,7 +196,7 @@ class ClientConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """See aiohttp; who does not take a whole answer in time is left."""
+        """See aiohttp; drops a client that does not read the whole response in time."""
         try:
             async with asyncio.timeout(self._listener.timeouts.token):
                 return await super().finish_response(request, resp, start_time)

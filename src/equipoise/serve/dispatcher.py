@@ -1,8 +1,8 @@
-"""Where requests meet the policy: the only caller of it, and the only writer of tickets.
+"""The only caller of the routing policy, and the only writer of request states.
 
-Everything here is called by the event loop's own thread and returns at once. Tokens of one turn of
-the loop are told together: a step of an engine brings a token to each of its requests, and deciding
-after each of them would give a free slot away before the others are known.
+All methods are called on the event loop's thread and return at once. Tokens of one turn of the loop
+are reported together: an engine step yields a token for each of its requests, and a decision after
+each of them would give a free slot away before the others are known.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class RequestDispatcher:
     """Binds requests to workers as a policy says.
 
     Args:
-        policy: nobody else calls it from now on.
+        policy: must not be called by anything else from now on.
         workers: how many it has.
         max_queued: requests that may wait in it.
-        observe: told the seconds that each decision took.
+        observe: called with the seconds that each decision took.
 
     Attributes:
         workers: what is known of each.
@@ -85,10 +85,12 @@ class RequestDispatcher:
     def submit(self, size: int, wanted: int | None = None) -> RequestState:
         """A request has arrived; it is bound at once, or waits.
 
-        Raises: Refused: 429 where too many wait, 503 where the one worker wanted does not serve.
+        Raises: RequestRefused: 429 where too many wait, 503 where the required
+            worker does not serve.
         """
         state = RequestState(self._next, size, wanted)
         self._next += 1
+        # Ends that wait free slots: the policy has to know them before it decides on an arrival.
         self._flush()
         self._enqueue(state)
         if isinstance(state.status, Queued) and self.queued > self._max_queued:
@@ -136,7 +138,7 @@ class RequestDispatcher:
     def retry(self, state: RequestState, bound: Bound) -> None:
         """Its attempt came to nothing: it is to be bound to another worker.
 
-        Raises: Refused (503) where its client wants that worker only, and it does not serve.
+        Raises: RequestRefused (503) where its client wants that worker only, and it does not serve.
         """
         if state.status is not bound:
             return  # the worker was lost meanwhile, and the policy has it again
@@ -164,12 +166,13 @@ class RequestDispatcher:
         self._update_worker(worker)
 
     def _update_worker(self, worker: int) -> None:
-        """Tell the policy what is due, and see to the requests that this concerns."""
+        """Report a changed worker state to the policy, and move the requests that it affects."""
         view = self.workers[worker]
         state = view.target_state
         if state is view.state:
             return
-        self._flush()  # the policy has to know first which requests have begun
+        # Tokens first: the policy must know which requests have begun, or it would move them.
+        self._flush()
         view.state = state
         decision = self._call_policy(
             lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state))
@@ -183,10 +186,10 @@ class RequestDispatcher:
                 self._move(request, worker)
 
     def report_worker(self, worker: int, report: WorkerReport) -> None:
-        """A worker says what it has to do, by whomever; one that is lost has nothing to say."""
+        """Hand a load report of a worker to the policy; reports of lost workers are dropped."""
         if self.workers[worker].state is WorkerState.LOST:
             return
-        self._flush()  # what it says is to be held against what the policy knows now
+        self._flush()  # first the tokens: the report is compared with what the policy knows now
         change = WorkerChange(worker=worker, report=report)
         self._apply(self._call_policy(lambda: self._policy.on_worker_change(change)))
 
@@ -196,7 +199,7 @@ class RequestDispatcher:
         state.pinned_worker = least_loaded(self.workers, away, state.size)
         try:
             self._enqueue(state)
-        except Exception:  # told of already; it is one request's end, and not the proxy's
+        except Exception:  # logged already; one request fails, the proxy goes on
             state.cancel(CancelReason.WORKER_LOST)
 
     def _pinned(self, worker: int) -> list[RequestState]:
@@ -258,10 +261,11 @@ class RequestDispatcher:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Tell what this turn of the loop has brought."""
+        """Report the tokens and ends of this turn of the loop to the policy, as one event."""
         self._flushing = False
         if not self._pending_tokens and not self._pending_ends:
             return
+        # Emptied before the call: what its decision brings belongs to the next event.
         counts, ended = self._pending_tokens, self._pending_ends
         self._pending_tokens, self._pending_ends = {}, []
         self._apply(self._call_policy(lambda: self._policy.on_tokens(counts, ended)))
@@ -286,7 +290,7 @@ class RequestDispatcher:
             self._assign(decision)
 
     def _drop_lost(self, decision: Decision) -> list[RequestState]:
-        """What the policy has forgotten ends; returns what has not begun, and may go elsewhere."""
+        """Close requests that the policy lost; returns those that another worker may still take."""
         free: list[RequestState] = []
         for lost in decision.lost:
             state = self._requests.get(_number(lost))
@@ -310,6 +314,7 @@ class RequestDispatcher:
             state = self._requests.get(_number(assignment.request))
             there = 0 <= assignment.worker < len(self.workers)
             if state is None or not isinstance(state.status, Queued) or not there:
+                # A policy may be a user's own: its mistake must cost a log line, not the proxy.
                 self.policy_errors += 1
                 LOG.error("the policy cannot bind so: %s", assignment)
                 continue

@@ -1,4 +1,4 @@
-"""Questions that any worker can answer, such as which models there are."""
+"""Forwards GET requests that any worker can answer, such as the list of models."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ class GetForwarder:
         self._settings, self._dispatcher, self._client = settings, dispatcher, client
 
     async def answer(self, request: web.BaseRequest, name: str) -> web.Response:
-        """Raises Refused where no worker answers."""
+        """Raises RequestRefused where no worker answers."""
         path = request.raw_path
         if not path.startswith("/"):
             # An absolute target names a server, and a worker's address is not to be made of it.

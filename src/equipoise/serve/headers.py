@@ -1,4 +1,4 @@
-"""Headers: what is passed on, and what is each connection's own.
+"""Headers that are passed on between client and worker, and those that belong to one connection.
 
 Hop-by-hop headers: RFC 9110, section 7.6.1.
 """
@@ -40,7 +40,7 @@ def worker_request_headers(
 
     Args:
         headers: the client's.
-        worker: whose own headers go before the client's.
+        worker: its own headers replace the client's.
         key: sent instead of the client's authorization; None: the client's is.
         name: the request's id.
     """

@@ -1,6 +1,6 @@
-"""Whether a worker is well: by what it answers when it is asked, with hysteresis.
+"""Health checks of the servers, and the state that the dispatcher learns of each worker.
 
-Asks the servers how they are, and tells the desk.
+A state changes after several answers of a kind, not after one.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class HealthCheckResult(Enum):
     UNHEALTHY = "unwell"
     """It answered, and not well; or it did not, but goes on with what it has."""
     NO_ANSWER = "silent"
-    """No answer, or nobody there."""
+    """No answer, or no connection."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class WorkerHealth:
     """What is believed of a worker, and what speaks against it.
 
     Attributes:
-        state: what the policy is told.
+        state: as the policy gets it.
         successes: good answers in a row.
         failures: questions without a good answer in a row.
         unanswered: questions without any answer in a row.
@@ -94,6 +94,7 @@ HEALTH_PATH = "/health"
 RECHECK_FRACTION = 0.1
 """Part of the interval from one question to the next, while it is not clear how a worker is."""
 MIN_INTERVAL = 0.02
+"""Seconds: a short interval must not become a busy loop while a worker is in doubt."""
 
 
 class HealthMonitor:
@@ -103,7 +104,7 @@ class HealthMonitor:
         client: to ask with.
         url: of the server.
         workers: numbers of the workers that have this url.
-        dispatcher: told of every change.
+        dispatcher: every change is reported to it.
         settings: how often, and what is concluded.
     """
 
@@ -162,8 +163,10 @@ class HealthMonitor:
                 )
         except (TimeoutError, aiohttp.ClientError, OSError):
             # A server that is busy may answer late, and be well: tokens are an answer too.
-            heard = max(self._dispatcher.workers[one].last_answer_at for one in self._workers)
-            return HealthCheckResult.UNHEALTHY if heard > began else HealthCheckResult.NO_ANSWER
+            last_answer = max(self._dispatcher.workers[one].last_answer_at for one in self._workers)
+            return (
+                HealthCheckResult.UNHEALTHY if last_answer > began else HealthCheckResult.NO_ANSWER
+            )
 
     def _conclude(self, health: WorkerHealth) -> None:
         before, self.health = self.health, health

@@ -1,13 +1,8 @@
-"""What a load client sends, and when.
+"""A load client: sends the requests of a plan and notes when each token came.
 
-Sends the requests of a plan to a server of the OpenAI API, and notes when each token came.
-
-Signals whose handlers raise, while an event loop runs.
-
-A handler raises wherever the loop is just then: within a callback the loop logs that and goes on,
-and within a task of a group it comes out wrapped.
-
-Runs a load client from a plan to its figures.
+Signal handlers that raise need care while an event loop runs: within a callback the loop logs the
+exception and goes on, and within a task group it comes out wrapped. So a signal cancels
+the work, and its own handler is called afterwards.
 """
 
 import asyncio
@@ -267,9 +262,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to; a signal cancels it, and is then handed to its own handler.
+    """Returns the result of `work`; a signal cancels it, and its own handler is called afterwards.
 
-    Signals that are ignored, or that nobody handles, are left as they are.
+    Signals that are ignored, or have no handler, are left as they are.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     main = threading.current_thread() is threading.main_thread()
@@ -277,13 +272,13 @@ async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
     received: list[signal.Signals] = []
 
-    def hear(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         assert task is not None
         received.append(number)
         task.cancel()
 
     for number in handlers:
-        loop.add_signal_handler(number, hear, number)
+        loop.add_signal_handler(number, on_signal, number)
     try:
         return await work
     except asyncio.CancelledError:
@@ -311,7 +306,7 @@ def run_load(target: LoadTarget, plan: LoadPlan, progress: str, stream: TextIO) 
 
 async def _run(target: LoadTarget, plan: LoadPlan, progress: str, stream: TextIO) -> LoadResult:
     if not target.model:
-        # Before the bar: where nobody answers, one line says so.
+        # Before the bar: where no server answers, the only output is one error line.
         target = replace(target, model=await first_model(target))
     bar: tqdm[NoReturn] = tqdm(
         desc="requests", total=plan.workload.count, file=stream, disable=progress != "shown"

@@ -1,7 +1,4 @@
-"""What became of the requests of a load client, in figures.
-
-The table that `equipoise bench serve` ends with.
-"""
+"""Figures of a load run, and the table of `equipoise bench serve`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -71,10 +68,10 @@ class LoadResult:
         prompt_tokens: of answered requests.
         output_tokens: of answered requests.
         ttft: time to first token.
-        tpot: time per output token behind the first, mean of each request.
+        tpot: time per output token after the first, mean of each request.
         itl: inter-token latency, each gap for itself.
         latency: from sending to end.
-        late: by how much the client was behind its own plan.
+        late: by how much the client was later than its own plan.
     """
 
     requests: int

@@ -1,12 +1,8 @@
-"""Points of charts at Weights & Biases; asked for by name, imported only then.
+"""Metrics of the proxy for Prometheus, the request log, and Weights & Biases.
 
-On a thread of its own: to sign on takes seconds, and no request waits for that.
-
-What Prometheus is told; names and units are those of `docs/route.md`.
-
-What is now is read when it is asked for: a token costs nothing here.
-
-Notes what becomes of requests: for Prometheus, for the log, and for Weights & Biases.
+Gauges are read when they are asked for, so that a token costs nothing here. Weights & Biases has a
+thread of its own, because signing on takes seconds and no request waits for it. Names and units:
+`docs/route.md`.
 """
 
 import asyncio
@@ -31,8 +27,9 @@ from equipoise.serve.settings import RouteSettings
 
 LOG = logging.getLogger("equipoise.route")
 CHART_QUEUE_CAPACITY = 64
-"""Points that wait at most."""
+"""Points that wait at most: signing on takes seconds, and what is older is no longer of use."""
 CHART_CLOSE_TIMEOUT = 10.0
+"""Seconds at shutdown for the points that wait: Weights & Biases may not answer at all."""
 
 
 class WandbLogger:
@@ -52,7 +49,7 @@ class WandbLogger:
         self._thread.start()
 
     def log(self, point: Mapping[str, float]) -> None:
-        """Send it, some time; returns at once. Points that do not fit are dropped, and told of."""
+        """Send it, some time; returns at once. Points that do not fit are dropped, and logged."""
         try:
             self._queue.put_nowait(point)
         except Full:
@@ -98,7 +95,7 @@ class ProxyMetrics:
         ended = self._counter("requests", "requests that ended", ["outcome"])
         self._ended = {outcome: ended.labels(outcome=outcome.value) for outcome in RequestOutcome}
         self._tokens = self._counter("output_tokens", "tokens of answers that were passed on")
-        self._retries = self._counter("retries", "attempts behind the first one of a request")
+        self._retries = self._counter("retries", "attempts after the first one of a request")
         self._wait = self._histogram(
             "queue_wait_seconds", "from a request's being read to its last binding", WAIT_SECONDS
         )

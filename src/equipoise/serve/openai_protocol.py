@@ -1,8 +1,7 @@
-"""What a client asks for: its body, read and checked before anything else sees it.
+"""The OpenAI API as the proxy reads it: bodies of requests, and events of streamed answers.
 
-The events of a stream, as bytes that are passed on and as tokens that are counted.
-
-Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
+Bodies are read and checked before any worker sees them; events are passed on as bytes and counted
+as tokens. Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import json
@@ -16,6 +15,7 @@ from equipoise.serve.settings import RANK_HEADER
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RANK_KEY = "data_parallel_rank"
 MOST_RANK = 1 << 20
+"""Bound of a data-parallel rank in a request: far more than there are, and no huge integer."""
 LONGEST_MODEL = 512
 """Letters of a model's name, which is kept as long as the request, and goes into the log."""
 
@@ -44,7 +44,7 @@ class ParsedRequest:
 
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
-    """Raises Refused (400) for what no worker could answer."""
+    """Raises RequestRefused (400) for what no worker could answer."""
     parsed = _mapping(body)
     model = parsed.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
@@ -149,7 +149,7 @@ def _rank(parsed: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
 MOST_EVENT = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
 MOST_TOKENS = 1 << 28
-"""A count or an estimate beyond it is not believed: policies cannot be told of it."""
+"""A count or an estimate beyond it is not believed: policies take no larger ones."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class EventReader:
 
     Attributes:
         tokens: tokens so far: one for each choice of an event that brings some, or what the worker
-            itself has said of usage last.
-        usage: what the worker has said.
+            itself reported as usage last.
+        usage: as the worker reported it.
         ended: whether the event that ends a stream, `[DONE]`, has come.
         failed_before_token: whether an error came before any token, and was not the request's.
     """
@@ -196,7 +196,7 @@ class EventReader:
         return whole
 
     def flush(self) -> bytes:
-        """What has come behind the last whole event, at the end of the stream."""
+        """Bytes after the last whole event, at the end of the stream."""
         rest, self._tail = self._tail, b""
         if rest:
             self._read(rest)
@@ -257,7 +257,7 @@ def _loaded(value: bytes) -> dict[str, Any]:
 
 
 def _brings_token(choice: object) -> bool:
-    """Not the event that only says who speaks, nor the one that only says why it ends."""
+    """Whether a choice brings text: not the event with only a role or only a finish reason."""
     if not isinstance(choice, dict):
         return False
     delta = choice.get("delta")

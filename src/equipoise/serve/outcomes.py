@@ -1,4 +1,4 @@
-"""What becomes of a request, and how the one who asked is told so in the API's own shape."""
+"""Outcomes of requests, and error responses in the API's own shape."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class RequestOutcome(StrEnum):
     WORKERS_FAILED = "workers_failed"
     """Every attempt failed before a token."""
     WORKER_LOST = "worker_lost"
-    """The worker was lost, or broke off, behind the first token."""
+    """The worker was lost, or broke off, after the first token."""
     TIMED_OUT = "timed_out"
     CLIENT_DISCONNECTED = "client_disconnected"
     CLIENT_STALLED = "client_stalled"
@@ -63,7 +63,7 @@ class ErrorResponse:
         return self._json().encode()
 
     def sse_event(self) -> bytes:
-        """As an event of a stream whose headers are out."""
+        """As an event of a stream, after its headers were sent."""
         return f"data: {self._json()}\n\n".encode()
 
     def _json(self) -> str:
@@ -72,7 +72,7 @@ class ErrorResponse:
 
 
 class RequestRefused(Exception):
-    """A request gets this fault instead of an answer."""
+    """Raised where a request gets an error response instead of an answer."""
 
     def __init__(self, error_response: ErrorResponse) -> None:
         super().__init__(error_response.message)

@@ -1,7 +1,4 @@
-"""Tasks that run as long as the proxy does; none of them dies unheard.
-
-The proxy: what is asked for by which path, what is noted of it, and how it begins and ends.
-"""
+"""The proxy: dispatches paths, keeps background tasks, starts, drains and shuts down."""
 
 import asyncio
 import json
@@ -46,10 +43,11 @@ from equipoise.serve.worker_reports import MetricsScraper
 
 LOG = logging.getLogger("equipoise.route")
 CANCEL_TIMEOUT = 5.0
+"""Seconds for background tasks to end once cancelled; one that hangs must not hang the exit."""
 
 
 class BackgroundTasks:
-    """Starts tasks, hears of their failures, and ends them.
+    """Starts background tasks, notices their failures, and cancels them.
 
     Attributes:
         failed: done as soon as one of them ends by itself, which none should.
@@ -60,7 +58,7 @@ class BackgroundTasks:
         self.failed = asyncio.Event()
 
     def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until the crew is dismissed."""
+        """Run `work` until `cancel_all`."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -91,10 +89,12 @@ PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "in
 READ, WRITE = ("GET", "HEAD"), ("POST",)
 OWN_PATHS = ("/health", "/ready", "/metrics", WORKERS)
 STATUS_CLIENT_GONE = 499
-"""A status that nobody reads: the client has left."""
+"""Status of a response to a client that has disconnected; it is not sent."""
 RECANCEL_INTERVAL = 0.05
-"""Seconds until requests that are to end are told so again."""
+"""Seconds after which requests that did not end are cancelled again: a request that was between
+two scopes when it was cancelled has nothing to cancel."""
 BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted: bursts come while the loop is busy."""
 
 
 @unique
@@ -110,7 +110,7 @@ class Proxy:
 
     Args:
         settings: see `RouteSettings`.
-        policy: over as many workers; called by nobody else.
+        policy: over as many workers; not called by anything else.
 
     Raises: UsageError for a log, or for TLS files, that cannot be opened.
     """
@@ -191,10 +191,11 @@ class Proxy:
     async def stop(self) -> int:
         """Take no more, let what is under way end, end what does not; returns how many those were.
 
-        Until then it listens: a refused connection would tell a load balancer less than a 503
+        Until then it listens: a refused connection says less to a load balancer than a 503
         with `Retry-After`, and metrics are wanted most while it drains. Bounded by
-        `Patience.drain` and some seconds.
+        `Timeouts.drain` and some seconds.
         """
+        # From here on new requests get 503; connections are closed last, so that others can end.
         self._phase = ProxyPhase.DRAINING
         await self._wait_drained()
         left = self._in_flight
@@ -214,11 +215,11 @@ class Proxy:
         return left
 
     def skip_drain(self) -> None:
-        """Wait no longer for what is under way."""
+        """End the drain now; requests that are left are cancelled."""
         self._drain_skipped.set()
 
     async def _wait_drained(self) -> None:
-        """Wait until nothing is under way, for so long, or until somebody is in a hurry."""
+        """Wait until the proxy is empty, the drain timeout is over, or the drain is skipped."""
         waits = [asyncio.create_task(one.wait()) for one in (self._idle, self._drain_skipped)]
         timeout = self._settings.timeouts.drain
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -236,7 +237,7 @@ class Proxy:
         """Answer anything at all."""
         response = await self._answered(request)
         # A head that is out has promised to keep the connection: a client that uses it again is
-        # answered by 503, where one whose connection is closed under its request learns nothing.
+        # answered by 503, where a client with a closed connection would learn nothing.
         if self._phase is ProxyPhase.DRAINING and not response.prepared:
             response.force_close()
         return response
@@ -249,7 +250,7 @@ class Proxy:
                 return self._answer_locally(request)
         except RequestRefused as refused:
             return _refusal(refused.error_response, name)
-        # Only these are waited for at the end: who watches the drain must not prolong it.
+        # Only these are waited for at the end: requests for metrics must not prolong the drain.
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -336,7 +337,7 @@ class Proxy:
 def worker_of_rank(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
     """The worker that a client means by a rank: by its headers, or else by its place.
 
-    Raises: Refused (400) where there is none.
+    Raises: RequestRefused (400) where there is none.
     """
     ranks = [one.rank for one in workers]
     if None in ranks or len(set(ranks)) < len(ranks):
@@ -354,7 +355,7 @@ def allowed_methods(path: str) -> tuple[str, ...]:
 
 
 def _check_method(request: web.BaseRequest) -> None:
-    """Raises Refused: 404 for a path that is not served, 405 for another method than its own."""
+    """Raises RequestRefused: 404 for an unknown path, 405 for a method that it does not have."""
     served = allowed_methods(request.path)
     if not served:
         raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")

@@ -1,14 +1,8 @@
-"""One request on its way from its client to a worker and back.
+"""Relays one request from its client to a worker and the answer back, with retries.
 
-How many tokens a prompt has, before anybody has counted them.
-
-Passes one stream on from a worker to a client, event by event.
-
-Takes a request for tokens from its client to a worker, and the answer back.
-
-arrive -> held -> bound -> sent -> passed on -> finished
+queued -> bound -> sent -> passed on -> finished
             ^               |
-            +--- again -----+   only before anything is passed on, and so many times at most
+            +--- retry -----+   only before anything is passed on, and a bounded number of times
 """
 
 import asyncio
@@ -53,7 +47,7 @@ class RequestContext:
         http_request: the client's.
         parsed: what it wants.
         stats: what is noted of it.
-        state: as the desk has it.
+        state: of the dispatcher.
         deadline: loop's time by which it has to be over.
     """
 
@@ -108,14 +102,14 @@ MOST_PRELUDE = 1 << 16
 """Bytes that are kept back until the first token, because until then all can be tried again."""
 
 CLOSING = 1.0
-"""Seconds that a worker may take to close behind `[DONE]`; its connection is used again then."""
+"""Seconds for a worker to end its stream after `[DONE]`, so that its connection can be reused."""
 
 
 class StreamRelay:
     """Of one attempt.
 
     Args:
-        dispatcher: told of tokens.
+        dispatcher: tokens are reported to it.
         context: the request.
         bound: the binding by which it was sent.
         scope: what runs here runs within it.
@@ -146,7 +140,7 @@ class StreamRelay:
         """All of it; `completed` is called when it has come.
 
         Raises: AttemptFailed where it must not be passed on any more; aiohttp's errors where the
-        worker breaks off; ClientLeft.
+        worker breaks off; ClientDisconnected.
         """
         while chunk := await self._next(answer):
             await self._pass(answer, self._reader.feed(chunk), self._loop.time())
@@ -171,7 +165,7 @@ class StreamRelay:
             raise AttemptFailed("its stream is empty")
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
-        """What comes next; nothing behind `[DONE]`, however the worker closes then, or does not."""
+        """The next bytes; none after `[DONE]`, whether the worker then closes its stream or not."""
         ended = self._reader.ended
         try:
             async with asyncio.timeout(CLOSING if ended else None):
@@ -241,7 +235,7 @@ class Relay:
         settings: the proxy's.
         dispatcher: where requests are bound.
         client: to the workers.
-        doubt: told the number of a worker that a request failed at.
+        doubt: called with the number of a worker that failed a request.
     """
 
     def __init__(
@@ -265,7 +259,7 @@ class Relay:
     ) -> web.StreamResponse:
         """The answer, passed on already where it is a stream; `wanted` is the only worker for it.
 
-        Raises: Refused; ClientLeft.
+        Raises: RequestRefused; ClientDisconnected.
         """
         stats.prompt = parsed.prompt_tokens or self.token_estimator.estimate(parsed.prompt_bytes)
         state = self._dispatcher.submit(self._size(parsed, stats.prompt, wanted), wanted)
@@ -279,19 +273,19 @@ class Relay:
             self._dispatcher.abort(state)
 
     def _size(self, parsed: ParsedRequest, prompt: int, wanted: int | None) -> int:
-        """What the policy is told of a prompt: no more than there is a worker for.
+        """Prompt size that the policy gets: at most what the largest worker holds.
 
         An estimate may be wrong, and the worker knows: once it is empty it gets
         what seems too long.
 
-        Raises: Refused (400) for a prompt that is known to be longer.
+        Raises: RequestRefused (400) for a prompt that is known to be longer.
         """
         workers = self._settings.workers
-        rooms = [
+        limits = [
             one.kv_tokens for one in (workers if wanted is None else workers[wanted : wanted + 1])
         ]
-        most = max((room for room in rooms if room is not None), default=prompt)
-        if None in rooms or prompt <= most:
+        most = max((limit for limit in limits if limit is not None), default=prompt)
+        if None in limits or prompt <= most:
             return prompt
         if parsed.prompt_tokens:
             message = f"the prompt has {prompt} tokens, and no worker has room for more than {most}"
@@ -321,7 +315,7 @@ class Relay:
             while True:
                 bound = await self._bound(context, late)
                 if bound is not None and state.status is bound:
-                    break  # and its worker was not lost before this task was told
+                    break  # else its worker was lost before this task ran
         finally:
             state.scope = None
             stats.queue_seconds += self._loop.time() - began

@@ -68,7 +68,7 @@ class RequestRecord:
 TIME_FIELDS = {"run", "arrived_at", "bound_at", "first_answer_at", "ended_at"}
 COUNT_FIELDS = {"attempts", "prompt", "output"}
 LATEST = 1e12
-"""Seconds; of what is no number nothing can be said."""
+"""Seconds: times beyond it are not times; NaN is refused too."""
 OPTIONAL = {"worker", "bound_at", "first_answer_at"}
 FIELD_NAMES = frozenset(field.name for field in fields(RequestRecord))
 
@@ -78,14 +78,14 @@ LINE_PREFIX = '{"run": '
 
 
 def _nobody(line: int) -> None:
-    """Told of lines that were cut off."""
+    """Ignores lines that were cut off."""
 
 
 def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[RequestRecord]:
     """The records of a log, in the order in which requests ended.
 
-    A line without its end is left out, and `cut` is told its number: the proxy was killed while it
-    wrote, or its disk was full.
+    A line without its end is left out, and `cut` is called with its number: the proxy was killed
+    while it wrote, or its disk was full.
 
     Raises: FormatError naming the file and the line.
     """
@@ -216,9 +216,11 @@ class RequestStats:
 
 LOG = logging.getLogger("equipoise.route")
 CAPACITY = 65_536
-"""Records that wait at most."""
+"""Records that wait at most: a minute of a stalled disk at 1,000 requests per second."""
 BATCH = 1024
+"""Records per write, so that a busy log takes few system calls."""
 CLOSING = 5.0
+"""Seconds at shutdown for the records that wait: a disk that hangs must not hang the exit."""
 
 
 def _ends_within_line(path: Path) -> bool:
@@ -262,7 +264,7 @@ class RequestLog:
         self._thread.start()
 
     def append(self, record: RequestRecord) -> None:
-        """Write it, some time; returns at once."""
+        """Queue it for the writer thread; returns at once."""
         if self._queue.qsize() >= self._capacity:
             self._drop(1, "its disk does not keep up")
             return

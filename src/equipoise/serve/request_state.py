@@ -1,6 +1,6 @@
-"""A request as the proxy has it, between its client and the policy.
+"""States of a request between client and policy, and what the proxy knows of each worker.
 
-What the proxy itself knows of its workers: for metrics, for retries, and for health.
+Metrics, retries and health read the latter.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class Queued:
 class Bound:
     """It is to be sent to `worker`, or has been, and nothing of an answer has been passed on.
 
-    One object a binding: who has sent it by an earlier one can see that it is over.
+    One object per binding, so that a task sees that an earlier one is over.
     """
 
     worker: int
@@ -36,7 +36,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Closed:
-    """It ended, and the policy has been told, or has said so itself."""
+    """It ended, and the policy knows, or has ended it itself."""
 
 
 RequestStatus: TypeAlias = Queued | Bound | Running | Closed
@@ -44,7 +44,7 @@ QUEUED, CLOSED = Queued(), Closed()
 
 
 class RequestState:
-    """Written by the desk; the request's own task reads it, and waits for it.
+    """Written by the dispatcher; the request's own task reads it, and waits for it.
 
     Args:
         request_id: what the policy calls it.
@@ -72,7 +72,7 @@ class RequestState:
     async def wait_until_bound(self) -> Bound:
         """The worker that it is bound to, as soon as there is one.
 
-        Raises: Interrupted where it is gone: the only worker for it was lost.
+        Raises: ScopeCancelled where it is gone: the only worker for it was lost.
         """
         if isinstance(self.status, Bound):
             return self.status
@@ -104,7 +104,7 @@ class WorkerView:
     """One worker.
 
     Attributes:
-        state: as the policy was told last.
+        state: as it was last reported to the policy.
         health: what was found of it last.
         kv_tokens: tokens in its KV cache; None: unknown.
         manually_drained: whether it is to get no more requests, by hand.
@@ -125,7 +125,7 @@ class WorkerView:
 
     @property
     def target_state(self) -> WorkerState:
-        """What the policy is to be told: what was found of it, unless somebody has set it aside.
+        """State to report to the policy: what health checks found, unless drained by hand.
 
         One that is lost, and does not serve yet, stays lost: it has nothing that it could drain.
         """
@@ -168,7 +168,7 @@ def load_imbalance(workers: Sequence[WorkerView]) -> LoadImbalance:
 def least_loaded(workers: Sequence[WorkerView], without: int, size: int = 0) -> int | None:
     """The worker that serves and has least to do, other than `without`; None: there is none.
 
-    Those whose KV cache would never hold `size` are left out.
+    Workers with a KV cache too small for `size` are left out.
     """
     others = [
         (len(one.requests), one.load, number)

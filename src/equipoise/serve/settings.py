@@ -1,4 +1,4 @@
-"""What a proxy is told: its workers, its limits, and how long it waits for what."""
+"""Settings of a proxy: workers, limits, timeouts, health checks, access."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum, unique
 from pathlib import Path
 
 RANK_HEADER = "X-data-parallel-rank"
-"""By which engines are told which of their data-parallel ranks a request is for."""
+"""Header by which engines take the data-parallel rank of a request."""
 MIB = 1 << 20
 
 
@@ -75,7 +75,7 @@ class Timeouts:
         header: for the head of a request (408).
         body: for the body of a request (408).
         idle: for the next request of a connection.
-        drain: for the requests under way, once the proxy is told to end.
+        drain: for the requests under way, once the proxy is asked to end.
     """
 
     connect: float = 5.0
@@ -110,15 +110,15 @@ class HealthSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSettings:
-    """By which names of Prometheus workers tell what they have to do, and how often they are asked.
+    """Names of the Prometheus metrics that workers report load by, and how often they are read.
 
     Attributes:
         waiting: requests that a worker has not admitted.
         running: requests that it has.
         kv_usage: the part of its KV cache that is taken, 0 to 1; None: tokens / kv_tokens.
         tokens: in its KV cache; None: kv_usage x kv_tokens.
-        rank_label: of several ranks that tell on one page, the label that tells them apart.
-        path: where a server tells.
+        rank_label: label that distinguishes several ranks on one page.
+        path: of the page.
         interval: seconds from an answer to the next question.
         timeout: seconds for an answer.
     """
@@ -170,7 +170,7 @@ class AccessSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSettings:
-    """Everything that `equipoise route` is told.
+    """All settings of `equipoise route`.
 
     Attributes:
         reports: what workers are asked for the policy; None: they are not asked.

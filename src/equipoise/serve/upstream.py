@@ -1,4 +1,4 @@
-"""One request to one worker, over a connection of its own or one that was left open."""
+"""One HTTP request to one worker, over a new connection or an idle one."""
 
 import io
 import logging
@@ -13,6 +13,7 @@ from equipoise.serve.settings import Limits, Timeouts
 
 LOG = logging.getLogger("equipoise.route")
 PIECE = 1 << 16
+"""Bytes per read."""
 LARGE = 1 << 20
 """Bytes of a body."""
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
@@ -32,7 +33,7 @@ class AttemptFailed(Exception):
 
     @property
     def error_response(self) -> ErrorResponse:
-        """What the client is told if there is no further attempt."""
+        """The error response if there is no further attempt."""
         return ErrorResponse(
             502, RequestOutcome.WORKERS_FAILED, f"no worker answered: {self}", "worker_failed"
         )
@@ -54,7 +55,7 @@ class BufferedAnswer:
 
 
 def open_client(timeouts: Timeouts) -> aiohttp.ClientSession:
-    """For all workers; to be closed by who opens it."""
+    """One session for all workers; the caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
         # All other waits are bounded by scopes, which know what is waited for.
@@ -85,7 +86,7 @@ async def send_request(
         if answer.content.at_eof():
             answer.release()
         else:
-            # That is how a worker learns that nobody wants the rest.
+            # A closed connection is how a worker learns that the rest is not wanted.
             answer.close()
 
 
@@ -107,12 +108,12 @@ def is_stream(answer: aiohttp.ClientResponse) -> bool:
 
 
 def is_framed(answer: aiohttp.ClientResponse) -> bool:
-    """Whether its end can be told from the end of its connection."""
+    """Whether its end can be distinguished from the end of its connection."""
     return "Transfer-Encoding" in answer.headers or "Content-Length" in answer.headers
 
 
 def describe_failure(error: BaseException) -> str:
-    """In one line, without addresses of workers: those are nobody's business."""
+    """In one line, without addresses of workers: clients must not learn them."""
     match error:
         case aiohttp.ClientConnectorError() | aiohttp.ServerTimeoutError():
             return "it does not take connections"

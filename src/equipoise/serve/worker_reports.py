@@ -1,11 +1,8 @@
-"""Reads the few numbers that are wanted out of what a server tells Prometheus.
+"""Reads load reports from the Prometheus pages of workers and hands them to the policy.
 
-Format: https://prometheus.io/docs/instrumenting/exposition_formats/, the text one. A server tells
-much more than is wanted, several times a second: only lines of wanted names are looked at.
-
-Asks the servers what they have to do, and tells the policy: reports of workers.
-
-Nothing waits for it. A question that fails is counted, and the policy goes on with what it knows.
+Nothing waits for a report: one that fails is counted, and the policy goes on with the last one.
+Only lines of wanted metrics are parsed, because a page has many more and is read several times a
+second. Format: https://prometheus.io/docs/instrumenting/exposition_formats/, the text one.
 """
 
 import asyncio
@@ -71,7 +68,9 @@ LOG = logging.getLogger("equipoise.route")
 MAX_PAGE = 16 << 20
 """Bytes of a page."""
 PIECE = 1 << 16
+"""Bytes per read."""
 MAX_VALUE = float(1 << 48)
+"""A larger value is no count of tokens or requests, and policies take no larger one."""
 FAILURES = (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError, InvalidMetrics)
 
 
@@ -81,7 +80,7 @@ class MetricsScraper:
     Args:
         client: to ask with.
         workers: of that server, by number.
-        dispatcher: told of every report.
+        dispatcher: gets every report.
         settings: what is asked for, and how often.
         key: sent with the question; None: none is.
     """
@@ -101,7 +100,7 @@ class MetricsScraper:
         self._failing = False
 
     async def run(self) -> None:
-        """Ask for ever; who is lost is not asked."""
+        """Read reports until cancelled; lost workers are skipped."""
         while True:
             await asyncio.sleep(self._settings.interval)
             views = self._dispatcher.workers

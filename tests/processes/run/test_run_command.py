@@ -138,7 +138,7 @@ def test_run_reports_different_outputs_when_a_copy_is_not_committed(
 
 
 @short_or_four
-def test_run_with_locked_commit_keeps_outputs(
+def test_run_with_in_place_commit_keeps_outputs(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], served: tuple[str, ...]
 ) -> None:
     report = tmp_path / "figures.json"

@@ -47,8 +47,8 @@ BAD = {
     "a target that is no number": (("--target", "nan"), "expected a number, got 'nan'"),
     "slack beyond the mean": (("--slack", "1.1"), "--slack must be 0 to 1, got 1.1"),
     "many deviations": (("--sigma", "101"), "--sigma must be 0 to 100, got 101"),
-    "negative hysteresis": (("--min-gain", "-1"), "--min-gain must be 0 to 1000, got -1"),
-    "endless hysteresis": (("--min-gain", "1e300"), "must be 0 to 1000, got 1e+300"),
+    "negative minimum gain": (("--min-gain", "-1"), "--min-gain must be 0 to 1000, got -1"),
+    "endless minimum gain": (("--min-gain", "1e300"), "must be 0 to 1000, got 1e+300"),
     "a third survival": (("--slots", "64", "--survive", "3"), "--survive must be 0 to 2, got 3"),
     "too few slots to survive": (
         ("--survive", "1"),
@@ -68,7 +68,10 @@ BAD = {
         ("--slots-per-message", "0"),
         "--slots-per-message must be 1 to 4096, got 0",
     ),
-    "no patience": (("--max-stalled-steps", "0"), "--max-stalled-steps must be 1 to 100000, got 0"),
+    "no stalled steps": (
+        ("--max-stalled-steps", "0"),
+        "--max-stalled-steps must be 1 to 100000, got 0",
+    ),
     "no layer a step": (
         ("--commit", "in_place", "--layer-updates-per-iter", "0"),
         "--layer-updates-per-iter must be 1 to 4096, got 0",
@@ -77,7 +80,7 @@ BAD = {
         ("--staging-bytes", "59kiB"),
         "--staging-bytes 60416 bytes does not hold a slot: at least 60KiB",
     ),
-    "nothing in flight": (("--staging-bytes", "0"), "expected whole bytes such as 24MiB or 44M"),
+    "no staging": (("--staging-bytes", "0"), "expected whole bytes such as 24MiB or 44M"),
     "an unknown rule": (
         ("--routing-rule", "fair"),
         "expected shares or vllm or tensorrt_llm, got 'fair'",
@@ -197,7 +200,7 @@ def test_engine_option_cases_cover_every_option() -> None:
 
 
 @pytest.mark.slow
-def test_layer_updates_option_arrives_with_locked_commit(
+def test_layer_updates_option_arrives_with_in_place_commit(
     equipoise: Callable[..., Any], asked: list[RunSettings]
 ) -> None:
     line = ("run", "--quiet", "--commit", "in_place", "--layer-updates-per-iter", "5")

@@ -76,8 +76,8 @@ BAD = {
     "an unknown model": ((*DRAWN, "--step-model", "mine"), "expected share or bfio or blog or dy"),
     "steps without time": ((*DRAWN, "--seconds-per-token", "0"), "must be above 0"),
     "negative noise": ((*DRAWN, "--noise", "-1"), "--noise must be 0 to 10, got -1"),
-    "no patience": ((*DRAWN, "--queue-timeout", "0"), "--queue-timeout must be above 0"),
-    "negative patience": (
+    "no queue timeout": ((*DRAWN, "--queue-timeout", "0"), "--queue-timeout must be above 0"),
+    "negative queue timeout": (
         (*DRAWN, "--queue-timeout", "-1"),
         "--queue-timeout must be 0 to 1e+09, got -1",
     ),
@@ -87,9 +87,9 @@ BAD = {
     ),
     "no front end": ((*DRAWN, "--front-ends", "0"), "--front-ends must be at least 1"),
     "no window": ((*DRAWN, "--window", "0"), "--window must be at least 1"),
-    "negative ageing": ((*DRAWN, "--wait-bonus", "-1"), "--wait-bonus must be 0 to"),
+    "negative wait bonus": ((*DRAWN, "--wait-bonus", "-1"), "--wait-bonus must be 0 to"),
     "negative slack": ((*DRAWN, "--slack", "-1"), "--slack must be 0 to"),
-    "negative gather": ((*DRAWN, "--prefill-wait", "-1"), "--prefill-wait must be 0 to"),
+    "negative prefill wait": ((*DRAWN, "--prefill-wait", "-1"), "--prefill-wait must be 0 to"),
     "acceptance of nothing": ((*DRAWN, "--acceptance", "0.5"), "--acceptance needs --draft-tokens"),
     "a chance above one": (
         (*DRAWN, "--draft-tokens", "2", "--acceptance", "1.5"),

@@ -39,7 +39,7 @@ def run_context(settings: RunSettings) -> RunContext:
     )
 
 
-def test_engine_config_takes_every_run_setting() -> None:
+def test_balancer_config_takes_every_run_setting() -> None:
     config = balancer_config(run_context(TOLD), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
     assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
@@ -49,7 +49,7 @@ def test_engine_config_takes_every_run_setting() -> None:
     assert (config.layer_updates_per_iter, config.timeout) == (5, 12.0)
 
 
-def test_engine_config_of_default_run_has_engine_defaults() -> None:
+def test_balancer_config_of_default_run_has_engine_defaults() -> None:
     told = balancer_config(run_context(RunSettings()), Variant(VariantName.EXACT, 40))
     plain = BalancerConfig(
         name=told.name,

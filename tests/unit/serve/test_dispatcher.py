@@ -45,7 +45,7 @@ ACTS = st.one_of(
 
 
 class Play:
-    """A desk over the strict policy, and what its callers would do."""
+    """A dispatcher over the strict policy, driven as its callers drive it."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self.dispatcher = RequestDispatcher(policy, WORKERS, max_queued=5)
@@ -151,7 +151,7 @@ def test_policy_protocol_holds_for_any_event_order(
 
 
 class Told(LateBinding):
-    """Notes how often it is told of tokens."""
+    """Counts the calls of `on_tokens`."""
 
     def __init__(self) -> None:
         super().__init__([8])

@@ -1,4 +1,4 @@
-"""Prompts that are longer than the KV cache of any worker: told at once, or left to the worker."""
+"""Prompts longer than the KV cache of any worker: refused at once, or left to the worker."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -167,7 +167,7 @@ def test_proxy_holds_request_until_worker_serves() -> None:
     run(work())
 
 
-def test_proxy_rejects_held_request_after_hold_timeout() -> None:
+def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
     async def work() -> None:
         timeouts = Timeouts(queue=0.3)
         async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as site:
@@ -182,7 +182,7 @@ def test_proxy_rejects_held_request_after_hold_timeout() -> None:
     run(work())
 
 
-def test_proxy_holds_requests_up_to_limit_when_workers_are_full() -> None:
+def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
     async def work() -> None:
         fake = Fake("w0", slots=2)
         async with proxied(fake, limits=Limits(queued=3)) as site:
@@ -237,7 +237,7 @@ def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
     run(work())
 
 
-def test_disconnected_client_removes_held_request() -> None:
+def test_disconnected_client_removes_queued_request() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0", slots=1)) as site:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}})

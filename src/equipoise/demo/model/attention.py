@@ -1,10 +1,9 @@
-"""Where each row of a batch belongs: worked out once per forward, used by every layer.
+"""Causal attention whose shapes depend on one request alone, never on the rest of the batch.
 
-Causal attention whose shapes depend on one request alone, never on its company.
-
-Keys and values are always taken over the whole context and masked, so the sums have one length;
-a prefill sequence is one product per head; decode requests are taken by fixed blocks of
-neighbouring cache slots, each query padded to `ROW_MULTIPLE` rows.
+Keys and values are taken over the whole context and masked, so that all sums have one length. A
+prefill sequence is one product per head; decode requests are taken by fixed blocks of neighbouring
+cache slots, each query padded to `ROW_MULTIPLE` rows. Where each row of a batch belongs is computed
+once per forward and used by every layer.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ MOST_ROWS = 1536
 
 
 class NotBatchInvariant(EquipoiseError):
-    """This processor computes a row otherwise when other rows are beside it."""
+    """This processor computes a row otherwise when its batch has other rows."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from equipoise.demo.model.config import HOST, ModelConfig
 from equipoise.demo.model.rows import padded_count
 
 SLOT_BLOCK = 8
-"""Decode attention works on this many neighbouring slots at a time, whoever is in them."""
+"""Decode attention works on this many neighbouring slots at a time, in use or not."""
 
 LOOK_BACK = 2
 """How many previous bytes the embedding sees."""

@@ -31,7 +31,7 @@ def pad_rows(x: Tensor) -> Tensor:
 
 def group_rows(device: torch.device) -> None:
     """From now on compute rows there `ROW_MULTIPLE` at a time: a device that chooses its way by the
-    number of rows is always given the same number. Slower, and for whoever needs the bits."""
+    number of rows is always given the same number. Slower, and only for comparisons to the bit."""
     _grouped.add(device)
 
 

@@ -1,1 +1,1 @@
-"""What an operator is advised: a model of recorded load on given hardware, not a measurement."""
+"""Advice for operators: a model of recorded load on given hardware, not a measurement."""

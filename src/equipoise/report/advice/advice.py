@@ -1,4 +1,4 @@
-"""Advice: the answers to an operator's questions, each with what it rests on."""
+"""All answers of `equipoise advise`, computed from its inputs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
-"""Hardware: what one device can hold, read, compute and receive.
+"""A roofline of expert layers: rates and memory of a device, size and work of an expert.
 
-One expert of one layer: what it weighs, and what a row costs.
-
-How long the experts of a layer take: the slowest rank, at the peak rates of its hardware.
+An expert layer takes as long as its slowest rank, at the peak rates of the hardware.
 """
 
 import math
@@ -101,8 +99,8 @@ def find_hardware(name: str) -> Hardware:
         raise FormatError(name, f"cannot be read: {error.strerror}") from None
     if not isinstance(items, dict) or not items:
         raise FormatError(name, f"is not a mapping of figures: {', '.join(KEYS)}")
-    said = items.pop("name", path.stem)
-    return _hardware(str(said), items, name)
+    named = items.pop("name", path.stem)
+    return _hardware(str(named), items, name)
 
 
 def _hardware(name: str, items: Mapping[object, object], where: str = "") -> Hardware:

@@ -1,10 +1,7 @@
-"""What is asked: everything that advice rests on.
+"""Inputs of advice: statistics split into windows to plan on and windows to measure on.
 
-What chance leaves: imbalance of rows thrown on ranks without preference, for any number.
-
-A trial: some windows to plan on, others to measure on.
-
-A step: its rows, and how long its experts take.
+Also the imbalance that chance leaves when rows fall on ranks at random, and the rows and time of a
+step.
 """
 
 import math
@@ -26,7 +23,7 @@ OnProgress = Callable[[str], None]
 
 
 def no_progress(what: str) -> None:
-    """Nobody hears of it."""
+    """Ignores it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +165,7 @@ def _mean_of_known(values: Reals) -> Reals:
 
 
 def step_rows(question: AdviceInputs, split: TrainTestSplit) -> int:
-    """Rows of a layer in a step, over all ranks: as said, or those of a window."""
+    """Rows of a layer in a step, over all ranks: as asked for, or those of a window."""
     return question.step_rows or split.rows
 
 

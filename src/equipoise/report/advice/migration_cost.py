@@ -52,7 +52,7 @@ class MigrationCost:
         name: for people.
         copies: that a rank does not hold yet, over all ranks and layers.
         busiest: copies that the rank which receives most receives, over all layers.
-        steps: that these take beside the forward.
+        steps: that these take, overlapped with the forward pass.
         bulk_stall: seconds where serving pauses until all have arrived.
         layer_stall: seconds where each layer's copies have to arrive within a step, while the layer
             itself is not computing, and serving waits for what does not.

@@ -1,7 +1,4 @@
-"""How many redundant slots?
-
-On how many ranks: the size of the expert-parallel group.
-"""
+"""How many redundant slots, and how many ranks in the expert-parallel group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,8 +29,8 @@ class SlotChoice:
         connected: whether ranks can be connected, so that shares can level any batch.
         planned: imbalance of the rows planned on, mean over layers.
         measured: imbalance of the windows measured on, mean over them and layers.
-        extra_bytes: of a rank, over all layers, more than with the fewest slots; None where nobody
-            said what an expert weighs.
+        extra_bytes: of a rank, over all layers, more than with the fewest slots; None where the
+            size of an expert is unknown.
         seconds: of all layers of a step on the slowest ranks; None without hardware.
     """
 
@@ -144,7 +141,7 @@ class RankChoice:
         ranks: that serve.
         per_rank: slots of a layer and rank; as few as can hold all experts and connect the ranks.
         measured: imbalance of the windows measured on, mean over them and layers.
-        weight_bytes: of a rank, over all layers; None where nobody said what an expert weighs.
+        weight_bytes: of a rank, over all layers; None where the size of an expert is unknown.
         memory: part of a rank's memory that these take; None without hardware.
         seconds: of all layers of a step on the slowest ranks; None without hardware.
         latency: part of the latency asked for that these are; None where there is none.

@@ -1,7 +1,4 @@
-"""What advice rests on, spelt out for the reader.
-
-The table of `equipoise advise`, 80 columns wide: answers first, what they rest on last.
-"""
+"""The table of `equipoise advise`, 80 columns wide: answers first, their inputs last."""
 
 from collections.abc import Iterator
 from textwrap import fill
@@ -21,8 +18,8 @@ def basis_lines(advice: Advice) -> Iterator[str]:
     """Lines of a name and what it is."""
     question, split = advice.question, advice.split
     yield _basis_line("load", _load(advice))
-    said = "as said" if question.step_rows else "a window is taken for a step"
-    yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {said}")
+    source = "as asked for" if question.step_rows else "a window is taken for a step"
+    yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {source}")
     runs = "experts in their order, one copy each" if question.installed is None else "installed"
     yield _basis_line("now", runs)
     yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")

@@ -82,7 +82,7 @@ class Worth:
 
     @property
     def greedy_gain(self) -> float:
-        """Part of the slowest rank's rows that the public rule saves beside the plan.
+        """Part of the slowest rank's rows that the public rule saves compared with the plan.
 
         0 where that is hardly anything: what is planned on is not what comes, and the plan, which
         levels the former better, may be the worse guess.

@@ -1,6 +1,6 @@
-"""Recorded rows as linear experts would serve them, and as a placement would.
+"""Recorded rows served by experts in linear order, and by a placement: figures and table.
 
-The table of `equipoise report`, 80 columns wide.
+The table is 80 columns wide.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The heat maps of a comparison: which rank, and which expert, had how much to do.
-
-The page of `equipoise report`: one HTML file that needs nothing else.
-"""
+"""The HTML page of `equipoise report`, with heat maps of ranks and experts."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING

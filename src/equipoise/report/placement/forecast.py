@@ -1,6 +1,6 @@
-"""What a plan would bring: imbalance before and after, on the rows that it was planned for.
+"""Imbalance before and after a plan, on the rows that it was made from, and the table of `plan`.
 
-The table that `equipoise plan` ends with, 80 columns wide.
+The table is 80 columns wide.
 """
 
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class Forecast:
 
     @property
     def bytes_moved(self) -> int | None:
-        """Of all copies that move; None where nobody said what an expert weighs."""
+        """Of all copies that move; None where the size of an expert is unknown."""
         size = self.options.expert_bytes
         return None if size is None else size * self.moves
 

@@ -1,6 +1,6 @@
-"""Load of workers over time, reconstructed from a log of requests.
+"""Figures of a request log: of all requests, of each worker, and load over time.
 
-Figures of a proxy's log: of all requests together, and of each worker's.
+Load is reconstructed: tokens are put at equal distances between first answer and end.
 """
 
 from collections import Counter
@@ -50,27 +50,25 @@ class WorkerLoads:
         return self.imbalance / float(envelope.mean()) if envelope.size else float("nan")
 
 
-def worker_loads(routed: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None:
+def worker_loads(log: ProxyLog, moments: int = MOMENTS) -> WorkerLoads | None:
     """None where no worker had a request.
 
     A request weighs its prompt from its binding on, and its tokens as they come: at equal
     distances from the first to the end, since a log has no others. Tokens of an answer that is not
     streamed weigh nothing: the policy learns of them at the end.
     """
-    if not routed.bound_requests:
+    if not log.bound_requests:
         return None
-    begin = routed.begin
-    step = max(routed.seconds, 1e-9) / moments
+    begin = log.begin
+    step = max(log.seconds, 1e-9) / moments
     times: Reals = np.asarray((np.arange(moments) + 0.5) * step, dtype=np.float64)
     columns = [
         _load([request for request in requests if request.bound_at is not None], begin, times)
-        for requests in routed.by_worker.values()
+        for requests in log.by_worker.values()
     ]
     tokens = np.stack(columns, axis=1)
     starts = [
-        request.bound_at - begin
-        for request in routed.bound_requests
-        if request.bound_at is not None
+        request.bound_at - begin for request in log.bound_requests if request.bound_at is not None
     ]
     during = (times >= min(starts)) & (times <= max(max(starts), min(starts) + step))
     return WorkerLoads(times, tokens, during & (tokens.max(axis=1) > 0))
@@ -87,13 +85,13 @@ def _load(requests: list[LoggedRequest], begin: float, times: Reals) -> Reals:
     passed = np.searchsorted(when[order], times, side="right")
     levels = np.concatenate([[0.0], np.cumsum(level)])[passed]
     slopes = np.concatenate([[0.0], np.cumsum(slope)])[passed]
-    # What is switched on and off leaves the rounding of a sum behind.
+    # Adding and subtracting the same loads leaves a rounding error.
     load = levels + slopes * times
     return np.where(load > 1e-3, load, 0.0)
 
 
 def _edges(request: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
-    """(seconds behind `begin`, by how much the level changes, by how much the slope does)."""
+    """(seconds after `begin`, by how much the level changes, by how much the slope does)."""
     assert request.bound_at is not None
     bound = request.bound_at - begin
     end = max(request.ended_at - begin, bound)
@@ -108,7 +106,7 @@ def _edges(request: LoggedRequest, begin: float) -> list[tuple[float, float, flo
 
 @dataclass(frozen=True)
 class MeanAndP99:
-    """Mean and 99th percentile in seconds; nan where nobody has any."""
+    """Mean and 99th percentile in seconds; nan without any."""
 
     mean: float
     p99: float
@@ -169,21 +167,21 @@ class ProxyLogFigures:
         return found
 
 
-def proxy_log_figures(routed: ProxyLog) -> ProxyLogFigures:
+def proxy_log_figures(log: ProxyLog) -> ProxyLogFigures:
     """All of them."""
-    loads = worker_loads(routed)
-    means = {} if loads is None else dict(zip(routed.workers, _mean_loads(loads), strict=True))
+    loads = worker_loads(log)
+    means = {} if loads is None else dict(zip(log.workers, _mean_loads(loads), strict=True))
     return ProxyLogFigures(
-        seconds=routed.seconds,
-        outcomes=dict(Counter(request.outcome for request in routed.requests).most_common()),
-        total=_share(routed.requests, sum(means.values()) if means else float("nan")),
+        seconds=log.seconds,
+        outcomes=dict(Counter(request.outcome for request in log.requests).most_common()),
+        total=_share(log.requests, sum(means.values()) if means else float("nan")),
         workers={
             name: _share(requests, means.get(name, float("nan")))
-            for name, requests in routed.by_worker.items()
+            for name, requests in log.by_worker.items()
         },
         imbalance=float("nan") if loads is None else loads.imbalance,
         idle=float("nan") if loads is None else loads.idle,
-        cut_lines=routed.cut_lines,
+        cut_lines=log.cut_lines,
     )
 
 

@@ -24,12 +24,12 @@ PARTS = (("Requests and tokens", 0, 4), ("Times", 4, 10))
 """The columns, in tables that fit a page."""
 
 
-def render_html(routed: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, str]) -> str:
+def render_html(log: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, str]) -> str:
     """The whole file as text; `about` names the command. Raises PlotsMissing."""
-    drawn = (request_gantt(routed), worker_load_plot(routed), wait_by_prompt(routed))
+    drawn = (request_gantt(log), worker_load_plot(log), wait_by_prompt(log))
     body = "\n".join(
         (
-            _head(routed, figures),
+            _head(log, figures),
             _tiles(figures),
             *(picture_section(picture) for picture in drawn if picture is not None),
             section("Worker by worker", _workers(figures)),
@@ -46,13 +46,13 @@ def render_html(routed: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, 
     )
 
 
-def _head(routed: ProxyLog, figures: ProxyLogFigures) -> str:
+def _head(log: ProxyLog, figures: ProxyLogFigures) -> str:
     completed, total = figures.outcomes.get(COMPLETED, 0), figures.total.requests
     mood = "good" if completed == total else "bad"
     verdict = f"{completed:,} of {total:,} requests completed"
     return (
         "<header><h1>Where requests went</h1>"
-        f'<p class="soft">{escape_html(routed.log)}: {escape_html(title(figures))}. '
+        f'<p class="soft">{escape_html(log.log)}: {escape_html(title(figures))}. '
         "From the log of equipoise route.</p>"
         f'<div class="verdict {mood}">{escape_html(verdict)}</div></header>'
     )

@@ -1,9 +1,4 @@
-"""Which requests a Gantt chart shows, and in which lanes.
-
-Requests of every worker over time: waiting, computing a prompt, making tokens.
-
-Load of every worker over time, and who waits how long.
-"""
+"""Plots of a request log: requests and load of every worker over time, waits by prompt length."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,12 +36,12 @@ class LogExcerpt:
     begin: float
 
 
-def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
+def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
     """Those in the middle, where there are more than can be drawn; None where there are none."""
-    workers = routed.workers[:MOST_WORKERS]
+    workers = log.workers[:MOST_WORKERS]
     shown = set(workers)
     known = sorted(
-        (request for request in routed.bound_requests if request.worker in shown),
+        (request for request in log.bound_requests if request.worker in shown),
         key=lambda request: request.arrived_at,
     )
     if not known:
@@ -54,9 +49,7 @@ def log_excerpt(routed: ProxyLog) -> LogExcerpt | None:
     skipped = max(0, len(known) - MOST_REQUESTS) // 2
     middle = known[skipped : skipped + MOST_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
-    return LogExcerpt(
-        workers, lanes, len(middle) == len(routed.bound_requests), middle[0].arrived_at
-    )
+    return LogExcerpt(workers, lanes, len(middle) == len(log.bound_requests), middle[0].arrived_at)
 
 
 def pack_lanes(requests: Sequence[LoggedRequest]) -> tuple[tuple[LoggedRequest, ...], ...]:
@@ -92,9 +85,9 @@ LANE_HEIGHT = 0.035
 LONGEST_NAME = 18
 
 
-def request_gantt(routed: ProxyLog) -> Picture | None:
+def request_gantt(log: ProxyLog) -> Picture | None:
     """None where no worker had a request."""
-    excerpt = log_excerpt(routed)
+    excerpt = log_excerpt(log)
     if excerpt is None:
         return None
     heights = [min(MOST, max(LEAST, LANE_HEIGHT * len(lanes))) for lanes in excerpt.lanes]
@@ -110,20 +103,20 @@ def request_gantt(routed: ProxyLog) -> Picture | None:
 
     return Picture(
         "Requests, worker by worker",
-        f"{_which(routed, excerpt)} Each is a line from its arrival at the proxy to its end, at "
+        f"{_which(log, excerpt)} Each is a line from its arrival at the proxy to its end, at "
         "the worker that had it last. Waiting is done at the proxy, where a request can still go "
         "anywhere; a red end is one that did not end well.",
         draw("requests", 1.0 + sum(heights), paint),
     )
 
 
-def _which(routed: ProxyLog, excerpt: LogExcerpt) -> str:
+def _which(log: ProxyLog, excerpt: LogExcerpt) -> str:
     shown = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
     if excerpt.whole:
         return f"All {shown:,} requests that a worker had."
-    of = f"of the {len(routed.bound_requests):,} that a worker had"
-    workers = f", on {len(excerpt.workers)} of {len(routed.workers)} workers"
-    fewer = workers if len(excerpt.workers) < len(routed.workers) else ""
+    of = f"of the {len(log.bound_requests):,} that a worker had"
+    workers = f", on {len(excerpt.workers)} of {len(log.workers)} workers"
+    fewer = workers if len(excerpt.workers) < len(log.workers) else ""
     return f"{shown:,} requests from the middle {of}{fewer}."
 
 
@@ -205,13 +198,13 @@ RASTER_FROM = 16
 """Lines as such up to so many; more are an image, which does not grow with their number."""
 CLASSES = 10
 MIN_REQUESTS = 20
-"""Requests, of which classes can be told apart."""
+"""Requests, which suffice for classes."""
 BLUE, RED = "#3d6fb6", "#b3331d"
 
 
-def worker_load_plot(routed: ProxyLog) -> Picture | None:
+def worker_load_plot(log: ProxyLog) -> Picture | None:
     """None where no worker had a request."""
-    loads = worker_loads(routed, DRAWN_MOMENTS)
+    loads = worker_loads(log, DRAWN_MOMENTS)
     if loads is None:
         return None
 
@@ -272,12 +265,10 @@ def _keys() -> list[object]:
     ]
 
 
-def prompt_classes(routed: ProxyLog) -> list[Reals]:
+def prompt_classes(log: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
     known = [
-        (request.prompt, request.wait)
-        for request in routed.bound_requests
-        if request.wait is not None
+        (request.prompt, request.wait) for request in log.bound_requests if request.wait is not None
     ]
     if len(known) < MIN_REQUESTS:
         return []
@@ -287,9 +278,9 @@ def prompt_classes(routed: ProxyLog) -> list[Reals]:
     return [pairs[which == number] for number in np.unique(which)]
 
 
-def wait_by_prompt(routed: ProxyLog) -> Picture | None:
+def wait_by_prompt(log: ProxyLog) -> Picture | None:
     """None where prompts are too few, or too much alike, to be classed."""
-    classes = prompt_classes(routed)
+    classes = prompt_classes(log)
     if len(classes) < 2:
         return None
 

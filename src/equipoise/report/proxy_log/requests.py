@@ -1,4 +1,4 @@
-"""What became of requests at a proxy, as pictures and tables take it."""
+"""Requests of one run of a proxy, as tables and plots take them."""
 
 import re
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class LoggedRequest:
 
     @property
     def first_token_at(self) -> float | None:
-        """When tokens of it began to be told to the policy one after the other."""
+        """When the policy began to learn of its tokens one by one; None unless streamed."""
         return self.first_answer_at if self.streamed else None
 
     @property
@@ -54,7 +54,7 @@ class LoggedRequest:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each token behind the first; of a completed stream only."""
+        """Seconds for each token after the first; of a completed stream only."""
         if self.first_token_at is None or self.output < 2 or self.outcome != COMPLETED:
             return None
         return max(0.0, self.ended_at - self.first_token_at) / (self.output - 1)

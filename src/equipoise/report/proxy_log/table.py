@@ -1,4 +1,4 @@
-"""The table of a proxy's log, 100 columns wide where names of workers are short."""
+"""The table of a request log, 100 columns wide where names of workers are short."""
 
 from collections.abc import Iterator
 from math import isnan
@@ -41,7 +41,7 @@ def outcomes(figures: ProxyLogFigures) -> Iterator[str]:
 
 
 def table_rows(figures: ProxyLogFigures) -> list[tuple[str, ...]]:
-    """A row for each worker, then one for all; as many cells as `HEADS`, behind the name."""
+    """A row for each worker, then one for all; as many cells as `HEADS`, after the name."""
     rows = [(printable(name), *_cells(share)) for name, share in figures.workers.items()]
     return [*rows, (ALL, *_cells(figures.total))]
 

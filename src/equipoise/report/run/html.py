@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, neither network nor folder."""
+"""The HTML report of a run: one file that needs neither network nor folder."""
 
 import json
 from collections.abc import Iterable
@@ -126,7 +126,7 @@ def _samples(record: RunRecord) -> str:
 
 
 def _engine(summary: RunSummary) -> list[str]:
-    """What the engine was told; nothing where there was none."""
+    """Options of the engine; nothing without one."""
     if not summary.engine_options:
         return []
     note = '<p class="soft">By option of the command; staging_bytes is of a rank.</p>'
@@ -134,7 +134,7 @@ def _engine(summary: RunSummary) -> list[str]:
         (key, human_bytes(int(value)) if key == "staging_bytes" else value)
         for key, value in summary.engine_options.items()
     )
-    return [section("What the engine was told", note + _list(facts))]
+    return [section("Options of the engine", note + _list(facts))]
 
 
 def _machine(summary: RunSummary, command: str) -> str:

@@ -1,9 +1,8 @@
-"""The noise floor: the imbalance that chance alone leaves behind a perfect balance.
+"""The formulas of `docs/metrics.md`, each once, and the noise floor.
 
-The formulas of `docs/metrics.md`, each once.
-
-Throughout, `rank_rows` is (steps, layers, ranks) int64: rows, one per (token, k), that a rank's
-experts computed. A (step, layer) without any row has no balance and is left out of every mean.
+The noise floor is the imbalance that chance leaves with a perfect placement. Throughout,
+`rank_rows` is (steps, layers, ranks) int64: rows, one per (token, k), that a rank's experts
+computed. A (step, layer) without any row has no balance and is left out of every mean.
 """
 
 import math
@@ -103,7 +102,7 @@ class StepRange:
 
     @property
     def steps(self) -> slice:
-        """The window as an index into arrays whose first axis is steps."""
+        """The window as an index into the first axis, steps."""
         return slice(self.first, self.last)
 
 

@@ -1,11 +1,4 @@
-"""The curves of a run: imbalance and step time by step.
-
-The heat maps of a run: who was busy when.
-
-A rebalance as a Gantt chart: what every rank did while weights moved and the model went on.
-
-The pictures of a run, in the order of the report.
-"""
+"""Plots of a run, in the order of the report: curves, heat maps, a Gantt chart of a rebalance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -279,7 +272,7 @@ SPAN_KEY = str(Track.REBALANCE)
 """Detail that holds the number of a rebalance, and how the name of its span begins: the recorder of
 the engine calls both as it calls the track."""
 MARGIN = 0.06
-"""Of the rebalance's length, shown before and behind it."""
+"""Of the rebalance's length, shown before and after it."""
 SHORTEST = 0.0015
 """Of the width: shorter work is drawn so long, to be seen at all."""
 
@@ -392,7 +385,7 @@ def _colour(span: RecordedSpan) -> str:
 
 
 def _legend(axis: "Axes", present: set[str]) -> None:
-    """The colours of the phases; every other lane has one colour and its name beside it."""
+    """The colours of the phases; every other lane has one colour and its name next to it."""
     from matplotlib.patches import Patch
 
     shown = [name for name in PHASE_COLOURS if name in present]

@@ -1,4 +1,4 @@
-"""What a run amounts to: every figure that the table, the report and the JSON show."""
+"""Figures of a run, which table, report and JSON share."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -64,7 +64,7 @@ class RunSummary:
     placement: str
     """Digest of the placement that was given; empty where none was."""
     engine_options: EngineOptions
-    """What the engine was told, by option; empty without one."""
+    """Options of the engine, by name; empty without one."""
     steps: int
     tokens: int
     phases: tuple[str, ...]

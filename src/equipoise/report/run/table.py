@@ -92,8 +92,8 @@ def _moves(summary: RunSummary) -> list[str]:
     if summary.main is None:
         return ["balancing was off: nothing moved"]
     if summary.serves_placement:
-        given = f"placement  {summary.placement} served unchanged: nothing moved"
-        return [given, *_engine(summary.engine_options)]
+        placement_line = f"placement  {summary.placement} served unchanged: nothing moved"
+        return [placement_line, *_engine(summary.engine_options)]
     per_rebalance = summary.slots_moved / summary.rebalances if summary.rebalances else 0.0
     share = per_rebalance / summary.slots_total
     by_phase = ", ".join(
@@ -116,7 +116,7 @@ def _moves(summary: RunSummary) -> list[str]:
 
 
 def _engine(options: EngineOptions) -> list[str]:
-    """How weights moved, as asked for; and whose rule picked replicas, where not the shares."""
+    """How weights moved, as asked for; and the routing rule, where shares did not pick replicas."""
     lines = []
     match options:
         case {"commit": "staged", "staging_bytes": room, "slots_per_message": slots}:

@@ -1,6 +1,6 @@
-"""The columns of a comparison of routers: which figures, in which unit, and what is better.
+"""Columns of a comparison of policies: figure, unit, which direction is better, best policy.
 
-Which router is best at what, and which cannot be told from it.
+Also which policies cannot be distinguished from the best, paired by seed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ class FigureColumn:
     about: str
 
     def fitted(self, results: Iterable[PolicyResult]) -> "FigureColumn":
-        """The same in milliseconds, where it is in seconds and nobody has half of one."""
+        """The same in milliseconds, where it is in seconds and all means are short."""
         means = [result.interval(self.figure).mean for result in results]
         if self.unit != "s" or not any(mean > 0 for mean in means):
             return self
@@ -62,7 +62,7 @@ class FigureColumn:
         return min(max(2 - max(sizes), 1 - min(sizes), 0), MOST_DECIMALS)
 
     def cell(self, value: Interval, decimals: int) -> str:
-        """Mean, and behind it the half width where there is one and somebody can be best."""
+        """Mean, and after it the half width where there is one and a policy can be best."""
         mean, half = value.mean * self.scale, value.half * self.scale
         if isnan(mean):
             return "-"
@@ -118,7 +118,7 @@ class ColumnBest:
 
 
 def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
-    """Every column that has a best: not those in which all are equal, or nobody has a figure."""
+    """Every column that has a best: not those in which all are equal, or no policy has a figure."""
     found = (_judged(column, results) for column in COLUMNS if column.better is not Better.NEITHER)
     return tuple(best for best in found if best is not None)
 

@@ -1,7 +1,4 @@
-"""The pictures of a simulation, in the order of the report.
-
-The report of `equipoise simulate`: one HTML file that needs nothing else.
-"""
+"""The HTML report of `equipoise simulate`: one file with tables and plots."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

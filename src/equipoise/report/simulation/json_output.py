@@ -1,4 +1,4 @@
-"""The figures of a simulation as plain values."""
+"""Figures of a simulation as plain values, for JSON."""
 
 import platform
 from dataclasses import asdict

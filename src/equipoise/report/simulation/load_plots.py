@@ -1,6 +1,6 @@
-"""The load of every worker, step by step, a small picture for each router.
+"""Plots of worker load: step by step for each policy, and a few steps as a Gantt chart.
 
-A few steps as a Gantt chart: who reads, and who waits at the barrier.
+The chart shows who reads and who waits at the barrier of a step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ MOST_DRAWN = 16
 
 
 def worker_load_plot(found: SimulationResult) -> Picture | None:
-    """None where nobody served anything."""
+    """None where no worker served anything."""
     shown = [r for r in found.results if r.named_policy.label in found.plot_data]
     if not shown:
         return None

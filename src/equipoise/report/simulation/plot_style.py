@@ -1,4 +1,4 @@
-"""Colours of routers: one family for each way to decide, the default stands out."""
+"""Colours and line styles of policies: one family for each way to decide; `fit` is emphasised."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ def z_order(label: str) -> int:
 
 
 def label_beside(axis: "Axes", rows: Sequence[tuple[str, str]]) -> None:
-    """Right of the axis, from the top: (label, words behind it), each in its colour."""
+    """Right of the axis, from the top: (label, words after it), each in its colour."""
     step = min(0.075, 1.0 / max(len(rows), 1))
     for place, (label, words) in enumerate(rows):
         axis.text(
@@ -74,7 +74,7 @@ def legend_below(figure: "Figure", labels: Sequence[str]) -> None:
 
 
 def add_grid(axis: "Axes") -> None:
-    """Thin lines behind everything."""
+    """Thin grid lines, drawn below everything else."""
     axis.grid(color=MUTED, alpha=0.22, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.minorticks_off()

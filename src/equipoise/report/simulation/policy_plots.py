@@ -1,9 +1,4 @@
-"""How much each router leaves idle at the barrier, and how near throughput is to its bound.
-
-Curves of all routers: how balanced steps are, and who waits how long.
-
-The same comparison at several loads, or on several numbers of workers, as curves.
-"""
+"""Plots that compare policies: idle time, throughput, balance, waits, sweeps."""
 
 from math import log
 from typing import TYPE_CHECKING
@@ -102,7 +97,7 @@ SEEN = 0.01
 
 
 def balance_curve(found: SimulationResult) -> Picture | None:
-    """Distribution of mean / largest work over steps; None where nobody served anything."""
+    """Distribution of mean / largest work over steps; None where no worker served anything."""
     if not found.plot_data:
         return None
 
@@ -131,7 +126,7 @@ def balance_curve(found: SimulationResult) -> Picture | None:
 
 
 def wait_by_prompt(found: SimulationResult) -> Picture | None:
-    """Mean wait of ten classes of requests by prompt; None where nobody served anything."""
+    """Mean wait of ten classes of requests by prompt; None where no worker served anything."""
     if not found.plot_data:
         return None
 

@@ -1,6 +1,6 @@
-"""What pictures need of the outcomes of runs, and no more: outcomes of big runs are large.
+"""Results of `equipoise simulate`: figures of each policy, and the data that plots need.
 
-What `equipoise simulate` has found.
+Outcomes of large runs are large, so only what is drawn is kept of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ class StepExcerpt:
 
     @classmethod
     def of(cls, outcome: SimulationRun) -> "StepExcerpt":
-        """Those whose idle part is nearest to the whole run's; copies."""
+        """The steps with the idle part nearest to that of the whole run; copies."""
         steps, first = outcome.steps, typical_step(outcome)
         part = slice(first, min(first + EXCERPT_STEPS, len(steps.loads)))
         return cls(
@@ -124,7 +124,7 @@ class PlotDataCollector:
     classes: dict[str, list[tuple[FloatArray, FloatArray]]] = field(default_factory=dict)
 
     def keep(self, contender: NamedPolicy, seed: int, outcome: SimulationRun) -> None:
-        """As `compare` hands it out; contenders whose requests all failed are left out."""
+        """Takes outcomes of `compare_policies`; skips policies of which every request failed."""
         if not outcome.balancedness.size or not outcome.queue_times.size:
             return
         label = contender.label
@@ -177,7 +177,7 @@ class SimulationSubject:
         arrivals: how requests came, in words.
         requests: figures of the requests.
         cluster: with the time of a step.
-        full_load: KV tokens of a worker whose slots are all taken.
+        full_load: KV tokens of a worker with all slots taken.
         capacity: requests a second at most.
         rate: requests a second that came; None where they always waited.
     """

@@ -1,9 +1,4 @@
-"""What was simulated, in words that the table and the report share.
-
-The table of a sweep: one line for each contender, one column for each point.
-
-The tables of `equipoise simulate`, 100 columns wide.
-"""
+"""The tables of `equipoise simulate`, 100 columns wide, and texts that the report shares."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -139,7 +134,7 @@ class FilledColumn:
 
     Attributes:
         column: which.
-        texts: behind each other's ends the mark of the best, or a blank.
+        texts: each ends with the mark of the best, or a blank.
         best: which row is the best; None where none is.
     """
 
@@ -178,7 +173,7 @@ def fill_columns(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterato
 
 
 def _blocks(found: SimulationResult, best: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
-    """As many columns beside each other as there is room for."""
+    """As many columns side by side as there is room for."""
     blocks: list[list[FilledColumn]] = [[]]
     for filled in fill_columns(found, best):
         if filled.column.figure in REPORT_ONLY or _nobody_failed(found, filled.column):

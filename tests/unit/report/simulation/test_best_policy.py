@@ -30,7 +30,9 @@ def test_judge_prefers_low_imbalance_and_high_throughput(make_result: MakeResult
         assert (best.column.figure, best.best, best.indistinguishable) == (figure, winner, ())
 
 
-def test_judge_calls_policies_alike_when_paired_interval_has_zero(make_result: MakeResult) -> None:
+def test_policies_are_indistinguishable_when_paired_interval_has_zero(
+    make_result: MakeResult,
+) -> None:
     steady = make_result("steady", "idle", (0.2, 0.3, 0.4))
     # Its mean is lower, but now it is above and now below; each seed alone tells the others apart.
     shaky = make_result("shaky", "idle", (0.25, 0.1, 0.45))
@@ -55,7 +57,7 @@ def test_judge_has_no_best_for_equal_or_missing_figures(make_result: MakeResult)
     assert best_of_columns(equal) == best_of_columns(nothing) == best_of_columns(equal[:1]) == ()
 
 
-def test_judge_of_one_seed_has_best_and_no_alike(
+def test_best_of_one_seed_has_no_indistinguishable_policy(
     make_result: MakeResult,
 ) -> None:
     [best] = best_of_columns((make_result("a", "idle", (1.0,)), make_result("b", "idle", (2.0,))))

@@ -159,7 +159,7 @@ def test_simulation_loads_of_many_workers_are_an_image(
     assert "data:image/png" in drawn.svg
 
 
-def test_simulation_verdict_names_few_alike_and_counts_many(
+def test_simulation_verdict_names_few_indistinguishable_policies(
     found: SimulationResult, make_result: Callable[..., PolicyResult]
 ) -> None:
     best = make_result("best", "throughput", (2.0, 1.0, 3.0))
