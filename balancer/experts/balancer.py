@@ -177,10 +177,10 @@ class ExpertBalancer:
         close_quietly([self])
         asked = check_same_survivors(context.fabric.control, members, config, layout, step)
         context = replace(context, uncollected=(*self.engine.uncollected, asked))
-        saved = surviving_layout(layout, self.shape, before, members)
-        reload_lost_experts(context, saved)
-        rewrite_half_written(context, saved, unsettled)
-        return build(context, saved.shape, saved.layout)
+        recovered = surviving_layout(layout, self.shape, before, members)
+        reload_lost_experts(context, recovered)
+        rewrite_half_written(context, recovered, unsettled)
+        return build(context, recovered.shape, recovered.layout)
 
     def imbalance(self) -> float:
         """Imbalance of the last summed sub-window under the installed layout; nan before one.
@@ -210,7 +210,7 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     config: BalancerConfig,
     path: UpdatePathConfig = STAGED_FROM_PEERS,
     new_worker: WorkerFactory | None = None,
-    journal: EventSink = NO_EVENTS,
+    event_sink: EventSink = NO_EVENTS,
 ) -> ExpertBalancer:
     """Put a balancer together; collective: it opens one communicator a purpose.
 
@@ -234,13 +234,14 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         AgreementLost: a rank opens something else; nothing is opened anywhere.
         BallotIncomplete: a rank does not come.
     """
-    if config.log_balancedness and journal is NO_EVENTS:
-        raise EngineError("log_balancedness takes a journal, and none was given")
+    if config.log_balancedness and event_sink is NO_EVENTS:
+        raise EngineError("log_balancedness takes an event sink, and none was given")
     control, start = fabric.control, (store, shape, layout, config, path)
     check_start(*start, control.size)
-    mine, watched = {f"balancer {config.name!r}": start_values(*start)}, journal is not NO_EVENTS
-    told = check_same_on_all_ranks(
-        control, f"{config.name}/opened", config.timeout, mine, told="watched" if watched else ""
+    values = {f"balancer {config.name!r}": start_values(*start)}
+    has_sink = event_sink is not NO_EVENTS
+    sinks_by_rank = check_same_on_all_ranks(
+        control, f"{config.name}/opened", config.timeout, values, note="watched" if has_sink else ""
     )
     context = BalancerContext(
         accelerator,
@@ -248,10 +249,10 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         store,
         config,
         path,
-        new_worker or thread_workers(config, journal),
+        new_worker or thread_workers(config, event_sink),
         EPGroup(tuple(range(control.size)), control.rank),
-        events=journal,
-        loads_watched=any(told),
+        events=event_sink,
+        loads_watched=any(sinks_by_rank),
     )
     return build(context, shape, layout)
 
@@ -334,8 +335,8 @@ def _locks(
             f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
             "copy_independent_of_launch"
         )
-    deadline, entries = context.config.timeout, path.entries_per_step
-    return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
+    timeout, entries = context.config.timeout, path.entries_per_step
+    return LayerLocks(accelerator, shape.layers, installed.readers, timeout, entries)
 
 
 def _load_window(
@@ -395,18 +396,18 @@ def _path(
     match context.path, locks:
         case NoRebalancing(), _:
             return None
-        case InPlaceFromHost(supply), LayerLocks():
+        case InPlaceFromHost(host_weights), LayerLocks():
             return InPlacePath(
                 context.accelerator,
                 installed,
                 locks,
-                supply,
+                host_weights,
                 workers.transfer,
                 place,
                 shape,
                 config,
             )
-    ranks, journal = context.members.ranks, context.events
+    ranks, event_sink = context.members.ranks, context.events
     ends = context.accelerator, opened[0], context.store
-    mover = P2PTransfer(*ends, ranks, config.timeout, journal, config.slots_per_message)
-    return StagedPath(installed, mover, workers.transfer, place, shape, config)
+    transfer = P2PTransfer(*ends, ranks, config.timeout, event_sink, config.slots_per_message)
+    return StagedPath(installed, transfer, workers.transfer, place, shape, config)

@@ -50,7 +50,7 @@ from equipoise.hal.errors import EngineError, UsageError
 from equipoise.hal.slots import SlotStore
 
 
-def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
+def split_staging(groups: Sequence[LayerGroup], staging_bytes: int) -> tuple[int, ...]:
     """Staging buffers of each family, in at most `budget` bytes over all of them.
 
     What is in flight is what is staged, so that dividing the staging divides the budget, alike on
@@ -62,22 +62,23 @@ def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...
     Raises:
         EngineError: less than one buffer each.
     """
-    least = sum(family.slot_bytes for family in families)
-    if budget < least:
+    least = sum(group.slot_bytes for group in groups)
+    if staging_bytes < least:
         raise EngineError(
-            f"{budget} bytes of staging are not enough: one slot of each of {len(families)} "
+            f"{staging_bytes} bytes of staging are not enough: one slot of each of {len(groups)} "
             f"families takes {least}"
         )
-    layers = [len(family.slots) // len(family.layers) for family in families]
-    of_layers = sum(
-        slots * family.slot_bytes for slots, family in zip(layers, families, strict=True)
-    )
-    if budget < of_layers:
-        return tuple(min(slots, budget // least) for slots in layers)
-    rest = max(1, sum(family.nbytes for family in families) - of_layers)
+    layers = [len(group.slots) // len(group.layers) for group in groups]
+    of_layers = sum(slots * group.slot_bytes for slots, group in zip(layers, groups, strict=True))
+    if staging_bytes < of_layers:
+        return tuple(min(slots, staging_bytes // least) for slots in layers)
+    rest = max(1, sum(group.nbytes for group in groups) - of_layers)
     return tuple(
-        min(len(family.slots), slots + (budget - of_layers) * (len(family.slots) - slots) // rest)
-        for slots, family in zip(layers, families, strict=True)
+        min(
+            len(group.slots),
+            slots + (staging_bytes - of_layers) * (len(group.slots) - slots) // rest,
+        )
+        for slots, group in zip(layers, groups, strict=True)
     )
 
 
@@ -158,9 +159,9 @@ def open_balancers(
     models: ModelSet,
     starts: Mapping[str, ModelStart],
     *,
-    budget: int = 0,
-    way: UpdatePathFactory = lambda group: STAGED_FROM_PEERS,
-    journals: EventSinkFactory = lambda group: NO_EVENTS,
+    staging_bytes: int = 0,
+    update_path: UpdatePathFactory = lambda group: STAGED_FROM_PEERS,
+    event_sinks: EventSinkFactory = lambda group: NO_EVENTS,
 ) -> BalancerSet:
     """Put balancers of all models together; collective.
 
@@ -182,12 +183,14 @@ def open_balancers(
         Unsupported: the accelerator lacks what a path needs.
     """
     _check(models, starts, fabric.control.size)
-    parts = layer_group_specs(models, starts, budget)
+    parts = layer_group_specs(models, starts, staging_bytes)
     _check_same(fabric.control, parts)
     opened: dict[str, list[ExpertBalancer]] = {model.name: [] for model in models}
     try:
         for part in parts:
-            opened[part.model.name].append(_open_group(accelerator, fabric, part, way, journals))
+            opened[part.model.name].append(
+                _open_group(accelerator, fabric, part, update_path, event_sinks)
+            )
     except BaseException:
         close_quietly(chain.from_iterable(opened.values()))
         raise
@@ -200,20 +203,20 @@ def open_balancers(
 
 
 def layer_group_specs(
-    models: ModelSet, starts: Mapping[str, ModelStart], budget: int
+    models: ModelSet, starts: Mapping[str, ModelStart], staging_bytes: int
 ) -> tuple[LayerGroupSpec, ...]:
     """All layer groups, with what each has for itself. Raises `EngineError`: too small a budget."""
-    homes = [(model, number) for model in models for number in range(len(model.groups))]
-    families = [model.groups[number] for model, number in homes]
-    staging = split_staging(families, budget) if budget else (0,) * len(families)
+    locations = [(model, number) for model in models for number in range(len(model.groups))]
+    groups = [model.groups[number] for model, number in locations]
+    staging = split_staging(groups, staging_bytes) if staging_bytes else (0,) * len(groups)
     return tuple(
         LayerGroupSpec(
             model,
             number,
-            _group_start(starts[model.name], model, number, place, len(homes)),
+            _group_start(starts[model.name], model, number, place, len(locations)),
             buffers,
         )
-        for place, ((model, number), buffers) in enumerate(zip(homes, staging, strict=True))
+        for place, ((model, number), buffers) in enumerate(zip(locations, staging, strict=True))
     )
 
 
@@ -236,18 +239,18 @@ def _open_group(
     accelerator: Accelerator,
     fabric: Fabric,
     part: LayerGroupSpec,
-    way: UpdatePathFactory,
-    journals: EventSinkFactory,
+    update_path: UpdatePathFactory,
+    event_sinks: EventSinkFactory,
 ) -> ExpertBalancer:
     model, start = part.model, part.start
     layers = model.groups[part.group_number]
     store = accelerator.slot_store(layers.layout(part.staging))
     group = LayerGroupContext(accelerator, model, part.group_number, store)
     with error_context(layer_group_name(model, part.group_number)):
-        path = _complete_path(way(group), group)
+        path = _complete_path(update_path(group), group)
         shape = replace(model.shape(fabric.control.size), layers=len(layers.layers))
-        ends, told = (accelerator, fabric, store, shape), journals(group)
-        return open_balancer(*ends, start.layout, start.config, path, journal=told)
+        ends, event_sink = (accelerator, fabric, store, shape), event_sinks(group)
+        return open_balancer(*ends, start.layout, start.config, path, event_sink=event_sink)
 
 
 def _complete_path(path: UpdatePathConfig, group: LayerGroupContext) -> UpdatePathConfig:

@@ -388,7 +388,7 @@ def prepared(
                 layers,
                 SHAPE,
                 staging=2 * SHAPE.layers * PER_RANK,
-                parcel=PARCEL,
+                slots_per_message=PARCEL,
             )
             steps.append(Prepared(travel, layer_update(given_plan.layout, SHAPE, layers)))
         found[given_plan.due] = steps

@@ -126,7 +126,7 @@ def owned_experts(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[
 
 
 def map_and_reserve(
-    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor
+    coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor
 ) -> Filling:
     """Map the memory and reserve this rank's part; so does every rank that holds it.
 
@@ -134,23 +134,23 @@ def map_and_reserve(
         PoolIncomplete: on every rank, if one could not.
     """
     try:
-        return _prepare(council, layout, gathered)
+        return _prepare(coordinator, layout, shared)
     except BaseException:
-        os.close(gathered.descriptor)
+        os.close(shared.descriptor)
         raise
 
 
-def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor) -> Filling:
+def _prepare(coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor) -> Filling:
     try:
-        mapping = SharedMapping.for_writing(gathered.descriptor, layout.nbytes)
+        mapping = SharedMapping.for_writing(shared.descriptor, layout.nbytes)
     except ExpertPoolError as error:
-        council.raise_if_any("reserved", str(error), gathered.ranks, PoolIncomplete)
+        coordinator.raise_if_any("reserved", str(error), shared.ranks, PoolIncomplete)
         raise
     try:
-        complaint = _reserve_pages(council, layout, gathered, mapping)
-        council.raise_if_any("reserved", complaint, gathered.ranks, PoolIncomplete)
+        complaint = _reserve_pages(coordinator, layout, shared, mapping)
+        coordinator.raise_if_any("reserved", complaint, shared.ranks, PoolIncomplete)
         return Filling(
-            council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
+            coordinator, shared.descriptor, mapping, PoolContents(layout, mapping.tensor())
         )
     except BaseException:
         mapping.close_with_last_tensor()
@@ -158,18 +158,21 @@ def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescr
 
 
 def _reserve_pages(
-    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor, mapping: SharedMapping
+    coordinator: NodeCoordinator,
+    layout: PoolLayout,
+    shared: SharedDescriptor,
+    mapping: SharedMapping,
 ) -> str:
     """Take this rank's pages, expert by expert; what went wrong, or ""."""
-    place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
+    place, parts = shared.ranks.index(coordinator.rank), len(shared.ranks)
     for layer, expert in owned_experts(layout, place, parts):
-        if council.time_left() <= 0.0:
+        if coordinator.time_left() <= 0.0:
             return f"had no time to reserve expert {expert} of layer {layer} and later ones"
         at = layout.expert_offset(layer, expert)
         if mapping.huge_pages is HugePages.ADVISED:
             mapping.populate(at, layout.stride)
         try:
-            shared_memory.reserve(gathered.descriptor, at, layout.stride)
+            shared_memory.reserve(shared.descriptor, at, layout.stride)
         except PoolIncomplete as error:
             return str(error)
     return ""
@@ -180,8 +183,8 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 
     Raises as `HostExpertPool.seal`; the memory is released then.
     """
-    council = state.coordinator
-    council.renew_deadline(timeout)
+    coordinator = state.coordinator
+    coordinator.renew_deadline(timeout)
     try:
         _finish_filling(state, layout, ranks)
         _seal_memory(state, ranks)
@@ -192,8 +195,8 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     os.close(state.descriptor)
     contents = PoolContents(layout, mapping.tensor())
     try:
-        council.raise_if_any(
-            "verified", _verify_owned(council, layout, ranks, contents), ranks, PoolCorrupted
+        coordinator.raise_if_any(
+            "verified", _verify_owned(coordinator, layout, ranks, contents), ranks, PoolCorrupted
         )
     except BaseException:
         contents.release()
@@ -204,8 +207,8 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 
 def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     """Everything is written, and mapped to be written by nobody."""
-    council = state.coordinator
-    mine = owned_experts(layout, ranks.index(council.rank), len(ranks))
+    coordinator = state.coordinator
+    mine = owned_experts(layout, ranks.index(coordinator.rank), len(ranks))
     missing = [which for which in mine if layout.expert_index(*which) not in state.claimed_experts]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
@@ -214,21 +217,21 @@ def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
         state.mapping.close()
     except PoolLeased as error:
         complaint = complaint or f"is still filling: {error}"
-    council.raise_if_any("filled", complaint, ranks, PoolIncomplete)
+    coordinator.raise_if_any("filled", complaint, ranks, PoolIncomplete)
 
 
 def _seal_memory(state: Filling, ranks: Ranks) -> None:
     """The first rank seals; the kernel does it only if no process could still write."""
-    council, complaint = state.coordinator, ""
-    if council.rank == ranks[0]:
+    coordinator, complaint = state.coordinator, ""
+    if coordinator.rank == ranks[0]:
         try:
             shared_memory.seal(state.descriptor)
         except ExpertPoolError as error:
             complaint = str(error)
-        council.publish("sealed", complaint)
-    told = council.collect("sealed", ranks[:1])[ranks[0]]
-    if told:
-        raise ExpertPoolError(f"rank {ranks[0]}: {told}")
+        coordinator.publish("sealed", complaint)
+    failure = coordinator.collect("sealed", ranks[:1])[ranks[0]]
+    if failure:
+        raise ExpertPoolError(f"rank {ranks[0]}: {failure}")
 
 
 def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMapping:
@@ -243,12 +246,12 @@ def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMa
 
 
 def _verify_owned(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
 ) -> str:
     """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
     wrong = []
-    for layer, expert in owned_experts(layout, ranks.index(council.rank), len(ranks)):
-        if council.time_left() <= 0.0:
+    for layer, expert in owned_experts(layout, ranks.index(coordinator.rank), len(ranks)):
+        if coordinator.time_left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
         if not contents.verify(layer, expert):
             wrong.append((layer, expert))
@@ -301,10 +304,10 @@ class HostExpertPool:
                 alike.
             ControlError: a rank did not answer in time.
         """
-        council = NodeCoordinator(control, local_ranks, name, timeout)
-        council.check_same(layout.values())
-        gathered = join_shared_memory(council, layout)
-        return cls(layout, gathered.ranks, map_and_reserve(council, layout, gathered))
+        coordinator = NodeCoordinator(control, local_ranks, name, timeout)
+        coordinator.check_same(layout.values())
+        shared = join_shared_memory(coordinator, layout)
+        return cls(layout, shared.ranks, map_and_reserve(coordinator, layout, shared))
 
     @property
     def layout(self) -> PoolLayout:
@@ -398,7 +401,7 @@ def ranks_on_node(
     A name may be shared by machines or containers that cannot share memory: `HostExpertPool.open`
     finds out. Raises as `ControlPlane.collect`.
     """
-    question = f"pool/{name}/node"
-    control.cast(question, topology.node.encode())
-    nodes = control.collect(question, timeout)
+    key = f"pool/{name}/node"
+    control.cast(key, topology.node.encode())
+    nodes = control.collect(key, timeout)
     return tuple(rank for rank, node in enumerate(nodes) if node == topology.node.encode())

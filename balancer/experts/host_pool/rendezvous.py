@@ -68,37 +68,35 @@ class NodeCoordinator:
 
     def check_same(self, mine: Values) -> None:
         """See that all have the same of the pool. Raises `VoteOutcomeUnknown`."""
-        subject, question = f"pool {self._name!r}", self._key("same")
-        check_same_on_all_ranks(
-            self._control, question, self.time_left(), {subject: mine}, self.ranks
-        )
+        subject, key = f"pool {self._name!r}", self._key("same")
+        check_same_on_all_ranks(self._control, key, self.time_left(), {subject: mine}, self.ranks)
 
-    def publish(self, question: str, answer: Any) -> None:
+    def publish(self, key: str, answer: Any) -> None:
         """This rank's answer, in JSON; once per question."""
-        self._control.cast(self._key(question), json.dumps(answer).encode())
+        self._control.cast(self._key(key), json.dumps(answer).encode())
 
-    def collect(self, question: str, ranks: Sequence[int]) -> dict[int, Any]:
+    def collect(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
         """The answers of `ranks`. Raises as `ControlPlane.collect` does."""
         if not ranks:
             return {}
-        ballots = self._control.collect(self._key(question), self.time_left(), ranks)
+        ballots = self._control.collect(self._key(key), self.time_left(), ranks)
         return {rank: json.loads(b) for rank, b in zip(ranks, ballots, strict=True)}
 
     def raise_if_any(
-        self, question: str, complaint: str, ranks: Sequence[int], error: type[ExpertPoolError]
+        self, key: str, complaint: str, ranks: Sequence[int], error: type[ExpertPoolError]
     ) -> None:
         """Say this rank's `complaint`, "" for none, and hear those of `ranks`.
 
         Raises `error` if anybody complained, with the same text on every rank.
         """
-        self.publish(question, complaint)
-        heard = self.collect(question, ranks)
-        told = [f"rank {rank}: {text}" for rank, text in heard.items() if text]
-        if told:
-            raise error("; ".join(told))
+        self.publish(key, complaint)
+        complaints = self.collect(key, ranks)
+        failures = [f"rank {rank}: {text}" for rank, text in complaints.items() if text]
+        if failures:
+            raise error("; ".join(failures))
 
-    def _key(self, question: str) -> str:
-        return f"pool/{self._name}/{question}"
+    def _key(self, key: str) -> str:
+        return f"pool/{self._name}/{key}"
 
 
 PROC = Path("/proc")
@@ -257,30 +255,30 @@ class FdServer:
         """A visitor that breaks off, or says something else, is its own business."""
         try:
             visitor.settimeout(CLIENT_TIMEOUT)
-            said = _read(visitor, TOKEN_BYTES)
-            if same_user(visitor) and secrets.compare_digest(said, self._token):
+            received = _read(visitor, TOKEN_BYTES)
+            if same_user(visitor) and secrets.compare_digest(received, self._token):
                 socket.send_fds(visitor, [b"!"], [self._descriptor])
         except OSError:
             return
 
 
-def receive_fd(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
+def receive_fd(address: str, handle: MemoryHandle, layout: PoolLayout) -> int:
     """The descriptor behind the door at `address`, checked. Raises `PoolMismatch`."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
-            door.settimeout(CLIENT_TIMEOUT)
-            door.connect(f"\0{address}")
-            if not same_user(door):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as server:
+            server.settimeout(CLIENT_TIMEOUT)
+            server.connect(f"\0{address}")
+            if not same_user(server):
                 raise PoolMismatch("another user opened the door")
-            door.sendall(bytes.fromhex(offer.token))
+            server.sendall(bytes.fromhex(handle.token))
             # Not by `recv_fds`, which in Python 3.11 drops the flag and lets children inherit it.
             space = socket.CMSG_LEN(DESCRIPTOR_STRUCT.size)
-            _, extra, _, _ = door.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+            _, extra, _, _ = server.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise PoolMismatch(f"no way to its door: {error}") from error
     if not extra:
         raise PoolMismatch("its door was shut")
-    return offer.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
+    return handle.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
 
 
 def same_user(peer: socket.socket) -> bool:
@@ -292,13 +290,13 @@ def same_user(peer: socket.socket) -> bool:
 
 def _read(peer: socket.socket, nbytes: int) -> bytes:
     """So many bytes, or fewer if no more come."""
-    said, expiry = b"", time.monotonic() + CLIENT_TIMEOUT
-    while len(said) < nbytes and time.monotonic() < expiry:
-        part = peer.recv(nbytes - len(said))
+    received, expiry = b"", time.monotonic() + CLIENT_TIMEOUT
+    while len(received) < nbytes and time.monotonic() < expiry:
+        part = peer.recv(nbytes - len(received))
         if not part:
             break
-        said += part
-    return said
+        received += part
+    return received
 
 
 Ranks = tuple[int, ...]
@@ -312,7 +310,7 @@ class SharedDescriptor:
     descriptor: int
 
 
-def join_shared_memory(council: NodeCoordinator, layout: PoolLayout) -> SharedDescriptor:
+def join_shared_memory(coordinator: NodeCoordinator, layout: PoolLayout) -> SharedDescriptor:
     """Memory for `layout`, shared with as many of the council's ranks as can.
 
     Raises:
@@ -320,34 +318,38 @@ def join_shared_memory(council: NodeCoordinator, layout: PoolLayout) -> SharedDe
         ExpertPoolError: the owner could not make it.
         ControlError: a rank did not answer in time.
     """
-    left, number = council.ranks, 0
+    left, number = coordinator.ranks, 0
     while True:
-        if council.rank == left[0]:
-            return _share_memory(council, layout, left, number)
-        found = _join_owner(council, layout, left, number)
+        if coordinator.rank == left[0]:
+            return _share_memory(coordinator, layout, left, number)
+        found = _join_owner(coordinator, layout, left, number)
         if isinstance(found, SharedDescriptor):
             return found
         left, number = found, number + 1
 
 
 def _share_memory(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor:
-    descriptor, token = _create_memory(council, layout, number)
+    descriptor, token = _create_memory(coordinator, layout, number)
     try:
-        council.publish(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
-        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
+        coordinator.publish(
+            f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()}
+        )
+        refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
         if refused:
-            with FdServer(descriptor, token) as door:
-                council.publish(f"door{number}", door.address)
-                refused = _ranks_that_failed(council, f"knocked{number}", refused)
+            with FdServer(descriptor, token) as server:
+                coordinator.publish(f"door{number}", server.address)
+                refused = _ranks_that_failed(coordinator, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
         raise
     return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[int, bytes]:
+def _create_memory(
+    coordinator: NodeCoordinator, layout: PoolLayout, number: int
+) -> tuple[int, bytes]:
     """The memory, and the token of this instance in it. What fails is told to those who wait."""
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
@@ -362,33 +364,33 @@ def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) ->
             os.close(descriptor)
             raise
     except HostMemoryExhausted as error:
-        council.publish(
+        coordinator.publish(
             f"offer{number}", {"available_memory": [error.required, error.free, error.limit]}
         )
         raise
     except (ExpertPoolError, OSError, ValueError) as error:
-        council.publish(f"offer{number}", {"error": f"rank {council.rank}: {error}"})
+        coordinator.publish(f"offer{number}", {"error": f"rank {coordinator.rank}: {error}"})
         raise ExpertPoolError(str(error)) from error
     return descriptor, token
 
 
 def _join_owner(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor | Ranks:
     """The memory, or the ranks that stay apart, of which this is one."""
     owner = ranks[:1]
-    offer = _parse_handle(council.collect(f"offer{number}", owner)[owner[0]])
-    descriptor, reason = _open_or_reason(lambda: offer.open(layout))
+    handle = _parse_handle(coordinator.collect(f"offer{number}", owner)[owner[0]])
+    descriptor, reason = _open_or_reason(lambda: handle.open(layout))
     try:
-        council.publish(f"answer{number}", reason)
-        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
-        if council.rank in refused:
-            address = str(council.collect(f"door{number}", owner)[owner[0]])
+        coordinator.publish(f"answer{number}", reason)
+        refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
+        if coordinator.rank in refused:
+            address = str(coordinator.collect(f"door{number}", owner)[owner[0]])
             descriptor, reason = _open_or_reason(
-                lambda: _receive_from_owner(address, offer, layout)
+                lambda: _receive_from_owner(address, handle, layout)
             )
-            council.publish(f"knocked{number}", reason)
-        refused = _ranks_that_failed(council, f"knocked{number}", refused)
+            coordinator.publish(f"knocked{number}", reason)
+        refused = _ranks_that_failed(coordinator, f"knocked{number}", refused)
     except BaseException:
         if descriptor is not None:
             os.close(descriptor)
@@ -398,32 +400,32 @@ def _join_owner(
     return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _parse_handle(told: dict[str, Any]) -> MemoryHandle:
+def _parse_handle(message: dict[str, Any]) -> MemoryHandle:
     """What the owner offers. Raises what it failed with."""
-    if "available_memory" in told:
-        raise HostMemoryExhausted(*told["available_memory"])
-    if "error" in told:
-        raise ExpertPoolError(told["error"])
-    return MemoryHandle.decode(told["offer"])
+    if "available_memory" in message:
+        raise HostMemoryExhausted(*message["available_memory"])
+    if "error" in message:
+        raise ExpertPoolError(message["error"])
+    return MemoryHandle.decode(message["offer"])
 
 
-def _receive_from_owner(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
-    if offer.boot_id != boot_id():
+def _receive_from_owner(address: str, handle: MemoryHandle, layout: PoolLayout) -> int:
+    if handle.boot_id != boot_id():
         raise PoolMismatch("it is on another machine")
-    return receive_fd(address, offer, layout)
+    return receive_fd(address, handle, layout)
 
 
-def _open_or_reason(opening: Callable[[], int]) -> tuple[int | None, str]:
+def _open_or_reason(open_descriptor: Callable[[], int]) -> tuple[int | None, str]:
     """A descriptor and "", or none and why."""
     try:
-        return opening(), ""
+        return open_descriptor(), ""
     except PoolMismatch as error:
         return None, str(error)
 
 
-def _ranks_that_failed(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
+def _ranks_that_failed(coordinator: NodeCoordinator, key: str, ranks: Ranks) -> Ranks:
     """Which of `ranks` say why they have it not."""
-    return tuple(rank for rank, reason in council.collect(question, ranks).items() if reason)
+    return tuple(rank for rank, reason in coordinator.collect(key, ranks).items() if reason)
 
 
 def _exclude_ranks(ranks: Ranks, others: Ranks) -> Ranks:

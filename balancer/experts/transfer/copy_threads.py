@@ -140,11 +140,11 @@ class InFlightBuffers:
         if self.is_forked:
             raise CopierError("threads do not come along into a forked process")
 
-    def keep(self, ticket: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
+    def keep(self, handle: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
         """Hold `copies` until `drop` of the number it returns."""
         with self._lock:
             number = next(self._numbers)
-            self._copies[number] = ticket, copies
+            self._copies[number] = handle, copies
             return number
 
     def drop(self, number: int) -> None:
@@ -155,8 +155,8 @@ class InFlightBuffers:
     def sweep(self) -> None:
         """Drop what has ended, whether or not anybody asked."""
         with self._lock:
-            for number, (ticket, _) in tuple(self._copies.items()):
-                if ticket.wait(0.0) != PENDING:
+            for number, (handle, _) in tuple(self._copies.items()):
+                if handle.wait(0.0) != PENDING:
                     self._copies.pop(number, None)
 
     def __len__(self) -> int:
@@ -218,22 +218,22 @@ class CopyThreadPool:
     """
 
     def __init__(
-        self, profile: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
+        self, limits: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
     ) -> None:
-        self._limits = profile
+        self._limits = limits
         self._threads = threads
         self._cpus = cpus
         self._buffers = InFlightBuffers()
         pins = [sorted(cpus)] * threads
         try:
-            self._native = _native.CopyThreads(pins, profile.chunk_bytes, profile.rate)
+            self._native = _native.CopyThreads(pins, limits.chunk_bytes, limits.rate)
         except (ValueError, RuntimeError) as error:
-            raise CopierError(f"copier {profile.name!r}: {error}") from error
+            raise CopierError(f"copier {limits.name!r}: {error}") from error
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
     def near_accelerator(
-        cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1
+        cls, topology: Topology, limits: CopyLimits = PLAIN, accelerators: int = 1
     ) -> Self:
         """A copier for one of `accelerators` that share the NUMA node where `topology` says.
 
@@ -242,7 +242,7 @@ class CopyThreadPool:
         """
         allowed = copy_threads.available_cpus()
         cpus = copy_threads.near_cpus(topology.numa, allowed)
-        return cls(profile, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
+        return cls(limits, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
 
     @property
     def limits(self) -> CopyLimits:

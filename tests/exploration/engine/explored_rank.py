@@ -18,7 +18,7 @@ from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import ExpertBalancer, build
 from equipoise.balancer.experts.context import BalancerContext
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
-from equipoise.balancer.experts.engine.states import Voting, outcome_of
+from equipoise.balancer.experts.engine.states import Voting, outcome_key
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.jobs import EventDone, Job
@@ -88,8 +88,8 @@ class Seat:
     def _note(self) -> None:
         """What is voted on beside a step."""
         state = self.engine.state
-        stage = f"{state.rebalance.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
-        self.stages.append(stage)
+        voting = isinstance(state, Voting)
+        self.stages.append(f"{state.rebalance.number}/{outcome_key(state)}" if voting else "")
 
     def _readers(self) -> dict[str, VirtualStream]:
         """The compute stream, and the attached one if this rank has any."""

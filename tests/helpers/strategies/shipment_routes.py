@@ -31,7 +31,7 @@ class Change:
             self.shape,
             nodes=self.nodes,
             staging=self.staging,
-            parcel=self.parcel,
+            slots_per_message=self.parcel,
         )
 
     def needs(self, layers: Sequence[int]) -> list[int]:

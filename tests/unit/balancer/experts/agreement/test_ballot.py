@@ -115,8 +115,8 @@ def test_judge_aborts_when_ranks_are_out_of_step(stand: RankStatus) -> None:
 
 
 def test_judge_aborts_with_reason_of_failed_rank() -> None:
-    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="move failed")]
-    assert tally(cast) == Abort("move failed")
+    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="transfer failed")]
+    assert tally(cast) == Abort("transfer failed")
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))

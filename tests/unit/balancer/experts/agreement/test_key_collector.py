@@ -151,4 +151,4 @@ def test_archive_logs_lost_store_and_goes_on(
     office.world.store.lose()
     with caplog.at_level(logging.WARNING):
         office.archive.collect(1, "t/1/4")
-    assert "was not forgotten" in caplog.text
+    assert "were not deleted" in caplog.text

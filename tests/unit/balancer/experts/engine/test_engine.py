@@ -153,7 +153,7 @@ def test_different_shares_abort_the_epoch() -> None:
 ABORTS: dict[str, tuple[Break, str]] = {
     "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
     "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
-    "mover raises": (fabric(".moves", NoExchange), "move failed"),
+    "mover raises": (fabric(".moves", NoExchange), "transfer failed"),
     "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
 }
 
@@ -171,10 +171,10 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
 
 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "KINDS", 0)
+    monkeypatch.setattr(engine, "MAX_ABORT_REASONS", 0)
     for story in rebalance(fabric(".moves", NoExchange), timeout=4.0):
         aborted = [report for report in story.reports if report.outcome not in COMPLETED]
-        assert story.aborts == {engine.OTHERS: len(aborted)}
+        assert story.aborts == {engine.OTHER_REASON: len(aborted)}
 
 
 def test_slow_rank_commits_together_with_its_peer() -> None:
@@ -204,7 +204,7 @@ def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
     stories = rebalance(both(peer, cannot), timeout=4.0)
     assert violations(stories) == []
-    assert all("move failed" in story.aborts for story in stories)
+    assert all("transfer failed" in story.aborts for story in stories)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_communicator_is_rebuilt_after_failed_move() -> None:
     stories = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
     assert violations(stories) == []
     for story in stories:
-        assert story.aborts["move failed"] == 1
+        assert story.aborts["transfer failed"] == 1
         assert "committed" in [report.outcome for report in story.reports]
     assert stories[0].commits == stories[1].commits
     assert stories[0].commits
@@ -226,8 +226,8 @@ def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
     stories = rebalance(slow, pace=pace, max_stalled_steps=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) == {START}
-    assert all("out of patience" in story.aborts for story in stories)
-    assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
+    assert all("no progress in time" in story.aborts for story in stories)
+    assert all("a rank still drains an aborted rebalance" in story.aborts for story in stories)
 
 
 def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(

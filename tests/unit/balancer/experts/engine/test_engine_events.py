@@ -107,7 +107,7 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
     ]
     assert any(record.bytes for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
-        assert sum(record.here for record in records) == records[0].bytes
+        assert sum(record.bytes_received for record in records) == records[0].bytes
 
 
 def test_journal_actual_imbalance_matches_prediction() -> None:
@@ -191,7 +191,7 @@ def test_journal_spans_of_work_carry_their_epoch(
         # The program that drives the engine waits for its workers by jobs that say nothing.
         spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):
-            epochs = [span.details.get("epoch") for span in spans if span.name == name]
+            epochs = [span.details.get("rebalance") for span in spans if span.name == name]
             assert epochs, name
             assert set(epochs) <= begun, name
         votes = [span for span in spans if span.name == "vote"]
@@ -269,5 +269,5 @@ def test_serving_is_unaffected_by_failing_journal() -> None:
 
 
 def test_log_balancedness_requires_a_journal() -> None:
-    with pytest.raises(EngineError, match="log_balancedness takes a journal"):
+    with pytest.raises(EngineError, match="log_balancedness takes an event sink"):
         rebalance(log_balancedness=True)

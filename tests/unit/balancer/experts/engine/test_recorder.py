@@ -104,7 +104,7 @@ def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
     assert ended.record.phase_seconds == {"planning": 2}
     assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (None, None)
     names = [entry.name for entry in kept.events if isinstance(entry, TraceSpan)]
-    assert names == ["planning", "epoch 3: aborted"]
+    assert names == ["planning", "rebalance 3: aborted"]
 
 
 def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None:

@@ -196,27 +196,36 @@ def test_shipment_is_deterministic(change: Change) -> None:
 def test_lots_follow_given_layer_order() -> None:
     shape = ExpertShape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
-    shipment = plan_migration(before, after, (2, 0, 1), shape, staging=4, parcel=1)
+    shipment = plan_migration(before, after, (2, 0, 1), shape, staging=4, slots_per_message=1)
     assert [shipment.layers(k) for k in range(shipment.chunks)] == [(2, 0), (1,)]
     assert shipment.rounds(0) == 2
 
 
 def test_lot_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
-    shipment = plan_migration(before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, parcel=1)
+    shipment = plan_migration(
+        before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, slots_per_message=1
+    )
     assert (shipment.chunks, shipment.layers(0), shipment.total_copies) == (1, (1,), 0)
     assert shipment.for_rank(0, 0) == shipment.for_rank(1, 0)
 
 
 def test_shipment_of_nothing_has_no_lot() -> None:
     before = placement((0, 1))
-    shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
+    shipment = plan_migration(
+        before, before, (), ExpertShape(1, 2, 2, 2), staging=1, slots_per_message=1
+    )
     assert (shipment.chunks, shipment.total_copies) == (0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
     shipment = plan_migration(
-        placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
+        placement((0, 1)),
+        placement((1, 0)),
+        (0,),
+        ExpertShape(1, 2, 2, 1),
+        staging=2,
+        slots_per_message=1,
     )
     leg = shipment.for_rank(0, 0)
     assert (leg.rounds, shipment.remote_copies, shipment.total_copies) == ((), 0, 2)
@@ -232,14 +241,14 @@ AFTER = placement((0, 1, 2, 3, 0, 0), (0, 0, 0, 0, 3, 1), (0, 0, 0, 2, 0, 3))
 def test_lot_is_balanced_while_busiest_sender_stays_the_same() -> None:
     """Else rank 1, which has sent least, would send both of its lot."""
     shipment = plan_migration(
-        BEFORE, AFTER, (0, 1, 2), ExpertShape(3, 4, 6, 6), staging=1, parcel=1
+        BEFORE, AFTER, (0, 1, 2), ExpertShape(3, 4, 6, 6), staging=1, slots_per_message=1
     )
     assert [shipment.rounds(k) for k in range(3)] == [2, 1, 3]
 
 
 def test_lot_balancing_creates_no_busier_sender() -> None:
     shipment = plan_migration(
-        BEFORE[:2], AFTER[:2], (0, 1), ExpertShape(2, 4, 6, 6), staging=1, parcel=1
+        BEFORE[:2], AFTER[:2], (0, 1), ExpertShape(2, 4, 6, 6), staging=1, slots_per_message=1
     )
     assert [shipment.rounds(k) for k in range(2)] == [2, 2]
     sends = Counter(move.source for move in routes(shipment))
@@ -280,7 +289,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "nodes": (small(nodes=3), "nodes: expected 1 to 2, got 3"),
     "no nodes": (small(nodes=0), "nodes: expected 1 to 2, got 0"),
     "staging": (small(staging=0), "staging: expected 1 to .*, got 0"),
-    "parcel": (small(parcel=0), "parcel: expected 1 to .*, got 0"),
+    "parcel": (small(slots_per_message=0), "parcel: expected 1 to .*, got 0"),
 }
 
 
@@ -295,16 +304,18 @@ def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], me
 def test_ship_requires_equal_ranks_per_node() -> None:
     six = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
-        plan_migration(six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
+        plan_migration(
+            six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, slots_per_message=1
+        )
 
 
 ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
     "leg of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
     "leg of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
-    "leg of no lot": (lambda s: s.for_rank(0, 1), "lot: expected 0 to 0, got 1"),
-    "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
-    "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
-    "beside": (lambda s: s.fits_with(0, -1), "lot: .* got -1"),
+    "transfers of no chunk": (lambda s: s.for_rank(0, 1), "chunk: expected 0 to 0, got 1"),
+    "layers": (lambda s: s.layers(-1), "chunk: .* got -1"),
+    "rounds": (lambda s: s.rounds(1), "chunk: .* got 1"),
+    "beside": (lambda s: s.fits_with(0, -1), "chunk: .* got -1"),
 }
 
 

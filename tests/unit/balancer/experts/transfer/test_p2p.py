@@ -113,7 +113,7 @@ def stage(
     store = SeenStore(layout, blobs)
     inner = seat.fabric.open("moves")
     group = Seen(inner, blobs, declared(inner.capabilities))
-    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, parcel=PARCEL)  # type: ignore[arg-type]
+    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, slots_per_message=PARCEL)  # type: ignore[arg-type]
     compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
     event = seat.accelerator.event()
     compute.record(event)
