@@ -68,14 +68,14 @@ class _Nowhere:
 
 
 class CommitsAll(StagedPath):
-    """Installs all that is staged here, however many lots were agreed on."""
+    """Installs all that is staged here, however many chunks were agreed on."""
 
     def commit(self, state: Staged, chunks: int, step: int) -> Transferring | Finished:
         return super().commit(state, len(state.ready_chunks), step)
 
 
 class OverlapsBuffers(StagedPath):
-    """Lets a lot go beside another that fills the same buffers."""
+    """Starts a chunk while another that fills the same buffers is in flight."""
 
     @staticmethod
     def _can_start_chunk(progress: TransferProgress) -> bool:
@@ -84,7 +84,7 @@ class OverlapsBuffers(StagedPath):
 
 
 class OverwritesSources(StagedPath):
-    """Installs a lot that some rank has staged; who has not brings the weights in later."""
+    """Commits a chunk that some rank has staged; other ranks bring the weights in later."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -118,7 +118,7 @@ class OverwritesSources(StagedPath):
 
 
 def any_rank(ballots: Sequence[Ballot]) -> Verdict:
-    """A lot may be committed when one rank has staged it."""
+    """A chunk may be committed when one rank has staged it."""
     verdict = tally(ballots)
     most = max(len(ballot.staged) for ballot in ballots)
     moving = {ballot.status for ballot in ballots} == {RankStatus.TRANSFERRING}
@@ -152,7 +152,7 @@ class ForgetsReaders(ServingState):
 
 
 class AcknowledgesUnread(P2PTransfer):
-    """Says that a lot is staged before the copy stream has come to its end."""
+    """Reports a chunk as staged before the copy stream has come to its end."""
 
     def _finish_chunk(self, transfers: RankTransfers, chunk_state: Any) -> Job[StagedChunk]:
         early: Any = stream_idle(self._accelerator, self._copy)
@@ -183,19 +183,19 @@ MUTANTS = (
     ),
     Mutant(
         name="staging-reused",
-        broken="a third lot is let go before the first is committed",
+        broken="a third chunk is started before the first is committed",
         property="right-weights",
         patches={"engine.staged_path.CHUNKS_IN_FLIGHT": 3},
     ),
     Mutant(
         name="buffers-overlap",
-        broken="two lots fly that need the same buffers",
+        broken="two chunks in flight need the same buffers",
         property="right-weights",
         patches={"balancer.StagedPath": OverlapsBuffers},
     ),
     Mutant(
         name="source-overwritten",
-        broken="a lot is committed when one rank has staged it, not all",
+        broken="a chunk is committed when one rank has staged it, not all",
         property="right-weights",
         patches={"balancer.StagedPath": OverwritesSources, "agreement.ballot.tally": any_rank},
     ),
@@ -213,7 +213,7 @@ MUTANTS = (
     ),
     Mutant(
         name="acknowledged-unread",
-        broken="a lot counts as staged before the copy stream has come to its end",
+        broken="a chunk counts as staged before the copy stream has come to its end",
         property="explained",
         patches={"balancer.P2PTransfer": AcknowledgesUnread},
     ),

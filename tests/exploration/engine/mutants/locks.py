@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         name="half-a-gate",
-        broken="the step behind the hand-over does not wait for the mover",
+        broken="the step after the hand-over does not wait for the transfer worker",
         property="right-weights",
         patches={"balancer.LayerLocks": HalfLocks},
     ),
