@@ -88,8 +88,10 @@ class Seat:
     def _note(self) -> None:
         """What is voted on beside a step."""
         state = self.engine.state
-        voting = isinstance(state, Voting)
-        self.stages.append(f"{state.rebalance.number}/{outcome_key(state)}" if voting else "")
+        stage = ""
+        if isinstance(state, Voting):
+            stage = f"{state.rebalance.number}/{outcome_key(state)}"
+        self.stages.append(stage)
 
     def _readers(self) -> dict[str, VirtualStream]:
         """The compute stream, and the attached one if this rank has any."""
