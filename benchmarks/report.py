@@ -314,7 +314,7 @@ ENGINE = Section(
     "python benchmarks/engine_stall.py",
     "Four ranks, one process each, on an emulated device: a layer is a timed wait for the fullest "
     "rank and stands for 4, whose experts of 44 MB each travel together on an emulated link "
-    "(`benchmarks/lib/emulated_device.py` has all constants). Routing, votes, tables, shipments "
+    "(`benchmarks/lib/emulated_device.py` has all constants). Routing, votes, tables, migration plans "
     "and commits are the shipped code, and outputs are checked. All systems serve the same tokens "
     "and execute the same plans over the same link; *perfect* has the last placement of each load "
     "stage from its first step on. The stall of a step is what it takes beyond the median of the "

@@ -81,7 +81,7 @@ def counted(outcomes: Counter[str]) -> dict[str, int]:
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
 
-def test_engine_epochs_commit_or_expire_under_any_schedule(
+def test_engine_rebalances_commit_or_expire_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
     tally = Tally()

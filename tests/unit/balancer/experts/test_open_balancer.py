@@ -128,7 +128,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("watched", [0, 1])
-def test_journal_may_be_attached_to_one_rank_only(watched: int) -> None:
+def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
     """All ranks then sum what the journal is told: a sum takes all of them."""
 
     def program(seat: Seat) -> tuple[int, list[str]]:

@@ -24,7 +24,7 @@ models = st.builds(model, st.lists(st.integers(1, 9), min_size=1, max_size=6), s
 
 
 @given(models, st.integers(0, 4000))
-def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
+def test_staging_budget_is_kept_and_gives_each_layer_group_a_buffer(
     made: ExpertModel, more: int
 ) -> None:
     families = made.groups
@@ -47,7 +47,7 @@ def test_staging_budget_for_all_slots_stages_everything(
 
 
 @given(models)
-def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel) -> None:
+def test_staging_budget_of_a_layer_each_leaves_no_layer_group_short(made: ExpertModel) -> None:
     families = made.groups
     budget = sum(family.nbytes // len(family.layers) for family in families)
     assert split_staging(families, budget) == (made.slots_per_rank,) * len(families)
@@ -55,7 +55,7 @@ def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel
         assert min(split_staging(families, budget - 1)) == made.slots_per_rank - 1
 
 
-def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
+def test_staging_budget_beyond_a_layer_goes_to_larger_layer_group() -> None:
     made = model([4, 4, 4, 8], 6)
     assert [family.slot_bytes for family in made.groups] == [16, 32]
     many, few = split_staging(made.groups, 6 * (16 + 32) + 100)
@@ -63,7 +63,7 @@ def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
 
 
 @given(models)
-def test_staging_budget_below_one_buffer_per_family_is_refused(made: ExpertModel) -> None:
+def test_staging_budget_below_one_buffer_per_layer_group_is_refused(made: ExpertModel) -> None:
     least = sum(family.slot_bytes for family in made.groups)
     with pytest.raises(EngineError, match=f"one slot of each of {len(made.groups)} families"):
         split_staging(made.groups, least - 1)

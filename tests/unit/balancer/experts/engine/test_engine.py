@@ -87,7 +87,7 @@ def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
         )
 
 
-def test_epoch_report_counts_bytes_of_travelled_slots() -> None:
+def test_rebalance_report_counts_bytes_of_travelled_slots() -> None:
     (report, *_) = rebalance()[0].reports
     assert report.copies > 0
     assert report.bytes == report.copies * 5 * 4
@@ -144,7 +144,7 @@ def test_different_plans_keep_installed_placement_on_all_ranks() -> None:
         assert story.aborts["plans differ"] >= 2
 
 
-def test_different_shares_abort_the_epoch() -> None:
+def test_different_shares_abort_the_rebalance() -> None:
     stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
     assert violations(stories) == []
     assert all("plans differ" in story.aborts for story in stories)
@@ -199,7 +199,7 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
     assert issuers
 
 
-def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
+def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
     peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
     stories = rebalance(both(peer, cannot), timeout=4.0)
@@ -219,7 +219,7 @@ def test_communicator_is_rebuilt_after_failed_move() -> None:
     assert stories[0].commits
 
 
-def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
+def test_rebalance_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
@@ -230,7 +230,7 @@ def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
     assert all("a rank still drains an aborted rebalance" in story.aborts for story in stories)
 
 
-def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
+def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = threading.Event()

@@ -79,7 +79,7 @@ def test_migration_minimizes_sends_of_busiest_rank(change: Change) -> None:
 
 
 @given(changes())
-def test_lots_follow_layer_order_and_fill_half_the_buffers(change: Change) -> None:
+def test_chunks_follow_layer_order_and_fill_half_the_buffers(change: Change) -> None:
     migration = change.plan()
     chunks: list[list[int]] = []
     for layer in change.order:
@@ -162,7 +162,7 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
 
 
 @given(changes())
-def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
+def test_chunks_alternate_between_first_and_last_buffers(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks):
         for transfers, need in zip(
@@ -173,7 +173,7 @@ def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
 
 
 @given(changes())
-def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
+def test_adjacent_chunks_fit_together_exactly_when_buffers_suffice(
     change: Change,
 ) -> None:
     migration = change.plan()
@@ -185,7 +185,7 @@ def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
 
 
 @given(changes())
-def test_adjacent_lots_of_several_layers_always_fit_together(change: Change) -> None:
+def test_adjacent_chunks_of_several_layers_always_fit_together(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks - 1):
         pair = chunk, chunk + 1
@@ -202,7 +202,7 @@ def test_migration_is_deterministic(change: Change) -> None:
         assert rank_transfers(first, chunk) == rank_transfers(second, chunk)
 
 
-def test_lots_follow_given_layer_order() -> None:
+def test_chunks_follow_given_layer_order() -> None:
     shape = ExpertShape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
     migration = plan_migration(before, after, (2, 0, 1), shape, staging=4, slots_per_message=1)

@@ -128,7 +128,7 @@ def test_model_ledger_staging_equals_slot_store_staging() -> None:
     assert ledger.items[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
-def test_model_ledger_requires_staging_for_every_family() -> None:
+def test_model_ledger_requires_staging_for_every_layer_group() -> None:
     with pytest.raises(ValueError, match="1 numbers of staging for 2 families"):
         memory_report(two_families(), RANKS, staging=[2], slots_per_message=16)
 
