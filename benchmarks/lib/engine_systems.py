@@ -1,8 +1,8 @@
 """Ways to serve: without balancing, and with systems that bring new weights in different ways.
 
-All are given the same plans, by the same schedule of messages (`plan_migration`), over the same link. What
-differs is who waits for what. None of the others plans, builds a migration plan, or looks at what
-it has copied, while it is timed; ours does the latter two.
+All are given the same plans, by the same schedule of messages (`plan_migration`), over the same
+link. What differs is who waits for what. None of the others plans, builds a migration plan, or
+looks at what it has copied, while it is timed; ours does the latter two.
 """
 
 from collections import deque
