@@ -9,8 +9,8 @@
                                                     fast; nothing is kept
 
 Compute, links and copies are emulated (`lib/emulated_device.py` has every constant); routing,
-counters, votes, plans' tables, shipments and commits are the shipped code, and every slot is looked
-at in every layer of every step. What the ranks wrote down becomes figures as
+counters, votes, plans' tables, migration plans and commits are the shipped code, and every slot is
+looked at in every layer of every step. What the ranks wrote down becomes figures as
 docs/design/measuring-the-engine.md says. All systems serve the same tokens, and execute the same
 plans over the same link:
 

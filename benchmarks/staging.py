@@ -177,7 +177,7 @@ def loaded(weights: Weights, slots: int) -> Layout:
 def planning_times(
     weights: Weights, ranks: int, slots: int, sigma: float, seed: int
 ) -> Iterator[tuple[str, float]]:
-    """CPU seconds of a rank's planner for each window: the plan, its tables and its shipment."""
+    """CPU seconds of a rank's planner for each window: plan, tables and migration plan."""
     shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
     config = balancer_config(EplbSettings(), EPLB, 0, 1, ranks // NODE)
     limits = limits_of(config, shape.slots_per_rank)

@@ -1,4 +1,4 @@
-"""One rank's expert balancer: what a model's serve loop holds."""
+"""The expert balancer of one rank and one layer group, and `open_balancer`, which builds it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -70,17 +70,17 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class ExpertBalancer:
-    """Routes tokens, moves experts, and says what it sees.
+    """Routes tokens and rebalances experts on one rank.
 
     Attributes:
-        context: what it was opened with.
-        shape: how many of everything.
-        serving_state: slots, tables and their layout.
-        load: over all ranks.
-        router: for the step path.
-        engine: of the boundaries.
-        locks: of layers that are rewritten in place; None where none are.
-        communicators: all that were opened for it.
+        context: the arguments that it was opened with.
+        shape: numbers of layers, experts, slots and ranks.
+        serving_state: slots, tables and layout.
+        load: the load over all ranks.
+        router: routes the rows of a step.
+        engine: runs the boundaries.
+        locks: locks of layers that are rewritten in place; None on other paths.
+        communicators: all communicators that were opened for it.
     """
 
     context: BalancerContext
@@ -94,9 +94,9 @@ class ExpertBalancer:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around what launches `step`, on every rank; raises as its boundary does.
+        """Returns the context for the launches of `step`, on every rank; raises as its boundary.
 
-        Work beside the forward begins behind the launch, so that the host is free to launch.
+        Jobs start after the launch, so that the host is free to launch.
         """
         self.engine.before_step(step)
         try:
@@ -105,34 +105,37 @@ class ExpertBalancer:
             self.engine.after_launch()
 
     def before_step(self, step: int) -> None:
-        """The same where nothing says when the forward is launched: work beside begins at once."""
+        """Runs the boundary for loops that cannot tell when they launch; jobs start at once."""
         self.engine.before_step(step)
         self.engine.after_launch()
 
     def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
-        """Around everything that `step` launches that reads the slots of `layer`."""
+        """Returns the context for everything `step` launches that reads slots of `layer`."""
         return UNLOCKED if self.locks is None else self.locks.reading_slots(layer, step)
 
     def step_kind(self, step: int) -> StepKind:
-        """Which locks `step` carries, for engines that capture one graph a kind."""
+        """Returns which locks `step` uses, for engines that capture one graph per kind."""
         return StepKind.SKIP if self.locks is None else self.locks.step_kind(step)
 
     def close(self) -> None:
-        """End the engine and give back the communicators that were opened for it.
+        """Closes the engine and its communicators.
 
-        Every rank closes behind the same step; nobody waits for another. This rank's compute
-        stream is waited for first, `deadline` seconds at most: what its steps launched is done as
-        ever. Peers that are a step behind are not harmed: what has ended here was issued there. An
-        epoch under way is left; what its exchanges still lack fails on their communicator alone.
+        Every rank closes after the same step; no rank waits for another. The compute stream is
+        waited for first, at most `timeout` seconds, so that the work of its steps is done. Peers
+        that are a step behind are not harmed: what has ended here was issued there too. An open
+        rebalance is left; its unfinished exchanges fail on their own communicator only.
 
-        Again is harmless. Nothing is routed behind it, a boundary raises `EngineError`, and the
-        label stays used: the control plane may still hold what was asked under it.
+        A second call does nothing. Afterwards nothing can be routed, a boundary raises
+        `EngineError`, and the name must not be used again: the control plane may still hold keys
+        under it.
 
         Raises:
-            StreamTimeout: the compute stream did not come to its end.
-            StreamError, CommunicatorError: what the stream, or the last sum of loads, failed with.
-                In every case all communicators have been closed.
+            StreamTimeout: the compute stream did not finish in time.
+            StreamError, CommunicatorError: the stream, or the last sum of load, failed. In every
+                case all communicators are closed.
         """
+        # In reverse: the engine first, which uses the communicators; then the stream, on which some
+        # of their operations are launched; then the communicators.
         with ExitStack() as ends:
             for communicator in reversed(self.communicators):
                 ends.callback(communicator.close)
@@ -140,50 +143,49 @@ class ExpertBalancer:
             ends.callback(self.engine.close)
 
     def _wait_for_compute(self) -> None:
-        """Wait until the compute stream has left the communicators.
+        """Waits until the compute stream has finished its operations of the communicators.
 
-        Exact shares put a sum a layer on it, which a program may only issue when the stream comes
-        to it: a group that was given back before would fail the stream.
+        Exact shares launch a sum per layer on it, which a program may only issue when the stream
+        reaches it: closing the communicator earlier would fail the stream.
         """
         accelerator = self.context.accelerator
         idle = stream_idle(accelerator, accelerator.stream(Role.COMPUTE))
         idle.wait(self.context.config.timeout)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ExpertBalancer":
-        """Go on without the ranks that are gone; collective among `active_ranks`.
+        """Continues without lost ranks; collective among `active_ranks`. Returns a new balancer.
 
-        This balancer is closed; streams that were attached to it are attached to the new one anew.
-        Every expert that has a copy left is served from there; one that
-        has none is written anew from the host's memory, in the place of a copy that is not the
-        last of its expert. Layers that were being rewritten are written once more. Slots keep
-        their places; ranks close up, in ascending order.
+        This balancer is closed; streams have to be attached to the new one again. Every expert with
+        a remaining replica is served from it; one without is reloaded from host memory, in place of
+        a replica that is not the last of its expert. Layers that were being rewritten are written
+        again. Slots keep their order; the remaining ranks keep ascending order.
 
         Args:
-            active_ranks: numbers on the control plane of those that are left.
-            step: the next boundary to come.
+            active_ranks: control-plane numbers of the remaining ranks.
+            step: the next boundary.
 
         Raises:
-            ExpertsLost: names the experts that no rank and no host has any more.
-            PlacementError: too few slots are left for all experts.
-            AgreementLost: the others mean another group, another step, or hold another layout.
-            BallotIncomplete: one of `active_ranks` does not come.
+            ExpertsLost: names the experts that neither a rank nor host memory has.
+            PlacementError: the remaining slots are too few for all experts.
+            AgreementLost: other ranks have another group, step or layout.
+            BallotIncomplete: one of `active_ranks` did not take part in time.
         """
         before = self.context.members
         members = before.shrunk_to(active_ranks)
         config = surviving_config(self.context.config, self.shape, before, members)
         context = replace(self.context, members=members, first_step=step, config=config)
-        unsettled, layout = self.engine.half_written_layers, self.serving_state.layout
-        # Communicators and streams may have failed with the ranks that are gone, and that is known.
+        half_written, layout = self.engine.half_written_layers, self.serving_state.layout
+        # Quietly: communicators and streams may have failed with the lost ranks, as expected.
         close_quietly([self])
-        asked = check_same_survivors(context.fabric.control, members, config, layout, step)
-        context = replace(context, uncollected=(*self.engine.uncollected, asked))
-        saved = surviving_layout(layout, self.shape, before, members)
-        reload_lost_experts(context, saved)
-        rewrite_half_written(context, saved, unsettled)
-        return build(context, saved.shape, saved.layout)
+        key = check_same_survivors(context.fabric.control, members, config, layout, step)
+        context = replace(context, uncollected=(*self.engine.uncollected, key))
+        recovered = surviving_layout(layout, self.shape, before, members)
+        reload_lost_experts(context, recovered)
+        rewrite_half_written(context, recovered, half_written)
+        return build(context, recovered.shape, recovered.layout)
 
     def imbalance(self) -> float:
-        """Imbalance of the last summed sub-window under the installed layout; nan before one.
+        """Returns the imbalance of the last summed sub-window with the installed layout, or nan.
 
         Mean over layers of max / mean - 1 over ranks, with the shares that the router applies.
         """
@@ -194,14 +196,14 @@ class ExpertBalancer:
         return float(imbalance(load, applied, self.shape).mean()) / SHARE_ONE
 
     def attach(self, stream: Stream) -> Reader:
-        """A further stream reads slots or tables, until it is detached or the balancer is closed.
+        """Attaches another stream that reads slots or tables, until it is detached or the close.
 
-        Every change waits for what an attached stream has launched, so detach one that is idle.
+        Every change waits for what an attached stream has launched, so detach idle streams.
         """
         return self.serving_state.attach(stream)
 
 
-def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
+def open_balancer(  # noqa: PLR0913 - one argument per part
     accelerator: Accelerator,
     fabric: Fabric,
     store: SlotStore,
@@ -210,37 +212,38 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
     config: BalancerConfig,
     path: UpdatePathConfig = STAGED_FROM_PEERS,
     new_worker: WorkerFactory | None = None,
-    journal: EventSink = NO_EVENTS,
+    event_sink: EventSink = NO_EVENTS,
 ) -> ExpertBalancer:
-    """Put a balancer together; collective: it opens one communicator a purpose.
+    """Builds a balancer; collective: it opens one communicator per purpose.
 
     Args:
         accelerator: this rank's device.
-        fabric: this rank's connection to the others.
-        store: this rank's slots, holding `layout`.
-        shape: how many of everything.
-        layout: what is installed at the start.
-        config: cadence, bounds and share mode.
-        path: how weights come into slots; `NO_REBALANCING` where they never do.
-        new_worker: makes who works beside the forward: by default threads, which tell the journal.
-        journal: told what happens, by threads that cannot wait; whoever opened it closes it.
+        fabric: this rank's connection to the other ranks.
+        store: this rank's slots, which hold `layout`.
+        shape: numbers of layers, experts, slots and ranks.
+        layout: the layout at the start.
+        config: intervals, bounds and share mode.
+        path: how weights get into slots; `NO_REBALANCING` to never change them.
+        new_worker: makes the workers; threads by default, which emit spans to the event sink.
+        event_sink: receives events from threads that must not wait; the caller closes it.
 
     Raises:
         Unsupported: the accelerator lacks what the path needs.
-        EngineError: the configuration asks for log lines, and there is no journal; the store has
-            other slots than the shape, or no staging where weights come from peers.
-        PlacementError: the layout is not of the shape; the shape is not of these ranks; there is
-            not what it takes to survive what the aims say.
-        AgreementLost: a rank opens something else; nothing is opened anywhere.
-        BallotIncomplete: a rank does not come.
+        EngineError: log lines are configured without an event sink; the store does not have the
+            slots of the shape, or no staging although weights come from peers.
+        PlacementError: layout and shape do not fit together or to these ranks, or not to the loss
+            that plans have to survive.
+        AgreementLost: ranks differ in what they open; nothing is opened on any rank.
+        BallotIncomplete: a rank did not take part in time.
     """
-    if config.log_balancedness and journal is NO_EVENTS:
-        raise EngineError("log_balancedness takes a journal, and none was given")
+    if config.log_balancedness and event_sink is NO_EVENTS:
+        raise EngineError("log_balancedness takes an event sink, and none was given")
     control, start = fabric.control, (store, shape, layout, config, path)
     check_start(*start, control.size)
-    mine, watched = {f"balancer {config.name!r}": start_values(*start)}, journal is not NO_EVENTS
-    told = check_same_on_all_ranks(
-        control, f"{config.name}/opened", config.timeout, mine, told="watched" if watched else ""
+    values = {f"balancer {config.name!r}": start_values(*start)}
+    has_sink = event_sink is not NO_EVENTS
+    sinks_by_rank = check_same_on_all_ranks(
+        control, f"{config.name}/opened", config.timeout, values, note="watched" if has_sink else ""
     )
     context = BalancerContext(
         accelerator,
@@ -248,37 +251,45 @@ def open_balancer(  # noqa: PLR0913 - what a rank balances with, each told apart
         store,
         config,
         path,
-        new_worker or thread_workers(config, journal),
+        new_worker or thread_workers(config, event_sink),
         EPGroup(tuple(range(control.size)), control.rank),
-        events=journal,
-        loads_watched=any(told),
+        events=event_sink,
+        loads_watched=any(sinks_by_rank),
     )
     return build(context, shape, layout)
 
 
 def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> ExpertBalancer:
-    """Put the parts of a balancer together; collective.
+    """Builds the parts of a balancer; collective. On an error, opened parts are closed.
 
-    Where anything raises, what was opened by then is closed. Raises `Unsupported` where the
-    accelerator lacks what the path needs.
+    Raises `Unsupported` if the accelerator lacks what the path needs.
     """
-    installed = ServingState(context.accelerator, context.store, shape, layout)
-    locks = _locks(context, installed, shape)
+    serving_state = ServingState(context.accelerator, context.store, shape, layout)
+    locks = _locks(context, serving_state, shape)
     with ExitStack() as undo:
         loads, *others = opened = _communicators(context, undo)
         workers = _workers(context, undo)
         load = _load_window(context, loads, shape, workers.load)
-        share_refresh = _share_refresh(context, installed, load, shape, workers)
-        router = _router(context, installed, load, others)
-        path = _path(context, installed, locks, others, workers, shape)
+        share_refresh = _share_refresh(context, serving_state, load, shape, workers)
+        router = _router(context, serving_state, load, others)
+        path = _path(context, serving_state, locks, others, workers, shape)
         keys = _key_collector(context, workers.vote)
-        group = EngineContext(context.fabric.control, context.members, context.first_step, keys)
+        engine_context = EngineContext(
+            context.fabric.control, context.members, context.first_step, keys
+        )
         recorder = _recorder(context, shape, router)
         engine = RebalanceEngine(
-            installed, load, path, share_refresh, group, context.config, workers, recorder
+            serving_state,
+            load,
+            path,
+            share_refresh,
+            engine_context,
+            context.config,
+            workers,
+            recorder,
         )
         undo.pop_all()
-    parts = installed, load, router, engine, locks, tuple(opened)
+    parts = serving_state, load, router, engine, locks, tuple(opened)
     return ExpertBalancer(context, shape, *parts)
 
 
@@ -292,7 +303,7 @@ def _workers(context: BalancerContext, undo: ExitStack) -> Workers:
 
 
 def _key_collector(context: BalancerContext, worker: Worker) -> KeyCollector | None:
-    """The lowest member's."""
+    """Returns the collector of the lowest member, None on other ranks: one rank deletes keys."""
     members = context.members
     if members.rank_in_group:
         return None
@@ -300,48 +311,48 @@ def _key_collector(context: BalancerContext, worker: Worker) -> KeyCollector | N
 
 
 def _recorder(context: BalancerContext, shape: ExpertShape, router: Router) -> EventRecorder:
-    """What boundaries are told to."""
+    """Returns the recorder of the engine's boundaries."""
     slot_bytes, sub_window = context.store.layout.slot_bytes, context.config.sub_window
-    place = context.members.rank_in_group
-    return EventRecorder(context.events, shape, place, slot_bytes, sub_window, router.shares)
+    rank = context.members.rank_in_group
+    return EventRecorder(context.events, shape, rank, slot_bytes, sub_window, router.shares)
 
 
 def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicator]:
-    """One a purpose: loads; then, as configured, moves and routing. All ranks open alike."""
+    """Opens one communicator per purpose, in the same order on all ranks."""
     wanted = ["loads"]
     if isinstance(context.path, StagedFromPeers):
         wanted.append("moves")
     if context.config.shares is ShareMode.EXACT:
         wanted.append("routing")
     opened = []
-    for what in wanted:
-        opened.append(context.open(what))
+    for purpose in wanted:
+        opened.append(context.open(purpose))
         undo.callback(opened[-1].close)
     return opened
 
 
 def _locks(
-    context: BalancerContext, installed: ServingState, shape: ExpertShape
+    context: BalancerContext, serving_state: ServingState, shape: ExpertShape
 ) -> LayerLocks | None:
-    """Locks by layer where layers are rewritten in place. Raises `Unsupported`."""
+    """Returns the layer locks of the in-place path, else None. Raises `Unsupported`."""
     path, accelerator = context.path, context.accelerator
     if not isinstance(path, InPlaceFromHost):
         return None
     if not path.capabilities.stream_lock or not path.capabilities.copy_independent_of_launch:
-        # TensorRT-LLM's first copy engine deadlocked so: a copy that waits for a launch that waits
-        # for the copy.
+        # Otherwise a copy may wait for a launch that waits for the copy: TensorRT-LLM's first copy
+        # engine deadlocked this way.
         raise Unsupported(
             f"{accelerator.name} cannot rewrite layers under a lock: it takes stream_lock and "
             "copy_independent_of_launch"
         )
-    deadline, entries = context.config.timeout, path.entries_per_step
-    return LayerLocks(accelerator, shape.layers, installed.readers, deadline, entries)
+    timeout, entries = context.config.timeout, path.entries_per_step
+    return LayerLocks(accelerator, shape.layers, serving_state.readers, timeout, entries)
 
 
 def _load_window(
     context: BalancerContext, loads: Communicator, shape: ExpertShape, worker: Worker
 ) -> LoadWindow:
-    """All sub-windows are summed where others look at loads than plans."""
+    """Returns the load window; all sub-windows are summed if more than plans use them."""
     config = context.config
     never, lagged = isinstance(context.path, NoRebalancing), config.shares is ShareMode.LAGGED
     every = never or lagged or context.loads_watched
@@ -353,23 +364,23 @@ def _load_window(
 
 def _share_refresh(
     context: BalancerContext,
-    installed: ServingState,
+    serving_state: ServingState,
     load: LoadWindow,
     shape: ExpertShape,
     workers: Workers,
 ) -> ShareRefresh:
     if context.config.shares is ShareMode.LAGGED and not isinstance(context.path, NoRebalancing):
-        return LaggedShares(installed, load, shape, context.config.min_gain, workers.shares)
-    return StaticShares(installed, shape)
+        return LaggedShares(serving_state, load, shape, context.config.min_gain, workers.shares)
+    return StaticShares(serving_state, shape)
 
 
 def _router(
     context: BalancerContext,
-    installed: ServingState,
+    serving_state: ServingState,
     load: LoadWindow,
     opened: Sequence[Communicator],
 ) -> Router:
-    accelerator, tables, counters = context.accelerator, installed.tables, load.counters
+    accelerator, tables, counters = context.accelerator, serving_state.tables, load.counters
     place = context.members.rank_in_group // context.config.ranks_sharing_rows
     match context.config.rule, context.config.shares:
         case RoutingRule.VLLM_ROW_HASH, _:
@@ -385,28 +396,28 @@ def _router(
 
 def _path(
     context: BalancerContext,
-    installed: ServingState,
+    serving_state: ServingState,
     locks: LayerLocks | None,
     opened: Sequence[Communicator],
     workers: Workers,
     shape: ExpertShape,
 ) -> UpdatePath | None:
-    place, config = context.members.rank_in_group, context.config
+    rank, config = context.members.rank_in_group, context.config
     match context.path, locks:
         case NoRebalancing(), _:
             return None
-        case InPlaceFromHost(supply), LayerLocks():
+        case InPlaceFromHost(host_weights), LayerLocks():
             return InPlacePath(
                 context.accelerator,
-                installed,
+                serving_state,
                 locks,
-                supply,
+                host_weights,
                 workers.transfer,
-                place,
+                rank,
                 shape,
                 config,
             )
-    ranks, journal = context.members.ranks, context.events
+    ranks, event_sink = context.members.ranks, context.events
     ends = context.accelerator, opened[0], context.store
-    mover = P2PTransfer(*ends, ranks, config.timeout, journal, config.slots_per_message)
-    return StagedPath(installed, mover, workers.transfer, place, shape, config)
+    transfer = P2PTransfer(*ends, ranks, config.timeout, event_sink, config.slots_per_message)
+    return StagedPath(serving_state, transfer, workers.transfer, rank, shape, config)

@@ -1,4 +1,4 @@
-"""Closing several things, whatever becomes of one of them."""
+"""Closes several objects, even if closing one of them raises."""
 
 import logging
 from collections.abc import Iterable
@@ -11,23 +11,23 @@ LOG = logging.getLogger(__name__)
 
 
 class Closeable(Protocol):
-    """Has an end."""
+    """Has a `close`."""
 
     def close(self) -> None:
-        """Bounded."""
+        """Ends it, in bounded time."""
         ...
 
 
 def close_all(closing: Iterable[Closeable]) -> None:
-    """Close every one, the last first; raises what the last of them raised that did."""
+    """Closes all, the last first; raises the error of the last close that failed."""
     with ExitStack() as ends:
-        for one in closing:
-            ends.callback(one.close)
+        for item in closing:
+            ends.callback(item.close)
 
 
 def close_quietly(closing: Iterable[Closeable]) -> None:
-    """The same where an error is on its way that matters more."""
+    """Closes all while another error is raised, which must not be replaced; logs errors."""
     try:
         close_all(closing)
     except EquipoiseError as error:
-        LOG.warning("not closed well, behind another error: %s", error)
+        LOG.warning("closing failed, after another error: %s", error)

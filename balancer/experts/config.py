@@ -108,16 +108,16 @@ class Locality(StrEnum):
 
 
 class CommitMode(StrEnum):
-    """How new weights come into slots."""
+    """How new weights get into slots."""
 
     STAGED = "staged"
-    """From peers to staging beside the forward, and from there into slots between two steps."""
+    """From peers to staging during the forward pass, then into slots between two steps."""
     IN_PLACE = "in_place"
-    """From the host's memory into slots, a few layers a step, each under a stream lock."""
+    """From host memory into slots, a few layers per step, each under a stream lock."""
 
 
 PLANNER_LIMITS = {"target": 1000, "slack": 1, "survive": 2, "sigma": 100}
-"""The most that each aim may be; the least is 0."""
+"""Upper limit of each option; the lower limit is 0."""
 AT_LEAST_ONE = (
     "slots_per_message",
     "layer_updates_per_iter",
@@ -126,7 +126,7 @@ AT_LEAST_ONE = (
     "ranks_sharing_rows",
     "log_balancedness_interval",
 )
-"""What an engine has at least one of."""
+"""Fields that are at least 1."""
 INTEGER_FIELDS = (
     "window_size",
     "step_interval",
@@ -135,7 +135,7 @@ INTEGER_FIELDS = (
     "min_gain",
     *AT_LEAST_ONE,
 )
-"""Whole numbers; `min_gain` in parts per 65536."""
+"""Fields that are integers; `min_gain` in parts per 65536."""
 
 
 ENUM_FIELDS: dict[str, type[StrEnum]] = {
@@ -143,20 +143,20 @@ ENUM_FIELDS: dict[str, type[StrEnum]] = {
     "locality": Locality,
     "rule": RoutingRule,
 }
-"""What is one of some words."""
+"""Fields that are members of an enum."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerOptions:
-    """What plans aim at; `equipoise.balancer.experts.plan` says what each is.
+    """Options of the planner; `equipoise.balancer.experts.plan` describes each.
 
     Attributes:
-        target: imbalance (max/mean - 1), mean over layers, that is good enough.
-        slack: room that is kept on each rank for shares, as part of the mean.
-        survive: 0 nothing, 1 the loss of a rank, 2 of a node: every expert has copies elsewhere.
-        sigma: deviations over the windows of the load that a rank counts with.
+        target: imbalance (max/mean - 1), mean over layers, at which planning stops.
+        slack: room for shares on each rank, as a fraction of the mean.
+        survive: loss to survive: 0 none, 1 of a rank, 2 of a node.
+        sigma: standard deviations over the windows that are added to the load of a rank.
 
-    Raises `ConfigError` for what no plan can aim at: the planner would fail epoch after epoch.
+    Raises `ConfigError` for values out of range: the planner would fail in every rebalance.
     """
 
     target: float = 0.02
@@ -166,7 +166,7 @@ class PlannerOptions:
 
     def __post_init__(self) -> None:
         for name, most in PLANNER_LIMITS.items():
-            # So written, nan is refused too.
+            # Written this way, nan is refused too.
             if not 0 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
 
@@ -181,37 +181,38 @@ def default_sub_window(window: int, interval: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BalancerConfig:
-    """Cadence and bounds. The defaults of the first four are vLLM's, but for the share mode.
+    """Configuration of an engine: intervals, bounds and modes.
+
+    The defaults of the first four fields are vLLM's, except for the share mode.
 
     Attributes:
         name: distinguishes the votes of several engines on one control plane;
             `equipoise.open_balancer` takes the model's where it is empty.
         shares: the share mode.
-        window_size: steps of load that a plan is made from.
-        step_interval: steps between the boundaries at which epochs open.
-        sub_window: steps summed at a time; divides both. 0 becomes what is nearest to a quarter of
-            the window.
-        step_offset: steps by which these boundaries come later, so that several engines do not all
-            move weights at once; below `step_interval`, and divided by `sub_window` too.
+        window_size: steps of load that a plan uses.
+        step_interval: steps between the boundaries at which rebalances open.
+        sub_window: steps that are summed at a time; divides both. 0 becomes what is nearest to a
+            quarter of the window.
+        step_offset: steps by which these boundaries are later, so that several engines do not move
+            weights at once; below `step_interval`, and a multiple of `sub_window`.
         locality: whether rows stay on their rank as far as exact shares allow.
-        rule: whose rule picks a replica; another engine's divides evenly and reads no shares.
+        rule: the rule that picks a replica; those of other engines divide evenly.
         planner: options of the planner.
-        min_gain: imbalance (max/mean - 1) that a layer must gain to be touched, in parts per
+        min_gain: imbalance (max/mean - 1) that a layer has to gain to be changed, in parts per
             65536.
         max_stalled_steps: steps without progress after which a rebalance is aborted; a plan may
             take 16 times as many.
-        slots_per_message: the most slots that travel in one message.
-        layer_updates_per_iter: layers that are rewritten a step on the locked path.
-        nodes: that the ranks divide among evenly, neighbours together: weights come from the same
-            node where one of its ranks has them.
-        ranks_sharing_rows: neighbouring ranks that route the same rows, as those of a
-            tensor-parallel group do: they pick the same replicas. 1 where every rank has rows of
-            its own.
-        log_balancedness: whether the journal writes how even the load is, every so often.
-        log_balancedness_interval: steps from one such line to the next.
+        slots_per_message: maximum number of slots in a message.
+        layer_updates_per_iter: layers that are rewritten per step on the in-place path.
+        nodes: number of nodes, with equally many neighbouring ranks: weights come from the same
+            node if one of its ranks has them.
+        ranks_sharing_rows: number of neighbouring ranks that route the same rows, as those of a
+            tensor-parallel group do: they pick the same replicas. 1 if each rank has its own rows.
+        log_balancedness: whether the event sink logs the balancedness at intervals.
+        log_balancedness_interval: steps between two such lines.
         timeout: seconds that any wait may last.
 
-    Raises `ConfigError` for what no engine can be.
+    Raises `ConfigError` for invalid values.
     """
 
     name: str = ""
@@ -256,7 +257,7 @@ class BalancerConfig:
                 f"must be multiples of sub_window {self.sub_window}"
             )
         if self.step_offset % self.sub_window or not 0 <= self.step_offset < self.step_interval:
-            # A plan is made from a sum, so epochs open one step behind a sub-window.
+            # A plan needs the sum of the last sub-window, so rebalances open one step after one.
             raise ConfigError(
                 f"step_offset {self.step_offset} must be a multiple of sub_window "
                 f"{self.sub_window}, and less than step_interval {self.step_interval}"

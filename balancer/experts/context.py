@@ -1,4 +1,4 @@
-"""What one rank's balancer is put together from: its device, its peers, and how weights move."""
+"""The arguments of one rank's balancer: its device, its peers, and how weights move."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from equipoise.hal.slots import SlotStore
 
 @dataclass(frozen=True)
 class StagedFromPeers:
-    """Weights come from peers, beside the forward, and are committed between two steps.
+    """Weights are transferred from peers during the forward pass and committed between two steps.
 
     Attributes:
-        host_weights: where else weights are to be had when ranks are lost that held the last copies;
-            None where they are nowhere else.
+        host_weights: weights in host memory, to reload experts whose last replica was on a lost
+            rank; None if there are none.
     """
 
     host_weights: HostWeights | None = None
@@ -29,12 +29,12 @@ class StagedFromPeers:
 
 @dataclass(frozen=True)
 class InPlaceFromHost:
-    """Weights come from the host's memory, and layers are rewritten in place, a few a step.
+    """Weights come from host memory, and layers are rewritten in place, a few per step.
 
     Attributes:
-        host_weights: the weights, and who writes them.
-        capabilities: of the accelerator's backend, which has to have what this takes.
-        entries_per_step: by layer, how often every step enters it; once where nothing is said.
+        host_weights: the weights and their writer.
+        capabilities: capabilities of the accelerator's backend, which are checked.
+        entries_per_step: by layer, how often every step enters it; 1 by default.
     """
 
     host_weights: HostWeights
@@ -44,7 +44,7 @@ class InPlaceFromHost:
 
 @dataclass(frozen=True)
 class NoRebalancing:
-    """Weights stay where they are, and shares too; loads are summed all the same."""
+    """Weights and shares stay as they are; load is summed all the same."""
 
 
 UpdatePathConfig = StagedFromPeers | InPlaceFromHost | NoRebalancing
@@ -54,21 +54,21 @@ NO_REBALANCING = NoRebalancing()
 
 @dataclass(frozen=True)
 class BalancerContext:
-    """What a rank balances with, whatever is installed.
+    """The arguments of a rank's balancer, independent of the layout.
 
     Attributes:
         accelerator: this rank's device.
-        fabric: this rank's connection to the others.
+        fabric: this rank's connection to the other ranks.
         store: this rank's slots.
-        config: cadence, bounds and share mode.
-        path: how weights come into slots.
-        new_worker: makes who works beside the forward.
-        members: the ranks among which experts are spread.
+        config: intervals, bounds and share mode.
+        path: how weights get into slots.
+        new_worker: makes the workers that overlap with the forward pass.
+        members: the ranks among which experts are distributed.
         first_step: the step of the first boundary.
-        events: told what happens; returns at once and never raises.
-        uncollected: what a group before this one has asked, and nobody needs any more.
-        loads_watched: whether any rank has an event sink: then all ranks sum every sub-window,
-            since a sum takes all of them.
+        events: the event sink; it returns at once and never raises.
+        uncollected: keys of the previous group, which no rank needs any more.
+        loads_watched: whether any rank has an event sink. Then all ranks sum every sub-window,
+            since a sum is collective.
     """
 
     accelerator: Accelerator
@@ -84,6 +84,6 @@ class BalancerContext:
     loads_watched: bool = False
 
     def open(self, what: str) -> Communicator:
-        """A communicator among the members; collective."""
+        """Opens a communicator among the members; collective."""
         name = f"{self.members.scoped_name(self.config.name)}.{what}"
         return self.fabric.open(name, self.members.ranks)

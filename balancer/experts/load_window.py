@@ -1,4 +1,4 @@
-"""Integer loads: counted on the device, summed over ranks one sub-window at a time."""
+"""Counts load on the device, and sums it over ranks, one sub-window at a time."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from equipoise.hal.work import Work
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """Steps in which load is counted to be summed; all numbers are steps.
+    """Which steps are counted and summed; all numbers are steps.
 
-    A plan is made from the last window before its boundary. Where nothing else needs loads, only
-    the sub-windows of such windows are summed, and what is counted before is forgotten.
+    A plan uses the last window before its boundary. If nothing else needs loads, only the
+    sub-windows of such windows are summed, and counts of other steps are discarded.
 
     Attributes:
         sub_window: length of a sub-window.
-        window_size: length of a window, a multiple of `every`.
-        period: from the end of one window to the end of the next, a multiple of `every`; at least
-            `window`, and then every sub-window is summed.
-        step_offset: windows end this much behind multiples of `period`; a multiple of `every`.
-        first_step: the step with which counting begins. A sub-window that began before it is short, and
-            not summed: its load would count as that of a whole one.
+        window_size: length of a window, a multiple of `sub_window`.
+        period: from the end of one window to the end of the next, a multiple of `sub_window`; at
+            least `window_size`; if equal, every sub-window is summed.
+        step_offset: windows end this much behind multiples of `period`; a multiple of `sub_window`.
+        first_step: the step with which counting begins. A sub-window that began before it is short,
+            and not summed: its load would count as that of a whole one.
 
     Raises:
         ValueError: they are not multiples, or windows overlap.
@@ -56,19 +56,19 @@ class WindowSchedule:
             or self.step_offset % self.sub_window
         ):
             raise ValueError(
-                f"a window of {self.window_size} steps, one in {self.period} at {self.step_offset}, is not "
-                f"made of {self.sub_window}-step parts"
+                f"a window of {self.window_size} steps, one in {self.period} at "
+                f"{self.step_offset}, is not made of {self.sub_window}-step parts"
             )
         if self.period < self.window_size:
             raise ValueError(f"windows of {self.window_size} steps overlap, one in {self.period}")
 
     def ends(self, step: int) -> bool:
-        """Whether a sub-window that is summed ends before `step`."""
+        """Returns whether a summed sub-window ends before `step`."""
         whole = step % self.sub_window == 0 and step - self.sub_window >= self.first_step
         return whole and self._steps_left(step) < self.window_size
 
     def starts(self, step: int) -> bool:
-        """Whether what is counted from `step` on is summed, and what was counted before is not."""
+        """Returns whether counting starts anew at `step`: earlier counts are discarded."""
         left = self._steps_left(step)
         short = step % self.sub_window == 0 and step - self.sub_window < self.first_step < step
         return (short and left < self.window_size) or (
@@ -76,24 +76,24 @@ class WindowSchedule:
         )
 
     def next_event(self, step: int) -> int:
-        """The first step behind `step` before which one of both is due."""
+        """Returns the first step after `step` at which a sub-window ends or counting starts."""
         found = (step // self.sub_window + 1) * self.sub_window
         found += max(0, self._steps_left(found) - self.window_size)
         return found if self.ends(found) or self.starts(found) else self.next_event(found)
 
     def _steps_left(self, step: int) -> int:
-        """Steps to the end of the next window."""
+        """Returns the steps to the end of the next window."""
         return (self.step_offset - step) % self.period
 
 
 @dataclass(frozen=True)
 class NotReducing:
-    """No sum is under way."""
+    """No sum is in progress."""
 
 
 @dataclass(frozen=True)
 class Reducing:
-    """A sub-window's sum over ranks is under way; due at the next boundary."""
+    """The sum of a sub-window over ranks is in progress; due at the next boundary."""
 
     counts: Tensor
     work: Work
@@ -101,27 +101,27 @@ class Reducing:
 
 @dataclass(frozen=True)
 class ReducingOnWorker:
-    """The same, waited for by a worker."""
+    """The same, with a worker that waits for it."""
 
     sum: JobHandle[Load]
 
 
 class LoadWindow:
-    """The last few sub-windows of global load.
+    """The load of the last sub-windows, summed over all ranks.
 
     Every rank closes a sub-window before the same step and takes its sum before the next one, so
     all ranks see the same integers at the same step.
 
-    Where the communicator comes behind the stream's launches, the sum is issued at the boundary,
-    and nobody waits. Where it does not, somebody has to wait for the stream first: the worker does,
-    beside the forward, if groups are independent, and otherwise the boundary itself (P4).
+    If the communicator is ordered with the stream, the sum is issued at the boundary without a
+    wait. Otherwise the stream has to be waited for first: by the worker, overlapped with the
+    forward pass, if groups are independent; else by the boundary itself (P4).
 
     Args:
-        accelerator: where the counters live.
+        accelerator: holds the counters.
         communicator: used for nothing else.
-        shape: how many of everything.
-        parts: which sub-windows are summed.
-        worker: sums.
+        shape: numbers of layers, experts, slots and ranks.
+        schedule: which sub-windows are summed.
+        worker: waits for sums.
     """
 
     def __init__(
@@ -129,43 +129,45 @@ class LoadWindow:
         accelerator: Accelerator,
         communicator: Communicator,
         shape: ExpertShape,
-        parts: WindowSchedule,
+        schedule: WindowSchedule,
         worker: Worker,
     ) -> None:
         self._accelerator = accelerator
         self._communicator = communicator
         self._worker = worker
-        self._schedule = parts
-        self.sums: deque[Load] = deque(maxlen=parts.window_size // parts.sub_window)
-        """Global rows of the last sub-windows that were summed, oldest first."""
+        self._schedule = schedule
+        self.sums: deque[Load] = deque(maxlen=schedule.window_size // schedule.sub_window)
+        """int64 (layers, experts) of the last sub-windows over all ranks, oldest first."""
         self._state: NotReducing | Reducing | ReducingOnWorker = NotReducing()
         zeros = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
         self.counters = zeros.to(accelerator.device)
-        """This rank's rows in the open sub-window; routing adds to it on the compute stream."""
+        """int32 (layers, experts): rows of this rank in the open sub-window.
+
+        Routing adds to it on the compute stream."""
 
     @property
     def full(self) -> bool:
-        """Whether the window has all its sub-windows."""
+        """Whether all sub-windows of the window were summed."""
         return len(self.sums) == self.sums.maxlen
 
     @property
     def windows(self) -> Load:
-        """(sub-windows, layers, experts): rows of each over all ranks, oldest first."""
+        """int64 (sub-windows, layers, experts): rows over all ranks, oldest first."""
         return np.stack(self.sums)
 
     @property
     def latest(self) -> Load:
-        """(layers, experts): rows over the last summed sub-window and all ranks."""
+        """int64 (layers, experts): rows of the last summed sub-window over all ranks."""
         return self.sums[-1]
 
     def next_due_step(self, step: int) -> int:
-        """The first boundary behind that of `step` at which there is something to do."""
+        """Returns the first boundary after that of `step` that has work."""
         if not isinstance(self._state, NotReducing):
             return step + 1
         return self._schedule.next_event(step)
 
     def advance(self, step: int) -> Job[bool]:
-        """Before `step`: take the sum that is due, then close the sub-window that ends here.
+        """Takes the sum that is due before `step`, then closes the sub-window that ends here.
 
         Returns whether a new sum was taken.
         """
@@ -177,15 +179,15 @@ class LoadWindow:
         return taken
 
     def drain(self) -> Job[bool]:
-        """Take a sum that is under way; whether there was one."""
+        """Takes the sum in progress; returns whether there was one."""
         match self._state:
             case NotReducing():
                 return False
             case Reducing(counts, work):
                 yield WorkDone(work)
                 self.sums.append(counts.cpu().numpy())
-            case ReducingOnWorker(told):
-                self.sums.append((yield from _sum_of_job(told)))
+            case ReducingOnWorker(handle):
+                self.sums.append((yield from _sum_of_job(handle)))
         self._state = NotReducing()
         return True
 
@@ -193,6 +195,8 @@ class LoadWindow:
         compute = self._accelerator.stream(Role.COMPUTE)
         counts = torch.empty(self.counters.shape, dtype=torch.int64, device=self.counters.device)
 
+        # Copied and cleared in one program of the compute stream: no row of a step is counted twice
+        # or lost between.
         def program() -> None:
             counts.copy_(self.counters)
             self.counters.zero_()
@@ -210,16 +214,16 @@ class LoadWindow:
             self._state = Reducing(counts, self._communicator.all_reduce(counts))
 
     def _sum(self, counts: Tensor, closed: Event) -> Job[Load]:
-        """Beside the forward."""
+        """Sums on the worker, overlapped with the forward pass."""
         yield EventDone(closed)
         yield WorkDone(self._communicator.all_reduce(counts))
         summed: Load = counts.cpu().numpy()
         return summed
 
 
-def _sum_of_job(told: JobHandle[Load]) -> Job[Load]:
+def _sum_of_job(handle: JobHandle[Load]) -> Job[Load]:
     try:
-        summed: Load = yield JobDone(told)
+        summed: Load = yield JobDone(handle)
     except TimeoutError as error:
         raise ResultPending("the sum of a sub-window's loads has not come") from error
     return summed

@@ -31,19 +31,19 @@ from equipoise.hal.stream import Stream
 
 
 def layer_numbers(model: ExpertModel, number: int) -> tuple[int, ...]:
-    """The model's own numbers of the layers of a layer group."""
+    """Returns the model's layer numbers of a layer group."""
     return tuple(model.layer_numbers[row] for row in model.groups[number].layers)
 
 
 def layer_group_name(model: ExpertModel, number: int) -> str:
-    """Model and layers of a layer group, for errors: its engine counts its layers from 0."""
+    """Returns the name of a layer group for errors; its engine numbers its layers from 0."""
     own = format_ranges(list(layer_numbers(model, number)))
     return f"model {model.name!r}, layers {own} counted from 0"
 
 
 @contextmanager
 def error_context(name: str) -> Iterator[None]:
-    """Errors that are raised inside say whose they are."""
+    """Adds `name` to errors that are raised inside."""
     try:
         yield
     except EquipoiseError as error:
@@ -51,7 +51,7 @@ def error_context(name: str) -> Iterator[None]:
 
 
 def add_context(error: EquipoiseError, name: str) -> EquipoiseError:
-    """The same error, which says whose it is, once."""
+    """Adds `name` to an error, once, and returns the error."""
     if not str(error).startswith(name):
         error.args = (f"{name}: {error}", *error.args[1:])
     return error
@@ -66,12 +66,12 @@ class LayerRouter:
     row: int
 
     def route(self, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """See `Router.route`: slot ids, int32 [n, top_k], for expert ids of the same shape."""
+        """Returns slot ids, int32 [n, top_k], for expert ids of the same shape; see `Router`."""
         return self.router.route(self.row, step, ids, on)
 
     @property
     def generation(self) -> int:
-        """Of the tables by which it routes: what a dispatch carries, so that peers can compare."""
+        """Generation of the routing tables, which a dispatch carries so that peers can compare."""
         return self.installed.generation(self.row)
 
 
@@ -80,7 +80,7 @@ class ModelReader:
     """A stream that is attached to every layer group of a model.
 
     Attributes:
-        readers: one for each layer group.
+        readers: the reader of each layer group.
     """
 
     readers: tuple[Reader, ...]
@@ -93,16 +93,16 @@ class ModelReader:
 
 @dataclass(frozen=True, eq=False)
 class ModelBalancer:
-    """What the serve loop of a model holds. Layers go by the model's own numbers.
+    """The balancer of a model, for its serve loop. Layers have the model's own numbers.
 
-    A *step* is what is launched between two boundaries; it enters every layer as often as was
-    registered. Steps of one model are counted apart from those of another. Errors name the model
-    and the layers of the group in which they were raised. A context manager, which closes the
+    A *step* is what is launched between two boundaries; it enters every layer as often as
+    registered. Each model counts its own steps. Errors name the model and the layers of the group
+    that raised them. A context manager, which closes the
     balancer.
 
     Attributes:
-        model: that is served.
-        groups: a balancer for each of its layer groups, in their order.
+        model: the model.
+        groups: the balancer of each layer group, in their order.
         sinks: told what happens; closed behind the engines.
     """
 
@@ -153,20 +153,20 @@ class ModelBalancer:
         self.after_launch()
 
     def _before_step(self, step: int) -> None:
-        """The boundary before `step` alone; overlapped work begins at `after_launch`.
+        """Runs the boundary before `step`; jobs start in `after_launch`.
 
-        Layer groups come in the same order on every rank, because what they issue on the calling
-        thread has to be issued alike where communicators are not independent (P4).
+        Layer groups have the same order on all ranks: if communicators are not independent, what
+        they issue on the calling thread has to have one order (P4).
         """
         for number, group in enumerate(self.groups):
-            # Every step comes by: a context manager would cost more than the boundary.
+            # Every step runs this: a context manager would cost more than the boundary itself.
             try:
                 group.engine.before_step(step)
             except EquipoiseError as error:
                 raise add_context(error, self._names[number])  # noqa: B904 - it is the same error
 
     def after_launch(self) -> None:
-        """The forward behind the last boundary is on its way."""
+        """Prepares the next boundary, once the forward pass is launched."""
         for group in self.groups:
             group.engine.after_launch()
 
@@ -181,7 +181,7 @@ class ModelBalancer:
             RegistrationError: no such layer.
             EngineError: steps enter the layer more or less often than was registered.
         """
-        number, row = self._place(layer)
+        number, row = self._locate(layer)
         try:
             lock = self.groups[number].reading_slots(row, step)
         except EquipoiseError as error:
@@ -201,7 +201,7 @@ class ModelBalancer:
         Raises:
             RegistrationError: no such layer.
         """
-        number, row = self._place(layer)
+        number, row = self._locate(layer)
         group = self.groups[number]
         return LayerRouter(group.router, group.serving_state, row)
 
@@ -290,7 +290,7 @@ class ModelBalancer:
                 ends.callback(self._close, number)
 
     def reconfigure(self, active_ranks: Sequence[int], step: int) -> "ModelBalancer":
-        """Go on without the ranks that are gone; collective among `active_ranks`.
+        """Go on without lost ranks; collective among `active_ranks`.
 
         This balancer is closed, whatever comes of it; go on with the one that is returned.
 
@@ -302,20 +302,20 @@ class ModelBalancer:
             ExpertsLost: names everything that the model has lost, in all its layer groups.
         """
         made: list[ExpertBalancer] = []
-        gone: dict[int, tuple[int, ...]] = {}
+        lost_experts: dict[int, tuple[int, ...]] = {}
         for number, group in enumerate(self.groups):
             try:
                 with error_context(self._names[number]):
                     made.append(group.reconfigure(active_ranks, step))
             except ExpertsLost as lost:
                 layers = layer_numbers(self.model, number)
-                gone |= {layers[row]: experts for row, experts in lost.lost_experts.items()}
+                lost_experts |= {layers[row]: experts for row, experts in lost.lost_experts.items()}
             except BaseException:
                 close_quietly([*made, *self.groups[number + 1 :]])
                 raise
-        if gone:
+        if lost_experts:
             close_quietly(made)
-            raise ExpertsLost(gone, f"model {self.model.name!r}: ")
+            raise ExpertsLost(lost_experts, f"model {self.model.name!r}: ")
         return ModelBalancer(self.model, tuple(made), self.sinks)
 
     def _close(self, number: int) -> None:
@@ -329,24 +329,24 @@ class ModelBalancer:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        """Of the layer groups, in errors."""
+        """Names of the layer groups in errors."""
         return tuple(layer_group_name(self.model, number) for number in range(len(self.groups)))
 
-    def _place(self, layer: int) -> tuple[int, int]:
-        """The group of a layer, and its row there."""
-        place = self._places.get(layer)
-        if place is None:
-            place = self._places[layer] = self._rows[self.model.layer(layer)]
-        return place
+    def _locate(self, layer: int) -> tuple[int, int]:
+        """Returns the group of a layer, and its row in the group."""
+        location = self._located.get(layer)
+        if location is None:
+            location = self._located[layer] = self._rows[self.model.layer(layer)]
+        return location
 
     @cached_property
-    def _places(self) -> dict[int, tuple[int, int]]:
-        """By the model's own number, as far as was asked for."""
+    def _located(self) -> dict[int, tuple[int, int]]:
+        """Cache by the model's layer number: this runs for every layer of every step."""
         return {}
 
     @cached_property
     def _rows(self) -> dict[int, tuple[int, int]]:
-        """By row of the model's placement."""
+        """Group and row in it, by row of the model's placement."""
         return {
             layer: (number, row)
             for number, group in enumerate(self.model.groups)
@@ -370,25 +370,23 @@ class BalancerSet:
 
     @property
     def memory_report(self) -> MemoryReport:
-        """What all of them take of this rank's device."""
+        """Device memory of this rank for all models."""
         return sum((balancer.memory_report for balancer in self), MemoryReport())
 
     def close(self) -> None:
-        """End all engines; bounded."""
+        """Closes all balancers; bounded."""
         close_all(self)
 
     def reconfigure(self, active_ranks: Sequence[int], steps: Mapping[str, int]) -> "BalancerSet":
-        """Go on without the ranks that are gone; collective among `active_ranks`.
-
-        These balancers are closed, whatever comes of it.
+        """Continues without lost ranks; collective among `active_ranks`. These are closed.
 
         Args:
-            active_ranks: numbers on the control plane of those that are left.
-            steps: of each model, the next boundary to come.
+            active_ranks: control-plane numbers of the remaining ranks.
+            steps: the next boundary of each model.
 
         Raises:
-            UsageError: other models than these; nothing has happened.
-            EquipoiseError: as `ExpertBalancer.reconfigure` does, for the first model that cannot.
+            UsageError: `steps` names other models; nothing has happened.
+            EquipoiseError: as `ExpertBalancer.reconfigure`, for the first model that fails.
         """
         if set(steps) != set(self.balancers):
             raise UsageError(f"steps of {sorted(steps)}, not of {sorted(self.balancers)}")

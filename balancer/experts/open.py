@@ -1,14 +1,14 @@
-"""From registered models to running balancers.
+"""Opens the balancers of all registered models of a rank.
 
-    balancers = open_balancers(accelerator, fabric, models, starts, budget=64 << 20)
+    balancers = open_balancers(accelerator, fabric, models, starts, staging_bytes=64 << 20)
     target = balancers["target"]
     with target.step(n):
         ...
-        with target.reading(3, n):
+        with target.reading_slots(3, n):
             slots = target.router(3).route(n, ids)
 
-Everything is opened in one order on every rank: models as the set has them, then layer groups as
-the model has them. The bytes in flight are divided among the layer groups.
+Everything is opened in the same order on every rank: models in the order of the set, then layer
+groups in the order of the model. The bytes of staging are divided among the layer groups.
 """
 
 import logging
@@ -50,47 +50,47 @@ from equipoise.hal.errors import EngineError, UsageError
 from equipoise.hal.slots import SlotStore
 
 
-def split_staging(families: Sequence[LayerGroup], budget: int) -> tuple[int, ...]:
-    """Staging buffers of each family, in at most `budget` bytes over all of them.
+def split_staging(groups: Sequence[LayerGroup], staging_bytes: int) -> tuple[int, ...]:
+    """Divides `staging_bytes` among layer groups; returns the staging buffers of each.
 
-    What is in flight is what is staged, so that dividing the staging divides the budget, alike on
-    every rank and without a word between engines. A layer is planned with as many buffers as its
-    family has, so all families come up to the slots of a layer first, together: then no plan is
-    short of staging. What is left goes by bytes of slots: it lets more layers move at once. No
-    family gets more buffers than slots.
+    A chunk in flight is in staging, so dividing staging bounds the bytes in flight, equally on all
+    ranks and without communication between engines. First, all groups together get up to the slots
+    of one layer, so that no plan is short of staging. The rest is divided in proportion to the
+    bytes of their slots: it lets more layers move at once. No group gets more buffers than slots.
 
     Raises:
-        EngineError: less than one buffer each.
+        EngineError: it is less than one buffer for each group.
     """
-    least = sum(family.slot_bytes for family in families)
-    if budget < least:
+    least = sum(group.slot_bytes for group in groups)
+    if staging_bytes < least:
         raise EngineError(
-            f"{budget} bytes of staging are not enough: one slot of each of {len(families)} "
-            f"families takes {least}"
+            f"{staging_bytes} bytes of staging are not enough: one slot of each of {len(groups)} "
+            f"layer groups takes {least}"
         )
-    layers = [len(family.slots) // len(family.layers) for family in families]
-    of_layers = sum(
-        slots * family.slot_bytes for slots, family in zip(layers, families, strict=True)
-    )
-    if budget < of_layers:
-        return tuple(min(slots, budget // least) for slots in layers)
-    rest = max(1, sum(family.nbytes for family in families) - of_layers)
+    layers = [len(group.slots) // len(group.layers) for group in groups]
+    of_layers = sum(slots * group.slot_bytes for slots, group in zip(layers, groups, strict=True))
+    if staging_bytes < of_layers:
+        return tuple(min(slots, staging_bytes // least) for slots in layers)
+    rest = max(1, sum(group.nbytes for group in groups) - of_layers)
     return tuple(
-        min(len(family.slots), slots + (budget - of_layers) * (len(family.slots) - slots) // rest)
-        for slots, family in zip(layers, families, strict=True)
+        min(
+            len(group.slots),
+            slots + (staging_bytes - of_layers) * (len(group.slots) - slots) // rest,
+        )
+        for slots, group in zip(layers, groups, strict=True)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGroupContext:
-    """A layer group that is being opened: what its update path and its event sink are made for.
+    """A layer group that is being opened, for the factories of update paths and event sinks.
 
     Attributes:
         accelerator: this rank's device.
-        model: whose layer group it is.
-        group_number: of the group, among those of the model.
+        model: the model of the group.
+        group_number: number of the group in the model.
         store: its slots. Their numbers are row * slots_per_rank + local slot, where *row* counts
-            the layers of this group alone.
+            only the layers of this group.
     """
 
     accelerator: Accelerator
@@ -100,35 +100,35 @@ class LayerGroupContext:
 
     @property
     def group(self) -> LayerGroup:
-        """Layers with slots of one descriptor."""
+        """The layer group."""
         return self.model.groups[self.group_number]
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The model's own number of the layer of each row."""
+        """The model's layer number of each row."""
         return layer_numbers(self.model, self.group_number)
 
     @property
     def entries(self) -> dict[int, int]:
-        """By row: how often every step enters the layer."""
+        """By row, how often every step enters the layer."""
         return {row: self.model.entries_per_step[at] for row, at in enumerate(self.group.layers)}
 
 
 MEMORY_LOG = logging.getLogger("equipoise.memory")
-"""Told at the start, by the first rank, what balancing takes."""
+"""At the start, the first rank logs the device memory that balancing takes."""
 UpdatePathFactory = Callable[[LayerGroupContext], UpdatePathConfig]
-"""How weights come into the slots of a layer group."""
+"""Returns how weights get into the slots of a layer group."""
 EventSinkFactory = Callable[[LayerGroupContext], EventSink]
-"""Who is told what happens to a layer group."""
+"""Returns the event sink of a layer group."""
 
 
 @dataclass(frozen=True)
 class ModelStart:
-    """How a model begins.
+    """The start of a model.
 
     Attributes:
-        layout: what its slots hold, by row of its placement.
-        config: cadence and bounds.
+        layout: the layout that its slots hold.
+        config: intervals, bounds and modes.
     """
 
     layout: Layout
@@ -137,13 +137,13 @@ class ModelStart:
 
 @dataclass(frozen=True)
 class LayerGroupSpec:
-    """What is to be opened for a layer group.
+    """A layer group to be opened.
 
     Attributes:
-        model: whose.
-        group_number: of the group in the model.
-        start: of this group alone, with a label and a phase of its own.
-        staging: buffers.
+        model: the model.
+        group_number: number of the group in the model.
+        start: layout and configuration of this group, with its own name and step offset.
+        staging: number of staging buffers.
     """
 
     model: ExpertModel
@@ -158,36 +158,38 @@ def open_balancers(
     models: ModelSet,
     starts: Mapping[str, ModelStart],
     *,
-    budget: int = 0,
-    way: UpdatePathFactory = lambda group: STAGED_FROM_PEERS,
-    journals: EventSinkFactory = lambda group: NO_EVENTS,
+    staging_bytes: int = 0,
+    update_path: UpdatePathFactory = lambda group: STAGED_FROM_PEERS,
+    event_sinks: EventSinkFactory = lambda group: NO_EVENTS,
 ) -> BalancerSet:
-    """Put balancers of all models together; collective.
+    """Opens the balancers of all models; collective.
 
     Args:
         accelerator: this rank's device.
-        fabric: this rank's connection to the others.
-        models: finalized; the same on every rank.
-        starts: by model.
-        budget: bytes of staging over all layer groups of all models, hence of weights in flight; 0
-            where no group takes any, because all are rewritten under locks.
-        way: how weights come into the slots of a layer group.
-        journals: one a layer group, told what happens to it.
+        fabric: this rank's connection to the other ranks.
+        models: finalized models, the same on every rank.
+        starts: the start of each model, by name.
+        staging_bytes: bytes of staging over all layer groups of all models, which bounds the bytes
+            in flight; 0 if all groups are rewritten in place.
+        update_path: returns how weights get into the slots of a layer group.
+        event_sinks: returns the event sink of a layer group.
 
     Raises:
-        UsageError: not one start a model.
-        AgreementLost: a rank has registered or configured something else; nothing is opened.
-        PlacementError: a layout is not of its model.
-        EngineError: the budget is too small.
+        UsageError: there is not one start per model.
+        AgreementLost: ranks registered or configured different things; nothing is opened.
+        PlacementError: a layout does not fit its model.
+        EngineError: there are too few staging bytes.
         Unsupported: the accelerator lacks what a path needs.
     """
     _check(models, starts, fabric.control.size)
-    parts = layer_group_specs(models, starts, budget)
+    parts = layer_group_specs(models, starts, staging_bytes)
     _check_same(fabric.control, parts)
     opened: dict[str, list[ExpertBalancer]] = {model.name: [] for model in models}
     try:
         for part in parts:
-            opened[part.model.name].append(_open_group(accelerator, fabric, part, way, journals))
+            opened[part.model.name].append(
+                _open_group(accelerator, fabric, part, update_path, event_sinks)
+            )
     except BaseException:
         close_quietly(chain.from_iterable(opened.values()))
         raise
@@ -200,30 +202,33 @@ def open_balancers(
 
 
 def layer_group_specs(
-    models: ModelSet, starts: Mapping[str, ModelStart], budget: int
+    models: ModelSet, starts: Mapping[str, ModelStart], staging_bytes: int
 ) -> tuple[LayerGroupSpec, ...]:
-    """All layer groups, with what each has for itself. Raises `EngineError`: too small a budget."""
-    homes = [(model, number) for model in models for number in range(len(model.groups))]
-    families = [model.groups[number] for model, number in homes]
-    staging = split_staging(families, budget) if budget else (0,) * len(families)
+    """Returns all layer groups to open. Raises `EngineError` for too few staging bytes."""
+    locations = [(model, number) for model in models for number in range(len(model.groups))]
+    groups = [model.groups[number] for model, number in locations]
+    staging = split_staging(groups, staging_bytes) if staging_bytes else (0,) * len(groups)
     return tuple(
         LayerGroupSpec(
             model,
             number,
-            _group_start(starts[model.name], model, number, place, len(homes)),
+            _group_start(starts[model.name], model, number, position, len(locations)),
             buffers,
         )
-        for place, ((model, number), buffers) in enumerate(zip(homes, staging, strict=True))
+        for position, ((model, number), buffers) in enumerate(zip(locations, staging, strict=True))
     )
 
 
 def _group_start(
-    start: ModelStart, model: ExpertModel, number: int, place: int, places: int
+    start: ModelStart, model: ExpertModel, number: int, position: int, count: int
 ) -> ModelStart:
-    """A start for one layer group: its layers, a label that no other has, a phase that few have."""
+    """Returns the start of one layer group, with a unique name and its own step offset.
+
+    Offsets are spread over the interval, so that engines do not move weights at once.
+    """
     config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
-    later = place * sums // places * config.sub_window
+    later = position * sums // count * config.sub_window
     label = f"{config.name}[{model.name}:{number}]"  # brackets: "m.1" is also an incarnation's
     phase = (config.step_offset + later) % config.step_interval
     placement, shares = (
@@ -236,22 +241,22 @@ def _open_group(
     accelerator: Accelerator,
     fabric: Fabric,
     part: LayerGroupSpec,
-    way: UpdatePathFactory,
-    journals: EventSinkFactory,
+    update_path: UpdatePathFactory,
+    event_sinks: EventSinkFactory,
 ) -> ExpertBalancer:
     model, start = part.model, part.start
     layers = model.groups[part.group_number]
     store = accelerator.slot_store(layers.layout(part.staging))
     group = LayerGroupContext(accelerator, model, part.group_number, store)
     with error_context(layer_group_name(model, part.group_number)):
-        path = _complete_path(way(group), group)
+        path = _complete_path(update_path(group), group)
         shape = replace(model.shape(fabric.control.size), layers=len(layers.layers))
-        ends, told = (accelerator, fabric, store, shape), journals(group)
-        return open_balancer(*ends, start.layout, start.config, path, journal=told)
+        ends, event_sink = (accelerator, fabric, store, shape), event_sinks(group)
+        return open_balancer(*ends, start.layout, start.config, path, event_sink=event_sink)
 
 
 def _complete_path(path: UpdatePathConfig, group: LayerGroupContext) -> UpdatePathConfig:
-    """With what was registered of entries, and not without what it needs."""
+    """Adds the registered entries to an in-place path; refuses a staged one without staging."""
     if isinstance(path, InPlaceFromHost):
         return replace(path, entries_per_step=group.entries)
     if isinstance(path, StagedFromPeers) and not group.store.layout.staging:

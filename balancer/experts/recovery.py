@@ -1,4 +1,4 @@
-"""What is left when ranks are gone, and how it is made whole again."""
+"""Recovers from lost ranks: the layout of the survivors, and the experts to reload."""
 
 import logging
 from collections import Counter
@@ -29,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlotReload:
-    """A slot (over all that are left) that gets an expert whose last copy was lost."""
+    """A slot (numbered over the survivors) that gets an expert whose last replica was lost."""
 
     layer: int
     slot: int
@@ -38,11 +38,11 @@ class SlotReload:
 
 @dataclass(frozen=True)
 class RecoveredLayout:
-    """What can be served by those who are left.
+    """The layout that the survivors can serve.
 
     Attributes:
-        shape: of the smaller group.
-        layout: with even shares, until a load has been seen.
+        shape: shape of the smaller group.
+        layout: the layout, with even shares until a load is known.
         reloads: slots that have to be written first.
     """
 
@@ -54,13 +54,13 @@ class RecoveredLayout:
 def surviving_config(
     config: BalancerConfig, shape: ExpertShape, before: EPGroup, after: EPGroup
 ) -> BalancerConfig:
-    """What those who are left can still aim at; less than was asked for is said."""
+    """Returns the configuration for the survivors; warns if they can survive fewer losses."""
     config = replace(config, nodes=surviving_nodes(config.nodes, before, after))
     ranks, planner = len(after.ranks), config.planner
     try:
         left = ExpertShape(shape.layers, shape.experts, ranks * shape.slots_per_rank, ranks)
     except PlacementError:
-        return config  # too few slots for all experts: refused in its turn
+        return config  # too few slots for all experts: `surviving_layout` raises
     survive = max_survivable(left, config.nodes, planner.survive)
     if survive < planner.survive:
         LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
@@ -68,9 +68,9 @@ def surviving_config(
 
 
 def surviving_nodes(nodes: int, before: EPGroup, after: EPGroup) -> int:
-    """Among how many nodes those who are left divide evenly; 1 where they do not.
+    """Returns the number of nodes among which the survivors divide evenly; 1 if they do not.
 
-    A rank stays on the node that it was on: two that are left of one are no two nodes.
+    Ranks keep their node: two survivors of one node are one node.
     """
     size = len(before.ranks) // nodes
     counts = Counter(before.ranks.index(rank) // size for rank in after.ranks)
@@ -80,24 +80,27 @@ def surviving_nodes(nodes: int, before: EPGroup, after: EPGroup) -> int:
 def surviving_layout(
     layout: Layout, shape: ExpertShape, before: EPGroup, after: EPGroup
 ) -> RecoveredLayout:
-    """The same on every rank that is left. Raises `PlacementError`: too few slots are left."""
+    """Computes the layout of the survivors, the same on all of them.
+
+    Raises `PlacementError` if they have too few slots.
+    """
     per = shape.slots_per_rank
-    places = [before.ranks.index(rank) for rank in after.ranks]
-    smaller = ExpertShape(shape.layers, shape.experts, per * len(places), len(places))
-    kept = layout.placement.reshape(shape.layers, shape.ranks, per)[:, places]
+    survivors = [before.ranks.index(rank) for rank in after.ranks]
+    smaller = ExpertShape(shape.layers, shape.experts, per * len(survivors), len(survivors))
+    kept = layout.placement.reshape(shape.layers, shape.ranks, per)[:, survivors]
     placement = np.ascontiguousarray(kept.reshape(shape.layers, smaller.slots))
-    refills = tuple(
+    reloads = tuple(
         SlotReload(layer, slot, expert)
         for layer in range(shape.layers)
         for slot, expert in _reload_row(placement[layer], shape.experts)
     )
     return RecoveredLayout(
-        smaller, Layout(placement, even_shares(placement, shape.experts)), refills
+        smaller, Layout(placement, even_shares(placement, shape.experts)), reloads
     )
 
 
 def _reload_row(row: Placement, experts: int) -> list[tuple[int, int]]:
-    """Give every expert that has no slot one of the expert that has most. Changes `row`."""
+    """Gives every expert without a slot one of the expert with most slots; changes `row`."""
     copies = np.bincount(row, minlength=experts)
     found = []
     for expert in np.flatnonzero(copies == 0).tolist():
@@ -113,55 +116,55 @@ def _reload_row(row: Placement, experts: int) -> list[tuple[int, int]]:
 def check_same_survivors(
     control: ControlPlane, members: EPGroup, config: BalancerConfig, layout: Layout, step: int
 ) -> StoredKey:
-    """See that all who are left mean the same; returns what was asked to that end.
+    """Checks that all survivors have the same state; returns the key that was used.
 
     Raises:
-        AgreementLost: they do not.
-        BallotIncomplete: one of them does not come.
+        AgreementLost: they differ.
+        BallotIncomplete: one of them did not take part in time.
     """
-    question = f"{members.scoped_name(config.name)}/reconfigure"
-    mine = {"layout": layout.digest, "ranks": str(members.ranks), "step": str(step)}
-    told = {f"reconfigure of balancer {config.name!r}": mine}
-    check_same_on_all_ranks(control, question, config.timeout, told, members.ranks)
-    return StoredKey(BEFORE_FIRST_REBALANCE, question, members.ranks)
+    key = f"{members.scoped_name(config.name)}/reconfigure"
+    state = {"layout": layout.digest, "ranks": str(members.ranks), "step": str(step)}
+    values = {f"reconfigure of balancer {config.name!r}": state}
+    check_same_on_all_ranks(control, key, config.timeout, values, members.ranks)
+    return StoredKey(BEFORE_FIRST_REBALANCE, key, members.ranks)
 
 
-def reload_lost_experts(context: BalancerContext, saved: RecoveredLayout) -> None:
-    """Write this rank's part of what was lost from the host's memory.
+def reload_lost_experts(context: BalancerContext, recovered: RecoveredLayout) -> None:
+    """Reloads this rank's part of the lost experts from host memory.
 
     Raises:
-        ExpertsLost: it has none.
-        SlotError: what was written is not what was read.
+        ExpertsLost: there are no weights in host memory.
+        SlotError: the slots hold other bytes than the source.
     """
-    if not saved.reloads:
+    if not recovered.reloads:
         return
-    supply = _host_weights(context.path)
-    if supply is None:
-        gone: dict[int, list[int]] = {}
-        for lost in saved.reloads:
-            gone.setdefault(lost.layer, []).append(lost.expert)
-        raise ExpertsLost(gone)
-    _write_reloads(context, supply, saved)
+    host_weights = _host_weights(context.path)
+    if host_weights is None:
+        experts_by_layer: dict[int, list[int]] = {}
+        for lost in recovered.reloads:
+            experts_by_layer.setdefault(lost.layer, []).append(lost.expert)
+        raise ExpertsLost(experts_by_layer)
+    _write_reloads(context, host_weights, recovered)
 
 
 def _host_weights(path: UpdatePathConfig) -> HostWeights | None:
     match path:
-        case StagedFromPeers(spare):
-            return spare
-        case InPlaceFromHost(supply):
-            return supply
+        case StagedFromPeers(host_weights):
+            return host_weights
+        case InPlaceFromHost(host_weights):
+            return host_weights
     return None
 
 
 def rewrite_half_written(
-    context: BalancerContext, saved: RecoveredLayout, layers: Sequence[int]
+    context: BalancerContext, recovered: RecoveredLayout, layers: Sequence[int]
 ) -> None:
-    """Write all of this rank's slots of layers that were left half written. Raises `SlotError`."""
+    """Rewrites this rank's slots of layers that were left half written. Raises `SlotError`."""
     if not isinstance(context.path, InPlaceFromHost):
         return
-    per, place = saved.shape.slots_per_rank, context.members.rank_in_group
+    per, rank = recovered.shape.slots_per_rank, context.members.rank_in_group
     for layer in layers:
-        experts = saved.layout.placement[layer, place * per : (place + 1) * per].tolist()
+        experts = recovered.layout.placement[layer, rank * per : (rank + 1) * per].tolist()
         _write_slots(
             context,
             context.path.host_weights,
@@ -171,20 +174,24 @@ def rewrite_half_written(
         )
 
 
-def _write_reloads(context: BalancerContext, supply: HostWeights, saved: RecoveredLayout) -> None:
-    per, place = saved.shape.slots_per_rank, context.members.rank_in_group
-    for layer in range(saved.shape.layers):
-        mine = [r for r in saved.reloads if r.layer == layer and r.slot // per == place]
-        slots = [layer * per + refilled.slot % per for refilled in mine]
-        _write_slots(context, supply, layer, slots, [refilled.expert for refilled in mine])
+def _write_reloads(
+    context: BalancerContext, host_weights: HostWeights, recovered: RecoveredLayout
+) -> None:
+    per, rank = recovered.shape.slots_per_rank, context.members.rank_in_group
+    for layer in range(recovered.shape.layers):
+        own = [r for r in recovered.reloads if r.layer == layer and r.slot // per == rank]
+        slots = [layer * per + reload.slot % per for reload in own]
+        _write_slots(context, host_weights, layer, slots, [reload.expert for reload in own])
 
 
 def _write_slots(
     context: BalancerContext,
-    supply: HostWeights,
+    host_weights: HostWeights,
     layer: int,
     slots: Sequence[int],
     experts: Sequence[int],
 ) -> None:
-    writing = write_and_verify(context.accelerator, context.store, supply, layer, slots, experts)
+    writing = write_and_verify(
+        context.accelerator, context.store, host_weights, layer, slots, experts
+    )
     run_blocking(writing, context.config.timeout)

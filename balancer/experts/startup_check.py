@@ -1,4 +1,4 @@
-"""Whether a start can work on this rank, and what has to be the same on all of them."""
+"""Checks the arguments of a start on this rank, and lists what all ranks must have in common."""
 
 from dataclasses import fields
 
@@ -11,7 +11,7 @@ from equipoise.hal.errors import EngineError, PlacementError
 from equipoise.hal.slots import SlotStore
 
 OWN = ("log_balancedness", "log_balancedness_interval")
-"""Fields of a configuration that are each rank's own business: who writes lines to a log."""
+"""Fields of a configuration that may differ between ranks: who writes log lines."""
 
 
 def check_start(
@@ -22,7 +22,7 @@ def check_start(
     path: UpdatePathConfig,
     ranks: int,
 ) -> None:
-    """See that a balancer that is opened with this can work on so many ranks.
+    """Checks that a balancer with these arguments can work on `ranks` ranks.
 
     Raises:
         PlacementError: the layout is not of the shape, the shape not of these ranks, or there
@@ -50,7 +50,7 @@ def start_values(
     config: BalancerConfig,
     path: UpdatePathConfig,
 ) -> Values:
-    """What of a start has to be the same on all ranks."""
+    """Returns the values of a start that have to be the same on all ranks."""
     return {
         "shape": str(shape),
         "layout": layout.digest,
@@ -61,6 +61,6 @@ def start_values(
 
 
 def config_values(config: BalancerConfig) -> Values:
-    """What ranks have to configure alike, by field."""
+    """Returns the fields of a configuration that have to be the same on all ranks."""
     names = [field.name for field in fields(config) if field.name not in OWN]
     return {f"config.{name}": repr(getattr(config, name)) for name in names}

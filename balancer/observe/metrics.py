@@ -41,12 +41,12 @@ LABEL_BY_REASON = {
     "tables differ": "tables_differ",
     "staged bytes differ": "staged_bytes_differ",
     "ranks out of step": "ranks_out_of_step",
-    "out of patience": "stalled",
+    "no progress in time": "stalled",
     "no ballot from rank": "ballot_missing",
     "planner failed": "planner_failed",
-    "move failed": "transfer_failed",
+    "transfer failed": "transfer_failed",
     "a rank still drains": "still_draining",
-    "a rank is still in the epoch before": "still_rebalancing",
+    "a rank is still in the rebalance before": "still_rebalancing",
 }
 """The label of a reason that begins with the key."""
 ABORT_LABELS = (*LABEL_BY_REASON.values(), OTHER_LABEL)

@@ -90,7 +90,7 @@ class Told:
         return getattr(self._inner, name)
 
     def propose(self, load: Load, layout: Layout) -> Proposal:
-        """The next layout, with its tables and its shipment."""
+        """The next layout, with its tables and its migration plan."""
         self._turn += 1
         placement = handed_on(layout.placement, self._shape.slots_per_rank, self._slots, self._turn)
         after = Layout(placement, even_shares(placement, self._shape.experts))

@@ -1,8 +1,8 @@
 """Ways to serve: without balancing, and with systems that bring new weights in different ways.
 
-All are given the same plans, by the same schedule of blobs (`ship`), over the same link. What
-differs is who waits for what. None of the others plans, builds a shipment, or looks at what it has
-copied, while it is timed; ours does the latter two.
+All are given the same plans, by the same schedule of messages (`plan_migration`), over the same
+link. What differs is who waits for what. None of the others plans, builds a migration plan, or
+looks at what it has copied, while it is timed; ours does the latter two.
 """
 
 from collections import deque
@@ -388,7 +388,7 @@ def prepared(
                 layers,
                 SHAPE,
                 staging=2 * SHAPE.layers * PER_RANK,
-                parcel=PARCEL,
+                slots_per_message=PARCEL,
             )
             steps.append(Prepared(travel, layer_update(given_plan.layout, SHAPE, layers)))
         found[given_plan.due] = steps
@@ -574,7 +574,7 @@ class Told:
         return getattr(self._inner, name)
 
     def propose(self, load: Load, layout: Layout) -> Proposal:
-        """The next plan, with its tables and its shipment."""
+        """The next plan, with its tables and its migration plan."""
         after = next(self._plans).layout
         changed = np.flatnonzero((after.placement != layout.placement).any(axis=1))
         nothing = np.zeros(SHAPE.layers, dtype=np.int64)

@@ -21,7 +21,7 @@ struct Message {
 // degree are enough. An edge whose ends have no free colour in common is coloured as in the proof:
 // along the path that alternates between a colour that is free at the one end and a colour that is
 // free at the other, the two are swapped. First fit instead takes 17 to 44 % more rounds
-// (docs/design/shipment.md).
+// (docs/design/migration.md).
 std::int32_t assign_rounds(std::vector<Message>& messages, std::int32_t ranks);
 
 }  // namespace equipoise

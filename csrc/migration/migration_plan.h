@@ -1,5 +1,5 @@
 // The migration plan: how the weights of a rebalance travel. Every rank makes the same plan from
-// the same integers, so nothing of it is sent. docs/design/shipment.md says more.
+// the same integers, so nothing of it is sent. docs/design/migration.md says more.
 #pragma once
 
 #include <vector>

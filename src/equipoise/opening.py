@@ -90,8 +90,8 @@ def open_balancer(
             ranks.fabric,
             ModelSet((model,)),
             {model.name: start},
-            budget=_staging_bytes(model.groups) if staging_bytes is None else staging_bytes,
-            journals=sinks,
+            staging_bytes=_staging_bytes(model.groups) if staging_bytes is None else staging_bytes,
+            event_sinks=sinks,
         )
     except BaseException:
         sinks.close()

@@ -1,1 +1,1 @@
-"""How the ranks of a group agree on what to do."""
+"""Agreement between the ranks of a group: votes, and checks of equal values."""

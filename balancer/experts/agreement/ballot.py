@@ -1,6 +1,6 @@
-"""What a rank says at a boundary of a rebalance, and what the ballots of all ranks come to.
+"""Votes at the boundaries of a rebalance: ballots, and the verdict that all ranks reach from them.
 
-One vote: cast this rank's ballot, gather everybody's, and settle the verdict.
+A vote casts this rank's ballot, gathers those of all ranks, and settles the verdict.
 """
 
 import json
@@ -18,27 +18,27 @@ MASK64 = (1 << 64) - 1
 
 
 class RankStatus(StrEnum):
-    """How far a rank is."""
+    """How far a rank is in the rebalance."""
 
     PLANNING = "planning"
     """The planner still runs."""
     PROPOSED = "proposed"
     """It has a proposal; the ballot carries its digest."""
     TRANSFERRING = "transferring"
-    """Weights travel; the ballot says which lots are staged."""
+    """It transfers weights; the ballot carries the checksums of staged chunks."""
     FAILED = "failed"
     """It cannot go on; the ballot carries the reason."""
 
 
 @dataclass(frozen=True)
 class ChunkChecksum:
-    """What a rank knows of a lot that it has staged.
+    """Checksums of a chunk that a rank has staged.
 
     Attributes:
-        sent: sum, modulo 2**64, of the fingerprints of all parcels that it read.
-        received: the same of all parcels that it staged. Over all ranks the two sums are equal
-            exactly when every parcel arrived as it was read (to 1 in 2**64).
-        tables: digest of the tables that go with the lot, equal on all ranks.
+        sent: sum, modulo 2**64, of the fingerprints of all messages that it read.
+        received: the same of all messages that it staged. Over all ranks the two sums are equal
+            exactly when every message arrived as it was read (to 1 in 2**64).
+        tables: digest of the chunk's routing tables, equal on all ranks.
     """
 
     sent: int
@@ -48,12 +48,12 @@ class ChunkChecksum:
 
 @dataclass(frozen=True)
 class Ballot:
-    """One rank's word.
+    """The ballot of one rank.
 
     Attributes:
-        status: how far it is.
-        digest: of the proposal, once there is one.
-        staged: marks of the lots that it has staged and not committed yet, in order.
+        status: how far the rank is.
+        digest: digest of its proposal, once there is one.
+        staged: checksums of the chunks that it has staged and not committed, in order.
         reason: why it failed.
     """
 
@@ -63,99 +63,102 @@ class Ballot:
     reason: str = ""
 
     def to_bytes(self) -> bytes:
-        """JSON, keys sorted."""
+        """Encodes as JSON with sorted keys."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
     @staticmethod
     def from_bytes(text: bytes) -> "Ballot":
-        """Raises `VoteOutcomeUnknown` when a peer speaks another language."""
+        """Decodes. Raises `VoteOutcomeUnknown` if a peer uses another format."""
         try:
             fields = json.loads(text)
-            staged = tuple(ChunkChecksum(**mark) for mark in fields.pop("staged"))
+            staged = tuple(ChunkChecksum(**checksum) for checksum in fields.pop("staged"))
             return Ballot(**{**fields, "status": RankStatus(fields["status"]), "staged": staged})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise VoteOutcomeUnknown(f"unreadable ballot {text[:80]!r}: {error}") from error
 
 
 class _Verdict:
-    """What ballots come to."""
+    """Base of verdicts."""
 
     def trace_fields(self) -> dict[str, object]:
-        """The verdict in words."""
+        """Returns the verdict as text."""
         return {"verdict": str(self)}
 
 
 @dataclass(frozen=True)
 class Pending(_Verdict):
-    """Somebody is still busy."""
+    """A rank is still busy."""
 
 
 @dataclass(frozen=True)
 class StartTransfer(_Verdict):
-    """Everybody has the same plan."""
+    """All ranks have the same proposal."""
 
 
 @dataclass(frozen=True)
 class Commit(_Verdict):
-    """The next `lots` lots are staged everywhere, and are what their sources hold."""
+    """The next `chunks` chunks are staged on all ranks, with the bytes of their sources."""
 
     chunks: int
 
 
 @dataclass(frozen=True)
 class Abort(_Verdict):
-    """The epoch ends here; what it has not committed stays as installed. `reason` is counted."""
+    """The rebalance ends; layers that are not committed stay as they are. `reason` is counted."""
 
     reason: str
 
 
 Verdict = Pending | StartTransfer | Commit | Abort
 Decision = StartTransfer | Commit | Abort
-"""A verdict that is made final by a decision."""
+"""A verdict that is made final by a decision of the control plane."""
 
 
 def tally(ballots: Sequence[Ballot]) -> Verdict:
-    """The one verdict that every rank reaches from the same ballots, in rank order."""
+    """Returns the verdict of ballots in rank order; every rank reaches the same."""
     failed = [ballot.reason for ballot in ballots if ballot.status is RankStatus.FAILED]
     if failed:
         return Abort(failed[0])
     if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
         return Abort("plans differ")
-    stands = {ballot.status for ballot in ballots}
-    if stands == {RankStatus.PROPOSED}:
+    statuses = {ballot.status for ballot in ballots}
+    if statuses == {RankStatus.PROPOSED}:
         return StartTransfer()
-    if stands == {RankStatus.TRANSFERRING}:
+    if statuses == {RankStatus.TRANSFERRING}:
         return _tally_chunks(ballots)
-    if RankStatus.TRANSFERRING in stands:
+    if RankStatus.TRANSFERRING in statuses:
         return Abort("ranks out of step")
     return Pending()
 
 
 def _tally_chunks(ballots: Sequence[Ballot]) -> Verdict:
-    """Commit what everybody has staged, if it is right."""
-    lots = min(len(ballot.staged) for ballot in ballots)
-    for lot in range(lots):
-        marks = [ballot.staged[lot] for ballot in ballots]
-        if len({mark.tables for mark in marks}) > 1:
+    """Returns the commit of the chunks that all ranks have staged, if they match."""
+    chunks = min(len(ballot.staged) for ballot in ballots)
+    for chunk in range(chunks):
+        checksums = [ballot.staged[chunk] for ballot in ballots]
+        if len({checksum.tables for checksum in checksums}) > 1:
             return Abort("tables differ")
-        if (sum(mark.sent for mark in marks) - sum(mark.received for mark in marks)) & MASK64:
+        if (
+            sum(checksum.sent for checksum in checksums)
+            - sum(checksum.received for checksum in checksums)
+        ) & MASK64:
             return Abort("staged bytes differ")
-    return Commit(lots) if lots else Pending()
+    return Commit(chunks) if chunks else Pending()
 
 
 def to_decision(verdict: Decision) -> bytes:
-    """What is written under the question that the verdict settles."""
+    """Encodes a verdict for the control plane."""
     match verdict:
         case StartTransfer():
             return b"move"
-        case Commit(lots):
-            return b"commit %d" % lots
+        case Commit(chunks):
+            return b"commit %d" % chunks
         case Abort(reason):
             return b"abort " + reason.encode()
 
 
 def from_decision(text: bytes) -> Decision:
-    """The reverse. Raises `VoteOutcomeUnknown` for anything else."""
+    """Decodes a verdict. Raises `VoteOutcomeUnknown` for other bytes."""
     word, _, rest = text.partition(b" ")
     if text == b"move":
         return StartTransfer()
@@ -171,14 +174,13 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VoteSpec:
-    """What is asked.
+    """The keys and ranks of a vote.
 
     Attributes:
-        ballots: names the vote; a rank casts one ballot on it.
-        outcome: names what the vote may settle. Several votes ask for one outcome until one of
-            them settles it, for good.
-        ranks: who votes.
-        final_attempt: whether to give up where the vote would come to waiting on.
+        ballots: key of the vote, under which each rank casts one ballot.
+        outcome: key of the decision. Several votes have the same, until one of them settles it.
+        final_attempt: whether to abort where the verdict would be `Pending`.
+        ranks: the ranks that vote.
     """
 
     ballots: str
@@ -187,40 +189,39 @@ class VoteSpec:
     ranks: tuple[int, ...]
 
 
-def vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
-    """The verdict on `question`, the same on all ranks unless it is to wait.
-
-    The first answer to `question.outcome` wins. So a rank that misses ballots may wish for an
-    abort at any time: if a peer that saw them all has settled otherwise, this rank does as settled.
+def vote(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+    """Votes; returns the verdict, which is the same on all ranks unless it is `Pending`.
 
     Raises:
-        AgreementLost: the outcome cannot be learnt, or a peer speaks another language.
+        AgreementLost: the outcome cannot be learnt, or a peer uses another format.
     """
     try:
-        control.cast(question.ballots, ballot.to_bytes())
-        wish = yield from _tally_when_complete(control, question)
-        if isinstance(wish, Pending):
-            return wish
-        return from_decision(control.decide(question.outcome, to_decision(wish)))
+        control.cast(spec.ballots, ballot.to_bytes())
+        tallied = yield from _tally_when_complete(control, spec)
+        if isinstance(tallied, Pending):
+            return tallied
+        # The first decision under this key wins. So a rank that misses ballots may propose an abort
+        # at any time: if a peer that saw them all decided otherwise, this rank follows the peer.
+        return from_decision(control.decide(spec.outcome, to_decision(tallied)))
     except ControlPlaneLost as error:
-        raise VoteOutcomeUnknown(f"the vote {question.ballots}: {error}") from error
+        raise VoteOutcomeUnknown(f"the vote {spec.ballots}: {error}") from error
 
 
-def _tally_when_complete(control: ControlPlane, question: VoteSpec) -> Job[Pending | Decision]:
+def _tally_when_complete(control: ControlPlane, spec: VoteSpec) -> Job[Pending | Decision]:
     try:
-        texts = yield BallotsReady(control, question.ballots, question.ranks)
+        texts = yield BallotsReady(control, spec.ballots, spec.ranks)
     except BallotIncomplete as error:
         return Abort(f"no ballot from rank(s) {', '.join(map(str, error.missing))}")
     verdict = tally([Ballot.from_bytes(text) for text in texts])
-    if isinstance(verdict, Pending) and question.final_attempt:
-        return Abort("out of patience")
+    if isinstance(verdict, Pending) and spec.final_attempt:
+        return Abort("no progress in time")
     return verdict
 
 
 def vote_failed(control: ControlPlane, ballots: str, ballot: Ballot) -> Job[None]:
-    """Cast a ballot on a vote whose outcome does not concern this rank."""
+    """Casts a ballot without waiting for the verdict, which does not concern this rank."""
     yield from ()
     try:
         control.cast(ballots, ballot.to_bytes())
     except ControlPlaneLost as error:
-        LOG.warning("the vote %s was not declined: %s", ballots, error)
+        LOG.warning("the ballot on vote %s was not cast: %s", ballots, error)

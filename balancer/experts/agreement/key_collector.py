@@ -1,9 +1,9 @@
 """Deletes ballots and decisions from the store once no rank can need them.
 
-A store keeps every ballot and every decision until it is told to forget them (C9). A rebalance asks
-some dozens of questions, so a store would grow for as long as a model serves. When a question may
-go is argued on `docs/design/engine.md`: once every member is seen to vote, without a failure, in a
-rebalance, nobody will ever read or write what was asked in the ones before it.
+A store keeps ballots and decisions until they are deleted (C9). A rebalance uses some dozens of
+keys, so the store would grow for as long as a model serves. Once every member has voted in a
+rebalance without a failure, no rank reads or writes keys of earlier rebalances any more; the proof
+is in `docs/design/engine.md`.
 """
 
 import logging
@@ -18,21 +18,21 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost
 
 BEFORE_FIRST_REBALANCE = -1
-"""The epoch of what was asked before the first one."""
+"""The rebalance of keys that are older than the first one."""
 MAX_KEYS_PER_VOTE = 4
-"""Questions that are forgotten behind a vote at most: more than a vote adds, so that none are left
-over, and few, so that the next ballot comes in time."""
+"""Upper limit of deletions after a vote: more than a vote adds, so that keys do not accumulate, and
+few, so that the next ballot is cast in time."""
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StoredKey:
-    """A question of an epoch.
+    """A key that a rebalance has used.
 
     Attributes:
-        rebalance: in which it was asked.
-        name: of the question.
-        ranks: whose ballots there may be on it; empty where it was only decided.
+        rebalance: number of the rebalance.
+        name: the key.
+        ranks: ranks that may have cast ballots under it; empty for a decision.
     """
 
     rebalance: int
@@ -41,13 +41,13 @@ class StoredKey:
 
 
 class KeyCollector:
-    """Forgets for all members, so that the store is asked once; the lowest member has one.
+    """Deletes keys for all members; only the lowest member has one, so each key is deleted once.
 
     Args:
-        control: where it was asked.
-        ranks: who is asked.
-        worker: carries out votes, and forgets behind them.
-        uncollected: of a group before this one, whose last vote all of `ranks` have left behind.
+        control: the control plane with the store.
+        ranks: the members.
+        worker: the vote worker, which deletes after votes.
+        uncollected: keys of the previous group, whose last vote is over for all of `ranks`.
     """
 
     def __init__(
@@ -60,51 +60,52 @@ class KeyCollector:
         self._control = control
         self._ranks = ranks
         self._worker = worker
-        # Filled by the step's thread and emptied by the worker's; all else is the worker's alone.
-        self._asked = deque(uncollected)
-        self._kept: dict[str, StoredKey] = {}
-        self._free: deque[StoredKey] = deque()
+        # Filled by the step's thread and emptied by the worker's: a deque's ends need no lock. All
+        # other fields are used by the worker's thread only.
+        self._new_keys = deque(uncollected)
+        self._keys: dict[str, StoredKey] = {}
+        self._collectable: deque[StoredKey] = deque()
 
-    def add(self, epoch: int, ballots: Sequence[str], outcome: str) -> None:
-        """Members may cast ballots on these questions, and settle this one; returns at once."""
-        self._asked.extend(StoredKey(epoch, name, self._ranks) for name in ballots)
-        self._asked.append(StoredKey(epoch, outcome))
+    def add(self, rebalance: int, ballots: Sequence[str], outcome: str) -> None:
+        """Notes the keys of votes and of their outcome; returns at once."""
+        self._new_keys.extend(StoredKey(rebalance, name, self._ranks) for name in ballots)
+        self._new_keys.append(StoredKey(rebalance, outcome))
 
-    def collect(self, epoch: int, ballots: str) -> None:
-        """Forget what may go, once the vote on these ballots, begun just now, has ended."""
-        self._worker.start(self._tidying(epoch, ballots), "forget", epoch=epoch)
+    def collect(self, rebalance: int, ballots: str) -> None:
+        """Queues the deletion of old keys after the vote on these ballots."""
+        self._worker.start(self._collect_job(rebalance, ballots), "forget", rebalance=rebalance)
 
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
-        """What is not forgotten yet, for who comes after; asked when the worker is closed."""
-        self._take()
-        kept = (*self._free, *self._kept.values())
-        return tuple(replace(filed, rebalance=BEFORE_FIRST_REBALANCE) for filed in kept)
+        """Keys that are not deleted yet, for the next group; read after the worker is closed."""
+        self._take_new_keys()
+        keys = (*self._collectable, *self._keys.values())
+        return tuple(replace(key, rebalance=BEFORE_FIRST_REBALANCE) for key in keys)
 
-    def _tidying(self, epoch: int, ballots: str) -> Job[None]:
+    def _collect_job(self, rebalance: int, ballots: str) -> Job[None]:
         yield from ()
         try:
-            self._release(epoch, ballots)
-            for _ in range(min(MAX_KEYS_PER_VOTE, len(self._free))):
-                filed = self._free.popleft()
-                self._control.forget(filed.name, filed.ranks)
+            self._find_collectable(rebalance, ballots)
+            for _ in range(min(MAX_KEYS_PER_VOTE, len(self._collectable))):
+                key = self._collectable.popleft()
+                self._control.forget(key.name, key.ranks)
         except ControlPlaneLost as error:
-            # Whether the rank can go on is for the next vote to say.
-            LOG.warning("what was asked before epoch %d was not forgotten: %s", epoch, error)
+            # Not an error here: if the store is lost, the next vote raises.
+            LOG.warning("keys from before rebalance %d were not deleted: %s", rebalance, error)
 
-    def _release(self, epoch: int, ballots: str) -> None:
-        """What earlier epochs asked may go if every member is in this one."""
-        self._take()
-        old = [filed for filed in self._kept.values() if filed.rebalance < epoch]
-        if old and self._all_in(ballots):
-            self._free.extend(old)
-            for filed in old:
-                del self._kept[filed.name]
+    def _find_collectable(self, rebalance: int, ballots: str) -> None:
+        """Marks keys of earlier rebalances for deletion, if every member votes in this one."""
+        self._take_new_keys()
+        old = [key for key in self._keys.values() if key.rebalance < rebalance]
+        if old and self._all_voting(ballots):
+            self._collectable.extend(old)
+            for key in old:
+                del self._keys[key.name]
 
-    def _all_in(self, ballots: str) -> bool:
-        """Whether each member votes in this epoch, and none only says that it cannot.
+    def _all_voting(self, ballots: str) -> bool:
+        """Returns whether each member votes in this rebalance with a status other than failed.
 
-        Who says so may still be in an epoch before.
+        A rank with a failed ballot may still be in an earlier rebalance.
         """
         try:
             texts = self._control.collect(ballots, 0.0, self._ranks)
@@ -112,7 +113,7 @@ class KeyCollector:
             return False
         return all(Ballot.from_bytes(text).status is not RankStatus.FAILED for text in texts)
 
-    def _take(self) -> None:
-        while self._asked:
-            filed = self._asked.popleft()
-            self._kept[filed.name] = filed
+    def _take_new_keys(self) -> None:
+        while self._new_keys:
+            key = self._new_keys.popleft()
+            self._keys[key.name] = key

@@ -1,4 +1,4 @@
-"""The ranks among which experts are spread, at present."""
+"""The group of ranks among which experts are currently distributed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from equipoise.hal.errors import UsageError
 
 @dataclass(frozen=True)
 class EPGroup:
-    """Who takes part.
+    """The ranks that hold experts.
 
     Attributes:
-        ranks: numbers on the control plane, ascending. The slots of a layer are spread over them
-            in this order.
-        global_rank: this rank's number there.
-        incarnation: how often the group has been made anew.
+        ranks: numbers on the control plane, ascending. The slots of a layer are distributed over
+            them in this order.
+        global_rank: this rank's number on the control plane.
+        incarnation: how often the group has shrunk.
     """
 
     ranks: tuple[int, ...]
@@ -29,16 +29,16 @@ class EPGroup:
 
     @property
     def rank_in_group(self) -> int:
-        """Where this rank stands among them."""
+        """Position of this rank in `ranks`."""
         return self.ranks.index(self.global_rank)
 
     def scoped_name(self, label: str) -> str:
-        """A name that no other incarnation has used."""
+        """Returns a name that no other incarnation uses."""
         return f"{label}.{self.incarnation}" if self.incarnation else label
 
     def shrunk_to(self, active: Sequence[int]) -> "EPGroup":
-        """The next incarnation, of `active` only. Raises `UsageError`."""
-        strangers = sorted(set(active) - set(self.ranks))
-        if strangers:
-            raise UsageError(f"rank(s) {strangers} were no members: {self.ranks}")
+        """Returns the next incarnation, of `active` only. Raises `UsageError`."""
+        unknown = sorted(set(active) - set(self.ranks))
+        if unknown:
+            raise UsageError(f"rank(s) {unknown} were no members: {self.ranks}")
         return EPGroup(tuple(sorted(active)), self.global_rank, self.incarnation + 1)

@@ -1,7 +1,7 @@
-"""Checks that all ranks have the same, before anything depends on it.
+"""Compares values of all ranks before anything depends on their being equal.
 
-A difference would show later as rebalances that abort for ever, as hangs, or not at all: a row that
-is sent to a rank that does not exist goes nowhere.
+A difference would otherwise show as rebalances that always abort, as a hang, or not at all: a row
+that is sent to a rank that does not exist is lost.
 """
 
 import json
@@ -12,49 +12,53 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import VoteOutcomeUnknown
 
 Values = Mapping[str, str]
-"""What a rank has, by name."""
+"""Values of a rank, by name."""
 NOTHING = "nothing"
-"""What a rank has that does not know the name."""
+"""The value of a rank that does not know the name."""
 
 
 def check_same_on_all_ranks(
     control: ControlPlane,
-    question: str,
+    key: str,
     timeout: float,
-    mine: Mapping[str, Values],
+    own_values: Mapping[str, Values],
     ranks: Sequence[int] | None = None,
-    told: str = "",
+    note: str = "",
 ) -> tuple[str, ...]:
-    """Compare what ranks have; collective among them.
+    """Compares the values of all ranks; collective among them.
 
     Args:
-        control: on which they meet.
-        question: asked once on it.
-        timeout: seconds that the slowest of them may take.
-        mine: what this rank has, by subject.
-        ranks: who compares; all by default.
-        told: what this rank tells the others besides, which may differ.
+        control: the control plane on which values are exchanged.
+        key: a key that is used once.
+        timeout: seconds to wait for the slowest rank.
+        own_values: values of this rank, by subject.
+        ranks: the ranks that compare; all by default.
+        note: a text for the other ranks that may differ between ranks.
 
-    Returns what each of them tells, in their order.
+    Returns:
+        The notes of all ranks, in their order.
 
     Raises:
-        AgreementLost: names the first thing that differs, and which ranks have which value; the
-            same text on every rank.
-        BallotIncomplete: a rank does not come.
+        AgreementLost: names the first value that differs, and which ranks have which value; the
+            text is the same on every rank.
+        BallotIncomplete: a rank did not take part in time.
     """
     ranks = range(control.size) if ranks is None else ranks
-    control.cast(question, json.dumps([{of: dict(mine[of]) for of in mine}, told]).encode())
-    heard = [json.loads(ballot) for ballot in control.collect(question, timeout, ranks)]
-    sides: list[dict[str, dict[str, str]]] = [side for side, _ in heard]
-    names = dict.fromkeys((of, name) for side in sides for of in side for name in side[of])
-    for of, name in names:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, side in zip(ranks, sides, strict=True):
-            ranks_of.setdefault(side.get(of, {}).get(name, NOTHING), []).append(rank)
-        if len(ranks_of) > 1:
-            values = "; ".join(_has(some, value) for value, some in ranks_of.items())
-            raise VoteOutcomeUnknown(f"{of}: ranks differ in {name}: {values}")
-    return tuple(told for _, told in heard)
+    own = {subject: dict(own_values[subject]) for subject in own_values}
+    control.cast(key, json.dumps([own, note]).encode())
+    ballots = [json.loads(ballot) for ballot in control.collect(key, timeout, ranks)]
+    by_rank: list[dict[str, dict[str, str]]] = [values for values, _ in ballots]
+    names = dict.fromkeys(
+        (subject, name) for values in by_rank for subject in values for name in values[subject]
+    )
+    for subject, name in names:
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, values in zip(ranks, by_rank, strict=True):
+            ranks_by_value.setdefault(values.get(subject, {}).get(name, NOTHING), []).append(rank)
+        if len(ranks_by_value) > 1:
+            found = "; ".join(_has(having, value) for value, having in ranks_by_value.items())
+            raise VoteOutcomeUnknown(f"{subject}: ranks differ in {name}: {found}")
+    return tuple(note for _, note in ballots)
 
 
 def _has(ranks: Sequence[int], value: str) -> str:

@@ -1,10 +1,11 @@
 """The engine: rebalances while the model serves, in lockstep with every other rank.
 
-`before_step(step)` is called before every step on every rank, and `after_launch()` when the step's
-forward is on its way. Within a rebalance each boundary settles the vote that was begun after the
-boundary before; the next one is begun after the launch. Expert parallelism makes that free of
-waiting: a rank that has come through a step knows that every peer has begun it, hence has begun its
-vote. States: `balancer/experts/engine/states.py`; protocol: `docs/design/engine.md`.
+Every rank calls `before_step(step)` before each step, and `after_launch()` once the step's forward
+pass is launched. During a rebalance, each boundary settles the vote that was started after the
+previous boundary; the next vote starts after the launch. With expert parallelism this needs no
+wait: a rank that has finished a step knows that every peer has begun that step, hence has cast its
+ballot.
+States: `balancer/experts/engine/states.py`; protocol: `docs/design/engine.md`.
 """
 
 import logging
@@ -46,9 +47,9 @@ from equipoise.balancer.experts.engine.states import (
     Updating,
     Voting,
     ballot_of,
-    copies_of,
+    copies_committed,
     last_progress_step,
-    outcome_of,
+    outcome_key,
     running_work,
     transfer_of,
 )
@@ -69,30 +70,31 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EngineError, VoteOutcomeUnknown
 
 MAX_REPORTS = 1024
-"""Reports of epochs that are kept."""
+"""Reports that are kept: the last ones, so that memory stays bounded."""
 MAX_ABORT_REASONS = 256
-"""Reasons of aborts that are counted apart: some name ranks, and there are many sets of ranks."""
+"""Maximum number of distinct abort reasons that get their own counter: some name ranks, and there
+are many sets of ranks."""
 PLANNING_STALL_FACTOR = 16
-"""A plan may take so many times `patience` steps: it takes seconds at most, whatever a step takes
-(3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and holds nobody up. Epochs due
-meanwhile are skipped, and the plan is used. Were it given up sooner, it would still run when the
-next epoch is due, which would be aborted for that, and so on for ever."""
-OTHERS = "another reason"
-"""What further ones are counted as."""
+"""A plan may take this many times `max_stalled_steps` steps. It takes seconds, however short a step
+is (3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and no step waits for it.
+Rebalances that fall due meanwhile are skipped, and the plan is used. If it were aborted sooner, it
+would still run when the next rebalance is due, which would then be aborted too, and so on."""
+OTHER_REASON = "another reason"
+"""The counter of reasons beyond `MAX_ABORT_REASONS`."""
 BEFORE_ANY_STEP = -1
-"""Less than any step: what comes behind the end is looked at."""
+"""Less than any step: after the close, every boundary is checked, and raises."""
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineContext:
-    """Who takes part, and since when.
+    """The group of an engine.
 
     Attributes:
-        control: ballots and decisions.
+        control: the control plane for ballots and decisions.
         members: the ranks.
         first_step: the step of the first boundary.
-        keys: forgets what they ask each other; None where another member does.
+        keys: deletes keys of finished votes; None if another member does.
     """
 
     control: ControlPlane
@@ -102,64 +104,64 @@ class EngineContext:
 
 
 class UpdatePath(Protocol):
-    """How an epoch comes into slots: by the boundary, or under a lock.
+    """How the weights of a rebalance get into slots: staged, or in place.
 
-    The state that `start` returns says what the path is asked from then on.
+    The state that `start` returns determines which methods are called afterwards.
     """
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
-        """Plan for the load of these windows, on a worker."""
+        """Plans for the load of these windows; runs on a worker."""
         ...
 
     def start(
-        self, epoch: RebalanceId, proposal: Proposal, step: int
+        self, rebalance: RebalanceId, proposal: Proposal, step: int
     ) -> Transferring | Updating | Finished:
-        """Every rank has the same proposal, at the boundary before `step`."""
+        """Starts to install a proposal that all ranks share, at the boundary before `step`."""
         ...
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
-        """Begin to mend what broke an epoch that all ranks abort for `reason`."""
+        """Starts repairs after all ranks aborted a rebalance for `reason`; returns their jobs."""
         ...
 
 
 class RebalanceEngine:
-    """Epochs for one rank.
+    """Runs the rebalances of one rank. One thread calls its methods.
 
     Args:
-        installed: what this rank holds.
-        load: global loads.
-        path: how what was agreed on comes into slots; None to rebalance never.
-        share_refresh: what becomes of shares between epochs.
-        group: who takes part, and since when.
-        config: cadence and bounds.
-        workers: work beside the forward.
-        recorder: told what happens at boundaries that have something to do.
+        serving_state: slots, tables and layout of this rank.
+        load: the load over all ranks.
+        path: how weights get into slots; None to never rebalance.
+        share_refresh: updates shares between rebalances.
+        context: the group, and its first step.
+        config: intervals and bounds.
+        workers: run work overlapped with the forward pass.
+        recorder: records what happens at boundaries that have work to do.
     """
 
     def __init__(
         self,
-        installed: ServingState,
+        serving_state: ServingState,
         load: LoadWindow,
         path: UpdatePath | None,
         share_refresh: ShareRefresh,
-        group: EngineContext,
+        context: EngineContext,
         config: BalancerConfig,
         workers: Workers,
         recorder: EventRecorder,
     ) -> None:
-        self._serving_state = installed
+        self._serving_state = serving_state
         self._load = load
         self._path = path
         self._share_refresh = share_refresh
-        self._control = group.control
-        self._members = group.members
-        self._keys = group.keys
+        self._control = context.control
+        self._members = context.members
+        self._keys = context.keys
         self._config = config
         self._workers = workers
         self._recorder = recorder
         self._state: State = Idle()
         self._vote: JobHandle[Verdict] | None = None
-        self._next_step = group.first_step
+        self._next_step = context.first_step
         self._step_to_prepare: int | None = None
         self._closed = False
         self._warned_of_staging = False
@@ -168,34 +170,34 @@ class RebalanceEngine:
 
     @property
     def state(self) -> State:
-        """Where the engine is."""
+        """The current state."""
         return self._state
 
     @property
     def half_written_layers(self) -> tuple[int, ...]:
-        """Layers whose slots may hold old weights, new ones, or a part of each.
+        """Layers whose slots may hold old weights, new weights, or parts of both.
 
-        Only while they are rewritten in place, and only of use to whoever leaves that half done.
+        Nonempty only during an in-place update; recovery needs it if the update ends half done.
         """
         if not isinstance(self._state, Updating):
             return ()
         begun = self._state.proposal.layer_updates[: len(self._state.writes)]
-        return tuple(layer for change in begun for layer in change.layers)
+        return tuple(layer for update in begun for layer in update.layers)
 
     @property
     def uncollected(self) -> tuple[StoredKey, ...]:
-        """What was asked and is not forgotten, for who comes after; once the engine is closed."""
+        """Keys of votes that were not deleted, for the next engine; valid after the close."""
         return () if self._keys is None else self._keys.uncollected
 
     def before_step(self, step: int) -> None:
-        """Between two steps, before `step`: settle what is due, and act on it.
+        """Runs the boundary before `step`: settles the due vote and acts on it.
 
-        Most boundaries have nothing to do, and cost a comparison. What the forward need not wait
-        for is done in `after_launch`, at the next boundary at the latest. One thread calls both.
+        Most boundaries have no work and cost a comparison. Work that the forward pass need not wait
+        for is done in `after_launch`, at the next boundary at the latest.
 
         Raises:
             AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
-            EngineError: a boundary was left out, or the engine was closed.
+            EngineError: a boundary was left out, or the engine is closed.
         """
         if step < self._next_step:
             return
@@ -206,13 +208,14 @@ class RebalanceEngine:
             run_blocking(self.run_boundary(step), self._config.timeout)
 
     def after_launch(self) -> None:
-        """The forward behind the last boundary is on its way: prepare the next boundary.
+        """Prepares the next boundary, once the forward pass after the last one is launched.
 
-        An epoch is opened, if one is due; this rank looks how far its own work has come, and votes;
-        what works beside begins. Does nothing where the boundary had nothing to do.
+        Opens a rebalance if one is due, polls this rank's own work, casts the ballot and starts the
+        queued jobs. Does nothing if the boundary had no work.
         """
         if self._step_to_prepare is None:
             return
+        # Cleared first: a second call, or the one in `before_step`, must not vote twice.
         step, self._step_to_prepare = self._step_to_prepare, None
         if self._rebalance_due(step):
             self._state = self._open_rebalance(self._state, step)
@@ -224,13 +227,14 @@ class RebalanceEngine:
         self._workers.release()
 
     def run_boundary(self, step: int) -> Job[None]:
-        """The boundary as a job, after `after_launch`, for a caller that does the waiting."""
+        """Runs the boundary as a job, after `after_launch`, for a caller that waits itself."""
         if step > self._next_step:
             raise EngineError(f"boundary {self._next_step} was left out: now comes {step}")
         self._recorder.begin_boundary(step)
         summed = yield from self._load.advance(step)
         if summed:
             self._recorder.load_reduced(step - 1, self._load.latest, self._serving_state.layout)
+        # Always before the verdict: all ranks have to install shares and layers in the same order.
         yield from self._share_refresh.before_step(summed)
         if isinstance(self._state, Updating):
             self._state = self._report_if_finished(
@@ -244,13 +248,14 @@ class RebalanceEngine:
         self._recorder.end_boundary(self._state, self._serving_state.layout)
 
     def close(self) -> None:
-        """End what works beside; each wait under way lasts as long as its own deadline.
+        """Ends the workers; each wait under way lasts at most until its own timeout.
 
-        Again is harmless; a boundary behind it is an error.
+        A second call does nothing; a boundary after the close raises.
         """
         if self._closed:
             return
         self._closed, self._step_to_prepare, self._next_step = True, None, BEFORE_ANY_STEP
+        # A sum that was started takes all ranks: it has to be joined, or peers would wait for it.
         self._workers.load.release()
         try:
             run_blocking(self._load.drain(), self._config.timeout)
@@ -259,145 +264,156 @@ class RebalanceEngine:
             self._recorder.close()
 
     def _next_due_step(self, step: int) -> int:
-        """The next boundary at which there is something to do."""
+        """Returns the next boundary that has work."""
         if isinstance(self._state, Idle) and not self._share_refresh.pending:
             return self._load.next_due_step(step)
         return step + 1
 
     def _rebalance_due(self, step: int) -> bool:
-        """Whether the window that closed one step ago opens an epoch here."""
+        """Returns whether the load window that closed one step ago opens a rebalance here."""
         if self._path is None:
             return False
-        behind = (step - 1) % self._config.step_interval
-        return step > 1 and behind == self._config.step_offset and self._load.full
+        offset = (step - 1) % self._config.step_interval
+        return step > 1 and offset == self._config.step_offset and self._load.full
 
     def _open_rebalance(self, state: State, step: int) -> State:
-        epoch = RebalanceId(step // self._config.step_interval, step)
+        rebalance = RebalanceId(step // self._config.step_interval, step)
         match state:
             case Draining():
-                return Failed(epoch, "a rank still drains an aborted epoch", state)
+                return Failed(rebalance, "a rank still drains an aborted rebalance", state)
             case Idle():
-                return self._start_planning(epoch)
-        # All ranks are here, unless one has left the epoch alone and opens the next: it is told.
-        # Under locks each leaves alone, when its own streams have read what was written.
+                return self._start_planning(rebalance)
+        # A rank of the in-place path ends its rebalance alone, when its own streams have read what
+        # was written, and may open the next one here. The ballot tells it that this rank does not.
         self._recorder.rebalance_skipped(step)
-        self._cast_failed(epoch, step + 1, "a rank is still in the epoch before")
+        self._cast_failed(rebalance, step + 1, "a rank is still in the rebalance before")
         return state
 
-    def _start_planning(self, epoch: RebalanceId) -> Planning:
+    def _start_planning(self, rebalance: RebalanceId) -> Planning:
         assert self._path is not None, "nothing is due without a path"
         path, windows, layout = self._path, self._load.windows, self._serving_state.layout
         plan = immediate(lambda: path.propose(windows, layout))
-        return Planning(epoch, self._workers.planner.start(plan, "plan", epoch=epoch.number))
+        return Planning(
+            rebalance, self._workers.planner.start(plan, "plan", rebalance=rebalance.number)
+        )
 
     def _progress(self, state: Voting) -> Voting:
-        """What this rank's own work has become since the last boundary."""
+        """Returns the state after the progress of this rank's own work."""
         match state:
-            case Planning(epoch, plan) if plan.done():
+            case Planning(rebalance, plan) if plan.done():
                 if (error := plan.exception()) is not None:
-                    LOG.warning("epoch %d: planner failed: %s", epoch.number, error)
-                    return Failed(epoch, "planner failed", state)
+                    LOG.warning("rebalance %d: planner failed: %s", rebalance.number, error)
+                    return Failed(rebalance, "planner failed", state)
                 proposal = plan.result()
-                self._warn_of_staging(epoch, proposal)
-                return Proposed(epoch, proposal)
-            case Transferring(voyage) | Staged(voyage, _):
-                return voyage.path.poll(voyage)
+                self._warn_of_staging(rebalance, proposal)
+                return Proposed(rebalance, proposal)
+            case Transferring(progress) | Staged(progress, _):
+                return progress.path.poll(progress)
         return state
 
-    def _warn_of_staging(self, epoch: RebalanceId, proposal: Proposal) -> None:
-        """Say once, on one rank, that staging is what bounds the plans."""
+    def _warn_of_staging(self, rebalance: RebalanceId, proposal: Proposal) -> None:
+        """Warns once, on one rank, that staging limits the plans."""
         short = proposal.plan.short_of_staging
         if not short or self._warned_of_staging or self._members.rank_in_group:
             return
         self._warned_of_staging = True
         LOG.warning(
-            "epoch %d: each rank has %d staging buffers; with more, layers %s would come lower at "
-            "once, and what is left waits for later epochs. A staging budget of a layer's slots "
-            "moves all in one. Said once; the metric layers_short_of_staging keeps count",
-            epoch.number,
+            "rebalance %d: each rank has %d staging buffers; with more, layers %s would be evener "
+            "at once, and the rest waits for later rebalances. Staging for all slots of a layer "
+            "moves all in one. Logged once; see the metric layers_short_of_staging",
+            rebalance.number,
             self._serving_state.store.layout.staging,
             format_ranges(list(short)),
         )
 
     def _start_vote(self, state: Voting, due: int) -> None:
-        """Begin the vote that is settled at boundary `due`."""
-        question = VoteSpec(
+        """Starts the vote that is settled at boundary `due`."""
+        spec = VoteSpec(
             ballots=self._vote_key(state.rebalance, due),
-            outcome=self._vote_key(state.rebalance, outcome_of(state)),
+            outcome=self._vote_key(state.rebalance, outcome_key(state)),
             final_attempt=due - last_progress_step(state) > self._max_stalled_steps(state),
             ranks=self._members.ranks,
         )
-        self._collect_later(state.rebalance, due, outcome_of(state))
-        job = vote(self._control, question, ballot_of(state))
-        self._vote = self._workers.vote.start(job, "vote", epoch=state.rebalance.number, step=due)
+        # Before the ballot is cast: a key that is not noted would stay in the store.
+        self._collect_later(state.rebalance, due, outcome_key(state))
+        job = vote(self._control, spec, ballot_of(state))
+        self._vote = self._workers.vote.start(
+            job, "vote", rebalance=state.rebalance.number, step=due
+        )
         if self._keys is not None:
-            self._keys.collect(state.rebalance.number, question.ballots)
+            self._keys.collect(state.rebalance.number, spec.ballots)
 
     def _max_stalled_steps(self, state: Voting) -> int:
-        """Steps that the epoch may stay where it is."""
+        """Returns the number of steps that the rebalance may stay without progress."""
         planned = transfer_of(state) is not None
         return self._config.max_stalled_steps * (1 if planned else PLANNING_STALL_FACTOR)
 
     def _settle_vote(self, state: Voting, step: int) -> Job[State]:
-        """Act on the vote that is due at this boundary."""
+        """Acts on the vote that is due at this boundary; returns the next state."""
         assert self._vote is not None
         try:
             verdict = yield JobDone(self._vote)
         except TimeoutError as error:
             raise VoteOutcomeUnknown(
-                f"epoch {state.rebalance.number}: no verdict in time"
+                f"rebalance {state.rebalance.number}: no verdict in time"
             ) from error
         match verdict, state:
             case Pending(), _:
                 return state
-            case StartTransfer(), Proposed(epoch, proposal) if self._path is not None:
+            case StartTransfer(), Proposed(rebalance, proposal) if self._path is not None:
                 self._share_refresh.apply_plan_shares(proposal.layout)
-                return self._report_if_finished(self._path.start(epoch, proposal, step), step)
-            case Commit(lots), Staged():
-                return self._report_if_finished(state.progress.path.commit(state, lots, step), step)
+                return self._report_if_finished(self._path.start(rebalance, proposal, step), step)
+            case Commit(chunks), Staged():
+                next_state = state.progress.path.commit(state, chunks, step)
+                return self._report_if_finished(next_state, step)
             case Abort(reason), _:
                 return self._abort(state, step, reason)
-        raise VoteOutcomeUnknown(f"told to {verdict} in {type(state).__name__}")
+        raise VoteOutcomeUnknown(
+            f"the verdict {verdict} does not fit the state {type(state).__name__}"
+        )
 
     def _report_if_finished(self, state: Transferring | Updating | Finished, step: int) -> State:
-        """End the epoch where everything is installed."""
+        """Ends the rebalance if everything is installed."""
         match state:
-            case Finished(epoch, layers, copies):
-                self._add_report(epoch, step, COMMITTED if layers else UNCHANGED, copies)
+            case Finished(rebalance, layers, copies):
+                self._add_report(rebalance, step, COMMITTED if layers else UNCHANGED, copies)
                 return Idle()
         return state
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
-        """Leave the epoch; what it has not committed stays as installed, on every rank."""
+        """Aborts the rebalance; layers that are not committed stay as they are, on every rank."""
         self.aborts[
-            reason if reason in self.aborts or len(self.aborts) < MAX_ABORT_REASONS else OTHERS
+            reason
+            if reason in self.aborts or len(self.aborts) < MAX_ABORT_REASONS
+            else OTHER_REASON
         ] += 1
-        self._add_report(state.rebalance, step, reason, copies_of(state))
-        # Whoever judged to wait where this rank missed a ballot asks again, and is told.
+        self._add_report(state.rebalance, step, reason, copies_committed(state))
+        # A rank that saw all ballots may still wait, and votes again: this ballot tells it.
         self._cast_failed(state.rebalance, step + 1, reason)
         repairs = () if self._path is None else self._path.repair(reason)
         return Draining((*running_work(state), *repairs))
 
-    def _cast_failed(self, epoch: RebalanceId, due: int, reason: str) -> None:
-        """Say, on a vote that others may have begun, that this rank takes no part."""
-        self._collect_later(epoch, due, START_TRANSFER)
+    def _cast_failed(self, rebalance: RebalanceId, due: int, reason: str) -> None:
+        """Casts a failed ballot on a vote that other ranks may have started."""
+        self._collect_later(rebalance, due, START_TRANSFER)
         ballot = Ballot(RankStatus.FAILED, reason=reason)
-        job = vote_failed(self._control, self._vote_key(epoch, due), ballot)
-        self._workers.vote.start(job, "vote_failed", epoch=epoch.number, step=due)
+        job = vote_failed(self._control, self._vote_key(rebalance, due), ballot)
+        self._workers.vote.start(job, "vote_failed", rebalance=rebalance.number, step=due)
 
-    def _collect_later(self, epoch: RebalanceId, due: int, outcome: str) -> None:
-        """Who leaves the epoch at `due` may cast once more, on the vote behind it."""
+    def _collect_later(self, rebalance: RebalanceId, due: int, outcome: str) -> None:
+        """Notes the keys of the vote at `due` and the next one, for later deletion."""
+        # A rank that leaves the rebalance at `due` may still cast on the vote after it.
         if self._keys is None:
             return
-        votes = [self._vote_key(epoch, due), self._vote_key(epoch, due + 1)]
-        self._keys.add(epoch.number, votes, self._vote_key(epoch, outcome))
+        votes = [self._vote_key(rebalance, due), self._vote_key(rebalance, due + 1)]
+        self._keys.add(rebalance.number, votes, self._vote_key(rebalance, outcome))
 
-    def _vote_key(self, epoch: RebalanceId, what: int | str) -> str:
-        """The vote that is due at a boundary, or what votes may settle."""
-        return f"{self._members.scoped_name(self._config.name)}/{epoch.number}/{what}"
+    def _vote_key(self, rebalance: RebalanceId, what: int | str) -> str:
+        """Returns the key of the vote at a boundary, or of what votes settle."""
+        return f"{self._members.scoped_name(self._config.name)}/{rebalance.number}/{what}"
 
-    def _add_report(self, epoch: RebalanceId, step: int, outcome: str, copies: int) -> None:
+    def _add_report(self, rebalance: RebalanceId, step: int, outcome: str, copies: int) -> None:
         size = copies * self._serving_state.store.layout.slot_bytes
-        report = RebalanceReport(epoch.number, epoch.opened_at, step, outcome, copies, size)
+        report = RebalanceReport(rebalance.number, rebalance.opened_at, step, outcome, copies, size)
         self.reports.append(report)
         self._recorder.rebalance_ended(self._state, report)

@@ -1,8 +1,8 @@
-"""The in-place path: layers are rewritten from the host's memory, a few per step.
+"""The in-place path: layers are rewritten from host memory, a few per step.
 
-Every rank writes its own slots, so nothing travels between ranks, and no staging is needed. The
-vote compares placement, shares, tables and the checksums of the weights. After it there is no
-abort: a write that goes wrong is repeated once, then this rank stops.
+Every rank writes its own slots, so nothing is transferred between ranks, and no staging is needed.
+The vote compares placement, shares, tables and the checksums of the weights. After it there is no
+abort: a write that fails is repeated once, then this rank stops.
 """
 
 from collections.abc import Mapping
@@ -29,26 +29,27 @@ from equipoise.hal.errors import LockPoisoned, VoteOutcomeUnknown
 class InPlacePath:
     """Rewrites layers under their locks, on one rank.
 
-    Group k of an epoch that was agreed on at boundary s is handed over in step s + k, and its
-    tables are installed at boundary s + k + 1; all ranks count alike, so no further word is needed.
+    Update k of a rebalance that was agreed on at boundary s is handed over in step s + k, and its
+    tables are committed at boundary s + k + 1. All ranks count steps alike, so no further vote is
+    needed.
 
     Args:
-        accelerator: whose copy stream sums what was written.
-        installed: what this rank holds.
-        gates: the locks of its layers.
-        supply: the weights, and who writes them.
-        worker: writes one group after another.
+        accelerator: its copy stream computes the checksums of written slots.
+        serving_state: slots, tables and layout of this rank.
+        layer_locks: the locks of its layers.
+        host_weights: the weights and their writer.
+        worker: writes one update after another.
         rank: this rank.
-        shape: how many of everything.
-        config: bounds and cadence.
+        shape: numbers of layers, experts, slots and ranks.
+        config: bounds and intervals.
     """
 
     def __init__(
         self,
         accelerator: Accelerator,
         installed: ServingState,
-        gates: LayerLocks,
-        supply: HostWeights,
+        layer_locks: LayerLocks,
+        host_weights: HostWeights,
         worker: Worker,
         rank: int,
         shape: ExpertShape,
@@ -56,8 +57,8 @@ class InPlacePath:
     ) -> None:
         self._accelerator = accelerator
         self._serving_state = installed
-        self._layer_locks = gates
-        self._host_weights = supply
+        self._layer_locks = layer_locks
+        self._host_weights = host_weights
         self._worker = worker
         self._own_slots = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
         self._shape = shape
@@ -65,36 +66,36 @@ class InPlacePath:
         self._previous_placement = installed.layout.placement
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
-        """Plan; runs beside the forward. Raises `PlacementError`."""
+        """Plans, overlapped with the forward pass. Raises `PlacementError`."""
         limits = limits_of(self._config, self._shape.slots_per_rank)
-        drafted = plan_rebalance(windows, layout, self._shape, limits)
-        return in_place_proposal(drafted, self._shape, self._config.layer_updates_per_iter)
+        plan = plan_rebalance(windows, layout, self._shape, limits)
+        return in_place_proposal(plan, self._shape, self._config.layer_updates_per_iter)
 
-    def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Updating | Finished:
-        """Every rank has the same proposal, at the boundary before `step`: hand over group 0."""
+    def start(self, rebalance: RebalanceId, proposal: Proposal, step: int) -> Updating | Finished:
+        """Hands over update 0, at the boundary before `step`; all ranks have the proposal."""
         first = {
-            layer: step + group
-            for group, change in enumerate(proposal.layer_updates)
-            for layer in change.layers
+            layer: step + number
+            for number, update in enumerate(proposal.layer_updates)
+            for layer in update.layers
         }
         self._layer_locks.schedule(first)
         self._previous_placement = self._serving_state.layout.placement
-        return self.advance(Updating(self, epoch, proposal, step, ()), step)
+        return self.advance(Updating(self, rebalance, proposal, step, ()), step)
 
     def advance(self, state: Updating, step: int) -> Updating | Finished:
-        """Install the tables of the group whose second step this is, and hand over the next.
+        """Commits the tables of the update whose second step this is, and hands over the next.
 
         Raises:
-            AgreementLost: a write failed, or came too late: the last step's output is void, and
-                this rank stops.
+            AgreementLost: a write failed, or came too late: the last step's output is invalid,
+                and this rank stops.
         """
         self._check(state)
-        group, changes = step - state.first_step, state.proposal.layer_updates
-        if 0 < group <= len(changes):
-            self._serving_state.commit(changes[group - 1], ())
-        if group < len(changes):
-            return self._hand_over(state, changes[group])
-        if group > len(changes) and self._locks_drained(state):
+        number, updates = step - state.first_step, state.proposal.layer_updates
+        if 0 < number <= len(updates):
+            self._serving_state.commit(updates[number - 1], ())
+        if number < len(updates):
+            return self._hand_over(state, updates[number])
+        if number > len(updates) and self._locks_drained(state):
             self._layer_locks.schedule({})
             proposal = state.proposal
             return Finished(
@@ -103,63 +104,62 @@ class InPlacePath:
         return state
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
-        """Nothing of this path breaks in an epoch that is aborted."""
+        """Returns no job: an abort comes before the first write, so there is nothing to repair."""
         return ()
 
     def _check(self, state: Updating) -> None:
-        """Raise for what has gone wrong behind the decision."""
-        for task in state.writes:
-            if task.done() and (error := task.exception()) is not None:
+        """Raises if a write failed, or a lock was poisoned, since the vote."""
+        for handle in state.writes:
+            if handle.done() and (error := handle.exception()) is not None:
                 raise VoteOutcomeUnknown(
-                    f"epoch {state.rebalance.number}: write failed: {error}"
+                    f"rebalance {state.rebalance.number}: write failed: {error}"
                 ) from error
         try:
             self._layer_locks.check()
         except LockPoisoned as error:
-            raise VoteOutcomeUnknown(f"epoch {state.rebalance.number}: {error}") from error
+            raise VoteOutcomeUnknown(f"rebalance {state.rebalance.number}: {error}") from error
 
-    def _hand_over(self, state: Updating, change: LayerUpdate) -> Updating:
-        """Let the step that begins read these layers once more; they are written behind it.
-
-        The first signals are given here and not by the worker, which may still wait for a layer
-        that this very step reads later.
-        """
-        epochs = {layer: self._layer_locks.locks[layer].epoch for layer in change.layers}
+    def _hand_over(self, state: Updating, update: LayerUpdate) -> Updating:
+        """Lets the step that begins read these layers once more; they are written after that."""
+        # Signalled here, not by the worker: it may still wait for a layer that this step reads
+        # later, and the step would then wait for the worker.
+        epochs = {layer: self._layer_locks.locks[layer].epoch for layer in update.layers}
         for layer, epoch in epochs.items():
             self._layer_locks.locks[layer].signal(epoch)
-        job = self._rewrite(change, epochs, state.proposal.layout)
-        layers = list(change.layers)
-        task = self._worker.start(job, "move", epoch=state.rebalance.number, layers=layers)
-        return replace(state, writes=(*state.writes, task))
+        job = self._rewrite(update, epochs, state.proposal.layout)
+        layers = list(update.layers)
+        handle = self._worker.start(job, "move", rebalance=state.rebalance.number, layers=layers)
+        return replace(state, writes=(*state.writes, handle))
 
     def _locks_drained(self, state: Updating) -> bool:
-        """Whether all that was written has been read once, so that the locks are as at first."""
-        if not all(task.done() for task in state.writes):
+        """Returns whether all written layers were read once, so that the locks are free again."""
+        if not all(handle.done() for handle in state.writes):
             return False
-        layers = [layer for change in state.proposal.layer_updates for layer in change.layers]
+        layers = [layer for update in state.proposal.layer_updates for layer in update.layers]
         return all(self._layer_locks.is_drained(layer) for layer in layers)
 
-    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
-        """Write each layer of a group once its step has read it, and let the next step read it."""
+    def _rewrite(self, update: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        """Writes each layer of an update after its step has read it, for the next step to read."""
         try:
-            for layer in change.layers:
+            for layer in update.layers:
                 yield LockReleased(self._layer_locks.locks[layer])
                 yield from self._write_slots(layer, layout.placement)
                 self._layer_locks.locks[layer].signal(epochs[layer])
         except BaseException:
-            self._layer_locks.poison(change.layers)
+            # Otherwise the next step would wait for these layers until its timeout.
+            self._layer_locks.poison(update.layers)
             raise
 
     def _write_slots(self, layer: int, placement: Placement) -> Job[None]:
-        """Write what changes of this rank's slots of a layer."""
-        mine = placement[layer, self._own_slots]
-        places = np.flatnonzero(mine != self._previous_placement[layer, self._own_slots])
-        slots = (layer * self._shape.slots_per_rank + places).tolist()
-        store, experts = self._serving_state.store, mine[places].tolist()
+        """Writes the slots of this rank that change in a layer."""
+        own_experts = placement[layer, self._own_slots]
+        positions = np.flatnonzero(own_experts != self._previous_placement[layer, self._own_slots])
+        slots = (layer * self._shape.slots_per_rank + positions).tolist()
+        store, experts = self._serving_state.store, own_experts[positions].tolist()
         return write_and_verify(self._accelerator, store, self._host_weights, layer, slots, experts)
 
     def _remote_copies(self, proposal: Proposal) -> int:
-        """Copies that a rank did not hold, over all ranks."""
+        """Counts the slots whose expert the rank did not hold before, over all ranks."""
         return _native.count_moves(
             self._previous_placement, proposal.layout.placement, self._shape.ranks
         )

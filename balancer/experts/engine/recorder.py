@@ -1,7 +1,7 @@
-"""Turns what happens at an engine's boundaries into events: states, phases, rebalances, sums.
+"""Emits events for what happens at an engine's boundaries: states, phases, rebalances, load sums.
 
-Called only at boundaries that have something to do. It reads clocks and passes references on;
-whatever has to be computed is computed by the event sink, on another thread.
+It is called only at boundaries that have work. It reads clocks and passes references; the event
+sink computes figures from them, on another thread.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from equipoise.balancer.experts.runtime.events import (
 
 @dataclass
 class _OpenRebalance:
-    """The epoch that is open: since when, over what, and its seconds by phase."""
+    """The open rebalance: when it was opened, the placement then, and its seconds by phase."""
 
     number: int
     opened_at: float
@@ -53,32 +53,32 @@ class _OpenRebalance:
 
 
 class EventRecorder:
-    """Told by an engine at each boundary that has something to do; tells the event sink.
+    """Emits the events of one engine to a sink.
 
-    A state lasts from when it was entered, at the end of a boundary or of what is done behind the
-    launch, to when the next one was. So the seconds by phase of an epoch add up to the epoch.
+    A state lasts from its entry, at the end of a boundary or of `after_launch`, to the entry of the
+    next state. So the seconds of the phases add up to the whole rebalance.
 
     Args:
-        sink: told.
-        shape: how many of everything.
-        place: of this rank among those that the slots are divided among.
-        slot_bytes: of one slot.
-        sub_window: steps summed at a time.
-        shares: those that the router applies, for a load and a layout.
+        sink: receives the events.
+        shape: numbers of layers, experts, slots and ranks.
+        rank_in_group: position of this rank among the ranks that hold slots.
+        slot_bytes: bytes of one slot.
+        sub_window: steps per sub-window.
+        shares: computes the shares that the router applies, for a load and a layout.
     """
 
     def __init__(
         self,
         sink: EventSink,
         shape: ExpertShape,
-        place: int,
+        rank_in_group: int,
         slot_bytes: int,
         sub_window: int,
         shares: Callable[[Load, Layout, ExpertShape], Shares],
     ) -> None:
         self._sink = sink
         self._shape = shape
-        self._place = place
+        self._rank_in_group = rank_in_group
         self._slot_bytes = slot_bytes
         self._sub_window = sub_window
         self._shares = shares
@@ -90,35 +90,35 @@ class EventRecorder:
         self._end: tuple[State, RebalanceReport] | None = None
 
     def begin_boundary(self, step: int) -> None:
-        """The boundary before `step` begins."""
+        """Notes the start of the boundary before `step`."""
         self._step, self._boundary_began = step, now()
 
-    def load_reduced(self, closed: int, load: Load, layout: Layout) -> None:
-        """The sum of the sub-window that ended at boundary `closed` was taken."""
+    def load_reduced(self, step: int, load: Load, layout: Layout) -> None:
+        """Emits the load of the sub-window that ended at boundary `step`."""
         self._sink.emit(
-            LoadReduced(closed, self._sub_window, load, layout, self._shape, self._shares)
+            LoadReduced(step, self._sub_window, load, layout, self._shape, self._shares)
         )
 
     def rebalance_ended(self, state: State, report: RebalanceReport) -> None:
-        """An epoch ends at this boundary, out of `state`."""
+        """Notes that a rebalance ends at this boundary, in `state`."""
         self._end = state, report
 
     def rebalance_skipped(self, step: int) -> None:
-        """An epoch was due behind the boundary before `step`, and another was still open here."""
+        """Emits that a rebalance was due after `step`, while another was still open."""
         self._sink.emit(RebalanceSkipped(step))
 
     def end_boundary(self, state: State, layout: Layout) -> None:
-        """The boundary is over, and leaves the engine in `state` with `layout` installed."""
+        """Notes the end of the boundary, with the engine in `state` and `layout` installed."""
         at = now()
         self._sink.emit(BoundaryDone(self._step, self._boundary_began, at))
         self._update_state(state, layout, at)
 
     def after_launch(self, state: State, layout: Layout) -> None:
-        """What could wait for the forward's launch is done, and leaves the engine in `state`."""
+        """Notes the end of `after_launch`, with the engine in `state`."""
         self._update_state(state, layout, now())
 
     def close(self) -> None:
-        """The engine is closed."""
+        """Emits that the engine is closed."""
         self._sink.emit(EngineClosed())
 
     def _update_state(self, state: State, layout: Layout, at: float) -> None:
@@ -127,9 +127,9 @@ class EventRecorder:
             self._enter_state(state, layout, at)
 
     def _leave_state(self, at: float) -> None:
-        """Close the state that was left; inside an epoch it is a phase."""
+        """Emits the span of the state that ends; within a rebalance it is a phase."""
         name, number = state_name(self._state), rebalance_number(self._state)
-        details = {} if number is None else {"epoch": number}
+        details = {} if number is None else {"rebalance": number}
         if number is not None or isinstance(self._state, Draining):
             self._sink.emit(TraceSpan(name, Track.REBALANCE, self._since, at, details))
         if self._open is not None:
@@ -151,64 +151,63 @@ class EventRecorder:
         state: State,
         report: RebalanceReport,
         opened: _OpenRebalance,
-        held: Placement,
+        placement: Placement,
         at: float,
     ) -> None:
         self._open = None
         record = _rebalance_record(state, report, opened.seconds)
-        details = {"epoch": record.number, "outcome": record.outcome, "copies": record.copies}
+        details = {"rebalance": record.number, "outcome": record.outcome, "copies": record.copies}
         self._sink.emit(
             TraceSpan(_span_name(record), Track.REBALANCE, opened.opened_at, at, details)
         )
-        placements, whose = (opened.placement, held), (self._place, self._shape, self._slot_bytes)
-        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *whose))
+        placements = opened.placement, placement
+        context = self._rank_in_group, self._shape, self._slot_bytes
+        self._sink.emit(RebalanceEnded(record, opened.opened_at, at, placements, *context))
 
 
 def state_name(state: State) -> str:
-    """Its type's, in lower case."""
+    """Returns the name of the state's type, in lower case."""
     return type(state).__name__.lower()
 
 
 def rebalance_number(state: State) -> int | None:
-    """Number of the epoch that the state is in; none where none is open."""
+    """Returns the number of the open rebalance; None if none is open."""
     return None if isinstance(state, Idle | Draining) else state.rebalance.number
 
 
 def proposal_of(state: State) -> Proposal | None:
-    """What the epoch of this state would install, once that is known."""
+    """Returns the proposal of the state's rebalance, once there is one."""
     match state:
         case Proposed(_, proposal) | Updating(_, _, proposal):
             return proposal
         case Idle() | Draining() | Failed(_, _, Draining()):
             return None
-    voyage = transfer_of(state)
-    return None if voyage is None else voyage.proposal
+    progress = transfer_of(state)
+    return None if progress is None else progress.proposal
 
 
 def _rebalance_record(
     state: State, report: RebalanceReport, seconds: dict[str, float]
 ) -> RebalanceRecord:
     proposal = proposal_of(state)
-    drafted = None if proposal is None else proposal.plan
+    plan = None if proposal is None else proposal.plan
     return RebalanceRecord(
         number=report.number,
         opened_at=report.opened_at,
         ended_at=report.step,
         outcome=report.outcome,
-        layers=len(drafted.changed_layers) if drafted else 0,
-        short_of_staging=len(drafted.short_of_staging) if drafted else 0,
+        layers=len(plan.changed_layers) if plan else 0,
+        short_of_staging=len(plan.short_of_staging) if plan else 0,
         chunks=len(proposal.layer_updates) if proposal else 0,
         copies=report.copies,
         bytes=report.bytes,
         bytes_received=0,
         phase_seconds=seconds,
-        imbalance_before=float(drafted.imbalance_before.mean()) / SHARE_ONE if drafted else None,
-        imbalance_predicted=float(drafted.imbalance_predicted.mean()) / SHARE_ONE
-        if drafted
-        else None,
+        imbalance_before=float(plan.imbalance_before.mean()) / SHARE_ONE if plan else None,
+        imbalance_predicted=float(plan.imbalance_predicted.mean()) / SHARE_ONE if plan else None,
     )
 
 
 def _span_name(record: RebalanceRecord) -> str:
-    how = record.outcome if record.outcome in COMPLETED else "aborted"
-    return f"epoch {record.number}: {how}"
+    outcome = record.outcome if record.outcome in COMPLETED else "aborted"
+    return f"rebalance {record.number}: {outcome}"

@@ -1,4 +1,4 @@
-"""What this rank has installed: slots, tables, and the layout they stand for."""
+"""The installed state of a rank: slots, routing tables and the layout they implement."""
 
 import threading
 
@@ -15,18 +15,18 @@ SlotCopies = tuple[tuple[int, int], ...]
 
 
 class ServingState:
-    """Changes only at boundaries, and only by programs of the compute stream.
+    """Slots, tables and layout; changed only at boundaries, by programs of the compute stream.
 
-    The compute stream itself copies staging into slots and then advances the generation words, so
-    the steps before read the old weights by the old tables, and those behind the new by the new:
-    no lock, and no instant at which tables and weights disagree. Other streams that read slots or
-    tables are attached; a change comes, whole, between what they launched before and after it.
+    The compute stream itself copies staging into slots and then advances the generation words. So
+    earlier steps read old weights with old tables and later steps new weights with new tables,
+    without a lock. Other streams that read slots or tables have to be attached; a change takes
+    effect as a whole between what they launched before and after it.
 
     Args:
-        accelerator: whose compute stream reads slots and tables.
-        store: this rank's slots; they must already hold `layout`.
-        shape: how many of everything.
-        layout: what the slots hold.
+        accelerator: its compute stream reads slots and tables.
+        store: this rank's slots, which must already hold `layout`.
+        shape: numbers of layers, experts, slots and ranks.
+        layout: the layout that the slots hold.
     """
 
     def __init__(
@@ -53,37 +53,38 @@ class ServingState:
 
     @property
     def last_change(self) -> Event:
-        """Recorded on the compute stream behind the last change of slots or tables."""
+        """An event recorded on the compute stream after the last change of slots or tables."""
         return self._last_change
 
     def attach(self, stream: Stream) -> Reader:
-        """A further stream that reads slots or tables: a micro-batch, a draft model, a graph.
+        """Attaches another stream that reads slots or tables: of a micro-batch, draft or graph.
 
-        What it launches from now on comes after the last change, and every change after what it has
-        launched, until it is detached. Any thread may call.
+        What it launches from now on runs after the last change, and later changes run after what it
+        has launched, until it is detached. Any thread may call.
         """
-        # A change that another thread issues in between would hold this stream not yet, and wait
-        # for the event that it records not any more.
+        # Without the lock, a change by another thread between the two lines would neither wait for
+        # this stream, which it does not know yet, nor be waited for: the stream would wait for the
+        # event of the change before.
         with self._changing:
             reader = self.readers.attach(stream)
             stream.wait(self._last_change)
         return reader
 
     def generation(self, layer: int) -> int:
-        """Generation of a layer's tables, for programs of the compute stream."""
+        """Returns the generation of a layer's tables, as of the programs launched so far."""
         return int(self.tables.generation[layer])
 
-    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
-        """Copy staging into slots and install `change`, in this order on the compute stream.
+    def commit(self, update: LayerUpdate, copies: SlotCopies) -> None:
+        """Copies staging into slots, then installs the tables of `update`, on the compute stream.
 
-        Weights and tables are one change to a reader on another stream: it is held from before
-        the first copy until behind the last generation word.
+        A reader on another stream sees weights and tables change at once: it is blocked from before
+        the first copy until after the last generation word.
         """
         with self._changing:
-            held = self.readers.wait_for_readers(self._compute)
+            held_readers = self.readers.wait_for_readers(self._compute)
             if copies:
                 self.store.commit(copies, self._compute)
-            self._accelerator.kernels.commit_tables(change.tables, self.tables, self._compute)
+            self._accelerator.kernels.commit_tables(update.tables, self.tables, self._compute)
             self._compute.record(self._last_change)
-            self.readers.resume_readers(held, self._last_change)
-            self._layout = change.applied_to(self._layout)
+            self.readers.resume_readers(held_readers, self._last_change)
+            self._layout = update.applied_to(self._layout)

@@ -1,4 +1,4 @@
-"""What becomes of shares between two epochs."""
+"""Updates the shares of replicas between two rebalances."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,45 +16,45 @@ from equipoise.hal.errors import VoteOutcomeUnknown
 
 
 class ShareRefresh(Protocol):
-    """Called at every boundary at which there is something to do, on every rank alike."""
+    """Updates shares; called at every boundary that has work, on all ranks alike."""
 
     @property
     def pending(self) -> bool:
-        """Whether the next boundary has to be told of."""
+        """Whether the next boundary has work."""
         ...
 
     def before_step(self, summed: bool) -> Job[None]:
-        """`summed`: a new sub-window's load has just been taken."""
+        """Runs a boundary; `summed`: the load of a sub-window has just been taken."""
         ...
 
     def apply_plan_shares(self, layout: Layout) -> None:
-        """An epoch was agreed on that has shares for layers whose placement stays, too."""
+        """Applies the shares of an agreed plan to layers whose placement stays."""
         ...
 
 
 class StaticShares:
-    """Static and exact modes: the tables' shares change only with an epoch.
+    """Static and exact modes: the tables' shares change only with a rebalance.
 
     Args:
-        installed: what this rank holds.
-        shape: how many of everything.
+        serving_state: slots, tables and layout of this rank.
+        shape: numbers of layers, experts, slots and ranks.
     """
 
     pending = False
 
-    def __init__(self, installed: ServingState, shape: ExpertShape) -> None:
-        self._serving_state = installed
+    def __init__(self, serving_state: ServingState, shape: ExpertShape) -> None:
+        self._serving_state = serving_state
         self._shape = shape
 
     def before_step(self, summed: bool) -> Job[None]:
-        """Nothing to do."""
+        """Does nothing."""
         yield from ()
 
     def apply_plan_shares(self, layout: Layout) -> None:
-        """Layers that keep their placement get the plan's shares, which cost no weight."""
-        change = share_update(self._serving_state.layout, layout, self._shape)
-        if change is not None:
-            self._serving_state.commit(change, ())
+        """Gives layers that keep their placement the plan's shares, without moving weights."""
+        update = share_update(self._serving_state.layout, layout, self._shape)
+        if update is not None:
+            self._serving_state.commit(update, ())
 
 
 @dataclass(frozen=True)
@@ -70,32 +70,33 @@ class Solving:
 
 
 class LaggedShares:
-    """Solves shares again from each summed sub-window, off the step path.
+    """Solves shares again from the load of each sub-window, on a worker.
 
-    The solution is taken one boundary after its sum on every rank, from the same integers, so all
-    ranks renew at the same step without a vote; layers that an epoch has changed in between keep
-    what the epoch gave them, again everywhere.
+    All ranks solve the same integers and install the solution one boundary after the sum, so they
+    change shares at the same step without a vote. Layers that a rebalance changed in between keep
+    the shares of the rebalance, again on all ranks.
 
     Args:
-        installed: what this rank holds.
-        load: global loads.
-        shape: how many of everything.
-        hysteresis: parts per 65536 that installed shares may miss before traffic has changed.
+        serving_state: slots, tables and layout of this rank.
+        load: the load over all ranks.
+        shape: numbers of layers, experts, slots and ranks.
+        min_gain: imbalance in parts per 65536 that installed shares may cost before traffic counts
+            as changed.
         worker: solves.
     """
 
     def __init__(
         self,
-        installed: ServingState,
+        serving_state: ServingState,
         load: LoadWindow,
         shape: ExpertShape,
-        hysteresis: int,
+        min_gain: int,
         worker: Worker,
     ) -> None:
-        self._serving_state = installed
+        self._serving_state = serving_state
         self._load = load
         self._shape = shape
-        self._drift_detector = DriftDetector(shape, hysteresis, planned=load.sums.maxlen or 1)
+        self._drift_detector = DriftDetector(shape, min_gain, planned=load.sums.maxlen or 1)
         self._state: NotSolving | Solving = NotSolving()
         self._worker = worker
 
@@ -105,9 +106,9 @@ class LaggedShares:
         return isinstance(self._state, Solving)
 
     def before_step(self, summed: bool) -> Job[None]:
-        """Install the solution that is due, then start on the new sum.
+        """Installs the solution that is due, then starts to solve the new sum.
 
-        Raises `VoteOutcomeUnknown` where the solution does not come.
+        Raises `VoteOutcomeUnknown` if the solution failed or is late.
         """
         yield from self._install_solution()
         if summed:
@@ -116,7 +117,7 @@ class LaggedShares:
             self._state = Solving(self._worker.start(solve, "shares"))
 
     def apply_plan_shares(self, layout: Layout) -> None:
-        """Shares of layers that keep their placement are fresher than the plan's."""
+        """Does nothing: installed shares are newer than the plan's."""
 
     def _solve(self, load: Load, layout: Layout) -> LayerUpdate | None:
         shares = self._drift_detector.new_shares(load, layout)
@@ -128,19 +129,19 @@ class LaggedShares:
         if not isinstance(self._state, Solving):
             return
         try:
-            change = yield JobDone(self._state.new_shares)
+            update = yield JobDone(self._state.new_shares)
         except Exception as error:
-            # Other ranks may have renewed theirs, and nobody votes on it: this rank cannot go on.
-            why = "not in time" if isinstance(error, TimeoutError) else str(error)
-            raise VoteOutcomeUnknown(f"shares were not solved on this rank: {why}") from error
+            # Other ranks may have installed theirs, and there is no vote: this rank has to stop.
+            reason = "not in time" if isinstance(error, TimeoutError) else str(error)
+            raise VoteOutcomeUnknown(f"shares were not solved on this rank: {reason}") from error
         self._state = NotSolving()
-        fitting = None if change is None else change.restricted_to(self._serving_state.layout)
+        fitting = None if update is None else update.restricted_to(self._serving_state.layout)
         if fitting is not None:
             self._serving_state.commit(fitting, ())
 
 
 def share_update(installed: Layout, wanted: Layout, shape: ExpertShape) -> LayerUpdate | None:
-    """Other shares for the layers that keep their placement; None where there are none."""
+    """Returns an update of the layers that keep their placement and get other shares, or None."""
     stays = (installed.placement == wanted.placement).all(axis=1)
     differs = (installed.shares != wanted.shares).any(axis=1)
     layers = np.flatnonzero(stays & differs).tolist()

@@ -1,5 +1,5 @@
-"""The staged path: chunks of layers travel to staging, overlapped with the forward pass, and the
-compute stream commits them between two steps. No lock.
+"""The staged path: chunks of layers are transferred to staging, overlapped with the forward pass;
+the compute stream commits them between two steps, without a lock.
 """
 
 import logging
@@ -30,131 +30,144 @@ from equipoise.balancer.experts.transfer.p2p import P2PTransfer, ReadyChunk, sta
 from equipoise.hal.errors import VoteOutcomeUnknown
 
 CHUNKS_IN_FLIGHT = 2
-"""Lots on the way at once: one travels while the other is voted on."""
-TRANSFER_FAILED = "move failed"
+"""Chunks in flight at once: one is transferred while the other is voted on. More would divide the
+staging buffers further and save no time."""
+TRANSFER_FAILED = "transfer failed"
 LOG = logging.getLogger(__name__)
 
 
 class StagedPath:
-    """Carries what was agreed on from staging to slots, on one rank.
+    """Transfers and commits the chunks of a proposal, on one rank.
 
     Args:
-        installed: what this rank holds.
-        mover: fills staging.
-        worker: stages one lot after another.
+        serving_state: slots, tables and layout of this rank.
+        transfer: fills staging.
+        worker: stages one chunk after another.
         rank: this rank.
-        shape: how many of everything.
+        shape: numbers of layers, experts, slots and ranks.
         config: bounds.
     """
 
     def __init__(
         self,
-        installed: ServingState,
-        mover: P2PTransfer,
+        serving_state: ServingState,
+        transfer: P2PTransfer,
         worker: Worker,
         rank: int,
         shape: ExpertShape,
         config: BalancerConfig,
     ) -> None:
-        self._serving_state = installed
-        self._transfer = mover
+        self._serving_state = serving_state
+        self._transfer = transfer
         self._worker = worker
         self._rank = rank
         self._shape = shape
         self._config = config
 
     def propose(self, windows: Load, layout: Layout) -> StagedProposal:
-        """Plan; runs beside the forward. Raises `PlacementError`."""
+        """Plans, overlapped with the forward pass. Raises `PlacementError`."""
         staging = self._serving_state.store.layout.staging
         limits = limits_of(self._config, staging)
-        freight = TransferLimits(
+        transfer_limits = TransferLimits(
             self._config.slots_per_message, self._config.nodes, staging, self._rank
         )
         return staged_proposal(
-            plan_rebalance(windows, layout, self._shape, limits), layout, self._shape, freight
+            plan_rebalance(windows, layout, self._shape, limits),
+            layout,
+            self._shape,
+            transfer_limits,
         )
 
-    def start(self, epoch: RebalanceId, proposal: Proposal, step: int) -> Transferring | Finished:
-        """All ranks have the same proposal, at the boundary before `step`: let its lots go."""
+    def start(
+        self, rebalance: RebalanceId, proposal: Proposal, step: int
+    ) -> Transferring | Finished:
+        """Starts the first chunks, at the boundary before `step`; all ranks have the proposal."""
         assert isinstance(proposal, StagedProposal)
-        return self._start_chunks(TransferProgress(self, epoch, proposal, 0, step, ()))
+        return self._start_chunks(TransferProgress(self, rebalance, proposal, 0, step, ()))
 
-    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
-        """Which lots are staged by now; they are staged in the order in which they were let go."""
+    def poll(self, progress: TransferProgress) -> InTransfer | Failed:
+        """Returns which chunks are staged by now; they are staged in the order of their start."""
         staged: list[ReadyChunk] = []
-        for task in voyage.in_flight:
-            if not task.done():
+        for handle in progress.in_flight:
+            if not handle.done():
                 break
-            if (error := task.exception()) is not None:
-                LOG.warning("epoch %d: move failed: %s", voyage.rebalance.number, error)
-                return Failed(voyage.rebalance, TRANSFER_FAILED, voyage)
-            staged.append(task.result())
-        return Staged(voyage, tuple(staged)) if staged else Transferring(voyage)
+            if (error := handle.exception()) is not None:
+                LOG.warning("rebalance %d: transfer failed: %s", progress.rebalance.number, error)
+                return Failed(progress.rebalance, TRANSFER_FAILED, progress)
+            staged.append(handle.result())
+        return Staged(progress, tuple(staged)) if staged else Transferring(progress)
 
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        """The next `lots` lots are staged everywhere, and are right: install them.
+    def commit(self, state: Staged, chunks: int, step: int) -> Transferring | Finished:
+        """Commits the next `chunks` chunks, which are staged and verified on all ranks.
 
         Raises:
-            AgreementLost: they are not staged here, so ranks disagree about history.
+            AgreementLost: they are not staged here, so ranks disagree about what happened.
         """
-        if len(state.ready_chunks) < lots:
+        if len(state.ready_chunks) < chunks:
             raise VoteOutcomeUnknown(
-                f"told to commit {lots} lots with {len(state.ready_chunks)} staged"
+                f"the verdict commits {chunks} chunks, and {len(state.ready_chunks)} are staged"
             )
-        for lot in state.ready_chunks[:lots]:
-            self._serving_state.commit(lot.layer_update, lot.staged.copies)
-        voyage = state.progress
-        done, rest = voyage.chunks_committed + lots, voyage.in_flight[lots:]
+        for chunk in state.ready_chunks[:chunks]:
+            self._serving_state.commit(chunk.layer_update, chunk.staged.copies)
+        progress = state.progress
+        done, rest = progress.chunks_committed + chunks, progress.in_flight[chunks:]
         return self._start_chunks(
-            replace(voyage, chunks_committed=done, last_progress_step=step, in_flight=rest)
+            replace(progress, chunks_committed=done, last_progress_step=step, in_flight=rest)
         )
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
-        """Behind a failed move on any rank all build the mover's communicator again.
+        """Rebuilds the communicator of the transfer on all ranks, after it failed on any of them.
 
-        All abort for the same reason, so all come. The mover's worker does it behind the lots that
-        still fly; until it is through, the epoch drains. Who comes too late finds it failed still:
-        the next epoch's move fails, and all try once more.
+        All ranks abort for the same reason, so all take part. The transfer worker does it after the
+        chunks that are still in flight, and the rebalance drains until then. If a rank comes too
+        late, the rebuild fails, the next rebalance fails too, and all ranks try again.
         """
         if reason != TRANSFER_FAILED or not self._transfer.can_rebuild:
             return ()
         return (self._worker.start(self._transfer.rebuild_communicator(), "mend"),)
 
-    def _start_chunks(self, voyage: TransferProgress) -> Transferring | Finished:
-        """Let go as many lots as there is staging for; or land, if all are committed."""
-        if voyage.chunks_committed == voyage.proposal.migration.chunks:
-            proposal = voyage.proposal
+    def _start_chunks(self, progress: TransferProgress) -> Transferring | Finished:
+        """Starts the chunks that staging has room for; returns `Finished` if all are committed."""
+        if progress.chunks_committed == progress.proposal.migration.chunks:
+            proposal = progress.proposal
             return Finished(
-                voyage.rebalance,
+                progress.rebalance,
                 len(proposal.plan.changed_layers),
                 proposal.migration.remote_copies,
             )
-        while self._can_start_chunk(voyage):
-            lot = voyage.chunks_committed + len(voyage.in_flight)
-            job = self._stage_job(voyage.proposal, lot)
-            task = self._worker.start(job, "move", epoch=voyage.rebalance.number, lot=lot)
-            flying = (*voyage.in_flight, task)
-            voyage = replace(voyage, in_flight=flying)
-        return Transferring(voyage)
+        while self._can_start_chunk(progress):
+            chunk = progress.chunks_committed + len(progress.in_flight)
+            job = self._stage_job(progress.proposal, chunk)
+            handle = self._worker.start(
+                job, "move", rebalance=progress.rebalance.number, chunk=chunk
+            )
+            flying = (*progress.in_flight, handle)
+            progress = replace(progress, in_flight=flying)
+        return Transferring(progress)
 
     @staticmethod
-    def _can_start_chunk(voyage: TransferProgress) -> bool:
-        """Whether the next lot has staging beside those that fly; alike on every rank."""
-        lot, shipment = voyage.chunks_committed + len(voyage.in_flight), voyage.proposal.migration
-        if lot == shipment.chunks or len(voyage.in_flight) == CHUNKS_IN_FLIGHT:
+    def _can_start_chunk(progress: TransferProgress) -> bool:
+        """Returns whether staging has room for the next chunk; equal on all ranks."""
+        chunk, migration = (
+            progress.chunks_committed + len(progress.in_flight),
+            progress.proposal.migration,
+        )
+        if chunk == migration.chunks or len(progress.in_flight) == CHUNKS_IN_FLIGHT:
             return False
-        return not voyage.in_flight or shipment.fits_with(lot - 1, lot)
+        return not progress.in_flight or migration.fits_with(chunk - 1, chunk)
 
-    def _stage_job(self, proposal: StagedProposal, lot: int) -> Job[ReadyChunk]:
-        """Begin here, end in a job; what fails here fails the epoch as it would there."""
+    def _stage_job(self, proposal: StagedProposal, chunk: int) -> Job[ReadyChunk]:
+        """Starts to stage a chunk; the job raises an error of the start, to fail the rebalance."""
         try:
-            staging = self._transfer.stage(proposal.transfers[lot], self._serving_state.last_change)
+            staging = self._transfer.stage(
+                proposal.transfers[chunk], self._serving_state.last_change
+            )
         except Exception as error:
             return _failed_job(error)
-        return stage_chunk(staging, proposal.layer_updates[lot])
+        return stage_chunk(staging, proposal.layer_updates[chunk])
 
 
 def _failed_job(error: Exception) -> Job[ReadyChunk]:
-    """A job that has failed before it began."""
+    """Returns a job that raises `error`."""
     yield from ()
     raise error

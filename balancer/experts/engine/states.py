@@ -1,4 +1,4 @@
-"""The states of the engine, one frozen type each, and what follows from each of them.
+"""The states of the engine, one frozen type each, with the ballot and outcome key of each.
 
     Idle -> Planning -> Proposed -> Transferring <-> Staged -> Idle     (staged path)
                         Proposed -> Updating -> Idle                    (in-place path)
@@ -7,7 +7,7 @@
 A state changes only at a boundary (between two steps), and on verdicts that all ranks reach from
 the same ballots at the same boundary. The one exception is local progress within a rebalance:
 Planning becomes Proposed, and Transferring becomes Staged, when this rank's own work is done; until
-all ranks are there the verdict is `Pending`.
+all ranks have come that far, the verdict is `Pending`.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from equipoise.balancer.experts.transfer.p2p import ReadyChunk
 
 @dataclass(frozen=True)
 class Idle:
-    """No epoch is open; loads are collected."""
+    """No rebalance is open; load is counted."""
 
 
 @dataclass(frozen=True)
 class RebalanceId:
-    """Number of an epoch, and the boundary at which it was opened."""
+    """Number of a rebalance, and the boundary at which it was opened."""
 
     number: int
     opened_at: int
@@ -34,7 +34,7 @@ class RebalanceId:
 
 @dataclass(frozen=True)
 class Planning:
-    """The planner runs beside the forward."""
+    """The planner runs, overlapped with the forward pass."""
 
     rebalance: RebalanceId
     job: JobHandle[Proposal]
@@ -42,35 +42,35 @@ class Planning:
 
 @dataclass(frozen=True)
 class Proposed:
-    """This rank has its proposal, and waits for everybody's."""
+    """This rank has its proposal and waits for those of the other ranks."""
 
     rebalance: RebalanceId
     proposal: Proposal
 
 
 class TransferPath(Protocol):
-    """Brings what travels into slots, as the ranks agree."""
+    """Transfers and commits chunks, as the ranks agree."""
 
-    def poll(self, voyage: "TransferProgress") -> "InTransfer | Failed":
-        """What this rank's own part has become."""
+    def poll(self, progress: "TransferProgress") -> "InTransfer | Failed":
+        """Returns the state after the progress of this rank's own transfer."""
         ...
 
-    def commit(self, state: "Staged", lots: int, step: int) -> "Transferring | Finished":
-        """The next `lots` lots are staged everywhere, and are right."""
+    def commit(self, state: "Staged", chunks: int, step: int) -> "Transferring | Finished":
+        """Commits the next `chunks` chunks, which are staged and verified on all ranks."""
         ...
 
 
 @dataclass(frozen=True)
 class TransferProgress:
-    """How far the weights of an epoch have come.
+    """How far the transfer of a rebalance is.
 
     Attributes:
-        path: on which they travel.
-        rebalance: whose they are.
-        proposal: what is being installed.
-        chunks_committed: lots that are installed.
-        last_progress_step: the boundary of the last commit, or of the agreement.
-        in_flight: those behind them that were let go, in order: on the way, or staged.
+        path: the path that transfers.
+        rebalance: the rebalance.
+        proposal: the proposal that is being installed.
+        chunks_committed: number of committed chunks.
+        last_progress_step: boundary of the last commit, or of the agreement on the proposal.
+        in_flight: jobs of the chunks that were started after those, in order; running or done.
     """
 
     path: TransferPath
@@ -83,59 +83,59 @@ class TransferProgress:
 
 @dataclass(frozen=True)
 class Transferring:
-    """Weights travel to staging beside the forward; all that is staged here is committed."""
+    """Weights are transferred to staging; everything staged here is committed."""
 
     progress: TransferProgress
 
     @property
     def rebalance(self) -> RebalanceId:
-        """Whose weights travel."""
+        """The rebalance of the transfer."""
         return self.progress.rebalance
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The first lots are staged on this rank, which waits for everybody's."""
+    """The next chunks are staged on this rank, which waits for the other ranks."""
 
     progress: TransferProgress
     ready_chunks: tuple[ReadyChunk, ...]
 
     @property
     def rebalance(self) -> RebalanceId:
-        """Whose weights are staged."""
+        """The rebalance of the transfer."""
         return self.progress.rebalance
 
 
 @dataclass(frozen=True)
 class Draining:
-    """The epoch was aborted, but its work still runs and owns its buffers."""
+    """The rebalance was aborted, but its jobs still run and own their buffers."""
 
     work: tuple[JobHandle[Any], ...]
 
     @property
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether all jobs have ended."""
         return all(task.done() for task in self.work)
 
 
 class InPlaceUpdate(Protocol):
-    """Rewrites layers, step by step, in a count that all ranks keep alike."""
+    """Rewrites layers by steps, which all ranks count alike."""
 
     def advance(self, state: "Updating", step: int) -> "Updating | Finished":
-        """The next boundary of an update that nobody votes on."""
+        """Runs the next boundary of the update; there is no vote."""
         ...
 
 
 @dataclass(frozen=True)
 class Updating:
-    """Layers are being rewritten in place, a group a step; nothing is left to agree on.
+    """Layers are rewritten in place, one update per step, without further votes.
 
     Attributes:
-        path: that rewrites them.
-        rebalance: whose weights are written.
-        proposal: what is being installed.
-        first_step: the boundary at which the first group was handed over.
-        writes: the groups that were handed over, in order.
+        path: the path that rewrites them.
+        rebalance: the rebalance.
+        proposal: the proposal that is being installed.
+        first_step: the boundary at which the first update was handed over.
+        writes: jobs of the updates that were handed over, in order.
     """
 
     path: InPlaceUpdate
@@ -147,12 +147,12 @@ class Updating:
 
 @dataclass(frozen=True)
 class Finished:
-    """Everything is installed; ends the epoch at the boundary at which it is reached.
+    """Everything is installed: the rebalance ends at this boundary.
 
     Attributes:
-        rebalance: which ends.
-        layers: whose placement it changed; none where the plan left everything in its place.
-        copies: that a rank did not hold, over all ranks.
+        rebalance: the rebalance.
+        layers: number of layers whose placement it changed.
+        copies: slots whose expert the rank did not hold before, over all ranks.
     """
 
     rebalance: RebalanceId
@@ -162,16 +162,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class RebalanceReport:
-    """How an epoch ended, at the boundary before `step`.
+    """How a rebalance ended, at the boundary before `step`.
 
     Attributes:
-        number: of the epoch.
+        number: number of the rebalance.
         opened_at: the boundary at which its load window was closed.
         step: the boundary at which it ended.
-        outcome: `committed`, `unchanged` where the plan left every slot as it was, or the reason
-            of the abort.
-        copies: copies that the receiving ranks did not hold, over all ranks, that were committed.
-        bytes: their size.
+        outcome: `committed`, `unchanged` if the plan left every slot as it was, or the reason of
+            the abort.
+        copies: committed slots whose expert the rank did not hold before, over all ranks.
+        bytes: size of those slots.
     """
 
     number: int
@@ -184,12 +184,12 @@ class RebalanceReport:
 
 @dataclass(frozen=True)
 class Failed:
-    """This rank cannot go on with the epoch, and says so on its next ballot.
+    """This rank cannot go on with the rebalance; its next ballot says so.
 
     Attributes:
-        rebalance: that it is barred from.
-        reason: what it says.
-        within: what it was about: a plan, a voyage, or work of an epoch before.
+        rebalance: the rebalance.
+        reason: the reason on the ballot.
+        within: what failed: planning, a transfer, or jobs of an earlier rebalance that still run.
     """
 
     rebalance: RebalanceId
@@ -204,23 +204,23 @@ State = Idle | Voting | Updating | Draining
 
 
 START_TRANSFER = "move"
-"""What the first votes of an epoch may settle."""
+"""Outcome key of the first votes of a rebalance: whether to start the transfer."""
 
 
 def ballot_of(state: Voting) -> Ballot:
-    """What a rank in this state says."""
+    """Returns the ballot of a rank in this state."""
     match state:
         case Planning():
             return Ballot(RankStatus.PLANNING)
         case Proposed(_, proposal):
             return Ballot(RankStatus.PROPOSED, proposal.digest)
-        case Transferring(voyage):
-            return Ballot(RankStatus.TRANSFERRING, voyage.proposal.digest)
-        case Staged(voyage, staged):
+        case Transferring(progress):
+            return Ballot(RankStatus.TRANSFERRING, progress.proposal.digest)
+        case Staged(progress, staged):
             return Ballot(
                 RankStatus.TRANSFERRING,
-                voyage.proposal.digest,
-                tuple(lot.checksum for lot in staged),
+                progress.proposal.digest,
+                tuple(chunk.checksum for chunk in staged),
             )
         case Failed(_, reason, _):
             return Ballot(RankStatus.FAILED, reason=reason)
@@ -228,44 +228,50 @@ def ballot_of(state: Voting) -> Ballot:
 
 
 def transfer_of(state: Voting) -> TransferProgress | None:
-    """The voyage that the state is about, if weights were let go."""
+    """Returns the transfer that belongs to the state, if one was started."""
     match state:
-        case Transferring(voyage) | Staged(voyage, _) | Failed(_, _, TransferProgress() as voyage):
-            return voyage
+        case (
+            Transferring(progress)
+            | Staged(progress, _)
+            | Failed(_, _, TransferProgress() as progress)
+        ):
+            return progress
     return None
 
 
-def outcome_of(state: Voting) -> str:
-    """What the next vote may settle: one question for the move, and one for each commit.
+def outcome_key(state: Voting) -> str:
+    """Returns the key of what the next vote settles: one for the start, one for each commit.
 
-    A commit's question is named by the lots that are committed already, alike on every rank. The
-    move has one of its own because staying out of it would harm: the peers' exchange would be
-    unmatched, which fails their communicator.
+    The key of a commit has the number of chunks that are committed already, which is equal on all
+    ranks. The start has its own key because a rank must not stay out of it: the exchange of its
+    peers would be unmatched, which fails their communicator.
     """
-    voyage = transfer_of(state)
-    return START_TRANSFER if voyage is None else f"commit/{voyage.chunks_committed}"
+    progress = transfer_of(state)
+    return START_TRANSFER if progress is None else f"commit/{progress.chunks_committed}"
 
 
 def last_progress_step(state: Voting) -> int:
-    """The last boundary at which the ranks came on together."""
-    voyage = transfer_of(state)
-    return state.rebalance.opened_at if voyage is None else voyage.last_progress_step
+    """Returns the last boundary at which all ranks made progress."""
+    progress = transfer_of(state)
+    return state.rebalance.opened_at if progress is None else progress.last_progress_step
 
 
 def running_work(state: Voting) -> tuple[JobHandle[Any], ...]:
-    """What still runs when the epoch is left, and owns its buffers."""
+    """Returns the jobs that still run, and own buffers, when the rebalance is aborted."""
     match state:
         case Planning(_, plan) | Failed(_, _, Planning(_, plan)):
             return (plan,)
         case Failed(_, _, Draining(work)):
             return work
-    voyage = transfer_of(state)
-    return () if voyage is None else voyage.in_flight
+    progress = transfer_of(state)
+    return () if progress is None else progress.in_flight
 
 
-def copies_of(state: Voting) -> int:
-    """Copies between ranks, over all of them, that are committed when the epoch is left."""
-    voyage = transfer_of(state)
+def copies_committed(state: Voting) -> int:
+    """Counts the copies between ranks that are committed when the rebalance is aborted."""
+    progress = transfer_of(state)
     return (
-        0 if voyage is None else voyage.proposal.migration.remote_copies_in(voyage.chunks_committed)
+        0
+        if progress is None
+        else progress.proposal.migration.remote_copies_in(progress.chunks_committed)
     )

@@ -1,12 +1,12 @@
-"""Every expert's weights once per node, in shared memory that has no name in any file system.
+"""Holds every expert's weights once per node, in anonymous shared memory.
 
     Filling -> Sealed -> PoolClosed
-    Filling -> PoolClosed           given up, or sealing failed
+    Filling -> PoolClosed           closed early, or sealing failed
 
-The ranks of a node fill the pool together, each its part, and seal it; all leave `Filling`
-together, in `seal`, and each closes for itself. Once it is sealed the kernel lets nobody write,
-every part has been read back against the checksum of what was written, and every rank reads all of
-it. The memory ends with the last process that holds it, however that ends.
+The ranks of a node fill the pool together, each its part, and seal it together; each closes by
+itself. After sealing, the kernel forbids writes, every part has been read back and compared with
+the checksum of what was written, and every rank can read all of it. The memory is freed when the
+last process that holds it ends, in whatever way.
 """
 
 import os
@@ -32,15 +32,15 @@ from equipoise.hal.errors import ExpertPoolError, PoolCorrupted, PoolIncomplete,
 
 @dataclass(frozen=True)
 class Filling:
-    """Mapped to be written; each rank fills its part.
+    """The pool is mapped for writing; each rank fills its part.
 
     Attributes:
-        coordinator: where the ranks of the node meet.
-        descriptor: of the memory, this rank's own.
-        mapping: of the whole pool.
-        contents: over the mapping.
-        writers: threads that are writing.
-        claimed_experts: numbers of the experts that this rank has begun to fill; guarded by `lock`.
+        coordinator: exchanges messages with the ranks of the node.
+        descriptor: this rank's file descriptor of the memory.
+        mapping: mapping of the whole pool.
+        contents: the experts in the mapping.
+        writers: counts threads that are writing.
+        claimed_experts: indices of experts that this rank has begun to fill; guarded by `lock`.
     """
 
     coordinator: NodeCoordinator
@@ -52,14 +52,14 @@ class Filling:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def claim(self, number: int, name: str) -> None:
-        """Fill `number`, once. Raises `ExpertPoolError`."""
+        """Claims an expert for one writer. Raises `ExpertPoolError` if it was claimed before."""
         with self.lock:
             if number in self.claimed_experts:
                 raise ExpertPoolError(f"{name} was filled before")
             self.claimed_experts.add(number)
 
     def release(self) -> None:
-        """Let go of the memory, which ends with the last that holds it."""
+        """Releases the memory, which is freed with its last holder."""
         self.contents.release()
         self.mapping.close_with_last_tensor()
         os.close(self.descriptor)
@@ -67,24 +67,24 @@ class Filling:
 
 @dataclass(frozen=True)
 class Sealed:
-    """Nobody can write any more; everybody reads all of it."""
+    """No process can write any more; every rank reads all of it."""
 
     mapping: SharedMapping
     contents: PoolContents
 
     def release(self) -> None:
-        """Let go of the memory, which ends with the last that holds it."""
+        """Releases the memory, which is freed with its last holder."""
         self.contents.release()
         self.mapping.close_with_last_tensor()
 
 
 @dataclass(frozen=True)
 class PoolClosed:
-    """Nothing is held, except by tensors that somebody has kept."""
+    """Nothing is held, except by tensors that are still in use."""
 
 
 class Writers:
-    """Threads that write to a pool that is being filled."""
+    """Counts threads that write to a pool, and stops new ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ class Writers:
             self._count -= 1
 
     def close(self) -> None:
-        """Let no further one in. Raises `PoolLeased` where one still writes."""
+        """Refuses further writers. Raises `PoolLeased` if one is still writing."""
         with self._lock:
             self._closed = True
             if self._count:
@@ -111,46 +111,46 @@ class Writers:
 
 Ranks = tuple[int, ...]
 MAX_EXPERTS_NAMED = 3
-"""How many experts a complaint names."""
+"""Maximum number of experts named in an error."""
 
 
-def owned_experts(layout: PoolLayout, place: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Each (layer, expert) that the rank at `place` of `parts` fills.
+def owned_experts(layout: PoolLayout, position: int, parts: int) -> Iterator[tuple[int, int]]:
+    """Yields each (layer, expert) that the rank at `position` of `parts` fills.
 
-    Every so many-th, so that the memory of every layer is spread over the NUMA nodes of the ranks
-    that touch it first.
+    Experts are interleaved, so that the memory of every layer is spread over the NUMA nodes of the
+    ranks, which touch it first.
     """
     for layer in range(layout.layers):
-        for expert in range(place, layout.experts, parts):
+        for expert in range(position, layout.experts, parts):
             yield layer, expert
 
 
 def map_and_reserve(
-    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor
+    coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor
 ) -> Filling:
-    """Map the memory and reserve this rank's part; so does every rank that holds it.
+    """Maps the memory and reserves this rank's part; every rank that shares it does so.
 
     Raises:
-        PoolIncomplete: on every rank, if one could not.
+        PoolIncomplete: on every rank, if one failed.
     """
     try:
-        return _prepare(council, layout, gathered)
+        return _prepare(coordinator, layout, shared)
     except BaseException:
-        os.close(gathered.descriptor)
+        os.close(shared.descriptor)
         raise
 
 
-def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor) -> Filling:
+def _prepare(coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor) -> Filling:
     try:
-        mapping = SharedMapping.for_writing(gathered.descriptor, layout.nbytes)
+        mapping = SharedMapping.for_writing(shared.descriptor, layout.nbytes)
     except ExpertPoolError as error:
-        council.raise_if_any("reserved", str(error), gathered.ranks, PoolIncomplete)
+        coordinator.raise_if_any("reserved", str(error), shared.ranks, PoolIncomplete)
         raise
     try:
-        complaint = _reserve_pages(council, layout, gathered, mapping)
-        council.raise_if_any("reserved", complaint, gathered.ranks, PoolIncomplete)
+        complaint = _reserve_pages(coordinator, layout, shared, mapping)
+        coordinator.raise_if_any("reserved", complaint, shared.ranks, PoolIncomplete)
         return Filling(
-            council, gathered.descriptor, mapping, PoolContents(layout, mapping.tensor())
+            coordinator, shared.descriptor, mapping, PoolContents(layout, mapping.tensor())
         )
     except BaseException:
         mapping.close_with_last_tensor()
@@ -158,30 +158,35 @@ def _prepare(council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescr
 
 
 def _reserve_pages(
-    council: NodeCoordinator, layout: PoolLayout, gathered: SharedDescriptor, mapping: SharedMapping
+    coordinator: NodeCoordinator,
+    layout: PoolLayout,
+    shared: SharedDescriptor,
+    mapping: SharedMapping,
 ) -> str:
-    """Take this rank's pages, expert by expert; what went wrong, or ""."""
-    place, parts = gathered.ranks.index(council.rank), len(gathered.ranks)
-    for layer, expert in owned_experts(layout, place, parts):
-        if council.time_left() <= 0.0:
+    """Reserves this rank's pages, expert by expert; returns an error text, or ""."""
+    position, parts = shared.ranks.index(coordinator.rank), len(shared.ranks)
+    for layer, expert in owned_experts(layout, position, parts):
+        if coordinator.time_left() <= 0.0:
             return f"had no time to reserve expert {expert} of layer {layer} and later ones"
         at = layout.expert_offset(layer, expert)
         if mapping.huge_pages is HugePages.ADVISED:
             mapping.populate(at, layout.stride)
         try:
-            shared_memory.reserve(gathered.descriptor, at, layout.stride)
+            shared_memory.reserve(shared.descriptor, at, layout.stride)
         except PoolIncomplete as error:
             return str(error)
     return ""
 
 
 def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) -> Sealed:
-    """From filling to sealed, on all of `ranks` together; each step begins when all did the last.
+    """Seals the pool, on all of `ranks` together.
 
     Raises as `HostExpertPool.seal`; the memory is released then.
     """
-    council = state.coordinator
-    council.renew_deadline(timeout)
+    coordinator = state.coordinator
+    coordinator.renew_deadline(timeout)
+    # Each step starts when all ranks have finished the one before: the kernel seals only memory
+    # that no process has mapped for writing.
     try:
         _finish_filling(state, layout, ranks)
         _seal_memory(state, ranks)
@@ -192,8 +197,8 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     os.close(state.descriptor)
     contents = PoolContents(layout, mapping.tensor())
     try:
-        council.raise_if_any(
-            "verified", _verify_owned(council, layout, ranks, contents), ranks, PoolCorrupted
+        coordinator.raise_if_any(
+            "verified", _verify_owned(coordinator, layout, ranks, contents), ranks, PoolCorrupted
         )
     except BaseException:
         contents.release()
@@ -203,10 +208,10 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 
 
 def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
-    """Everything is written, and mapped to be written by nobody."""
-    council = state.coordinator
-    mine = owned_experts(layout, ranks.index(council.rank), len(ranks))
-    missing = [which for which in mine if layout.expert_index(*which) not in state.claimed_experts]
+    """Checks that this rank has filled its part, and unmaps its writable mapping."""
+    coordinator = state.coordinator
+    owned = owned_experts(layout, ranks.index(coordinator.rank), len(ranks))
+    missing = [which for which in owned if layout.expert_index(*which) not in state.claimed_experts]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
         state.writers.close()
@@ -214,25 +219,25 @@ def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
         state.mapping.close()
     except PoolLeased as error:
         complaint = complaint or f"is still filling: {error}"
-    council.raise_if_any("filled", complaint, ranks, PoolIncomplete)
+    coordinator.raise_if_any("filled", complaint, ranks, PoolIncomplete)
 
 
 def _seal_memory(state: Filling, ranks: Ranks) -> None:
-    """The first rank seals; the kernel does it only if no process could still write."""
-    council, complaint = state.coordinator, ""
-    if council.rank == ranks[0]:
+    """Seals the memory on the first rank; the kernel refuses while a process could write."""
+    coordinator, complaint = state.coordinator, ""
+    if coordinator.rank == ranks[0]:
         try:
             shared_memory.seal(state.descriptor)
         except ExpertPoolError as error:
             complaint = str(error)
-        council.publish("sealed", complaint)
-    told = council.collect("sealed", ranks[:1])[ranks[0]]
-    if told:
-        raise ExpertPoolError(f"rank {ranks[0]}: {told}")
+        coordinator.publish("sealed", complaint)
+    failure = coordinator.collect("sealed", ranks[:1])[ranks[0]]
+    if failure:
+        raise ExpertPoolError(f"rank {ranks[0]}: {failure}")
 
 
 def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMapping:
-    """To be read, once this rank has seen the seal itself. A failure is told to the others."""
+    """Maps the memory read-only, after this rank has checked the seal; publishes a failure."""
     try:
         if not shared_memory.seals(state.descriptor) & shared_memory.WRITE_SEAL:
             raise ExpertPoolError("the pool is not sealed though its first rank said so")
@@ -243,12 +248,12 @@ def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMa
 
 
 def _verify_owned(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
 ) -> str:
-    """Read this rank's part back, now that it cannot change; what is wrong with it, or ""."""
+    """Reads this rank's part back, which can no longer change; returns an error text, or ""."""
     wrong = []
-    for layer, expert in owned_experts(layout, ranks.index(council.rank), len(ranks)):
-        if council.time_left() <= 0.0:
+    for layer, expert in owned_experts(layout, ranks.index(coordinator.rank), len(ranks)):
+        if coordinator.time_left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
         if not contents.verify(layer, expert):
             wrong.append((layer, expert))
@@ -262,7 +267,7 @@ def _format_experts(experts: list[tuple[int, int]]) -> str:
 
 
 class HostExpertPool:
-    """One rank's hold on its node's pool; made by `open`. Any thread may fill and read."""
+    """The pool of a node, as held by one rank; see `open`. Any thread may fill and read."""
 
     def __init__(self, layout: PoolLayout, ranks: tuple[int, ...], state: Filling) -> None:
         self._layout = layout
@@ -281,56 +286,56 @@ class HostExpertPool:
         name: str,
         timeout: float,
     ) -> Self:
-        """A fresh pool with as many of `local_ranks` as can share memory.
+        """Opens a new pool with as many of `local_ranks` as can share memory.
 
         All of them call it, with the same arguments, within `timeout` seconds of each other, which
-        also bounds how long a rank takes to reserve its part. The pages are taken here.
+        also bounds how long a rank takes to reserve its part. All pages are reserved here.
 
         Args:
-            control: where the ranks meet.
-            local_ranks: this rank and those that may be on its machine: `neighbours` knows.
-            layout: what is to be stored.
-            name: of the model, say; no two pools of one control plane share one.
+            control: the control plane.
+            local_ranks: this rank and those that may be on its machine: see `ranks_on_node`.
+            layout: layout of the pool.
+            name: name of the pool, unique on the control plane, for example the model's.
             timeout: seconds.
 
         Raises:
-            NoRoom: the machine has not so much memory; before any of it was taken.
+            HostMemoryExhausted: the machine has too little memory; none was reserved.
             PoolIncomplete: a rank could not reserve its part.
             AgreementLost: layouts differ.
-            ExpertPoolError: the memory could not be made. All of these are raised on every rank
-                alike.
+            ExpertPoolError: the memory could not be created. All of these are raised on every
+                rank.
             ControlError: a rank did not answer in time.
         """
-        council = NodeCoordinator(control, local_ranks, name, timeout)
-        council.check_same(layout.values())
-        gathered = join_shared_memory(council, layout)
-        return cls(layout, gathered.ranks, map_and_reserve(council, layout, gathered))
+        coordinator = NodeCoordinator(control, local_ranks, name, timeout)
+        coordinator.check_same(layout.values())
+        shared = join_shared_memory(coordinator, layout)
+        return cls(layout, shared.ranks, map_and_reserve(coordinator, layout, shared))
 
     @property
     def layout(self) -> PoolLayout:
-        """What is stored, and where."""
+        """The layout of the pool."""
         return self._layout
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Those that share the memory, this one included."""
+        """The ranks that share the memory, including this one."""
         return self._ranks
 
     @property
     def huge_pages(self) -> HugePages:
-        """Whether the system was willing to use them."""
+        """Whether the system uses huge pages."""
         return self._huge_pages
 
     def owned_experts(self) -> Iterator[tuple[int, int]]:
-        """Each (layer, expert) that this rank has to fill."""
+        """Yields each (layer, expert) that this rank has to fill."""
         return owned_experts(self._layout, self._index, len(self._ranks))
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
-        """Store an expert of this rank's part: a tensor per segment, of any device and stride.
+        """Stores an expert of this rank's part: a tensor per segment, on any device, any strides.
 
         Raises:
-            ExpertPoolError: before any effect. The expert is another rank's or was filled before,
-                the tensors do not fit, or the pool is not being filled.
+            ExpertPoolError: before any effect: the expert belongs to another rank or was filled
+                before, the tensors do not fit, or the pool is not being filled.
         """
         state = self._state
         if not isinstance(state, Filling):
@@ -345,15 +350,15 @@ class HostExpertPool:
             state.contents.write(layer, expert, tensors)
 
     def seal(self, timeout: float) -> None:
-        """End the filling, on all ranks that share the memory: they call it together.
+        """Seals the pool; collective among the ranks that share the memory.
 
-        When it returns, every rank has filled its part, nobody can write to it any more, and every
-        byte has been read back. When it raises, the pool is closed.
+        Afterwards every rank has filled its part, no process can write, and every byte has been
+        read back. If it raises, the pool is closed.
 
         Raises:
             PoolIncomplete: a rank has not filled all its experts.
-            PoolDamaged: bytes are not those that were written.
-            ExpertPoolError: the kernel refused to seal. All of these on every rank alike.
+            PoolCorrupted: bytes are not those that were written.
+            ExpertPoolError: the kernel refused to seal. All of these are raised on every rank.
             ControlError: a rank did not answer within `timeout` seconds.
         """
         state = self._state
@@ -363,7 +368,7 @@ class HostExpertPool:
         self._state = seal_pool(state, self._layout, self._ranks, timeout)
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
-        """An expert's segments in place, in the order of the descriptor, only to be read.
+        """Returns an expert's segments in place, read-only, in the order of the descriptor.
 
         The kernel kills a process that writes to them. They keep the memory mapped, also after
         `close`. Raises `ExpertPoolError` unless the pool is sealed.
@@ -371,14 +376,15 @@ class HostExpertPool:
         return self._sealed().contents.view(layer, expert)
 
     def checksum(self, layer: int, expert: int) -> int:
-        """`equipoise.hal.checksum` of an expert's bytes, segments back to back.
+        """Returns `equipoise.hal.checksum` of an expert's bytes, segments concatenated.
 
-        That of what was written, which sealing compared with what is stored. Raises as `view`.
+        It was computed when the expert was written, and compared when the pool was sealed. Raises
+        as `view`.
         """
         return self._sealed().contents.checksum(layer, expert)
 
     def close(self) -> None:
-        """Let go of the memory; the other ranks, and views, keep it. Any number of times."""
+        """Releases the memory; other ranks and views keep it. Can be called again."""
         state = self._state
         self._state = PoolClosed()
         if not isinstance(state, PoolClosed):
@@ -393,12 +399,12 @@ class HostExpertPool:
 def ranks_on_node(
     control: ControlPlane, topology: Topology, *, name: str, timeout: float
 ) -> tuple[int, ...]:
-    """Ranks whose topology names the same node as this rank's; every rank calls it.
+    """Returns the ranks whose topology names the same node; collective among all ranks.
 
-    A name may be shared by machines or containers that cannot share memory: `HostExpertPool.open`
-    finds out. Raises as `ControlPlane.collect`.
+    Machines or containers with the same name may be unable to share memory: `HostExpertPool.open`
+    detects it. Raises as `ControlPlane.collect`.
     """
-    question = f"pool/{name}/node"
-    control.cast(question, topology.node.encode())
-    nodes = control.collect(question, timeout)
+    key = f"pool/{name}/node"
+    control.cast(key, topology.node.encode())
+    nodes = control.collect(key, timeout)
     return tuple(rank for rank, node in enumerate(nodes) if node == topology.node.encode())

@@ -1,9 +1,10 @@
-"""How ranks that may be on one machine come to share one memory, or find that they cannot.
+"""Shares one memory among ranks that may be on one machine, or finds that they cannot.
 
-The lowest rank makes the memory and publishes a handle. The others open it through /proc; where
-that is not permitted, they ask the owner for the descriptor over a socket, which serves ranks of
-the same user only. Those that cannot get it either begin again among themselves: two containers
-under one name of a node end up with a pool each. Every round has at least one rank fewer.
+The lowest rank creates the memory and publishes a handle. The others open it through /proc; if that
+is not permitted, they ask the owner for the descriptor over a socket, which serves ranks of the
+same user only. Ranks that cannot get it that way either start again among themselves: two
+containers with one node name end up with a pool each. Every round has at least one rank fewer, so
+it ends.
 """
 
 import json
@@ -34,13 +35,13 @@ from equipoise.hal.errors import ExpertPoolError, HostMemoryExhausted, PoolMisma
 
 
 class NodeCoordinator:
-    """Questions of one pool on the control plane, within one deadline.
+    """Exchanges messages of one pool on the control plane, within one deadline.
 
     Args:
         control: the control plane.
-        ranks: who takes part, this rank included; the same on each of them.
-        name: of the pool; no two pools of one control plane share one.
-        timeout: seconds until every wait ends, also later ones, until `renew`.
+        ranks: the ranks, including this one; the same on each of them.
+        name: name of the pool, unique on the control plane.
+        timeout: seconds after which all waits end, until `renew_deadline`.
     """
 
     def __init__(
@@ -59,64 +60,64 @@ class NodeCoordinator:
         return self._control.rank
 
     def time_left(self) -> float:
-        """Seconds until the deadline, not below 0."""
+        """Returns the seconds until the deadline, not below 0."""
         return max(0.0, self._expiry - time.monotonic())
 
     def renew_deadline(self, timeout: float) -> None:
-        """Another stage begins, with a deadline of its own."""
+        """Starts a new deadline."""
         self._expiry = time.monotonic() + timeout
 
-    def check_same(self, mine: Values) -> None:
-        """See that all have the same of the pool. Raises `VoteOutcomeUnknown`."""
-        subject, question = f"pool {self._name!r}", self._key("same")
+    def check_same(self, own_values: Values) -> None:
+        """Checks that all ranks have the same values. Raises `VoteOutcomeUnknown`."""
+        subject, key = f"pool {self._name!r}", self._key("same")
         check_same_on_all_ranks(
-            self._control, question, self.time_left(), {subject: mine}, self.ranks
+            self._control, key, self.time_left(), {subject: own_values}, self.ranks
         )
 
-    def publish(self, question: str, answer: Any) -> None:
-        """This rank's answer, in JSON; once per question."""
-        self._control.cast(self._key(question), json.dumps(answer).encode())
+    def publish(self, key: str, answer: Any) -> None:
+        """Publishes this rank's answer as JSON; once per key."""
+        self._control.cast(self._key(key), json.dumps(answer).encode())
 
-    def collect(self, question: str, ranks: Sequence[int]) -> dict[int, Any]:
-        """The answers of `ranks`. Raises as `ControlPlane.collect` does."""
+    def collect(self, key: str, ranks: Sequence[int]) -> dict[int, Any]:
+        """Returns the answers of `ranks`. Raises as `ControlPlane.collect` does."""
         if not ranks:
             return {}
-        ballots = self._control.collect(self._key(question), self.time_left(), ranks)
+        ballots = self._control.collect(self._key(key), self.time_left(), ranks)
         return {rank: json.loads(b) for rank, b in zip(ranks, ballots, strict=True)}
 
     def raise_if_any(
-        self, question: str, complaint: str, ranks: Sequence[int], error: type[ExpertPoolError]
+        self, key: str, complaint: str, ranks: Sequence[int], error: type[ExpertPoolError]
     ) -> None:
-        """Say this rank's `complaint`, "" for none, and hear those of `ranks`.
+        """Publishes this rank's `complaint`, "" for none, and collects those of `ranks`.
 
-        Raises `error` if anybody complained, with the same text on every rank.
+        Raises `error` if there is any, with the same text on every rank.
         """
-        self.publish(question, complaint)
-        heard = self.collect(question, ranks)
-        told = [f"rank {rank}: {text}" for rank, text in heard.items() if text]
-        if told:
-            raise error("; ".join(told))
+        self.publish(key, complaint)
+        complaints = self.collect(key, ranks)
+        failures = [f"rank {rank}: {text}" for rank, text in complaints.items() if text]
+        if failures:
+            raise error("; ".join(failures))
 
-    def _key(self, question: str) -> str:
-        return f"pool/{self._name}/{question}"
+    def _key(self, key: str) -> str:
+        return f"pool/{self._name}/{key}"
 
 
 PROC = Path("/proc")
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 START_TIME_FIELD = 19
-"""Place of a process's start time in /proc/PID/stat, counted from behind its name."""
+"""Index of the start time in /proc/PID/stat, counted after the process name."""
 
 
 @dataclass(frozen=True)
 class MemoryHandle:
-    """Where the memory is, in words that mean something on the same machine only.
+    """A handle of the memory, which is valid on the same machine only.
 
     Attributes:
         boot_id: identity of the running kernel.
-        process: its owner, as the owner sees it.
-        start_time: when that process started, in clock ticks since boot: numbers are used again.
-        descriptor: the owner's.
-        token: of the instance, in hexadecimal.
+        process: process id of the owner, in the owner's namespace.
+        start_time: start of that process, in clock ticks since boot, since ids are reused.
+        descriptor: the owner's file descriptor.
+        token: token of the memory, in hexadecimal.
     """
 
     boot_id: str
@@ -127,9 +128,9 @@ class MemoryHandle:
 
     @classmethod
     def of(cls, descriptor: int, token: bytes) -> Self:
-        """What this process has to tell of its own memory."""
-        here = os.getpid()
-        return cls(boot_id(), here, start_time(here), descriptor, token.hex())
+        """Builds the handle of this process's memory."""
+        process = os.getpid()
+        return cls(boot_id(), process, start_time(process), descriptor, token.hex())
 
     def encode(self) -> str:
         """As JSON."""
@@ -141,15 +142,15 @@ class MemoryHandle:
         return cls(**json.loads(text))
 
     def header(self, layout: PoolLayout) -> PoolHeader:
-        """What the memory has to begin with."""
+        """Returns the header that the memory has to begin with."""
         return PoolHeader.of(layout, bytes.fromhex(self.token))
 
     def open(self, layout: PoolLayout, proc: Path = PROC) -> int:
-        """A descriptor of one's own for the same memory, checked; no name is involved.
+        """Opens the memory through /proc; returns a checked descriptor.
 
         Raises:
-            ForeignMemory: it is another machine, another view of the processes, another process
-                under the same number, or no permission; or what is there is not that pool.
+            PoolMismatch: another machine, another process namespace, another process with the
+                same id, no permission, or other memory.
         """
         if self.boot_id != boot_id():
             raise PoolMismatch("it is on another machine")
@@ -157,7 +158,7 @@ class MemoryHandle:
             if start_time(self.process, proc) != self.start_time:
                 raise PoolMismatch(f"process {self.process} is another one here")
             path = proc / str(self.process) / "fd" / str(self.descriptor)
-            # Looked at before it is opened: to open what is no memory may have an effect.
+            # Checked before it is opened: opening a device or a pipe may have an effect.
             if not os.readlink(path).startswith(f"/memfd:{shared_memory.MEMORY_NAME}"):
                 raise PoolMismatch(f"descriptor {self.descriptor} is something else")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -166,7 +167,7 @@ class MemoryHandle:
         return self.verify(descriptor, layout)
 
     def verify(self, descriptor: int, layout: PoolLayout) -> int:
-        """`descriptor`, if it is the memory that was offered; otherwise it is closed.
+        """Returns `descriptor` if it is the memory of this handle; otherwise closes it.
 
         Raises `PoolMismatch`.
         """
@@ -179,14 +180,14 @@ class MemoryHandle:
 
 
 def boot_id() -> str:
-    """Identity of the running kernel: another one after every start, and on every machine."""
+    """Returns the id of the running kernel, which differs by machine and boot."""
     return BOOT_ID_PATH.read_text(encoding="ascii").strip()
 
 
 def start_time(process: int, proc: Path = PROC) -> int:
-    """When it started. Raises `OSError`, `ValueError`."""
+    """Returns the start time of a process. Raises `OSError`, `ValueError`."""
     text = (proc / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
-    # The name stands in parentheses and may contain any character.
+    # The name is in parentheses and may contain any character, also ")".
     fields = text.rpartition(")")[2].split()
     if len(fields) <= START_TIME_FIELD:
         raise ValueError(f"no start time of process {process}")
@@ -194,20 +195,19 @@ def start_time(process: int, proc: Path = PROC) -> int:
 
 
 POLL_SECONDS = 0.05
-"""Seconds between two looks at whether to go on."""
+"""Seconds between two checks whether to stop."""
 CLIENT_TIMEOUT = 5.0
-"""Seconds that one visitor may take."""
+"""Seconds that one client may take."""
 SERVER_CLOSE_TIMEOUT = 2 * CLIENT_TIMEOUT + POLL_SECONDS
-"""Seconds that closing may take: a visitor may connect at the last moment, and be slow."""
+"""Seconds that closing may take: a client may connect at the last moment, and be slow."""
 DESCRIPTOR_STRUCT = struct.Struct("i")
 CREDENTIALS_STRUCT = struct.Struct("3i")
 
 
 class FdServer:
-    """Listens while it is open, at an address in no file system that ends with the process.
+    """Serves a file descriptor on an abstract Unix socket, which ends with the process.
 
-    Gives the descriptor to whoever is of the same user and says the token of the instance; sends
-    everybody else away, and goes on.
+    Sends the descriptor to clients of the same user that know the token; ignores all others.
     """
 
     def __init__(self, descriptor: int, token: bytes) -> None:
@@ -224,7 +224,7 @@ class FdServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Shut it. Raises `ExpertPoolError` if it failed meanwhile."""
+        """Stops serving. Raises `ExpertPoolError` if it failed meanwhile."""
         self._closing.set()
         self._thread.join(SERVER_CLOSE_TIMEOUT)
         self._socket.close()
@@ -245,60 +245,60 @@ class FdServer:
         try:
             while not self._closing.is_set():
                 try:
-                    visitor, _ = self._socket.accept()
+                    client, _ = self._socket.accept()
                 except TimeoutError:
                     continue
-                with visitor:
-                    self._receive(visitor)
+                with client:
+                    self._receive(client)
         except BaseException as error:
             self._failure = error
 
-    def _receive(self, visitor: socket.socket) -> None:
-        """A visitor that breaks off, or says something else, is its own business."""
+    def _receive(self, client: socket.socket) -> None:
+        """Serves one client; a failure of the client is ignored."""
         try:
-            visitor.settimeout(CLIENT_TIMEOUT)
-            said = _read(visitor, TOKEN_BYTES)
-            if same_user(visitor) and secrets.compare_digest(said, self._token):
-                socket.send_fds(visitor, [b"!"], [self._descriptor])
+            client.settimeout(CLIENT_TIMEOUT)
+            received = _read(client, TOKEN_BYTES)
+            if same_user(client) and secrets.compare_digest(received, self._token):
+                socket.send_fds(client, [b"!"], [self._descriptor])
         except OSError:
             return
 
 
-def receive_fd(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
-    """The descriptor behind the door at `address`, checked. Raises `PoolMismatch`."""
+def receive_fd(address: str, handle: MemoryHandle, layout: PoolLayout) -> int:
+    """Receives the descriptor from the server at `address`. Raises `PoolMismatch`."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
-            door.settimeout(CLIENT_TIMEOUT)
-            door.connect(f"\0{address}")
-            if not same_user(door):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as server:
+            server.settimeout(CLIENT_TIMEOUT)
+            server.connect(f"\0{address}")
+            if not same_user(server):
                 raise PoolMismatch("another user opened the door")
-            door.sendall(bytes.fromhex(offer.token))
+            server.sendall(bytes.fromhex(handle.token))
             # Not by `recv_fds`, which in Python 3.11 drops the flag and lets children inherit it.
             space = socket.CMSG_LEN(DESCRIPTOR_STRUCT.size)
-            _, extra, _, _ = door.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+            _, extra, _, _ = server.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
         raise PoolMismatch(f"no way to its door: {error}") from error
     if not extra:
         raise PoolMismatch("its door was shut")
-    return offer.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
+    return handle.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
 
 
 def same_user(peer: socket.socket) -> bool:
-    """Whether the kernel says that the other end runs as this user."""
+    """Returns whether the kernel reports the same user at the other end."""
     packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_STRUCT.size)
     _, user, _ = CREDENTIALS_STRUCT.unpack(packed)
     return bool(user == os.geteuid())
 
 
 def _read(peer: socket.socket, nbytes: int) -> bytes:
-    """So many bytes, or fewer if no more come."""
-    said, expiry = b"", time.monotonic() + CLIENT_TIMEOUT
-    while len(said) < nbytes and time.monotonic() < expiry:
-        part = peer.recv(nbytes - len(said))
+    """Reads `nbytes`, or fewer if no more arrive in time."""
+    received, expiry = b"", time.monotonic() + CLIENT_TIMEOUT
+    while len(received) < nbytes and time.monotonic() < expiry:
+        part = peer.recv(nbytes - len(received))
         if not part:
             break
-        said += part
-    return said
+        received += part
+    return received
 
 
 Ranks = tuple[int, ...]
@@ -306,49 +306,53 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SharedDescriptor:
-    """Ranks that hold one memory, lowest first, and this rank's descriptor of it."""
+    """The ranks that share a memory, lowest first, and this rank's descriptor of it."""
 
     ranks: Ranks
     descriptor: int
 
 
-def join_shared_memory(council: NodeCoordinator, layout: PoolLayout) -> SharedDescriptor:
-    """Memory for `layout`, shared with as many of the council's ranks as can.
+def join_shared_memory(coordinator: NodeCoordinator, layout: PoolLayout) -> SharedDescriptor:
+    """Creates or joins memory for `layout`, shared with as many of the ranks as can.
 
     Raises:
-        NoRoom: the machine has not so much; on every rank that would have shared it.
-        ExpertPoolError: the owner could not make it.
+        HostMemoryExhausted: the machine has too little; on every rank that would share it.
+        ExpertPoolError: the owner could not create it.
         ControlError: a rank did not answer in time.
     """
-    left, number = council.ranks, 0
+    left, number = coordinator.ranks, 0
     while True:
-        if council.rank == left[0]:
-            return _share_memory(council, layout, left, number)
-        found = _join_owner(council, layout, left, number)
+        if coordinator.rank == left[0]:
+            return _share_memory(coordinator, layout, left, number)
+        found = _join_owner(coordinator, layout, left, number)
         if isinstance(found, SharedDescriptor):
             return found
         left, number = found, number + 1
 
 
 def _share_memory(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor:
-    descriptor, token = _create_memory(council, layout, number)
+    descriptor, token = _create_memory(coordinator, layout, number)
     try:
-        council.publish(f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()})
-        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
+        coordinator.publish(
+            f"offer{number}", {"offer": MemoryHandle.of(descriptor, token).encode()}
+        )
+        refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
         if refused:
-            with FdServer(descriptor, token) as door:
-                council.publish(f"door{number}", door.address)
-                refused = _ranks_that_failed(council, f"knocked{number}", refused)
+            with FdServer(descriptor, token) as server:
+                coordinator.publish(f"door{number}", server.address)
+                refused = _ranks_that_failed(coordinator, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
         raise
     return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) -> tuple[int, bytes]:
-    """The memory, and the token of this instance in it. What fails is told to those who wait."""
+def _create_memory(
+    coordinator: NodeCoordinator, layout: PoolLayout, number: int
+) -> tuple[int, bytes]:
+    """Creates the memory with a token; publishes a failure, since other ranks wait."""
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
         found = available_memory()
@@ -362,33 +366,33 @@ def _create_memory(council: NodeCoordinator, layout: PoolLayout, number: int) ->
             os.close(descriptor)
             raise
     except HostMemoryExhausted as error:
-        council.publish(
+        coordinator.publish(
             f"offer{number}", {"available_memory": [error.required, error.free, error.limit]}
         )
         raise
     except (ExpertPoolError, OSError, ValueError) as error:
-        council.publish(f"offer{number}", {"error": f"rank {council.rank}: {error}"})
+        coordinator.publish(f"offer{number}", {"error": f"rank {coordinator.rank}: {error}"})
         raise ExpertPoolError(str(error)) from error
     return descriptor, token
 
 
 def _join_owner(
-    council: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
+    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, number: int
 ) -> SharedDescriptor | Ranks:
-    """The memory, or the ranks that stay apart, of which this is one."""
+    """Returns the shared memory, or the ranks, including this one, that cannot get it."""
     owner = ranks[:1]
-    offer = _parse_handle(council.collect(f"offer{number}", owner)[owner[0]])
-    descriptor, reason = _open_or_reason(lambda: offer.open(layout))
+    handle = _parse_handle(coordinator.collect(f"offer{number}", owner)[owner[0]])
+    descriptor, reason = _open_or_reason(lambda: handle.open(layout))
     try:
-        council.publish(f"answer{number}", reason)
-        refused = _ranks_that_failed(council, f"answer{number}", ranks[1:])
-        if council.rank in refused:
-            address = str(council.collect(f"door{number}", owner)[owner[0]])
+        coordinator.publish(f"answer{number}", reason)
+        refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
+        if coordinator.rank in refused:
+            address = str(coordinator.collect(f"door{number}", owner)[owner[0]])
             descriptor, reason = _open_or_reason(
-                lambda: _receive_from_owner(address, offer, layout)
+                lambda: _receive_from_owner(address, handle, layout)
             )
-            council.publish(f"knocked{number}", reason)
-        refused = _ranks_that_failed(council, f"knocked{number}", refused)
+            coordinator.publish(f"knocked{number}", reason)
+        refused = _ranks_that_failed(coordinator, f"knocked{number}", refused)
     except BaseException:
         if descriptor is not None:
             os.close(descriptor)
@@ -398,32 +402,32 @@ def _join_owner(
     return SharedDescriptor(_exclude_ranks(ranks, refused), descriptor)
 
 
-def _parse_handle(told: dict[str, Any]) -> MemoryHandle:
-    """What the owner offers. Raises what it failed with."""
-    if "available_memory" in told:
-        raise HostMemoryExhausted(*told["available_memory"])
-    if "error" in told:
-        raise ExpertPoolError(told["error"])
-    return MemoryHandle.decode(told["offer"])
+def _parse_handle(message: dict[str, Any]) -> MemoryHandle:
+    """Returns the owner's handle. Raises the owner's error."""
+    if "available_memory" in message:
+        raise HostMemoryExhausted(*message["available_memory"])
+    if "error" in message:
+        raise ExpertPoolError(message["error"])
+    return MemoryHandle.decode(message["offer"])
 
 
-def _receive_from_owner(address: str, offer: MemoryHandle, layout: PoolLayout) -> int:
-    if offer.boot_id != boot_id():
+def _receive_from_owner(address: str, handle: MemoryHandle, layout: PoolLayout) -> int:
+    if handle.boot_id != boot_id():
         raise PoolMismatch("it is on another machine")
-    return receive_fd(address, offer, layout)
+    return receive_fd(address, handle, layout)
 
 
-def _open_or_reason(opening: Callable[[], int]) -> tuple[int | None, str]:
-    """A descriptor and "", or none and why."""
+def _open_or_reason(open_descriptor: Callable[[], int]) -> tuple[int | None, str]:
+    """Returns a descriptor and "", or None and the reason."""
     try:
-        return opening(), ""
+        return open_descriptor(), ""
     except PoolMismatch as error:
         return None, str(error)
 
 
-def _ranks_that_failed(council: NodeCoordinator, question: str, ranks: Ranks) -> Ranks:
-    """Which of `ranks` say why they have it not."""
-    return tuple(rank for rank, reason in council.collect(question, ranks).items() if reason)
+def _ranks_that_failed(coordinator: NodeCoordinator, key: str, ranks: Ranks) -> Ranks:
+    """Returns the ranks that published a reason why they do not have it."""
+    return tuple(rank for rank, reason in coordinator.collect(key, ranks).items() if reason)
 
 
 def _exclude_ranks(ranks: Ranks, others: Ranks) -> Ranks:

@@ -204,29 +204,29 @@ def planner_input(
     return PlannerInput(total, np.add.reduceat(windows, starts, axis=0), sigma, active)
 
 
-def array_of(name: str, given: npt.ArrayLike) -> npt.NDArray[Any]:
+def array_of(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     """As an array of numpy. Raises `PlacementError` for nested lists of unlike lengths."""
     try:
-        return np.asarray(given)
+        return np.asarray(array)
     except (ValueError, OverflowError) as error:
         raise PlacementError(f"{name} is no array: {str(error)[:100]}") from None
 
 
 def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    given = array_of("load", load)
-    if given.ndim not in DIMENSIONS or 0 in given.shape:
+    array = array_of("load", load)
+    if array.ndim not in DIMENSIONS or 0 in array.shape:
         raise PlacementError(
             "load must be (layers, experts) or (windows, layers, experts), none of them 0, "
-            f"got {given.shape}"
+            f"got {array.shape}"
         )
-    if given.dtype.kind not in "iu":
-        raise PlacementError(f"load must be integers, got {given.dtype}")
-    if given.max() > MAX_LAYER_ROWS:  # before a larger one turns negative
+    if array.dtype.kind not in "iu":
+        raise PlacementError(f"load must be integers, got {array.dtype}")
+    if array.max() > MAX_LAYER_ROWS:  # before a larger one turns negative
         raise PlacementError(f"a layer has more than {MAX_LAYER_ROWS} rows")
-    windows = np.ascontiguousarray(given.reshape(-1, *given.shape[-2:]), dtype=np.int64)
+    windows = np.ascontiguousarray(array.reshape(-1, *array.shape[-2:]), dtype=np.int64)
     if windows.min() < 0:
-        *_, layer, expert = np.unravel_index(int(given.argmin()), given.shape)
+        *_, layer, expert = np.unravel_index(int(array.argmin()), array.shape)
         raise PlacementError(
-            f"load must not be negative: {given.min()} for expert {expert} in layer {layer}"
+            f"load must not be negative: {array.min()} for expert {expert} in layer {layer}"
         )
     return windows

@@ -1,13 +1,13 @@
-"""How the weights of a rebalance travel: chunks, sources, rounds, staging buffers.
+"""Plans how the weights of a rebalance travel: chunks, sources, rounds, staging buffers.
 
-The order of everything, and what is proven about it, stands on docs/design/shipment.md; the work is
-done in csrc/migration/migration_plan.h, without the interpreter's lock. Words:
+Ordering and proofs are in docs/design/migration.md; the work is done in
+csrc/migration/migration_plan.h, without the interpreter's lock.
 
-- *chunk*: layers that are staged, verified and committed together. At most two are in flight, one
-travels while the other is voted on, and they are committed in order. - *round* of a chunk: in it a
-rank sends at most one message and receives at most one. - *message*: slots that travel from one
-rank to another in one round, by layer and slot at both ends. - *local slot*: layer * slots_per_rank
-+ slot % slots_per_rank, as the slot store numbers them.
+- A *chunk* is the layers that are staged, verified and committed together. At most two are in
+  flight: one is transferred while the other is voted on. They are committed in order.
+- In a *round* of a chunk, a rank sends at most one message and receives at most one.
+- A *message* is the slots that go from one rank to another in one round, by layer and slot.
+- A *local slot* is layer * slots_per_rank + slot % slots_per_rank, as the slot store numbers them.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Send:
-    """A blob to `peer`, packed from these local slots, in this order."""
+    """A message to `peer`, packed from these local slots in this order."""
 
     peer: int
     slots: tuple[int, ...]
@@ -35,7 +35,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Recv:
-    """A blob from `peer`, unpacked to these staging buffers, to be committed to these local slots.
+    """A message from `peer`, unpacked to staging buffers, to be committed to local slots.
 
     The buffers are consecutive.
     """
@@ -47,7 +47,7 @@ class Recv:
 
 @dataclass(frozen=True)
 class RoundTransfers:
-    """What a rank does in one round: nothing, where both are None."""
+    """What a rank sends and receives in one round; nothing if both are None."""
 
     send: Send | None
     receive: Recv | None
@@ -55,7 +55,7 @@ class RoundTransfers:
 
 @dataclass(frozen=True)
 class LocalCopies:
-    """Copies within a rank, one a position: local slot that is read, buffer, local slot to fill."""
+    """Copies within a rank; at each position: local slot read, buffer, local slot filled."""
 
     sources: tuple[int, ...]
     staging: tuple[int, ...]
@@ -64,13 +64,13 @@ class LocalCopies:
 
 @dataclass(frozen=True)
 class RankTransfers:
-    """What one rank does for one lot.
+    """What one rank does for one chunk.
 
     Attributes:
-        rounds: as many on every rank.
-        local: what only changes place. It goes through staging too: a swap would overwrite its
-            own source.
-        copies: (staging buffer, local slot), all that the commit of the lot does on this rank.
+        rounds: the same number on every rank.
+        local: copies within the rank. They go through staging too: a swap would overwrite its own
+            source.
+        copies: (staging buffer, local slot) pairs that the commit copies on this rank.
     """
 
     rounds: tuple[RoundTransfers, ...]
@@ -80,15 +80,15 @@ class RankTransfers:
 
 @dataclass(frozen=True)
 class SlotMoves:
-    """Every slot that gets another expert, int32 [moves] each; sorted by lot and rank.
+    """Every slot that gets another expert, int32 [moves] each, sorted by chunk and rank.
 
     Attributes:
-        layer: where it is.
-        slot: which is filled.
-        expert: with what.
-        source: slot of the same layer that is read.
-        staging: buffer, of the slot's rank, that the copy waits in for its commit.
-        round: of its lot; -1 where the copy stays on its rank.
+        layer: layer of the slot.
+        slot: the slot that is filled.
+        expert: the expert that it gets.
+        source: the slot of the same layer that is read.
+        staging: buffer, on the slot's rank, that holds the copy until its commit.
+        round: round of its chunk; -1 if the copy stays on its rank.
     """
 
     layer: Ids
@@ -101,16 +101,16 @@ class SlotMoves:
 
 @dataclass(frozen=True, eq=False)
 class MigrationPlan:
-    """All of an epoch, the same on every rank; `ship` makes it.
+    """The migration plan of a rebalance, the same on every rank; see `plan_migration`.
 
-    Methods raise ValueError on a rank or a lot that there is not.
+    Methods raise ValueError for a rank or chunk that does not exist.
 
     Attributes:
-        shape: how many of everything.
-        staging: buffers of a rank.
+        shape: numbers of layers, experts, slots and ranks.
+        staging: staging buffers per rank.
         moves: all copies.
-        layer_order: int32 [layers that may change], by lot.
-        staging_needed: int32 [lots, ranks], buffers that a lot fills.
+        layer_order: int32 [layers that may change], in order of chunks.
+        staging_needed: int32 [chunks, ranks], buffers that a chunk fills.
     """
 
     shape: ExpertShape
@@ -126,82 +126,82 @@ class MigrationPlan:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return len(self._rounds)
 
     @property
     def total_copies(self) -> int:
-        """Copies, those within a rank included."""
+        """Number of copies, including those within a rank."""
         return len(self.moves.slot)
 
     @property
     def remote_copies(self) -> int:
-        """Copies between ranks."""
+        """Number of copies between ranks."""
         return len(self._departures)
 
-    def remote_copies_in(self, lots: int) -> int:
-        """Copies between ranks in the first `lots` lots."""
-        last = int(self._arrivals[lots * self.shape.ranks])
+    def remote_copies_in(self, chunks: int) -> int:
+        """Returns the number of copies between ranks in the first `chunks` chunks."""
+        last = int(self._arrivals[chunks * self.shape.ranks])
         return int((self.moves.round[:last] >= 0).sum())
 
-    def layers(self, lot: int) -> tuple[int, ...]:
-        """The layers of a lot, in the order that was given."""
-        lot = self._check_chunk(lot)
-        first, last = self._chunk_starts[lot : lot + 2].tolist()
+    def layers(self, chunk: int) -> tuple[int, ...]:
+        """Returns the layers of a chunk, in the planned order."""
+        chunk = self._check_chunk(chunk)
+        first, last = self._chunk_starts[chunk : chunk + 2].tolist()
         return tuple(self.layer_order[first:last].tolist())
 
-    def rounds(self, lot: int) -> int:
-        """Rounds of a lot: the most blobs that one rank sends or receives in it."""
-        return int(self._rounds[self._check_chunk(lot)])
+    def rounds(self, chunk: int) -> int:
+        """Returns the rounds of a chunk: the most messages that a rank sends or receives in it."""
+        return int(self._rounds[self._check_chunk(chunk)])
 
-    def fits_with(self, lot: int, other: int) -> bool:
-        """Whether two lots may be in flight together.
+    def fits_with(self, chunk: int, other: int) -> bool:
+        """Returns whether two chunks may be in flight together.
 
-        Only neighbours ever can be, as lots are launched and committed in order; they may exactly
-        if no rank needs more buffers for both than it has.
+        Chunks are started and committed in order, so only neighbours can be; they may if no rank
+        needs more buffers for both than it has.
         """
         both = (
-            self.staging_needed[self._check_chunk(lot)]
+            self.staging_needed[self._check_chunk(chunk)]
             + self.staging_needed[self._check_chunk(other)]
         )
-        return abs(lot - other) == 1 and bool((both <= self.staging).all())
+        return abs(chunk - other) == 1 and bool((both <= self.staging).all())
 
-    def for_rank(self, rank: int, lot: int) -> RankTransfers:
-        """What `rank` does for `lot`; reads nothing of other ranks."""
-        place = self._index(rank, lot)
-        first, last = self._arrivals[place : place + 2].tolist()
-        here = first + int(np.searchsorted(self.moves.round[first:last], 0))
-        sends, receives = self._sends(place), self._receives(here, last)
-        rounds = range(self.rounds(lot))
+    def for_rank(self, rank: int, chunk: int) -> RankTransfers:
+        """Returns what `rank` does for `chunk`."""
+        index = self._index(rank, chunk)
+        first, last = self._arrivals[index : index + 2].tolist()
+        first_remote = first + int(np.searchsorted(self.moves.round[first:last], 0))
+        sends, receives = self._sends(index), self._receives(first_remote, last)
+        rounds = range(self.rounds(chunk))
         slots = self._slots_to_fill(first, last)
         return RankTransfers(
             rounds=tuple(RoundTransfers(sends.get(r), receives.get(r)) for r in rounds),
             local=LocalCopies(
-                sources=self._slots_read(np.arange(first, here)),
-                staging=tuple(self.moves.staging[first:here].tolist()),
-                slots=slots[: here - first],
+                sources=self._slots_read(np.arange(first, first_remote)),
+                staging=tuple(self.moves.staging[first:first_remote].tolist()),
+                slots=slots[: first_remote - first],
             ),
             copies=tuple(zip(self.moves.staging[first:last].tolist(), slots, strict=True)),
         )
 
-    def _index(self, rank: int, lot: int) -> int:
-        return self._check_chunk(lot) * self.shape.ranks + _check_range(
+    def _index(self, rank: int, chunk: int) -> int:
+        return self._check_chunk(chunk) * self.shape.ranks + _check_range(
             "rank", rank, self.shape.ranks
         )
 
-    def _check_chunk(self, lot: int) -> int:
-        return _check_range("lot", lot, self.chunks)
+    def _check_chunk(self, chunk: int) -> int:
+        return _check_range("chunk", chunk, self.chunks)
 
-    def _sends(self, place: int) -> dict[int, Send]:
-        """By round."""
-        first, last = self._leaving[place : place + 2].tolist()
-        mine = self._departures[first:last]
-        rounds, peers = self.moves.round[mine], self.moves.slot[mine] // self.shape.slots_per_rank
-        slots = self._slots_read(mine)
+    def _sends(self, index: int) -> dict[int, Send]:
+        """Returns what a rank sends, by round."""
+        first, last = self._leaving[index : index + 2].tolist()
+        moves = self._departures[first:last]
+        rounds, peers = self.moves.round[moves], self.moves.slot[moves] // self.shape.slots_per_rank
+        slots = self._slots_read(moves)
         return {int(rounds[a]): Send(int(peers[a]), slots[a:b]) for a, b in _runs(rounds)}
 
     def _receives(self, first: int, last: int) -> dict[int, Recv]:
-        """By round."""
+        """Returns what a rank receives, by round."""
         rounds = self.moves.round[first:last]
         peers = self.moves.source[first:last] // self.shape.slots_per_rank
         staging, slots = self.moves.staging[first:last].tolist(), self._slots_to_fill(first, last)
@@ -211,11 +211,11 @@ class MigrationPlan:
         }
 
     def _slots_read(self, moves: npt.NDArray[np.integer]) -> tuple[int, ...]:
-        """Local slots, on the senders, that `moves` read."""
+        """Returns the local slots, on the senders, that `moves` read."""
         return self._local(self.moves.layer[moves], self.moves.source[moves])
 
     def _slots_to_fill(self, first: int, last: int) -> tuple[int, ...]:
-        """Local slots that these moves fill."""
+        """Returns the local slots that moves `first` to `last` fill."""
         return self._local(self.moves.layer[first:last], self.moves.slot[first:last])
 
     def _local(self, layers: Ids, slots: Ids) -> tuple[int, ...]:
@@ -224,14 +224,14 @@ class MigrationPlan:
 
 
 def _check_range(what: str, number: int, count: int) -> int:
-    """The number itself; one below 0 would be counted from the end."""
+    """Checks an index; a negative one would count from the end."""
     if not 0 <= number < count:
         raise ValueError(f"{what}: expected 0 to {count - 1}, got {number}")
     return number
 
 
 def _runs(rounds: Ids) -> list[tuple[int, int]]:
-    """Where each run of equal values begins and ends."""
+    """Returns the begin and end of each run of equal values."""
     borders = np.flatnonzero(np.diff(rounds, prepend=-1, append=-1)).tolist()
     return list(pairwise(borders))
 
@@ -244,24 +244,24 @@ def plan_migration(
     *,
     nodes: int = 1,
     staging: int,
-    parcel: int,
+    slots_per_message: int,
 ) -> MigrationPlan:
-    """Every rank gets the same answer from the same arguments.
+    """Plans the migration; all ranks get the same plan from the same arguments.
 
-    A layer is atomic: one that fills more than `staging` slots of a rank is refused, so the planner
-    does not propose it.
+    A layer is committed as a whole: one that fills more than `staging` slots of a rank is refused,
+    so the planner must not propose it.
 
     Args:
         installed: int32 (layers, slots), the expert in each slot now.
-        proposed: likewise, what shall be installed.
-        order: every layer that changes, once, best gain first; one that does not is of some lot.
-        shape: how many of everything.
-        nodes: of as many ranks each; rank r is on node r // (ranks // nodes).
-        staging: staging buffers of a rank, in slots.
-        parcel: most slots of a blob.
+        proposed: int32 (layers, slots), the expert in each slot afterwards.
+        order: every layer that changes, once, best gain first; unchanged layers are allowed.
+        shape: numbers of layers, experts, slots and ranks.
+        nodes: number of nodes; rank r is on node r // (ranks // nodes).
+        staging: staging buffers per rank, in slots.
+        slots_per_message: maximum number of slots in a message.
 
     Raises:
-        PlacementError: what does not fit, in one line.
+        PlacementError: the arguments do not fit together.
     """
     if np.shape(installed) != (shape.layers, shape.slots):
         raise PlacementError(
@@ -270,7 +270,14 @@ def plan_migration(
     layers = _layers(order)
     try:
         found = _native.ship(
-            installed, proposed, layers, shape.experts, shape.ranks, nodes, staging, parcel
+            installed,
+            proposed,
+            layers,
+            shape.experts,
+            shape.ranks,
+            nodes,
+            staging,
+            slots_per_message,
         )
     except ValueError as refused:
         raise PlacementError(str(refused)) from None
@@ -287,7 +294,7 @@ def _layers(order: Sequence[int] | Ids) -> Ids:
 def _migration_plan(
     shape: ExpertShape, staging: int, layers: Ids, rows: Ids, *places: Ids
 ) -> MigrationPlan:
-    """From what the native core returns; nobody may write to it."""
+    """Builds the plan from the arrays of the native core, which become read-only."""
     for array in (layers, rows, *places):
         array.flags.writeable = False
     moves, arrivals = SlotMoves(*rows.reshape(6, -1)), places[0]

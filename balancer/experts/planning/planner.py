@@ -1,10 +1,10 @@
-"""Plans: which expert sits in which slot, and how its load is divided among its copies.
+"""The planner: which expert is in which slot, and which share of its rows each slot takes.
 
     equipoise.plan(load, slots=288, ranks=32, installed=running.placement)
 
-Every layer is planned by itself. The algorithms are in csrc/planning/ (`connected`, `incremental`,
-`max_flow_levelling`), and on the page docs/design/planning.md; integers throughout, so that every
-machine gets the same plan.
+Every layer is planned by itself. The algorithms (`connected`, `incremental`, `max_flow_levelling`)
+are in csrc/planning/ and on the page docs/design/planning.md; they use integers throughout, so that
+every machine gets the same plan.
 """
 
 from collections.abc import Sequence
@@ -35,24 +35,24 @@ from equipoise.balancer.experts.planning.topology import RankTopology, max_layer
 from equipoise.hal.errors import PlacementError
 
 REPLICA_SWAP_RATIO = 1.6
-"""A copy changes hands when the one expert's load per copy is so much above the other's."""
+"""A slot goes to another expert whose load per replica is this many times larger."""
 UNBOUNDED = 2**31 - 1
 MAX_THREADS = 1024
-"""That the native core takes; there is one a layer at most."""
+"""Limit of the native core; more threads than layers are never started."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement with shares, and what it promises for the load that it was planned for.
+    """A placement with shares, and its imbalance for the load that it was planned for.
 
     Attributes:
         placement: int32 (layers, slots), the expert in each slot.
-        shares: int32 (layers, slots), the part of its expert that a slot takes, in 1 / 65536.
-        moves: copies that their rank did not hold; all of them where nothing was installed.
-        predicted_imbalance: max/mean - 1 of the ranks under the load planned on, mean over layers;
+        shares: int32 (layers, slots), share of its expert's rows that a slot takes, in 1 / 65536.
+        moves: slots whose expert the rank did not hold; all slots if nothing was installed.
+        predicted_imbalance: max/mean - 1 over ranks for the load of the plan, mean over layers;
             with `active_experts`, of the experts that run on a rank, the largest in each batch.
-        layer_moves: int64 (layers,), the same by layer.
-        layer_imbalance: float64 (layers,), the same by layer.
+        layer_moves: int64 (layers,), `moves` by layer.
+        layer_imbalance: float64 (layers,), `predicted_imbalance` by layer.
     """
 
     placement: Placement
@@ -64,13 +64,13 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """Of placement and shares; equal on two machines exactly when the plans are."""
+        """Digest of placement and shares; equal on two machines exactly if the plans are."""
         return placement_digest(self.placement, self.shares)
 
 
 @dataclass(frozen=True)
 class _PlanCall:
-    """What the native core is told, but for the number of copies."""
+    """The arguments of the native core except the number of copies."""
 
     inputs: PlannerInput
     topology: RankTopology
@@ -81,22 +81,24 @@ class _PlanCall:
     threads: int
 
     def run(self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]) -> Plan:
-        """One call; `allowance` (layers,) is how many copies a layer may move."""
-        placement, shares, moves, uneven = self._call_native(policy, allowance)
+        """Calls the planner; `allowance` (layers,) limits the copies of each layer."""
+        placement, shares, moves, imbalance_by_layer = self._call_native(policy, allowance)
         self.topology.check_survival(placement)
         return Plan(
             placement=placement,
             shares=shares,
             moves=int(moves.sum()),
-            predicted_imbalance=float(uneven.sum()) / SHARE_ONE / self.topology.shape.layers,
+            predicted_imbalance=float(imbalance_by_layer.sum())
+            / SHARE_ONE
+            / self.topology.shape.layers,
             layer_moves=moves,
-            layer_imbalance=uneven / SHARE_ONE,
+            layer_imbalance=imbalance_by_layer / SHARE_ONE,
         )
 
     def _call_native(
         self, policy: PlanningPolicy, allowance: npt.NDArray[np.int64]
     ) -> tuple[Any, ...]:
-        """Raises `PlacementError` where `installed` has no slot for an expert."""
+        """Calls the native core. Raises `PlacementError`."""
         arguments = (
             self.inputs.load,
             self.inputs.windows,
@@ -114,13 +116,13 @@ class _PlanCall:
         try:
             return _native.plan(*arguments)
         except ValueError as error:
-            # The native core checks what is installed, faster; what is wrong is said in our words.
+            # The native core checks `installed` faster; this check has the clearer message.
             if self.installed is not None:
                 check_placement(self.installed, self.topology.shape)
             raise PlacementError(str(error)) from error
 
     def within_budget(self, budget: int | None) -> Plan:
-        """The plan that moves at most so many copies."""
+        """Returns the plan with at most `budget` copies."""
         most = np.full(self.topology.shape.layers, UNBOUNDED, dtype=np.int64)
         if self.installed is None:
             return self.run(self.policy, most)
@@ -131,22 +133,24 @@ class _PlanCall:
         if budget is None or wanted.moves <= budget:
             return wanted
         kept = self.run(PlanningPolicy.INCREMENTAL, none)
-        uneven = kept.layer_imbalance
+        imbalance_by_layer = kept.layer_imbalance
         if self.policy is PlanningPolicy.INCREMENTAL:
-            allowance = allocate_budget(wanted.layer_moves, uneven, budget)
+            allowance = allocate_budget(wanted.layer_moves, imbalance_by_layer, budget)
             return self.run(self.policy, allowance)
-        return self._mix_layers(kept, wanted, select_layers(wanted.layer_moves, uneven, budget))
+        return self._mix_layers(
+            kept, wanted, select_layers(wanted.layer_moves, imbalance_by_layer, budget)
+        )
 
     def with_single_replicas(self, found: Plan) -> Plan:
-        """The same with whole shares, and what they promise, where active experts are planned."""
+        """Gives each expert a single replica if active experts are planned."""
         if self.inputs.active is None:
             return found
-        whole = assign_single_replica(self.inputs.active, found.placement, self.topology.capacity)
+        single = assign_single_replica(self.inputs.active, found.placement, self.topology.capacity)
         return replace(
             found,
-            shares=whole.shares,
-            predicted_imbalance=float(whole.imbalance.mean()),
-            layer_imbalance=whole.imbalance,
+            shares=single.shares,
+            predicted_imbalance=float(single.imbalance.mean()),
+            layer_imbalance=single.imbalance,
         )
 
     def _mix_layers(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
@@ -154,18 +158,18 @@ class _PlanCall:
         placement = np.where(rows, wanted.placement, kept.placement)
         shares = np.where(rows, wanted.shares, kept.shares)
         moves = np.where(taken, wanted.layer_moves, kept.layer_moves)
-        uneven = np.where(taken, wanted.layer_imbalance, kept.layer_imbalance)
+        imbalance_by_layer = np.where(taken, wanted.layer_imbalance, kept.layer_imbalance)
         return Plan(
             placement=placement,
             shares=shares,
             moves=int(moves.sum()),
-            predicted_imbalance=float(uneven.mean()),
+            predicted_imbalance=float(imbalance_by_layer.mean()),
             layer_moves=moves,
-            layer_imbalance=uneven,
+            layer_imbalance=imbalance_by_layer,
         )
 
 
-def plan(  # noqa: PLR0913 - what an operator can ask for, by name
+def plan(  # noqa: PLR0913 - one keyword per option
     load: npt.ArrayLike,
     *,
     slots: int,
@@ -187,79 +191,77 @@ def plan(  # noqa: PLR0913 - what an operator can ask for, by name
     threads: int = 1,
     split: str = "shares",
 ) -> Plan:
-    """Where to put the experts of each layer, for a load, and what part each copy takes.
+    """Plans the placement of the experts of each layer for a load, with the share of each slot.
 
     Every layer is planned by itself, in integers: every machine gets the same plan.
 
     Args:
         load: rows by expert, integers, none negative: (layers, experts), or (windows, layers,
-            experts), which are summed. With objective `active_experts` the rows of each batch of
-            recorded routing: (batches, layers, experts).
-        slots: of a layer, over all ranks; a multiple of `ranks`. Ranks can be connected from
-            `ranks` - 1 slots more than experts on.
-        ranks: that the slots of a layer are divided among, neighbours together.
-        nodes: of as many ranks each: rank r is on node r // (ranks // nodes).
+            experts), which are summed. With objective `active_experts`, recorded routing: the rows
+            of each batch, (batches, layers, experts).
+        slots: slots per layer over all ranks, a multiple of `ranks`. Ranks can be connected if
+            there are at least `ranks` - 1 slots more than experts.
+        ranks: number of ranks; neighbouring slots are on the same rank.
+        nodes: number of nodes; rank r is on node r // (ranks // nodes).
         installed: integers (layers, slots), the expert in each slot now. Without it `incremental`
-            plans as `connected` does.
-        policy: `greedy` (DeepSeek's and TensorRT-LLM's rule), `connected` (anew, so that shares can
-            level any batch) or `incremental` (from what is installed, with few moves).
-        target: imbalance, max / mean - 1 of the ranks, that `incremental` is content with.
-        slack: how far below the mean, as a part of it, `incremental` keeps the experts of a rank
-            that have one copy, where it has to move anything: so that shares have room for what
-            batches bring.
-        max_copies: that may move, over all layers.
-        max_copies_per_rank: slots of a layer that a rank may fill anew, for example because it has
-            so many staging buffers. `incremental` with `installed` alone: what it plans is a step
-            of the way.
-        byte_budget: bytes that may move, over all layers; goes with `expert_bytes`.
-        expert_bytes: of one expert of one layer.
-        node_cost: what `incremental` takes a copy from another node to cost, in copies within one.
-        survive: 0 nothing; 1 the loss of a rank: every expert on two ranks; 2 of a node: on two
-            nodes. `greedy` does not see to it, nor does `incremental` where what is installed is
-            not so: refused.
-        sigma: a rank counts with its load and so many standard deviations of it over the windows,
-            so that experts which are busy together do not share a rank. 0, and one window, for the
-            load alone; so does `greedy`. By default 1 where there are 8 windows or more and the
-            objective is tokens, else 0.
-        capacities: of the ranks, in any unit; None for equal ones. `greedy` packs as if they were
-            equal.
-        objective: `tokens` or `active_experts`. With the latter all rows of an expert go to one of
-            its copies, because every copy that gets a row costs its weights; shares are 0 or 65536.
-        threads: over layers; they change nothing but the time.
-        split: `shares`, or `even` for engines that know no shares.
+            plans as `connected`.
+        policy: `greedy` (the rule of DeepSeek and TensorRT-LLM), `connected` (from scratch, so that
+            shares can even out any batch) or `incremental` (from `installed`, with few copies).
+        target: imbalance, max / mean - 1 over ranks, at which `incremental` stops.
+        slack: fraction below the mean to which `incremental` limits the experts of a rank with one
+            slot, if it changes the layer at all: room for shares to follow later batches.
+        max_copies: maximum number of copies over all layers.
+        max_copies_per_rank: slots of a layer that a rank may fill, for example its staging buffers.
+            Only for `incremental` with `installed`: the plan is then a step towards the best one.
+        byte_budget: maximum number of bytes to copy over all layers; needs `expert_bytes`.
+        expert_bytes: bytes of one expert of one layer.
+        node_cost: cost of a copy from another node for `incremental`, in copies within a node.
+        survive: loss to survive: 0 none; 1 of a rank: every expert is on two ranks; 2 of a node: on
+            two nodes. `greedy` does not ensure it, nor does `incremental` if the installed
+            placement does not have it: that is refused.
+        sigma: a rank counts with its load plus this many standard deviations over the windows, so
+            that experts which are busy together do not share a rank. 0, a single window and
+            `greedy` use the load alone. The default is 1 with 8 windows or more and the objective
+            tokens, else 0.
+        capacities: capacities of the ranks, in any unit; None if equal. `greedy` ignores them.
+        objective: `tokens` or `active_experts`. With the latter all rows of an expert go to one
+            replica, because every replica that gets a row has to read its weights; shares are 0 or
+            65536.
+        threads: threads over layers; the plan does not depend on it.
+        split: `shares`, or `even` for engines without shares.
 
     Raises:
-        PlacementError: the numbers cannot fit together; says which and why.
+        PlacementError: the arguments do not fit together.
     """
     chosen = parse_choice(PlanningPolicy, "policy", policy)
-    demand = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
-    if demand.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
+    inputs = planner_input(load, sigma, chosen, parse_choice(Objective, "objective", objective))
+    if inputs.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
         raise PlacementError("active_experts runs an expert on one rank: split must be shares")
-    layers, experts = demand.load.shape
+    layers, experts = inputs.load.shape
     shape = ExpertShape(layers, experts, slots, ranks)
-    group = topology(shape, nodes, survive, capacities)
-    if demand.load.sum(axis=1).max() > (most := max_layer_rows(group.capacity)):
+    rank_topology = topology(shape, nodes, survive, capacities)
+    if inputs.load.sum(axis=1).max() > (most := max_layer_rows(rank_topology.capacity)):
         raise PlacementError(f"a layer has more than {most} rows, the most with these capacities")
-    task = _PlanCall(
-        demand,
-        group,
+    plan_call = _PlanCall(
+        inputs,
+        rank_topology,
         _installed(installed, shape),
         chosen,
         _native_options(
-            target, slack, node_cost, demand.sigma, parse_choice(Split, "split", split)
+            target, slack, node_cost, inputs.sigma, parse_choice(Split, "split", split)
         ),
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MAX_THREADS),
     )
-    return task.with_single_replicas(
-        task.within_budget(_budget(max_copies, byte_budget, expert_bytes))
+    return plan_call.with_single_replicas(
+        plan_call.within_budget(_budget(max_copies, byte_budget, expert_bytes))
     )
 
 
 def allocate_budget(
     wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.int64]:
-    """How many of the copies that it wants each layer gets: the most uneven layers first."""
+    """Divides `budget` copies among layers, the most uneven layers first."""
     granted = np.zeros_like(wanted)
     for layer in np.argsort(-imbalance, kind="stable"):
         granted[layer] = min(int(wanted[layer]), budget)
@@ -270,10 +272,10 @@ def allocate_budget(
 def select_layers(
     wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.bool_]:
-    """Which layers get all the copies that they want: the most uneven first, of those that fit.
+    """Selects the layers that get all their copies: the most uneven first, of those that fit.
 
-    A layer that is planned anew is changed as a whole or not at all, so a part of what it wants
-    would be lost to it and to the others.
+    A layer that is planned from scratch is changed as a whole or not at all, so a part of its
+    copies would be wasted.
     """
     taken = np.zeros(wanted.shape, dtype=np.bool_)
     for layer in np.argsort(-imbalance, kind="stable"):
@@ -313,16 +315,16 @@ def _positive(name: str, value: int) -> int:
 def _installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Placement | None:
     if installed is None:
         return None
-    given = array_of("installed", installed)
-    if given.dtype.kind not in "iu":
-        raise PlacementError(f"installed must be integers, got {given.dtype}")
-    if given.shape != (shape.layers, shape.slots):
+    array = array_of("installed", installed)
+    if array.dtype.kind not in "iu":
+        raise PlacementError(f"installed must be integers, got {array.dtype}")
+    if array.shape != (shape.layers, shape.slots):
         wanted = shape.layers, shape.slots
-        raise PlacementError(f"a placement is int32 {wanted}, got {given.dtype} {given.shape}")
-    if given.dtype != np.int32 and (given.min() < 0 or given.max() >= shape.experts):
-        # Before numbers are cut to 32 bits, and may look right.
+        raise PlacementError(f"a placement is int32 {wanted}, got {array.dtype} {array.shape}")
+    if array.dtype != np.int32 and (array.min() < 0 or array.max() >= shape.experts):
+        # Before the cast to 32 bits, after which a wrong number might be in range.
         raise PlacementError(f"installed names an expert outside [0, {shape.experts})")
-    return np.ascontiguousarray(given, dtype=np.int32)
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def _native_options(

@@ -16,12 +16,12 @@ from equipoise.balancer.experts.routing.layer_update import LayerUpdate, layer_u
 
 @dataclass(frozen=True)
 class Proposal:
-    """The outcome of planning an epoch.
+    """The result of planning a rebalance.
 
     Attributes:
-        plan: what it promises.
-        layer_updates: what is installed together, in order; each with its tables.
-        digest: equal on two ranks exactly when layout, order and tables are.
+        plan: the plan.
+        layer_updates: the updates that are committed together, in order, with their tables.
+        digest: equal on two ranks exactly if layout, order and tables are.
     """
 
     plan: RebalancePlan
@@ -30,29 +30,29 @@ class Proposal:
 
     @property
     def layout(self) -> Layout:
-        """What shall be installed."""
+        """The layout to install."""
         return self.plan.layout
 
     def trace_fields(self) -> dict[str, object]:
-        """What it changes, and the mean imbalance over layers before and after."""
+        """Returns the number of layers and chunks, and the mean imbalance before and after."""
         before, after = (
             float(layers.mean()) / SHARE_ONE
             for layers in (self.plan.imbalance_before, self.plan.imbalance_predicted)
         )
         numbers: dict[str, object] = {
             "layers": len(self.plan.changed_layers),
-            "lots": len(self.layer_updates),
+            "chunks": len(self.layer_updates),
         }
         return {**numbers, "before": round(before, 4), "predicted": round(after, 4)}
 
 
 @dataclass(frozen=True)
 class StagedProposal(Proposal):
-    """A proposal whose weights come from peers: change k is lot k of the shipment.
+    """A proposal whose weights come from peers: update k is chunk k of the migration plan.
 
     Attributes:
-        migration: the same on every rank.
-        transfers: what this rank does for each lot.
+        migration: the migration plan, the same on every rank.
+        transfers: what this rank does for each chunk.
     """
 
     migration: MigrationPlan
@@ -61,13 +61,13 @@ class StagedProposal(Proposal):
 
 @dataclass(frozen=True)
 class TransferLimits:
-    """How weights travel.
+    """Bounds of the transfer.
 
     Attributes:
-        slots_per_message: slots in one blob at most.
-        nodes: that the ranks divide among; sources within a node are preferred.
-        staging: buffers that a rank has for lots.
-        rank: this one.
+        slots_per_message: maximum number of slots in a message.
+        nodes: number of nodes; sources within a node are preferred.
+        staging: staging buffers per rank.
+        rank: this rank.
     """
 
     slots_per_message: int
@@ -77,39 +77,39 @@ class TransferLimits:
 
 
 def staged_proposal(
-    drafted: RebalancePlan, installed: Layout, shape: ExpertShape, freight: TransferLimits
+    plan: RebalancePlan, installed: Layout, shape: ExpertShape, limits: TransferLimits
 ) -> StagedProposal:
-    """The proposal whose weights come from the slots of peers. Raises `PlacementError`."""
-    shipment = plan_migration(
+    """Builds a proposal whose weights come from the slots of peers. Raises `PlacementError`."""
+    migration = plan_migration(
         installed.placement,
-        drafted.layout.placement,
-        drafted.changed_layers,
+        plan.layout.placement,
+        plan.changed_layers,
         shape,
-        nodes=freight.nodes,
-        staging=max(freight.staging, 1),  # where there is none, nothing moves
-        parcel=freight.slots_per_message,
+        nodes=limits.nodes,
+        staging=max(limits.staging, 1),  # without staging the plan changes no slot
+        slots_per_message=limits.slots_per_message,
     )
-    lots = [shipment.layers(lot) for lot in range(shipment.chunks)]
-    changes = _layer_updates(drafted, lots, shape)
-    legs = tuple(shipment.for_rank(freight.rank, lot) for lot in range(shipment.chunks))
-    return StagedProposal(drafted, changes, proposal_digest(drafted, changes), shipment, legs)
+    chunks = [migration.layers(chunk) for chunk in range(migration.chunks)]
+    updates = _layer_updates(plan, chunks, shape)
+    transfers = tuple(migration.for_rank(limits.rank, chunk) for chunk in range(migration.chunks))
+    return StagedProposal(plan, updates, proposal_digest(plan, updates), migration, transfers)
 
 
-def in_place_proposal(drafted: RebalancePlan, shape: ExpertShape, size: int) -> Proposal:
-    """The proposal whose weights are at hand: `size` layers are installed at a time."""
-    order = drafted.changed_layers
+def in_place_proposal(plan: RebalancePlan, shape: ExpertShape, size: int) -> Proposal:
+    """Builds a proposal whose weights are in host memory; each update has `size` layers."""
+    order = plan.changed_layers
     groups = [order[first : first + size] for first in range(0, len(order), size)]
-    changes = _layer_updates(drafted, groups, shape)
-    return Proposal(drafted, changes, proposal_digest(drafted, changes))
+    updates = _layer_updates(plan, groups, shape)
+    return Proposal(plan, updates, proposal_digest(plan, updates))
 
 
-def proposal_digest(drafted: RebalancePlan, changes: Sequence[LayerUpdate]) -> str:
-    """Hexadecimal digest of all that a proposal would install, in its order."""
-    parts = [drafted.layout.digest, *(change.digest for change in changes)]
+def proposal_digest(plan: RebalancePlan, updates: Sequence[LayerUpdate]) -> str:
+    """Returns a hexadecimal digest of all that a proposal would install, in order."""
+    parts = [plan.layout.digest, *(update.digest for update in updates)]
     return blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()
 
 
 def _layer_updates(
-    drafted: RebalancePlan, groups: Sequence[Sequence[int]], shape: ExpertShape
+    plan: RebalancePlan, groups: Sequence[Sequence[int]], shape: ExpertShape
 ) -> tuple[LayerUpdate, ...]:
-    return tuple(layer_update(drafted.layout, shape, group) for group in groups)
+    return tuple(layer_update(plan.layout, shape, group) for group in groups)

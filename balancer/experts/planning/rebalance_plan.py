@@ -1,4 +1,4 @@
-"""Which layers a rebalance changes, given a load, and within what it may cost."""
+"""Plans which layers a rebalance changes for a load, within limits."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -30,20 +30,20 @@ from equipoise.hal.errors import PlacementError
 
 LOG = logging.getLogger(__name__)
 URGENT = 1 << 62
-"""The gain of a layer that would not survive what it has to; above any imbalance."""
+"""Gain of a layer that would not survive the configured loss; above any imbalance."""
 
 
 @dataclass(frozen=True)
 class RebalancePlan:
-    """What a plan promises.
+    """A plan with its predicted imbalance.
 
     Attributes:
-        layout: what shall be installed.
+        layout: the layout to install.
         changed_layers: layers whose slots change, best gain first.
-        imbalance_before: (layers,) imbalance in parts per 65536 of the installed placement, with the best
-            shares for the load planned on.
-        imbalance_predicted: the same of `layout`.
-        short_of_staging: layers that more staging buffers would bring lower in this epoch,
+        imbalance_before: int64 (layers,), imbalance of the installed placement in parts per 65536,
+            with the best shares for the load of the plan.
+        imbalance_predicted: the same for `layout`.
+        short_of_staging: layers whose imbalance more staging would lower in this rebalance,
             ascending.
     """
 
@@ -56,15 +56,15 @@ class RebalancePlan:
 
 @dataclass(frozen=True)
 class RebalanceLimits:
-    """What an epoch may cost.
+    """Limits of a rebalance.
 
     Attributes:
-        min_gain: parts per 65536 of imbalance that a layer must gain to be moved at all.
-        staging: slots of a layer that a rank may fill in one epoch: its staging buffers, where
-            weights pass through them. What needs more is done over several epochs.
-        planner: what the plan aims at.
-        nodes: that the ranks divide among.
-        split: how rows are divided among copies.
+        min_gain: imbalance in parts per 65536 that a layer has to gain to be changed.
+        staging: slots of a layer that a rank may fill in one rebalance: its staging buffers, if
+            weights pass through them. A layer that needs more takes several rebalances.
+        planner: options of the planner.
+        nodes: number of nodes.
+        split: how rows are divided among replicas.
     """
 
     min_gain: int
@@ -75,7 +75,7 @@ class RebalanceLimits:
 
 
 def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
-    """As configured, for so many staging buffers."""
+    """Returns the limits of a configuration, with `staging` buffers."""
     split = Split.BY_SHARES if config.rule is RoutingRule.SHARES else Split.EVEN
     return RebalanceLimits(
         min_gain=config.min_gain,
@@ -89,59 +89,63 @@ def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
 def plan_rebalance(
     windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> RebalancePlan:
-    """Plan an epoch incrementally; every rank gets the same answer from the same load.
+    """Plans a rebalance incrementally; all ranks get the same plan from the same load.
 
-    Layers that would not survive what they have to, as at the start or when ranks were lost, come
-    first, and are planned anew.
+    Layers that would not survive the configured loss, as at the start or after ranks were lost,
+    come first and are planned from scratch.
 
     Args:
         windows: (windows, layers, experts), int64, summed over ranks.
-        installed: what is installed now.
-        shape: how many of everything.
-        limits: what it may cost.
+        installed: the installed layout.
+        shape: numbers of layers, experts, slots and ranks.
+        limits: limits of the rebalance.
 
     Raises:
         PlacementError: the planner returned a malformed placement.
     """
-    group = topology(shape, limits.nodes, limits.planner.survive, None)
-    frail = _under_replicated_layers(installed.placement, group)
+    rank_topology = topology(shape, limits.nodes, limits.planner.survive, None)
+    under_replicated = _under_replicated_layers(installed.placement, rank_topology)
     kept = _installed_with_new_shares(windows, installed, shape, limits)
-    fresh = _replanned(windows, kept, frail, shape, limits)
+    fresh = _replanned(windows, kept, under_replicated, shape, limits)
     load: Load = windows.sum(axis=0)
-    old = imbalance(load, kept, shape)
-    gain = old - imbalance(load, fresh, shape)
-    gain[frail] = URGENT
+    before = imbalance(load, kept, shape)
+    gain = before - imbalance(load, fresh, shape)
+    gain[under_replicated] = URGENT
     filled = _slots_filled(installed.placement, fresh.placement, shape)
     worth = _layers_worth_moving(gain, filled, limits)
     layout = _merge_layers(kept, fresh, worth)
     check_placement(layout.placement, shape)
-    if left := _under_replicated_layers(layout.placement, group):
-        LOG.warning("layers %s still do not survive what they have to", format_ranges(left))
+    if left := _under_replicated_layers(layout.placement, rank_topology):
+        LOG.warning("layers %s still do not survive the configured loss", format_ranges(left))
     predicted = imbalance(load, layout, shape)
     short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
-    return RebalancePlan(layout, tuple(worth), old, predicted, short)
+    return RebalancePlan(layout, tuple(worth), before, predicted, short)
 
 
-def _under_replicated_layers(placement: Placement, group: RankTopology) -> list[int]:
-    """Layers that would not survive what they have to: at the start, or since ranks were lost."""
-    return sorted({*group.under_replicated(placement)[:, 0].tolist()})
+def _under_replicated_layers(placement: Placement, rank_topology: RankTopology) -> list[int]:
+    """Returns layers that would not survive the configured loss."""
+    return sorted({*rank_topology.under_replicated(placement)[:, 0].tolist()})
 
 
 def _installed_with_new_shares(
     windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> Layout:
-    """What is installed, with the best shares for this load."""
+    """Returns the installed layout with the best shares for this load."""
     found = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
     return replace(installed, shares=found.shares)
 
 
 def _replanned(
-    windows: Load, kept: Layout, frail: Sequence[int], shape: ExpertShape, limits: RebalanceLimits
+    windows: Load,
+    kept: Layout,
+    under_replicated: Sequence[int],
+    shape: ExpertShape,
+    limits: RebalanceLimits,
 ) -> Layout:
-    """The best that a few copies make of it; of frail layers, what survives, whatever it takes."""
-    whole = [layer for layer in range(shape.layers) if layer not in set(frail)]
+    """Plans all layers: under-replicated ones from scratch, the others with few copies."""
+    replicated = [layer for layer in range(shape.layers) if layer not in set(under_replicated)]
     placement, shares = kept.placement.copy(), kept.shares.copy()
-    for layers, policy in _layers_by_policy(whole, frail):
+    for layers, policy in _layers_by_policy(replicated, under_replicated):
         before, survive = kept.placement[layers], limits.planner.survive
         try:
             found = _call_planner(windows[:, layers], before, shape, limits, survive, policy=policy)
@@ -155,12 +159,15 @@ def _replanned(
 
 
 def _layers_by_policy(
-    whole: list[int], frail: Sequence[int]
+    replicated: list[int], under_replicated: Sequence[int]
 ) -> Iterator[tuple[list[int], PlanningPolicy]]:
-    """What is planned together; a frail layer alone, since it may be that no plan mends it."""
-    if whole:
-        yield whole, PlanningPolicy.INCREMENTAL
-    for layer in frail:
+    """Yields layers that are planned together.
+
+    Each under-replicated layer is alone: there may be no plan for one of them.
+    """
+    if replicated:
+        yield replicated, PlanningPolicy.INCREMENTAL
+    for layer in under_replicated:
         yield [layer], PlanningPolicy.CONNECTED
 
 
@@ -173,7 +180,7 @@ def _call_planner(
     policy: PlanningPolicy = PlanningPolicy.INCREMENTAL,
     max_copies: int | None = None,
 ) -> Plan:
-    aims = limits.planner
+    options = limits.planner
     return plan(
         windows,
         slots=shape.slots,
@@ -181,10 +188,10 @@ def _call_planner(
         nodes=limits.nodes,
         installed=before,
         policy=policy,
-        target=aims.target,
-        slack=aims.slack,
+        target=options.target,
+        slack=options.slack,
         survive=survive,
-        sigma=aims.sigma,
+        sigma=options.sigma,
         split=limits.split,
         max_copies=max_copies,
         max_copies_per_rank=limits.staging if policy is PlanningPolicy.INCREMENTAL else None,
@@ -194,7 +201,7 @@ def _call_planner(
 def _slots_filled(
     installed: Placement, proposed: Placement, shape: ExpertShape
 ) -> npt.NDArray[np.int64]:
-    """(layers,) the most slots of a layer that any rank would fill: its staging buffers."""
+    """Returns, (layers,), the most slots of a layer that any rank fills: the staging it needs."""
     differs = (installed != proposed).reshape(shape.layers, shape.ranks, shape.slots_per_rank)
     filled: npt.NDArray[np.int64] = differs.sum(axis=2).max(axis=1)
     return filled
@@ -208,19 +215,22 @@ def _short_of_staging(
     shape: ExpertShape,
     limits: RebalanceLimits,
 ) -> tuple[int, ...]:
-    """Layers that a plan without the bound would bring lower, by more than is worth a move.
+    """Returns layers whose imbalance a plan without the staging limit lowers by `min_gain`.
 
-    Only a layer whose plan takes every staging buffer of a rank can be one, so only those are
-    planned once more.
+    Only a layer whose plan uses all staging of a rank can be one, so only those are planned again.
     """
     full = (filled >= limits.staging) & (predicted > limits.planner.target * SHARE_ONE)
     layers = np.flatnonzero(full)
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
-    told, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
-    found = _call_planner(told, installed.placement[layers], shape, free, limits.planner.survive)
+    selected, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
+    found = _call_planner(
+        selected, installed.placement[layers], shape, free, limits.planner.survive
+    )
     reached = imbalance(
-        told.sum(axis=0), Layout(found.placement, found.shares), replace(shape, layers=layers.size)
+        selected.sum(axis=0),
+        Layout(found.placement, found.shares),
+        replace(shape, layers=layers.size),
     )
     return tuple(layers[predicted[layers] - reached > limits.min_gain].tolist())
 
@@ -228,9 +238,9 @@ def _short_of_staging(
 def _layers_worth_moving(
     gain: npt.NDArray[np.int64], filled: npt.NDArray[np.int64], limits: RebalanceLimits
 ) -> list[int]:
-    """Layers worth moving, best gain first."""
+    """Returns the layers that gain enough, best gain first."""
     worth = (gain > limits.min_gain) & (filled > 0)
-    # Incremental plans fit. One that is planned anew, so that it survives what it has to, may not.
+    # Incremental plans fit into staging; a plan from scratch, for survival, may not.
     if beyond := np.flatnonzero(worth & (filled > limits.staging)).tolist():
         LOG.warning(
             "layers %s stay as they are: they would fill up to %d slots of a rank, which has %d "

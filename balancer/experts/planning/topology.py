@@ -1,4 +1,4 @@
-"""The ranks that a plan is for, and what of them may be lost."""
+"""The ranks that a plan is for: capacities, nodes, and the loss that it has to survive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
 from equipoise.hal.errors import PlacementError
 
 MAX_CAPACITY_RATIO = 1024
-"""Capacity of the largest rank, in smallest ones: beyond, a rank is better left out."""
+"""Maximum ratio of capacities: a smaller rank is better left out."""
 
 
 @dataclass(frozen=True)
 class RankTopology:
-    """Who takes part.
+    """The ranks of a plan.
 
     Attributes:
-        shape: how many of everything.
-        capacity: int32 (ranks,), in 1 / 65536 of an ordinary rank.
-        nodes: of as many ranks each.
-        survive: 0 nothing, 1 the loss of a rank, 2 of a node.
+        shape: numbers of layers, experts, slots and ranks.
+        capacity: int32 (ranks,), in 1 / 65536 of the mean rank.
+        nodes: number of nodes, with equally many ranks.
+        survive: loss to survive: 0 none, 1 of a rank, 2 of a node.
     """
 
     shape: ExpertShape
@@ -32,27 +32,27 @@ class RankTopology:
 
     @property
     def _slots_lost_together(self) -> int:
-        """Slots that are lost at once."""
+        """Number of slots that one loss takes."""
         return self.shape.slots // (self.nodes if self.survive == 2 else self.shape.ranks)
 
     def under_replicated(self, placement: Placement) -> npt.NDArray[np.int64]:
-        """int64 [n, 2]: (layer, expert) of those that would be lost with what is to be survived."""
+        """Returns int64 [n, 2]: (layer, expert) that the configured loss would take."""
         if not self.survive:
             return np.zeros((0, 2), dtype=np.int64)
         shape = self.shape
-        homes = np.broadcast_to(
+        domains = np.broadcast_to(
             np.arange(shape.slots) // self._slots_lost_together, placement.shape
         )
         at = np.arange(shape.layers)[:, None], placement
         first = np.full((shape.layers, shape.experts), shape.ranks)
         last = np.full_like(first, -1)
-        np.minimum.at(first, at, homes)
-        np.maximum.at(last, at, homes)
+        np.minimum.at(first, at, domains)
+        np.maximum.at(last, at, domains)
         found: npt.NDArray[np.int64] = np.argwhere(first == last)
         return found
 
     def check_survival(self, placement: Placement) -> None:
-        """Raise `PlacementError` where an expert would be lost with what has to be survived."""
+        """Raises `PlacementError` if the configured loss would take an expert."""
         alone, kind = self.under_replicated(placement), "rank" if self.survive == 1 else "node"
         if alone.size:
             layer, expert = alone[0].tolist()
@@ -65,7 +65,7 @@ class RankTopology:
 def topology(
     shape: ExpertShape, nodes: int, survive: int, capacities: Sequence[float] | None
 ) -> RankTopology:
-    """The group, its numbers checked. Raises `PlacementError`."""
+    """Builds a topology, and checks its numbers. Raises `PlacementError`."""
     if nodes < 1 or shape.ranks % nodes:
         raise PlacementError(f"{shape.ranks} ranks do not divide among {nodes} nodes")
     if survive not in (0, 1, 2):
@@ -82,12 +82,12 @@ def topology(
 
 
 def max_layer_rows(capacity: npt.NDArray[np.int32]) -> int:
-    """Rows of a layer at most, so that all of them on the smallest rank fit into 64 bits there."""
+    """Returns the most rows of a layer that fit into 64 bits, scaled to the smallest rank."""
     return MAX_LAYER_ROWS * min(int(capacity.min()), SHARE_ONE) // SHARE_ONE
 
 
 def max_survivable(shape: ExpertShape, nodes: int, survive: int) -> int:
-    """The most, up to `survive`, that so many slots, ranks and nodes allow to survive."""
+    """Returns the largest loss, up to `survive`, that slots, ranks and nodes allow to survive."""
     enough = shape.slots >= 2 * shape.experts
     if survive == 2 and enough and nodes > 1:
         return 2
@@ -98,16 +98,16 @@ def _capacity(capacities: Sequence[float] | None, ranks: int) -> npt.NDArray[np.
     if capacities is None:
         return np.full(ranks, SHARE_ONE, dtype=np.int32)
     try:
-        given = np.asarray(capacities, dtype=np.float64)
+        ratios = np.asarray(capacities, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise PlacementError(f"capacities must be {ranks} positive numbers") from None
-    if given.shape != (ranks,) or not np.isfinite(given).all() or given.min() <= 0:
+    if ratios.shape != (ranks,) or not np.isfinite(ratios).all() or ratios.min() <= 0:
         raise PlacementError(f"capacities must be {ranks} positive numbers")
-    if given.max() > MAX_CAPACITY_RATIO * given.min():
+    if ratios.max() > MAX_CAPACITY_RATIO * ratios.min():
         raise PlacementError(
-            f"capacities must be within a factor of {MAX_CAPACITY_RATIO}, got {given.min():g} to "
-            f"{given.max():g}"
+            f"capacities must be within a factor of {MAX_CAPACITY_RATIO}, got {ratios.min():g} to "
+            f"{ratios.max():g}"
         )
-    parts = np.maximum(np.rint(given / given.mean() * SHARE_ONE), 1).astype(np.int32)
+    parts = np.maximum(np.rint(ratios / ratios.mean() * SHARE_ONE), 1).astype(np.int32)
     capacity: npt.NDArray[np.int32] = parts
     return capacity

@@ -1,4 +1,4 @@
-"""When shares are worth solving again, and from which loads."""
+"""Detects when shares are worth solving again, and from which loads."""
 
 from collections import deque
 from dataclasses import replace
@@ -15,35 +15,34 @@ from equipoise.balancer.experts.placement import (
 )
 
 REMEMBERED_SUB_WINDOWS = 5
-"""Sub-windows whose lessons are kept; their median outvotes the two that a switch spoils."""
-MOST_ROWS = 2**45
-"""Of a layer, that are summed; beyond, every count is halved. The solver takes less than 2**46."""
+"""Number of remembered errors: a median of five ignores the two that a switch spoils."""
+MAX_SUMMED_ROWS = 2**45
+"""Rows of a layer above which all counts are halved: the solver takes less than 2**46."""
 DEVIATIONS = 2
-"""How far above the median chance is believed to reach, in distances of the least below it."""
+"""How far above the median chance may reach, in distances of the least error from it."""
 
 
 class DriftDetector:
-    """Tells a change of traffic from the noise of a sub-window.
+    """Distinguishes a change of traffic from the noise of a sub-window.
 
-    Shares that are solved from a sub-window always look better on that same sub-window: they fit
-    its noise. So what they are worth is learnt on the sub-window that comes next: shares solved
-    from the one before, on the one at hand. While the installed ones do as well as such fresh ones
-    do, give or take their spread, nothing has changed: then sums grow, and shares are solved from
-    them each time that they rest on twice as many sub-windows. When the installed ones do worse by
-    the hysteresis, traffic has changed: what was summed is forgotten, and shares are solved from
-    the latest.
+    Shares that are solved from a sub-window always look better on the same sub-window: they fit its
+    noise. So their quality is measured on the next sub-window. While the installed shares are as
+    good as such fresh ones, within their spread, traffic has not changed: load is summed over more
+    and more sub-windows, and shares are solved from the sum each time that it has doubled. When the
+    installed shares are worse by `min_gain`, traffic has changed: the sum is discarded, and shares
+    are solved from the latest sub-window.
 
-    Integers throughout, and no clock: every rank that is given the same loads says the same.
+    It uses integers and no clock: all ranks come to the same result from the same loads.
 
     Args:
-        shape: how many of everything.
-        hysteresis: imbalance in parts per 65536, mean over layers, that a change has to cost.
-        planned: sub-windows that the shares of a plan rest on.
+        shape: numbers of layers, experts, slots and ranks.
+        min_gain: imbalance in parts per 65536, mean over layers, that a change has to cost.
+        planned: number of sub-windows from which a plan solves shares.
     """
 
-    def __init__(self, shape: ExpertShape, hysteresis: int, planned: int) -> None:
+    def __init__(self, shape: ExpertShape, min_gain: int, planned: int) -> None:
         self._shape = shape
-        self._threshold = hysteresis * shape.layers
+        self._threshold = min_gain * shape.layers
         self._previous_load: Load | None = None
         self._fresh_share_errors: deque[int] = deque(maxlen=REMEMBERED_SUB_WINDOWS)
         self._summed_load: Load = np.zeros((shape.layers, shape.experts), dtype=np.int64)
@@ -51,11 +50,11 @@ class DriftDetector:
         self._sub_windows_solved = planned
 
     def new_shares(self, load: Load, layout: Layout) -> Shares | None:
-        """Shares to install in place of those of `layout`, or None; called once a sub-window.
+        """Returns new shares, or None to keep those of `layout`; called once per sub-window.
 
         Args:
             load: (layers, experts), rows of the latest sub-window over all ranks.
-            layout: what is installed.
+            layout: the installed layout.
         """
         fresh = solve_shares(load, layout.placement, self._shape)
         best = self._share_error(load, layout, fresh)
@@ -68,7 +67,7 @@ class DriftDetector:
             )
             return fresh
         self._summed_load = self._summed_load + load
-        while self._summed_load.sum(axis=1).max() >= MOST_ROWS:
+        while self._summed_load.sum(axis=1).max() >= MAX_SUMMED_ROWS:
             self._summed_load //= 2
         self._sub_windows_summed += 1
         if self._sub_windows_summed < 2 * self._sub_windows_solved:
@@ -77,19 +76,19 @@ class DriftDetector:
         return solve_shares(self._summed_load, layout.placement, self._shape)
 
     def _error_by_chance(self, load: Load, layout: Layout) -> int:
-        """The most that chance explains: what fresh shares miss on a sub-window unseen; learns.
+        """Returns the largest error that chance explains; remembers the error of fresh shares.
 
-        From below the median, because what a switch spoils lies above it.
+        The spread is taken from below the median, because a change of traffic spoils those above.
         """
-        lessons = sorted(self._fresh_share_errors) or [0]
-        usual = lessons[len(lessons) // 2]
-        usual += DEVIATIONS * (usual - lessons[0])
+        errors = sorted(self._fresh_share_errors) or [0]
+        median = errors[len(errors) // 2]
+        limit = median + DEVIATIONS * (median - errors[0])
         if self._previous_load is not None:
             shares = solve_shares(self._previous_load, layout.placement, self._shape)
             self._fresh_share_errors.append(self._share_error(load, layout, shares))
         self._previous_load = load
-        return usual
+        return limit
 
     def _share_error(self, load: Load, layout: Layout, shares: Shares) -> int:
-        """Sum over layers of the imbalance with these shares, in parts per 65536."""
+        """Returns the sum over layers of the imbalance with these shares, in parts per 65536."""
         return int(imbalance(load, replace(layout, shares=shares), self._shape).sum())

@@ -1,4 +1,4 @@
-"""Routing tables made from a layout, and the update of some layers, ready to be committed."""
+"""Builds routing tables from a layout, and the update of layers that a commit installs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from equipoise.hal.kernels import TableUpdate
 
 
 def table_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> TableUpdate:
-    """Routing tables of `layers`, on the host. Raises `ValueError` for a malformed layout."""
+    """Builds the routing tables of `layers`, on the host. Raises `ValueError` for a bad layout."""
     rows = list(layers)
     return build_tables(layout.placement[rows], layout.shares[rows], shape, rows)
 
@@ -21,13 +21,13 @@ def table_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> T
 def build_tables(
     placement: Placement, shares: Shares, shape: ExpertShape, layers: Sequence[int]
 ) -> TableUpdate:
-    """The same from the rows of `layers` alone.
+    """Builds the routing tables from the rows of `layers` alone.
 
     Args:
         placement: int32 (len(layers), slots).
-        shares: likewise.
-        shape: how many of everything.
-        layers: which they are.
+        shares: int32 (len(layers), slots).
+        shape: numbers of layers, experts, slots and ranks.
+        layers: the layers of the rows.
 
     Raises `ValueError` for a malformed layout.
     """
@@ -43,7 +43,7 @@ def build_tables(
 
 
 def table_digests(update: TableUpdate) -> tuple[int, ...]:
-    """Of each of its layers a fingerprint below 2**64; equal where the tables are.
+    """Returns a fingerprint of each layer, below 2**64, equal if the tables are.
 
     It is `equipoise.hal.checksum` of the bytes of start, replicas and cumulative.
     """
@@ -53,12 +53,12 @@ def table_digests(update: TableUpdate) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class LayerUpdate:
-    """Another layout for some layers, with its tables: made beside the forward, then installed.
+    """A new layout of some layers, with its tables: built on a worker, then committed.
 
     Attributes:
         placement: int32 (len(layers), slots).
         shares: int32 (len(layers), slots).
-        tables: their tables, on the host; says which layers.
+        tables: their routing tables, on the host, with the numbers of the layers.
     """
 
     placement: Placement
@@ -67,29 +67,31 @@ class LayerUpdate:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Which layers change."""
+        """The layers that change."""
         return self.tables.layers
 
     @property
     def digest(self) -> str:
-        """Equal on two ranks exactly when the tables are."""
+        """Digest, equal on two ranks exactly if the tables are."""
         words = np.array([*self.layers, *table_digests(self.tables)], dtype="<u8")
         return blake2b(words.tobytes(), digest_size=16).hexdigest()
 
     def trace_fields(self) -> dict[str, object]:
-        """Its layers."""
+        """Returns its layers."""
         return {"layers": list(self.layers)}
 
     def applied_to(self, layout: Layout) -> Layout:
-        """The layout with these layers changed."""
+        """Returns `layout` with these layers changed."""
         placement, shares = layout.placement.copy(), layout.shares.copy()
-        for row, layer in enumerate(self.layers):  # mostly one: quicker than by a list
+        for row, layer in enumerate(
+            self.layers
+        ):  # mostly one layer: faster than indexing by a list
             placement[layer] = self.placement[row]
             shares[layer] = self.shares[row]
         return Layout(placement, shares)
 
     def restricted_to(self, layout: Layout) -> "LayerUpdate | None":
-        """The part for layers placed as in `layout`; None where there is none."""
+        """Returns the part whose layers are placed as in `layout`, or None."""
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
         if fits.all():
             return self
@@ -107,7 +109,7 @@ class LayerUpdate:
 
 
 def layer_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> LayerUpdate:
-    """The change that brings `layers` to what `layout` says. Raises as `table_update` does."""
+    """Builds the update of `layers` to `layout`. Raises as `table_update` does."""
     rows = list(layers)
     placement, shares = layout.placement[rows], layout.shares[rows]
     return LayerUpdate(placement, shares, build_tables(placement, shares, shape, rows))

@@ -49,11 +49,11 @@ class ReplicaRuns:
         slots = replicas.numel()
         place = torch.arange(slots, device=replicas.device)
         owner = torch.searchsorted(start[1:].long(), place, right=True)
-        home = torch.div(replicas.long(), slots // ranks, rounding_mode="floor")
+        rank = torch.div(replicas.long(), slots // ranks, rounding_mode="floor")
         first = place == start.long()[owner]
         moved = torch.ones_like(first)
-        moved[1:] = home[1:] != home[:-1]
-        return ReplicaRuns(owner, home, first, first | moved)
+        moved[1:] = rank[1:] != rank[:-1]
+        return ReplicaRuns(owner, rank, first, first | moved)
 
     def ends(self, amounts: Tensor) -> Tensor:
         """Inclusive sums of int64 [slots] within each expert."""
@@ -63,9 +63,9 @@ class ReplicaRuns:
         """Sums of what earlier entries of the same expert on the same rank have."""
         return self._sums_since(amounts, self.first_on_rank) - amounts
 
-    def _sums_since(self, amounts: Tensor, marks: Tensor) -> Tensor:
+    def _sums_since(self, amounts: Tensor, starts: Tensor) -> Tensor:
         sums = amounts.cumsum(0)
-        before = torch.where(marks, sums - amounts, 0).cummax(0).values
+        before = torch.where(starts, sums - amounts, 0).cummax(0).values
         return sums - before
 
 

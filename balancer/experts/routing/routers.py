@@ -1,7 +1,7 @@
-"""Routers: expert ids to slot ids on the step path, with the counts of rows.
+"""Routers: map expert ids to slot ids in a step, and count rows.
 
-Other engines' routing rules are here too, for comparisons and for moving over from them: both
-divide an expert's rows evenly among its replicas, whatever shares are installed.
+Routing rules of other engines are here too, for comparison and migration: they divide an expert's
+rows evenly among its replicas and ignore shares.
 """
 
 from typing import Protocol
@@ -25,27 +25,27 @@ from equipoise.hal.stream import Role, Stream
 
 
 class Router(Protocol):
-    """One share mode."""
+    """Routes rows in one share mode."""
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load.
+        """Returns slot ids, int32 [n, top_k], for expert ids of the same shape; counts the load.
 
-        Called from programs of `on`; the compute stream by default. An engine may have more streams
-        than one, as when it captures its forward: those that call are ordered one behind the other
-        by whoever owns them, for what routers keep between two launches is one of a kind.
+        Launched on `on`, by default the compute stream. If an engine uses several streams, as for
+        the capture of its forward pass, it has to order them: a router has only one set of buffers
+        between two launches.
         """
         ...
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """The shares by which tokens of such a load would be divided; for reports."""
+        """Returns the shares by which rows of such a load are divided; for reports."""
         ...
 
 
 class TableRouter:
-    """Shares as the installed tables have them: static, or lagged when the engine renews them.
+    """Routes by the shares of the installed tables: static, or lagged if the engine updates them.
 
     Args:
-        accelerator: whose kernels and compute stream are used.
+        accelerator: its kernels and compute stream are used.
         tables: the installed tables.
         rank: enters the hash.
         counters: int32 [layers, experts], to which every batch is added.
@@ -62,7 +62,7 @@ class TableRouter:
         self._counts = _scratch(counters[0])
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Each token by the hash of its place."""
+        """Routes each row by a hash of its position."""
         stream, slots = on or self._compute, torch.empty_like(ids)
         self._kernels.route_and_count(
             ids.view(-1),
@@ -76,15 +76,15 @@ class TableRouter:
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """As installed."""
+        """Returns the installed shares."""
         return layout.shares
 
 
 class ExactShareRouter:
-    """Shares solved on this very batch: one all-reduce of the counts per layer and step.
+    """Routes by shares solved for each batch: one all-reduce of counts per layer and step.
 
     Args:
-        accelerator: whose kernels and compute stream are used.
+        accelerator: its kernels and compute stream are used.
         communicator: used for nothing else.
         tables: the installed tables; their shares are not read.
         rank: enters the hash; ranks that route the same rows have the same.
@@ -110,7 +110,7 @@ class ExactShareRouter:
         self._cumulative = _scratch(tables.cumulative[0, 0])
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Count, sum over ranks, solve, then apportion this rank's tokens."""
+        """Counts rows, sums over ranks, solves shares, then apportions this rank's rows."""
         stream = on or self._compute
         flat, slots = ids.view(-1), torch.empty_like(ids)
         self._kernels.count(flat, self._local, stream)
@@ -130,12 +130,15 @@ class ExactShareRouter:
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """As solved on the load itself."""
+        """Returns the shares solved for the load itself."""
         return solve_shares(load, layout.placement, shape)
 
 
 def _scratch(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Zeros like another tensor, made on the host: no stream can come before them."""
+    """Returns zeros like another tensor.
+
+    They are made on the host, so that no stream can use them before they are written.
+    """
     return torch.zeros(like.shape, dtype=dtype or like.dtype).to(like.device)
 
 
@@ -143,39 +146,39 @@ ALL_ROWS = 2**31 - 1
 
 
 class RowHashRouter:
-    """vLLM's rule: the row of a token in the rank's own batch, and nothing else, decides.
+    """Routes by vLLM's rule: only the row of a token in the rank's batch decides.
 
     Args:
-        accelerator: whose kernels and compute stream are used.
+        accelerator: its kernels and compute stream are used.
         tables: the installed tables; their shares are not read.
         counters: int32 [layers, experts], to which every batch is added.
 
     Attributes:
-        rows: int32 [1], on the device: how many rows of a batch are counted, all of them at first.
-            Who fills batches up writes it from a program of the compute stream.
+        rows: int32 [1], on the device: number of counted rows of a batch, at first all. An engine
+            that pads batches writes it from a program of the compute stream.
     """
 
     def __init__(self, accelerator: Accelerator, tables: Tables, counters: Tensor) -> None:
         self._rule_router = _RuleRouter(accelerator, tables, counters)
-        # Made on the host: no stream can come before it.
+        # Made on the host, so that no stream can use it before it is written.
         self.rows = torch.full((1,), ALL_ROWS, dtype=torch.int32).to(counters.device)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Slot ids, int32 [n, top_k]: the experts of a row take the same turn."""
+        """Returns slot ids, int32 [n, top_k]; all experts of a row use the same replica number."""
         return self._rule_router.run(RowHash(ids.shape[-1], self.rows), layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """Even ones."""
+        """Returns even shares."""
         return even_shares(layout.placement, shape.experts)
 
 
 class BlockRoundRobinRouter:
-    """TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
+    """Routes by TensorRT-LLM's rule: replicas in turn within a block of 1024 elements.
 
     Args:
-        accelerator: whose kernels and compute stream are used.
+        accelerator: its kernels and compute stream are used.
         tables: the installed tables; their shares are not read.
-        offset: where the turns begin: the rank where attention is data-parallel, else 0.
+        offset: first turn: the rank if attention is data-parallel, else 0.
         counters: int32 [layers, experts], to which every batch is added.
     """
 
@@ -186,27 +189,27 @@ class BlockRoundRobinRouter:
         self._rule = BlockTurns(offset)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Slot ids, int32 [n, top_k]."""
+        """Returns slot ids, int32 [n, top_k]."""
         return self._rule_router.run(self._rule, layer, ids, on)
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """Even ones."""
+        """Returns even shares."""
         return even_shares(layout.placement, shape.experts)
 
 
 class _RuleRouter:
-    """Passes by a rule; each is added to the counters."""
+    """Routes by a rule, and adds the counts of each batch to the counters."""
 
     def __init__(self, accelerator: Accelerator, tables: Tables, counters: Tensor) -> None:
         self._kernels = accelerator.kernels
         self._compute = accelerator.stream(Role.COMPUTE)
         self._tables = tables
         self._counters = counters
-        # Made on the host: no stream can come before it.
+        # Made on the host, so that no stream can use it before it is written.
         self._counts = torch.zeros(counters.shape[1], dtype=torch.int32).to(counters.device)
 
     def run(self, rule: ReplicaRule, layer: int, ids: Tensor, on: Stream | None) -> Tensor:
-        """Slot ids for `ids`, of the same shape."""
+        """Returns slot ids for `ids`, of the same shape."""
         stream, slots = on or self._compute, torch.empty_like(ids)
         self._kernels.route_by_rule(
             rule,

@@ -1,10 +1,8 @@
-"""Events of an engine, and the sink that takes them.
+"""Events of an engine, and the protocol of sinks that receive them.
 
-An event is a small frozen record of what happened, with times. A sink must not keep the step
-waiting, so what is behind it works on a thread of its own (`balancer/observe/async_sink.py`); the
-default sink drops everything.
-
-All times are seconds of one clock, `now()`.
+An event is a small frozen record of what happened, with times in seconds of one clock, `now()`. A
+sink must not block the step, so sinks that write do so on their own thread
+(`balancer/observe/async_sink.py`). The default sink drops all events.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,25 +14,25 @@ from typing import Protocol
 from equipoise.balancer.experts.placement import ExpertShape, Layout, Load, Placement, Shares
 
 COMMITTED = "committed"
-"""Outcome of an epoch that changed what slots hold."""
+"""Outcome of a rebalance that changed slots."""
 UNCHANGED = "unchanged"
-"""Outcome of an epoch whose plan left every slot as it was; not counted as committed."""
+"""Outcome of a rebalance whose plan left every slot as it was."""
 COMPLETED = COMMITTED, UNCHANGED
-"""Outcomes of epochs that were not aborted."""
+"""Outcomes of rebalances that were not aborted."""
 
 
 def now() -> float:
-    """Seconds of a clock that never goes back; all processes of one machine read the same."""
+    """Returns seconds of a monotonic clock, the same for all processes of a machine."""
     return perf_counter()
 
 
 class Track(StrEnum):
-    """Who did something: a thread or a stream, as the host sees it."""
+    """The thread or stream of a span in a trace."""
 
     COMPUTE = "compute stream"
     COPY = "copy stream"
     BOUNDARY = "boundary"
-    REBALANCE = "epoch"
+    REBALANCE = "rebalance"
     PLANNER = "planner"
     TRANSFER = "transfer"
     VOTE = "vote"
@@ -44,10 +42,10 @@ class Track(StrEnum):
 
 @dataclass(frozen=True)
 class TraceSpan:
-    """Something that lasted from `begin` to `end`.
+    """A span of work on a track.
 
     Attributes:
-        details: numbers and words to go with it.
+        details: further fields, as JSON has them.
     """
 
     name: str
@@ -59,7 +57,7 @@ class TraceSpan:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step of the model, its boundary included; told by whoever drives the steps."""
+    """A step of the model, including its boundary; emitted by the serve loop."""
 
     step: int
     begin: float
@@ -68,7 +66,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class BoundaryDone:
-    """The boundary before `step`, which had something to do."""
+    """The boundary before `step`, which had work to do."""
 
     step: int
     begin: float
@@ -77,11 +75,11 @@ class BoundaryDone:
 
 @dataclass(frozen=True)
 class StateChanged:
-    """The engine came into another state at the boundary before `step`.
+    """The engine changed its state at the boundary before `step`.
 
     Attributes:
-        state: its name in lower case.
-        rebalance: number of the epoch that the state is of; None outside.
+        state: name of the new state in lower case.
+        rebalance: number of the open rebalance; None if none is open.
     """
 
     step: int
@@ -92,22 +90,22 @@ class StateChanged:
 
 @dataclass(frozen=True)
 class RebalanceSkipped:
-    """An epoch was due behind the boundary before `step`; the one before was still open here."""
+    """A rebalance was due after the boundary before `step`, while another was still open."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class LoadReduced:
-    """The load of a sub-window, over all ranks, is known.
+    """The load of a sub-window was summed over all ranks.
 
     Attributes:
         step: the boundary at which the sub-window ended.
-        steps: in it.
-        load: (layers, experts) rows.
-        layout: installed when the sum was taken.
-        shape: how many of everything.
-        shares: those that the router applied, for a load and a layout.
+        steps: number of steps in it.
+        load: int64 (layers, experts), rows.
+        layout: the layout that was installed when the sum was taken.
+        shape: numbers of layers, experts, slots and ranks.
+        shares: computes the shares that the router applied, for a load and a layout.
     """
 
     step: int
@@ -120,27 +118,27 @@ class LoadReduced:
 
 @dataclass(frozen=True, kw_only=True)
 class RebalanceRecord:
-    """How an epoch went.
+    """The record of a rebalance.
 
     Attributes:
-        number: of the epoch.
+        number: number of the rebalance.
         opened_at: the boundary at which its load window was closed.
-        ended_at: the boundary at which it was committed whole, or left.
+        ended_at: the boundary at which it was fully committed, or aborted.
         outcome: `committed`, `unchanged`, or the reason of the abort.
-        layers: whose placement the plan changes.
-        short_of_staging: layers that more staging buffers would bring lower in this epoch.
-        chunks: parts in which the plan is installed.
-        copies: that receiving ranks did not hold, over all ranks, of what was committed.
-        bytes: their size.
-        bytes_received: bytes of those that came to this rank.
-        phase_seconds: by phase; a phase is a state of the engine.
-        imbalance_before: imbalance (max/mean - 1, mean over layers) of the placement that was installed, for
-            the load planned on and with its best shares; None where no plan was made.
-        imbalance_predicted: the same of the plan.
-        imbalance_actual: imbalance in the first whole sub-window behind the epoch, with the shares applied;
-            None until it is known, and where it never was.
-        stall_seconds: seconds by which its steps were longer than those outside epochs; None where no
-            step was told.
+        layers: number of layers whose placement the plan changes.
+        short_of_staging: number of layers whose imbalance more staging would have lowered.
+        chunks: number of chunks in which the plan is committed.
+        copies: committed slots whose expert the rank did not hold before, over all ranks.
+        bytes: size of those slots.
+        bytes_received: bytes of those that this rank received.
+        phase_seconds: seconds by phase; a phase is a state of the engine.
+        imbalance_before: imbalance (max/mean - 1, mean over layers) of the load window with the
+            placement before and its best shares; None if there is no plan.
+        imbalance_predicted: imbalance of the load window with the plan; None if there is none.
+        imbalance_actual: imbalance in the first whole sub-window after the rebalance, with the
+            applied shares; None until it is known, or if it never is.
+        stall_seconds: seconds by which its steps were longer than those outside rebalances; None if
+            no `StepDone` was emitted.
     """
 
     number: int
@@ -162,16 +160,17 @@ class RebalanceRecord:
 
 @dataclass(frozen=True)
 class RebalanceEnded:
-    """An epoch has just ended.
+    """A rebalance has ended.
 
     Attributes:
-        record: of it; `here`, `actual` and `stall` are not known yet.
-        begin: when it was opened.
-        end: when it ended.
-        placements: what slots held when it was opened, and when it ended; -1 is nothing.
-        rank_in_group: of this rank among those that the slots are divided among.
-        shape: how many of everything.
-        slot_bytes: of one slot.
+        record: its record; `bytes_received`, `imbalance_actual` and `stall_seconds` are not set
+            yet.
+        begin: time at which it was opened.
+        end: time at which it ended.
+        placements: placements when it was opened, and when it ended; -1 is an empty slot.
+        rank_in_group: position of this rank among the ranks that hold slots.
+        shape: numbers of layers, experts, slots and ranks.
+        slot_bytes: bytes of one slot.
     """
 
     record: RebalanceRecord
@@ -185,27 +184,27 @@ class RebalanceEnded:
 
 @dataclass(frozen=True)
 class EngineClosed:
-    """The engine was closed: nothing more comes from it."""
+    """The engine was closed: this is its last event."""
 
 
 @dataclass(frozen=True)
 class RebalanceMeasured:
-    """All is known of an epoch that ended before."""
+    """The final record of a rebalance that ended before."""
 
     record: RebalanceRecord
 
 
 @dataclass(frozen=True)
 class BalanceMeasured:
-    """How even the sub-window was that was closed at the boundary before `step`.
+    """The balance of the sub-window that ended at the boundary before `step`.
 
     Attributes:
         step: the boundary.
-        at: when it was worked out.
+        at: time of the computation.
         imbalance: max/mean - 1 over ranks, mean over layers.
         balancedness: mean/max over ranks, both summed over layers first.
-        mean_rows: rows of a rank, summed over layers, a step.
-        max_rows: rows of the fullest rank of each layer, summed over layers, a step.
+        mean_rows: rows per step of the mean rank, summed over layers.
+        max_rows: rows per step of the fullest rank of each layer, summed over layers.
     """
 
     step: int
@@ -218,7 +217,7 @@ class BalanceMeasured:
 
 @dataclass(frozen=True)
 class StepStalled:
-    """A step within an epoch took `seconds` longer than steps outside usually do."""
+    """A step during a rebalance took `seconds` longer than the median step outside."""
 
     step: int
     seconds: float
@@ -226,7 +225,7 @@ class StepStalled:
 
 @dataclass(frozen=True)
 class EventsDropped:
-    """So many entries were dropped, because journals did not keep up."""
+    """`count` events were dropped, because the sinks did not keep up."""
 
     count: int
 
@@ -241,33 +240,33 @@ EngineEvent = (
     | RebalanceEnded
     | EngineClosed
 )
-"""What happens."""
+"""Events that engines and serve loops emit."""
 DerivedEvent = RebalanceMeasured | BalanceMeasured | StepStalled | EventsDropped
-"""What it comes to."""
+"""Events that are derived from others."""
 Event = EngineEvent | DerivedEvent
 
 
 class EventSink(Protocol):
-    """Takes entries."""
+    """Receives events."""
 
-    def emit(self, entry: Event) -> None:
-        """Take one; returns at once where an engine calls."""
+    def emit(self, event: Event) -> None:
+        """Receives an event; must return at once if an engine calls it."""
         ...
 
     def close(self) -> None:
-        """Nothing more comes; bounded."""
+        """Ends the sink; bounded."""
         ...
 
 
 class NullSink:
-    """Forgets everything."""
+    """Drops all events."""
 
-    def emit(self, entry: Event) -> None:
-        """Forget it."""
+    def emit(self, event: Event) -> None:
+        """Drops the event."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 NO_EVENTS = NullSink()
-"""The journal of whoever asks for none."""
+"""The default sink."""

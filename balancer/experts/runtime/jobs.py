@@ -1,8 +1,8 @@
-"""Jobs of the engine, and what they wait for.
+"""Jobs of the engine, and the conditions that they wait for.
 
-A job is a generator. It yields what it waits for, a `WaitFor`, is sent what came, and returns its
-result; what a wait raises is raised at its `yield`. A worker thread carries a job out by blocking
-on every wait; a test carries it out step by step, in an order that it chooses.
+A job is a generator. It yields a condition, a `WaitFor`, is sent the result of the wait, and
+returns its own result; an error of the wait is raised at its `yield`. A worker thread runs a job by
+blocking on every wait; a test runs it step by step, in an order that it chooses.
 """
 
 from collections.abc import Callable, Generator
@@ -21,25 +21,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class WaitFor(Protocol[T_co]):
-    """Something that comes."""
+    """A condition that a job waits for."""
 
     def ready(self) -> bool:
-        """Whether it has come, or has failed; never blocks."""
+        """Returns whether it is met or has failed; never blocks."""
         ...
 
     def wait(self, timeout: float) -> T_co:
-        """Block until it has come, at most `timeout` seconds; raises what it failed with."""
+        """Blocks until it is met, at most `timeout` seconds; raises the error if it failed."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkDone:
-    """An operation of a communicator has ended; its own deadline bounds it as well."""
+    """An operation of a communicator has ended; its own timeout bounds it as well."""
 
     work: Work
 
     def ready(self) -> bool:
-        """Whether it has."""
+        """Returns whether it has."""
         return self.work.done()
 
     def wait(self, timeout: float) -> None:
@@ -49,12 +49,12 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class EventDone:
-    """A stream has come to where an event was recorded."""
+    """A stream has reached a recorded event."""
 
     event: Event
 
     def ready(self) -> bool:
-        """Whether it has."""
+        """Returns whether it has."""
         return self.event.query()
 
     def wait(self, timeout: float) -> None:
@@ -63,7 +63,7 @@ class EventDone:
 
 
 def stream_idle(accelerator: Accelerator, stream: Stream) -> EventDone:
-    """Everything that was launched on `stream` so far has run."""
+    """Returns the condition that everything launched on `stream` so far has run."""
     event = accelerator.event()
     stream.record(event)
     return EventDone(event)
@@ -71,16 +71,16 @@ def stream_idle(accelerator: Accelerator, stream: Stream) -> EventDone:
 
 @dataclass(frozen=True)
 class BallotsReady:
-    """Every one of these ranks has cast its ballot on a question."""
+    """All of these ranks have cast their ballots under a key."""
 
     control: ControlPlane
-    question: str
+    key: str
     ranks: tuple[int, ...]
 
     def ready(self) -> bool:
-        """Whether they have; asks the store."""
+        """Returns whether they have; reads the store."""
         try:
-            self.control.collect(self.question, 0.0, self.ranks)
+            self.control.collect(self.key, 0.0, self.ranks)
         except BallotIncomplete:
             return False
         except ControlPlaneLost:
@@ -88,15 +88,15 @@ class BallotsReady:
         return True
 
     def wait(self, timeout: float) -> tuple[bytes, ...]:
-        """The ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
-        return self.control.collect(self.question, timeout, self.ranks)
+        """Returns the ballots, in the order of the ranks. Raises as `ControlPlane.collect` does."""
+        return self.control.collect(self.key, timeout, self.ranks)
 
 
 class LockReleased:
-    """The stream has released a lock: the slots behind it are the mover's.
+    """The stream has released a lock: the transfer worker may write its slots.
 
     Args:
-        lock: whose stream; the release is due in the epoch that it is in now.
+        lock: the lock; the release is expected in its current epoch.
     """
 
     def __init__(self, lock: StreamLock) -> None:
@@ -105,7 +105,7 @@ class LockReleased:
         self._waited = False
 
     def ready(self) -> bool:
-        """Whether it has. The lock counts a successful look as the wait, so it is kept."""
+        """Returns whether it has. A successful check is the wait for the lock, so it is kept."""
         try:
             self.wait(0.0)
         except StreamTimeout:
@@ -124,62 +124,62 @@ Job: TypeAlias = Generator[WaitFor[Any], Any, T]
 
 
 class JobHandle(Protocol[T_co]):
-    """A job that was started."""
+    """A handle to a job that was started."""
 
     def done(self) -> bool:
-        """Whether it has ended, by whatever end."""
+        """Returns whether it has ended, with a result or an error."""
         ...
 
     def result(self, timeout: float | None = None) -> T_co:
-        """What it returned; raises what it raised, and `TimeoutError` after `timeout` seconds."""
+        """Returns its result; raises its error, and `TimeoutError` after `timeout` seconds."""
         ...
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What it raised, if anything."""
+        """Returns its error, if any."""
         ...
 
 
 def run_blocking(job: Job[T], timeout: float, check: Callable[[], object] = lambda: None) -> T:
-    """Carry `job` out on the calling thread, and return its result.
+    """Runs `job` on the calling thread, and returns its result.
 
     Args:
-        job: to be carried out.
+        job: the job.
         timeout: seconds that each of its waits may last.
-        check: called before each wait; what it raises is raised in the job.
+        check: called before each wait; an error is raised in the job.
 
     Raises:
-        Exception: what the job raises.
+        Exception: the error of the job.
     """
-    go_on: Callable[[], WaitFor[Any]] = partial(next, job)
+    resume: Callable[[], WaitFor[Any]] = partial(next, job)
     while True:
         try:
-            wait = go_on()
+            wait = resume()
         except StopIteration as end:
             result: T = end.value
             return result
         try:
             check()
-            go_on = partial(job.send, wait.wait(timeout))
+            resume = partial(job.send, wait.wait(timeout))
         except Exception as error:
-            go_on = partial(job.throw, error)
+            resume = partial(job.throw, error)
 
 
 def immediate(call: Callable[[], T]) -> Job[T]:
-    """A job that waits for nothing."""
+    """Returns a job that calls `call` and waits for nothing."""
     yield from ()
     return call()
 
 
 @dataclass(frozen=True)
 class JobDone(Generic[T_co]):
-    """A task has ended: what a boundary waits for when it comes before what it needs."""
+    """A job has ended: a boundary waits for it if it needs the result now."""
 
     job: JobHandle[T_co]
 
     def ready(self) -> bool:
-        """Whether it has."""
+        """Returns whether it has."""
         return self.job.done()
 
     def wait(self, timeout: float) -> T_co:
-        """Its result; raises as `JobHandle.result` does."""
+        """Returns its result; raises as `JobHandle.result` does."""
         return self.job.result(timeout)

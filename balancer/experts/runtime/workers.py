@@ -1,7 +1,7 @@
 """The workers of an engine: a thread per kind of work, whose jobs begin after the launch.
 
 A job that begins between two steps takes the interpreter's lock, and perhaps the core, from the
-thread that is about to launch the forward; the device then waits for both. After the launch
+thread that is about to launch the forward pass; the device then waits for both. After the launch
 nothing waits for the host.
 """
 
@@ -17,41 +17,40 @@ from equipoise.balancer.experts.runtime.jobs import Job, JobHandle, T, run_block
 
 
 class Worker(Protocol):
-    """Carries jobs out one after another, in the order in which they were started.
+    """Runs jobs one after another, in the order of their start, after they are released.
 
-    It keeps them back until they are released. One thread starts jobs, releases them, and asks for
-    their ends.
+    One thread starts jobs, releases them, and reads their results.
     """
 
     def start(self, job: Job[T], name: str, **details: object) -> JobHandle[T]:
-        """Begin `job` after the next `release`, when those before it have ended.
+        """Queues `job` to run after the next `release` and the jobs before it.
 
         Args:
-            job: not begun.
-            name: of the job in a trace.
-            details: numbers and words to go with it there.
+            job: a job that has not begun.
+            name: name of the job in a trace.
+            details: fields of the job in a trace.
         """
         ...
 
     def release(self) -> None:
-        """Let begin what was started."""
+        """Releases the queued jobs."""
         ...
 
     def close(self) -> None:
-        """Give up what has not begun, and end what has at its next wait; bounded."""
+        """Drops jobs that have not begun, and ends a running one at its next wait; bounded."""
         ...
 
 
 WorkerFactory: TypeAlias = Callable[[Track], Worker]
-"""Makes the worker of a kind."""
+"""Makes the worker of a kind of work."""
 
 
 @runtime_checkable
 class Traceable(Protocol):
-    """A result that says in a few numbers and words what its job came to."""
+    """A result with a summary for the trace of its job."""
 
     def trace_fields(self) -> Mapping[str, object]:
-        """By name."""
+        """Returns the fields by name."""
         ...
 
 
@@ -60,72 +59,72 @@ class WorkerClosed(Exception):
 
 
 class _Handle(Generic[T]):
-    """A job that its worker keeps back, and what became of it."""
+    """The handle of a job, before and after its release."""
 
     def __init__(self, job: Job[T]) -> None:
         self.job = job
         self.future: Future[T] | None = None
 
     def done(self) -> bool:
-        """See `JobHandle`."""
+        """Implements `JobHandle`."""
         return self.future is not None and self.future.done()
 
     def result(self, timeout: float | None = None) -> T:
-        """See `JobHandle`; raises `TimeoutError` at once where it has not begun."""
+        """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
         return self._begun().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See `JobHandle`; raises `TimeoutError` at once where it has not begun."""
+        """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
         return self._begun().exception(timeout)
 
     def _begun(self) -> Future[T]:
-        # Whoever starts jobs also releases them and waits for them: a wait here would never end.
+        # The thread that waits is the one that releases: waiting for a release would never end.
         if self.future is None:
             raise TimeoutError("the job has not begun")
         return self.future
 
 
 class ThreadWorker:
-    """A worker with a thread of its own, which tells an event sink of each job.
+    """A worker with its own thread, which emits a span of each job.
 
     Args:
-        kind: of work; the thread is named OWNER.KIND.
+        kind: kind of work; the thread is named OWNER.KIND.
         timeout: seconds that each wait of a job may last.
-        sink: told of each job, from its first step to its last.
-        owner: of the thread.
+        sink: receives the span of each job.
+        owner: prefix of the thread's name.
     """
 
     def __init__(
         self, kind: Track, timeout: float, sink: EventSink = NO_EVENTS, owner: str = "equipoise"
     ) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{owner}.{kind}")
-        self._threads.submit(int)  # to have the thread: making it later would cost a step
+        self._threads.submit(int)  # starts the thread now: starting it later would delay a step
         self._kind = kind
         self._timeout = timeout
         self._sink = sink
-        self._held: list[_Handle[object]] = []
+        self._queued: list[_Handle[object]] = []
         self._open = True
 
     def start(self, job: Job[T], name: str, **details: object) -> JobHandle[T]:
-        """See `Worker`."""
+        """Implements `Worker`."""
         traced = job if self._sink is NO_EVENTS else self._traced(job, name, details)
         handle = _Handle(traced)
-        self._held.append(handle)  # type: ignore[arg-type]
+        self._queued.append(handle)  # type: ignore[arg-type]
         return handle
 
     def release(self) -> None:
-        """See `Worker`."""
-        if not self._held:
+        """Implements `Worker`."""
+        if not self._queued:
             return
-        held, self._held = self._held, []
-        for handle in held:
+        queued, self._queued = self._queued, []
+        for handle in queued:
             handle.future = self._threads.submit(
                 run_blocking, handle.job, self._timeout, self._check
             )
 
     def close(self) -> None:
-        """See `Worker`; lasts at most as long as the wait that is under way."""
-        self._held.clear()
+        """Implements `Worker`; takes at most as long as the current wait."""
+        self._queued.clear()
         self._open = False
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -138,26 +137,26 @@ class ThreadWorker:
         try:
             result = yield from job
         except BaseException as error:
-            self._tell(name, begin, {**details, "failed": f"{type(error).__name__}: {error}"})
+            self._emit_span(name, begin, {**details, "failed": f"{type(error).__name__}: {error}"})
             raise
-        came_to = result.trace_fields() if isinstance(result, Traceable) else {}
-        self._tell(name, begin, {**details, **came_to})
+        fields = result.trace_fields() if isinstance(result, Traceable) else {}
+        self._emit_span(name, begin, {**details, **fields})
         return result
 
-    def _tell(self, name: str, begin: float, details: Mapping[str, object]) -> None:
+    def _emit_span(self, name: str, begin: float, details: Mapping[str, object]) -> None:
         self._sink.emit(TraceSpan(name, self._kind, begin, now(), details))
 
 
 @dataclass(frozen=True)
 class Workers:
-    """One worker a kind of work, so that none waits for another; all begin at `release`.
+    """One worker per kind of work, so that none waits for another; all start at `release`.
 
     Attributes:
-        planner: plans epochs.
-        transfer: stages lots, one after another.
-        vote: votes.
+        planner: plans rebalances.
+        transfer: stages chunks, one after another.
+        vote: casts and settles votes.
         shares: solves shares.
-        load: sums loads.
+        load: waits for sums of load.
     """
 
     planner: Worker
@@ -168,29 +167,32 @@ class Workers:
 
     @staticmethod
     def create(new_worker: WorkerFactory) -> "Workers":
-        """One of each."""
+        """Creates one worker of each kind."""
         kinds = (Track.PLANNER, Track.TRANSFER, Track.VOTE, Track.SHARES, Track.LOAD)
         return Workers(*map(new_worker, kinds))
 
     def release(self) -> None:
-        """Let begin what was started."""
+        """Releases the queued jobs of all workers."""
         for worker in self._by_urgency:
             worker.release()
 
     def close(self) -> None:
-        """Dismiss all; bounded by the waits that are under way."""
+        """Closes all workers; bounded by their current waits."""
         for worker in self._by_urgency:
             worker.close()
 
-    @cached_property  # every step asks
+    @cached_property  # read at every boundary
     def _by_urgency(self) -> tuple[Worker, ...]:
+        # The vote first: peers wait for its ballot. Plans last: no step waits for them.
         return (self.vote, self.load, self.shares, self.transfer, self.planner)
 
 
 def thread_workers(config: BalancerConfig, sink: EventSink = NO_EVENTS) -> WorkerFactory:
-    """A thread each; a vote is given up sooner than a peer's collective is."""
+    """Returns a factory of thread workers."""
 
     def new_worker(kind: Track) -> Worker:
+        # A vote gives up earlier, before the collective in which a peer waits for this rank times
+        # out.
         timeout = config.vote_timeout if kind is Track.VOTE else config.timeout
         return ThreadWorker(kind, timeout, sink, f"equipoise.{config.name}")
 

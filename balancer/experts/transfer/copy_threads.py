@@ -1,8 +1,8 @@
-"""Threads that copy expert weights between places of host memory, overlapped with the forward pass.
+"""Host threads that copy expert weights within host memory, overlapped with the forward pass.
 
 The threads are native and never hold the GIL. A thread copies a piece at a time, cut at a cache
 line of its destination; every thread takes the next one, so a thread that is held up delays no
-other. How many there are, and on which processors, follows from the accelerator's topology.
+other. Their number and processors follow from the accelerator's topology.
 """
 
 import itertools
@@ -31,10 +31,10 @@ MIN_THREADS, MAX_THREADS = 4, 16
 
 
 def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
-    """Processors of NUMA node `node`; none where it is `UNKNOWN`.
+    """Returns the processors of a NUMA node; none if it is `UNKNOWN_NODE`.
 
     Raises:
-        CopierError: the system does not list that node, or in a form that is not known.
+        CopierError: the system does not list that node, or in an unknown form.
     """
     if node == UNKNOWN_NODE:
         return frozenset()
@@ -46,23 +46,23 @@ def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
 
 
 def available_cpus() -> frozenset[int]:
-    """Processors that this process may run on."""
+    """Returns the processors that this process may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def near_cpus(node: int, allowed: frozenset[int], root: Path = NODES) -> frozenset[int]:
-    """Where to pin what copies for an accelerator at `node`; none for anywhere in `allowed`.
+    """Returns the processors to pin copy threads to; none for anywhere in `allowed`.
 
-    A container may be kept off the accelerator's node: then far processors are better than none.
+    A container may be excluded from the accelerator's node: then any processor is better than none.
     """
     return cpus_of(node, root) & allowed
 
 
 def thread_count(cpus: int, accelerators: int) -> int:
-    """Threads that copy for one of `accelerators` which share `cpus` processors.
+    """Returns the number of threads for one of `accelerators` that share `cpus` processors.
 
     Half of its part of the processors, between 4 and 16, as TensorRT-LLM's copy pool; but never
-    more than there are, because a copy by threads that take turns is slower than by fewer.
+    more than processors: threads that share one copy slower than fewer threads.
     """
     if cpus < 1 or accelerators < 1:
         raise CopierError(f"no threads for {accelerators} accelerators on {cpus} processors")
@@ -70,18 +70,18 @@ def thread_count(cpus: int, accelerators: int) -> int:
 
 
 CACHE_LINE = 64
-"""Bytes of a cache line."""
+"""Bytes of a cache line: pieces are cut there, so that two threads never write one line."""
 UNLIMITED_RATE = 0.0
 
 
 @dataclass(frozen=True)
 class CopyLimits:
-    """How copies share a path with the serving's own traffic.
+    """Limits of copies, which share the memory path with serving.
 
     Attributes:
         name: for messages.
-        chunk_bytes: most bytes that one thread copies without stepping aside; a multiple of 64.
-        rate: bytes a second that all threads together begin, `UNLIMITED_RATE` for what they can.
+        chunk_bytes: maximum number of bytes that a thread copies at a time; a multiple of 64.
+        rate: bytes per second of all threads together, or `UNLIMITED_RATE`.
     """
 
     name: str
@@ -99,19 +99,19 @@ class CopyLimits:
 
 
 PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED_RATE)
-"""Nothing to share with: loading, tests. Chunks that are many for a slot, and stay in a cache."""
+"""No limit, for loading and tests; a slot has many chunks of 1 MiB, which fit into a cache."""
 
 
 POLL_SECONDS = 0.1
-"""Seconds that a wait lasts without hearing an interrupt."""
+"""Seconds between checks for an interrupt: the native wait does not notice one."""
 CLOSE_TIMEOUT = 10.0
-"""Seconds that copies get at the end of a `with` block."""
+"""Seconds that copies have to end at the end of a `with` block."""
 PENDING, DONE, ABANDONED = range(3)
 
 
 @dataclass(frozen=True)
 class HostCopy:
-    """All bytes of `source` to `destination`: C-contiguous, in host memory, equally many bytes.
+    """A copy of `source` to `destination`: C-contiguous, in host memory, equally many bytes.
 
     A destination must be writable: views of a sealed pool are not.
     """
@@ -121,42 +121,43 @@ class HostCopy:
 
 
 class InFlightBuffers:
-    """The operands of what is not copied yet, so that nobody frees them under a thread."""
+    """Keeps the tensors of unfinished copies alive, while a thread may access them."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        # A dropped copier is ended, and swept, wherever the garbage collector happens to run.
+        # Reentrant: the garbage collector may end a dropped pool, and sweep, on a thread that holds
+        # the lock.
         self._lock = threading.RLock()
         self._copies: dict[int, tuple[_native.CopyTicket, tuple[HostCopy, ...]]] = {}
         self._process = os.getpid()
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked process: no thread came along, maybe a locked mutex did."""
+        """Whether this is a forked process, without the threads and perhaps with a locked mutex."""
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Raise `CopierError` in a forked process."""
+        """Raises `CopierError` in a forked process."""
         if self.is_forked:
             raise CopierError("threads do not come along into a forked process")
 
-    def keep(self, ticket: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
-        """Hold `copies` until `drop` of the number it returns."""
+    def keep(self, handle: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
+        """Keeps `copies` until `drop` of the returned number."""
         with self._lock:
             number = next(self._numbers)
-            self._copies[number] = ticket, copies
+            self._copies[number] = handle, copies
             return number
 
     def drop(self, number: int) -> None:
-        """No thread touches them any more."""
+        """Releases copies that no thread accesses any more."""
         with self._lock:
             self._copies.pop(number, None)
 
     def sweep(self) -> None:
-        """Drop what has ended, whether or not anybody asked."""
+        """Releases all copies that have ended."""
         with self._lock:
-            for number, (ticket, _) in tuple(self._copies.items()):
-                if ticket.wait(0.0) != PENDING:
+            for number, (handle, _) in tuple(self._copies.items()):
+                if handle.wait(0.0) != PENDING:
                     self._copies.pop(number, None)
 
     def __len__(self) -> int:
@@ -164,25 +165,25 @@ class InFlightBuffers:
 
 
 class CopyHandle:
-    """A list of copies under way; any thread may ask."""
+    """A handle to copies in progress, for any thread."""
 
     def __init__(
-        self, native: _native.CopyTicket, held: InFlightBuffers, copies: tuple[HostCopy, ...]
+        self, native: _native.CopyTicket, buffers: InFlightBuffers, copies: tuple[HostCopy, ...]
     ) -> None:
         self._native = native
-        self._buffers = held
-        self._number = held.keep(native, copies)
+        self._buffers = buffers
+        self._number = buffers.keep(native, copies)
 
     def done(self) -> bool:
-        """Whether it has ended, by success or not."""
+        """Returns whether it has ended, successfully or not."""
         return self._poll(0.0) != PENDING
 
     def wait(self, timeout: float) -> None:
-        """Until every byte is at its destination.
+        """Waits until every byte is copied.
 
         Raises:
             CopyPending: not within `timeout` seconds; the copy goes on.
-            CopyAbandoned: the copier was closed first.
+            CopyAbandoned: the pool was closed first.
         """
         expiry = time.monotonic() + timeout
         progress = self._poll(min(timeout, POLL_SECONDS))
@@ -203,55 +204,55 @@ class CopyHandle:
 
 
 class CopyThreadPool:
-    """A pool of copying threads; any thread may submit.
+    """A pool of copy threads; any thread may submit.
 
-    Tickets are begun in their order and may end in another. Two that touch the same memory, and
-    not only to read it, cannot be under way together: `submit` refuses the second.
+    Copies start in order and may end in another. Two that access the same memory, unless both only
+    read it, cannot be in progress together: `submit` refuses the second.
 
     Args:
-        limits: how gently to copy.
-        threads: how many.
-        cpus: where they may run; anywhere if there are none.
+        limits: limits of the copies.
+        threads: number of threads.
+        cpus: processors to pin them to; anywhere if empty.
 
     Raises:
-        CopierError: no such thread can be had.
+        CopierError: the threads cannot be created.
     """
 
     def __init__(
-        self, profile: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
+        self, limits: CopyLimits, threads: int, cpus: frozenset[int] = frozenset()
     ) -> None:
-        self._limits = profile
+        self._limits = limits
         self._threads = threads
         self._cpus = cpus
         self._buffers = InFlightBuffers()
         pins = [sorted(cpus)] * threads
         try:
-            self._native = _native.CopyThreads(pins, profile.chunk_bytes, profile.rate)
+            self._native = _native.CopyThreads(pins, limits.chunk_bytes, limits.rate)
         except (ValueError, RuntimeError) as error:
-            raise CopierError(f"copier {profile.name!r}: {error}") from error
+            raise CopierError(f"copier {limits.name!r}: {error}") from error
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
     def near_accelerator(
-        cls, topology: Topology, profile: CopyLimits = PLAIN, accelerators: int = 1
+        cls, topology: Topology, limits: CopyLimits = PLAIN, accelerators: int = 1
     ) -> Self:
-        """A copier for one of `accelerators` that share the NUMA node where `topology` says.
+        """Creates a pool for one of `accelerators` that share the NUMA node of `topology`.
 
-        Pinned to that node's processors, as far as this process may use them. Raises
+        Threads are pinned to that node's processors, as far as this process may use them. Raises
         `CopierError`.
         """
         allowed = copy_threads.available_cpus()
         cpus = copy_threads.near_cpus(topology.numa, allowed)
-        return cls(profile, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
+        return cls(limits, copy_threads.thread_count(len(cpus or allowed), accelerators), cpus)
 
     @property
     def limits(self) -> CopyLimits:
-        """How gently it copies."""
+        """The limits of its copies."""
         return self._limits
 
     @property
     def threads(self) -> int:
-        """How many threads copy."""
+        """Number of threads."""
         return self._threads
 
     @property
@@ -260,12 +261,12 @@ class CopyThreadPool:
         return self._cpus
 
     def submit(self, copies: Sequence[HostCopy]) -> CopyHandle:
-        """Begin to copy. The ticket, and the copier, own the tensors until the copy ended.
+        """Starts copies. Handle and pool keep the tensors alive until the copies have ended.
 
         Raises:
-            CopierError: before any effect. A tensor is not plain host memory, or sizes differ;
-                a destination overlaps a source, another destination, or memory of a ticket that
-                is under way; or the copier is closed.
+            CopierError: before any effect: a tensor is not plain host memory, or sizes differ; a
+                destination overlaps a source, another destination, or memory of a copy in
+                progress; or the pool is closed.
         """
         self._buffers.check()
         operands = tuple(copies)
@@ -279,11 +280,11 @@ class CopyThreadPool:
             raise CopierError(f"refused: {error}") from error
 
     def close(self, timeout: float) -> None:
-        """Take nothing more, let copies end for up to `timeout` seconds, end the threads.
+        """Refuses new copies, waits up to `timeout` seconds for running ones, ends the threads.
 
         Raises:
-            CopyAbandoned: some had not ended; their tickets say so too.
-            CopierError: a thread does not end. What it may touch is never freed.
+            CopyAbandoned: some had not ended; their handles raise it too.
+            CopierError: a thread does not end. Memory that it may access is never freed.
         """
         self._buffers.check()
         self._finalizer.detach()
@@ -307,24 +308,24 @@ class CopyThreadPool:
 
 
 LEAKED_BUFFERS: list[InFlightBuffers] = []
-"""Memory that a thread may still touch after it was told to end."""
+"""Memory that a thread which does not end may still access: never freed."""
 
 
-def _close(native: _native.CopyThreads, held: InFlightBuffers, timeout: float) -> int:
+def _close(native: _native.CopyThreads, buffers: InFlightBuffers, timeout: float) -> int:
     try:
         left = native.close(timeout)
     except RuntimeError as error:
-        LEAKED_BUFFERS.append(held)
+        LEAKED_BUFFERS.append(buffers)
         raise CopierError(str(error)) from error
-    held.sweep()
+    buffers.sweep()
     return left
 
 
-def _end(native: _native.CopyThreads, held: InFlightBuffers) -> None:
-    """When the copier is dropped, or the process ends: nobody frees memory under a thread."""
-    if held.is_forked:
+def _end(native: _native.CopyThreads, buffers: InFlightBuffers) -> None:
+    """Ends a dropped pool, also at exit, before its memory is freed."""
+    if buffers.is_forked:
         return
-    left = _close(native, held, 0.0)
+    left = _close(native, buffers, 0.0)
     if left:
         warnings.warn(f"a copier was dropped with {left} copies", ResourceWarning, stacklevel=2)
 

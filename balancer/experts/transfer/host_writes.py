@@ -1,4 +1,4 @@
-"""Who writes weights from the host's memory into slots that nobody reads."""
+"""Writes weights from host memory into slots that no stream reads, and verifies them."""
 
 import logging
 from collections.abc import Sequence
@@ -20,39 +20,39 @@ LOG = logging.getLogger(__name__)
 
 
 class WeightSource(Protocol):
-    """Every expert's weights, in host memory: one copy a node."""
+    """The weights of every expert in host memory, one copy per node."""
 
     def view(self, layer: int, expert: int) -> Sequence[Tensor]:
-        """The segments of a slot, in the order of the descriptor; they stay where they are."""
+        """Returns the segments of a slot, in the order of the descriptor, without copying them."""
         ...
 
     def checksum(self, layer: int, expert: int) -> int:
-        """`equipoise.hal.checksum` of their bytes."""
+        """Returns `equipoise.hal.checksum` of their bytes."""
         ...
 
 
 class SlotWriter(Protocol):
-    """Fills slots."""
+    """Writes weights into slots."""
 
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
-        """Fill local slot `slots[i]` with the segments `sources[i]`; ends when it is done."""
+        """Writes the segments `sources[i]` into local slot `slots[i]`; ends when all are."""
         ...
 
 
 @dataclass(frozen=True)
 class HostWeights:
-    """The weights, and who writes them."""
+    """Weights in host memory, with their writer."""
 
     source: WeightSource
     writer: SlotWriter
 
 
 class StreamWriter:
-    """The copy engines, on the copy stream.
+    """Writes with the device's copy engines, on the copy stream.
 
     Args:
-        accelerator: whose copy stream.
-        store: whose slots.
+        accelerator: its copy stream is used.
+        store: the slots.
     """
 
     def __init__(self, accelerator: Accelerator, store: SlotStore) -> None:
@@ -61,19 +61,19 @@ class StreamWriter:
         self._copy = accelerator.stream(Role.COPY)
 
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
-        """See `SlotWriter`."""
+        """Implements `SlotWriter`."""
         self._store.write(slots, sources, self._copy)
         yield stream_idle(self._accelerator, self._copy)
 
 
 @dataclass(frozen=True)
 class CopyDone:
-    """A ticket's copies are done."""
+    """A condition: the copies of a handle are done."""
 
     handle: CopyHandle
 
     def ready(self) -> bool:
-        """Whether they are, or have failed."""
+        """Returns whether they are done, or have failed."""
         return self.handle.done()
 
     def wait(self, timeout: float) -> None:
@@ -82,63 +82,63 @@ class CopyDone:
 
 
 class CpuWriter:
-    """Threads of the host, into slots that the host can write.
+    """Writes with host threads, into slots in host memory.
 
     Args:
-        copier: whose threads.
-        store: whose slots.
-        patience: seconds that a copy may take which nobody waits for any more.
+        pool: the threads.
+        store: the slots.
+        timeout: seconds that an abandoned copy may take to end.
 
     Raises:
-        Unsupported: slots are in memory of a device.
+        Unsupported: slots are in device memory.
     """
 
-    def __init__(self, copier: CopyThreadPool, store: SlotStore, patience: float) -> None:
+    def __init__(self, pool: CopyThreadPool, store: SlotStore, timeout: float) -> None:
         for segment in store.layout.slots[0]:
             if segment.data.device.type != "cpu":
                 raise Unsupported(f"segment {segment.name!r} is not in the host's memory")
-        self._pool = copier
+        self._pool = pool
         self._slots = store.layout.slots
-        self._timeout = patience
+        self._timeout = timeout
 
     def write(self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]]) -> Job[None]:
-        """See `SlotWriter`."""
+        """Implements `SlotWriter`."""
         copies = [
             HostCopy(tensor.view(-1).view(torch.uint8), segment.bytes)
             for slot, tensors in zip(slots, sources, strict=True)
             for tensor, segment in zip(tensors, self._slots[slot], strict=True)
         ]
-        ticket = self._pool.submit(copies)
+        handle = self._pool.submit(copies)
         try:
-            yield CopyDone(ticket)
+            yield CopyDone(handle)
         finally:
-            # Whoever is dismissed meanwhile leaves no thread behind that still writes slots.
-            ticket.wait(self._timeout)
+            # Also if the job is closed early: no thread may still write slots after it.
+            handle.wait(self._timeout)
 
 
 WRITE_ATTEMPTS = 2
-"""Times that slots are written before their bytes count as wrong for good."""
+"""Number of writes before wrong bytes raise: one repetition covers a transient fault."""
 
 
 def write_and_verify(
     accelerator: Accelerator,
     store: SlotStore,
-    supply: HostWeights,
+    host_weights: HostWeights,
     layer: int,
     slots: Sequence[int],
     experts: Sequence[int],
 ) -> Job[None]:
-    """Fill local slots with experts of `layer`, and look at what was written.
+    """Writes experts of `layer` into local slots and compares checksums.
 
     Raises:
-        SlotError: twice the slots held other bytes than the source.
+        SlotError: the slots held other bytes than the source after every attempt.
     """
     if not slots:
         return
-    wanted = [supply.source.checksum(layer, expert) for expert in experts]
+    wanted = [host_weights.source.checksum(layer, expert) for expert in experts]
     for _ in range(WRITE_ATTEMPTS):
-        sources = [supply.source.view(layer, expert) for expert in experts]
-        yield from supply.writer.write(slots, sources)
+        sources = [host_weights.source.view(layer, expert) for expert in experts]
+        yield from host_weights.writer.write(slots, sources)
         if (yield from _slot_checksums(accelerator, store, slots)) == wanted:
             return
         LOG.warning("layer %d: slots hold other bytes than were written", layer)
@@ -150,7 +150,7 @@ def write_and_verify(
 def _slot_checksums(
     accelerator: Accelerator, store: SlotStore, slots: Sequence[int]
 ) -> Job[list[int]]:
-    """Checksums of slots, in [0, 2**64)."""
+    """Returns the checksums of slots, in [0, 2**64)."""
     copy = accelerator.stream(Role.COPY)
     with copy.current():
         sums = torch.empty(len(slots), dtype=torch.int64, device=accelerator.device)

@@ -1,4 +1,4 @@
-"""Locks around layers that are rewritten in place: where a step meets the transfer worker."""
+"""Locks of layers that are rewritten in place, between steps and the transfer worker."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,64 +15,65 @@ from equipoise.hal.support.slot_access import ReaderRegistry
 
 
 class EntryCounter:
-    """Counts a layer's entries in the two steps in which it is handed over and taken back.
+    """Counts a layer's entries in the two steps that use its lock.
 
-    A layer may be entered several times in a step: several layers of the model share its weights,
-    a draft runs several times, micro-batches come one after another. The lock is taken at the
-    first entry of a step and goes back at the last exit. How many there are is known beforehand,
-    since nobody can tell from an exit whether it is the last.
+    A layer may be entered several times in a step: several layers of the model share its weights, a
+    draft model runs several times, micro-batches follow each other. The lock is acquired at the
+    first entry of a step and released at the last exit. The number of entries has to be known
+    beforehand, since an exit does not show whether it is the last.
 
-    Any thread may enter and leave.
+    Any thread may enter and exit.
 
     Args:
-        layer: for errors.
-        first: the step that hands the layer over; the next one takes it back.
-        entries: in each of them.
+        layer: number of the layer, for errors.
+        first: the step that hands the layer over; the next step takes it back.
+        entries_per_step: number of entries in each of them.
     """
 
-    def __init__(self, layer: int, first: int, entries: int) -> None:
+    def __init__(self, layer: int, first: int, entries_per_step: int) -> None:
         self._layer = layer
         self._first = first
-        self._entries = entries
+        self._entries = entries_per_step
         self._mutex = threading.Lock()
         self._entered = 0
         self._exited = 0
 
-    def enter(self, step: int, take: Callable[[], None]) -> None:
-        """Come in; the first of a step takes the lock, and the others wait until it has.
+    def enter(self, step: int, acquire: Callable[[], None]) -> None:
+        """Enters; the first entry of a step calls `acquire`, and others wait until it returns.
 
         Raises:
-            EngineError: the step before was not entered as often as was registered, or this one
-                is entered more often. What `take` raises. Nothing is counted then.
+            EngineError: the previous step was entered less often than registered, or this one more
+                often. Also what `acquire` raises. The entry is not counted then.
         """
         with self._mutex:
             before = (step - self._first) * self._entries
-            here = self._entered - before
-            if here < 0 or (here == 0 and self._exited < before):
+            entered = self._entered - before
+            if entered < 0 or (entered == 0 and self._exited < before):
                 raise self._wrong_count(step - 1)
-            if here >= self._entries:
+            if entered >= self._entries:
                 raise EngineError(
                     f"layer {self._layer} is entered more than {self._entries} times in step {step}"
                 )
-            if here == 0:
-                take()
+            # Within the mutex: no entry of this step may launch reads before the lock is acquired.
+            if entered == 0:
+                acquire()
             self._entered += 1
 
-    def exit(self, give_back: Callable[[], None]) -> None:
-        """Go out; the last of a step gives the lock back."""
+    def exit(self, release: Callable[[], None]) -> None:
+        """Exits; the last exit of a step calls `release`."""
         with self._mutex:
             self._exited += 1
             if self._exited % self._entries == 0:
-                give_back()
+                release()
 
     def check_finished(self) -> None:
-        """Raise `EngineError` unless both steps were entered and left as registered."""
-        turns = self._exited // self._entries
-        if turns < 2:
-            raise self._wrong_count(self._first + turns)
+        """Raises `EngineError` unless both steps were entered and exited as often as registered."""
+        steps_done = self._exited // self._entries
+        if steps_done < 2:
+            raise self._wrong_count(self._first + steps_done)
 
     def _wrong_count(self, step: int) -> EngineError:
-        """The mover would wait in vain, or write beside a reader."""
+        """Returns the error: the transfer would wait for ever, or write while a reader reads."""
         before = (step - self._first) * self._entries
         entered, left = (max(0, count - before) for count in (self._entered, self._exited))
         return EngineError(
@@ -82,41 +83,40 @@ class EntryCounter:
 
 
 UNLOCKED: AbstractContextManager[None] = nullcontext()
-"""The gate of a layer that nobody writes."""
+"""The context of a layer that is not being written."""
 
 
 class StepKind(StrEnum):
-    """What a step carries beside the forward, for engines that capture one graph a kind.
+    """Which locks a step uses, for engines that capture one graph per kind.
 
-    Source: the modes of TensorRT-LLM's cadence, whose lesson is that two lock kernels per layer in
+    Source: the modes of TensorRT-LLM's online update, which show that two lock kernels per layer in
     every step cost too much.
     """
 
     SKIP = "skip"
-    """No lock anywhere."""
+    """No lock."""
     UPDATE = "update"
-    """Some layer is handed to the mover behind its last reader of the step."""
+    """Some layers are handed to the transfer worker after their last reader of the step."""
     DRAIN = "drain"
-    """Layers wait for what was written, and no further one is handed over."""
+    """Layers wait for their new weights, and no further layer is handed over."""
 
 
 class LayerLocks:
-    """Stream locks by layer, and the steps at which each is used.
+    """The stream locks of all layers, and the steps that use each.
 
-    A layer is rewritten between two steps: in the first the stream takes the lock at once, reads
-    what it has always read, and gives it back; then the mover writes; in the second the stream
-    waits for the mover, and reads the new. All other steps pass without a lock.
+    A layer is rewritten between two steps. In the first, the stream acquires the lock at once,
+    reads the old weights and releases it; then the transfer worker writes; in the second, the
+    stream waits for the worker and reads the new weights. All other steps use no lock.
 
-    Several streams may read a layer: they come in behind the compute stream, and it gives the lock
-    back behind them. A layer may be entered several times in a step: the lock is taken at the first
-    entry and goes back at the last exit.
+    Several streams may read a layer: they start after the compute stream has the lock, and it
+    releases the lock after them.
 
     Args:
-        accelerator: makes locks; whose compute stream takes them.
-        layers: how many.
+        accelerator: makes the locks; its compute stream acquires them.
+        layers: number of layers.
         readers: other streams that read slots.
-        deadline: seconds that a stream waits before its lock is poisoned.
-        entries: by layer, how often every step enters it; once where nothing is said.
+        timeout: seconds that a stream waits before its lock is poisoned.
+        entries_per_step: by layer, how often every step enters it; 1 by default.
 
     Raises:
         Unsupported: the accelerator has no stream locks, or its copies depend on launches.
@@ -127,8 +127,8 @@ class LayerLocks:
         accelerator: Accelerator,
         layers: int,
         readers: ReaderRegistry,
-        deadline: float,
-        entries: Mapping[int, int] = MappingProxyType({}),
+        timeout: float,
+        entries_per_step: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._accelerator = accelerator
         self._compute = accelerator.stream(Role.COMPUTE)
@@ -136,11 +136,11 @@ class LayerLocks:
         self._first_steps: Mapping[int, int] = {}
         self._released: Mapping[int, LockReleased] = {}
         self._entry_counters: Mapping[int, EntryCounter] = {}
-        self._entries = entries
-        self.locks = tuple(accelerator.stream_lock(deadline) for _ in range(layers))
+        self._entries = entries_per_step
+        self.locks = tuple(accelerator.stream_lock(timeout) for _ in range(layers))
 
     def schedule(self, first: Mapping[int, int]) -> None:
-        """From now on each of these layers is handed over in its step `first`, no other is."""
+        """Sets the step in which each layer is handed over; other layers are not."""
         self._first_steps = dict(first)
         self._released = {layer: LockReleased(self.locks[layer]) for layer in first}
         self._entry_counters = {
@@ -149,13 +149,13 @@ class LayerLocks:
         }
 
     def reading_slots(self, layer: int, step: int) -> AbstractContextManager[None]:
-        """Around everything that a step launches that reads the slots of `layer`.
+        """Returns the context for everything that a step launches which reads slots of `layer`.
 
-        A layer that is applied several times in a step enters as often as was registered.
+        A layer that is applied several times in a step enters as often as registered.
 
         Raises:
-            EngineError: the steps that had its lock have not entered and left it so often; the
-                mover may still be writing.
+            EngineError: the steps with its lock did not enter and exit as often; the transfer
+                worker may still be writing.
         """
         if self.is_locked(layer, step):
             return self._guarded(layer, step)
@@ -163,18 +163,18 @@ class LayerLocks:
         return UNLOCKED
 
     def is_locked(self, layer: int, step: int) -> bool:
-        """Whether `step` takes the lock of `layer`."""
+        """Returns whether `step` uses the lock of `layer`."""
         first = self._first_steps.get(layer)
         return first is not None and first <= step <= first + 1
 
     def step_kind(self, step: int) -> StepKind:
-        """What `step` carries."""
+        """Returns which locks `step` uses."""
         if step in self._first_steps.values():
             return StepKind.UPDATE
         return StepKind.DRAIN if step - 1 in self._first_steps.values() else StepKind.SKIP
 
     def is_drained(self, layer: int) -> bool:
-        """Whether the second step of a layer has given its lock back; then it is as at first."""
+        """Returns whether the second step of a layer released its lock; then resets the lock."""
         lock, released = self.locks[layer], self._released[layer]
         if not released.ready():
             return False
@@ -183,12 +183,12 @@ class LayerLocks:
         return True
 
     def poison(self, layers: Sequence[int]) -> None:
-        """Release every stream that waits for these layers; their steps' outputs are void."""
+        """Releases every stream that waits for these layers; outputs of their steps are invalid."""
         for layer in layers:
             self.locks[layer].poison()
 
     def check(self) -> None:
-        """Raise `LockPoisoned` where a lock that is in use was poisoned."""
+        """Raises `LockPoisoned` if a lock in use was poisoned."""
         for layer in self._first_steps:
             self.locks[layer].check()
 
@@ -199,23 +199,24 @@ class LayerLocks:
 
     @contextmanager
     def _guarded(self, layer: int, step: int) -> Iterator[None]:
-        """Raises `EngineError` where the layer is entered more, or was less often than it should.
+        """Guards an entry. Raises `EngineError` if entries are too many, or were too few before.
 
-        What is counted are calls: a replayed graph makes none, and carries its locks itself.
+        Only calls are counted: a replayed graph makes none, and has its locks captured.
         """
-        lock, visits = self.locks[layer], self._entry_counters[layer]
-        visits.enter(step, lambda: self._take(lock))
+        lock, counter = self.locks[layer], self._entry_counters[layer]
+        counter.enter(step, lambda: self._acquire(lock))
         try:
             yield
         finally:
-            visits.exit(lambda: self._give_back(lock))
+            counter.exit(lambda: self._release(lock))
 
-    def _give_back(self, lock: StreamLock) -> None:
+    def _release(self, lock: StreamLock) -> None:
+        # After all readers: once released, the transfer worker writes.
         self._readers.wait_for_readers(self._compute)
         lock.release(self._compute)
 
-    def _take(self, lock: StreamLock) -> None:
-        """The other readers come in behind the compute stream, which has the lock."""
+    def _acquire(self, lock: StreamLock) -> None:
+        """Acquires the lock on the compute stream; other readers start after it."""
         lock.acquire(self._compute)
         held = self._readers.wait_for_readers(self._compute)
         if held:

@@ -1,10 +1,10 @@
 """Transfers expert weights between ranks, into staging, overlapped with the forward pass.
 
-Buffers: messages and checksums are made and used on the copy stream; a message belongs to one
-round, and what is launched on it and the round's work hold it no longer than they need it (K1);
-staging belongs to a chunk from its first unpack until its commit has run on the compute stream.
-Source slots are leased by the protocol: no layer is committed anywhere before every rank has staged
-it, that is, has read all it needs of it.
+Buffers: messages and checksums are allocated and used on the copy stream. A message belongs to one
+round and is released as soon as its launches and the round's work allow (K1). Staging belongs to a
+chunk from its first unpack until its commit has run on the compute stream. Source slots need no
+lock: no layer is committed on any rank before every rank has staged it, that is, has read what it
+needs.
 """
 
 import logging
@@ -32,12 +32,12 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StagedChunk:
-    """A lot that this rank has staged.
+    """A chunk that this rank has staged.
 
     Attributes:
         sent: sum of the fingerprints of what was read here, modulo 2**64.
-        received: sum of the fingerprints of what was staged here.
-        copies: (staging, local slot) pairs, to be committed.
+        received: sum of the fingerprints of what was staged here, modulo 2**64.
+        copies: (staging, local slot) pairs to commit.
         bytes_received: bytes that came from other ranks.
     """
 
@@ -49,12 +49,12 @@ class StagedChunk:
 
 @dataclass
 class _ChunkState:
-    """All that a lot keeps alive until it is staged.
+    """What a chunk keeps alive until it is staged.
 
     Attributes:
-        sent: checksums of the slots read, by what they are a parcel of.
-        received: checksums of the staging filled.
-        copies: what is to be committed.
+        sent: (message name, checksums) of the slots that were read.
+        received: (message name, checksums) of the staging that was filled.
+        copies: (staging, local slot) pairs to commit.
         bytes_received: bytes that came from other ranks.
     """
 
@@ -66,7 +66,7 @@ class _ChunkState:
 
 @dataclass(frozen=True)
 class _RoundInFlight:
-    """A round under way: where what is received lands."""
+    """A round in flight, with the buffer of its received message."""
 
     transfers: RoundTransfers
     message: Tensor | None
@@ -74,17 +74,17 @@ class _RoundInFlight:
 
 
 class P2PTransfer:
-    """Stages lots for one rank, on the copy stream.
+    """Stages chunks for one rank, on the copy stream.
 
     Args:
-        accelerator: whose copy stream and memory are used.
+        accelerator: its copy stream and memory are used.
         communicator: used for nothing else.
         store: this rank's slots, numbered layer * slots_per_rank + local slot.
-        ranks: the numbers on the control plane of those who use the communicator.
-        deadline: seconds that packing may take where the host has to wait for it.
-        journal: told of each round, from the wait for it to when it is unpacked.
-        parcel: slots that are packed at once where they stay on this rank; what travels comes in
-            parcels already.
+        ranks: control-plane numbers of the ranks of the communicator.
+        timeout: seconds that packing may take if the host has to wait for it.
+        event_sink: receives a span of each round, from the wait for it until it is unpacked.
+        slots_per_message: slots that are packed at once when they stay on this rank; messages
+            between ranks are cut by the plan.
     """
 
     def __init__(
@@ -93,156 +93,167 @@ class P2PTransfer:
         communicator: Communicator,
         store: SlotStore,
         ranks: Sequence[int],
-        deadline: float,
-        journal: EventSink = NO_EVENTS,
-        parcel: int = 16,
+        timeout: float,
+        event_sink: EventSink = NO_EVENTS,
+        slots_per_message: int = 16,
     ) -> None:
-        self._slots_per_message = parcel
+        self._slots_per_message = slots_per_message
         self._accelerator = accelerator
         self._communicator = communicator
         self._store = store
         self._ranks = tuple(ranks)
-        self._timeout = deadline
+        self._timeout = timeout
         self._copy = accelerator.stream(Role.COPY)
-        self._sink = journal
+        self._sink = event_sink
 
-    def stage(self, leg: RankTransfers, after: Event) -> Job[StagedChunk]:
-        """Begin to stage a lot; the result goes on with it, on any thread.
-
-        Where two communicators do not progress independently, everything that the lot issues is
-        issued here, by the thread that issues everything else (P4); elsewhere nothing is.
+    def stage(self, transfers: RankTransfers, after: Event) -> Job[StagedChunk]:
+        """Starts to stage a chunk; the returned job continues it, on any thread.
 
         Args:
-            leg: what this rank does for the lot.
-            after: recorded on the compute stream behind the last commit.
+            transfers: what this rank does for the chunk.
+            after: an event on the compute stream after the last commit, which may still read the
+                staging that this chunk fills.
 
-        Raises, as its result does:
-            CommunicatorError, StreamError: the lot cannot be staged.
+        Raises, as the job does:
+            CommunicatorError, StreamError: the chunk cannot be staged.
         """
         self._copy.wait(after)
         if self._communicator.capabilities.independent_groups:
-            return self._stage_in_turn(leg)
-        hold = _ChunkState()
-        packed = deque(self._pack(part, hold) for part in leg.rounds)
+            return self._stage_in_turn(transfers)
+        # Two communicators that do not progress independently need the same order of operations on
+        # all ranks, so this thread, which issues those of the step, issues all of the chunk here
+        # (P4).
+        chunk_state = _ChunkState()
+        packed = deque(self._pack(part, chunk_state) for part in transfers.rounds)
         if not self._communicator.capabilities.stream_ordered:
             stream_idle(self._accelerator, self._copy).wait(self._timeout)
-        rounds = deque(self._start_round(part, packed.popleft()) for part in leg.rounds)
-        return self._stage_all_at_once(leg, hold, rounds)
+        rounds = deque(self._start_round(part, packed.popleft()) for part in transfers.rounds)
+        return self._stage_all_at_once(transfers, chunk_state, rounds)
 
     @property
     def can_rebuild(self) -> bool:
-        """Whether the communicator can be built again beside the forward.
+        """Whether the communicator can be rebuilt, overlapped with the forward pass.
 
-        Where groups do not progress independently that would come between the step's own operations
-        at another place on every rank (P4); there it stays failed until `reconfigure`.
+        If groups do not progress independently, a rebuild would come between the step's own
+        operations at another place on every rank (P4); then it stays failed until `reconfigure`.
         """
-        found = self._communicator.capabilities
-        return found.rebuild and found.independent_groups
+        capabilities = self._communicator.capabilities
+        return capabilities.rebuild and capabilities.independent_groups
 
     def rebuild_communicator(self) -> Job[None]:
-        """Build the communicator again, as all ranks do behind a move that failed."""
+        """Rebuilds the communicator, as all ranks do after a failed transfer."""
         yield from ()
         try:
             self._communicator.rebuild(self._ranks)
-        except Exception as error:  # said here: nobody asks what became of an aborted epoch's work
-            LOG.warning("moves fail until their communicator is built again: %s", error)
+        except Exception as error:  # logged here: no caller reads the result
+            LOG.warning("transfers fail until their communicator is rebuilt: %s", error)
 
-    def _stage_in_turn(self, leg: RankTransfers) -> Job[StagedChunk]:
-        """Round after round, each as soon as the one before has arrived."""
-        hold = _ChunkState()
-        for part in leg.rounds:
-            yield from self._round(part, hold)
-        return (yield from self._finish_chunk(leg, hold))
+    def _stage_in_turn(self, transfers: RankTransfers) -> Job[StagedChunk]:
+        """Runs one round after another."""
+        chunk_state = _ChunkState()
+        for part in transfers.rounds:
+            yield from self._round(part, chunk_state)
+        return (yield from self._finish_chunk(transfers, chunk_state))
 
-    def _round(self, part: RoundTransfers, hold: _ChunkState) -> Job[None]:
-        """From packing to unpacking; a generator of its own, so that its blobs end with it."""
-        packed = self._pack(part, hold)
+    def _round(self, part: RoundTransfers, chunk_state: _ChunkState) -> Job[None]:
+        """Runs a round, from packing to unpacking."""
+        # A generator of its own: its end releases the messages, before those of the next round.
+        packed = self._pack(part, chunk_state)
         if not self._communicator.capabilities.stream_ordered:
             yield stream_idle(self._accelerator, self._copy)
-        yield from self._receive_round(self._start_round(part, packed), hold)
+        yield from self._receive_round(self._start_round(part, packed), chunk_state)
 
     def _stage_all_at_once(
-        self, leg: RankTransfers, hold: _ChunkState, passages: deque[_RoundInFlight]
+        self,
+        transfers: RankTransfers,
+        chunk_state: _ChunkState,
+        rounds_in_flight: deque[_RoundInFlight],
     ) -> Job[StagedChunk]:
-        """What is left to do where all rounds are under way; each is let go when it has arrived."""
-        while passages:
-            yield from self._receive_round(passages.popleft(), hold)
-        return (yield from self._finish_chunk(leg, hold))
+        """Completes rounds in flight; each releases its messages once it is unpacked."""
+        while rounds_in_flight:
+            yield from self._receive_round(rounds_in_flight.popleft(), chunk_state)
+        return (yield from self._finish_chunk(transfers, chunk_state))
 
-    def _receive_round(self, passage: _RoundInFlight, hold: _ChunkState) -> Job[None]:
-        """Wait for a round, and fill staging with what it has brought."""
+    def _receive_round(
+        self, round_in_flight: _RoundInFlight, chunk_state: _ChunkState
+    ) -> Job[None]:
+        """Waits for a round, then unpacks what it received."""
         begin = now()
-        yield WorkDone(passage.work)
-        self._unpack(passage, hold)
-        details = _details(passage.transfers)
+        yield WorkDone(round_in_flight.work)
+        self._unpack(round_in_flight, chunk_state)
+        details = _details(round_in_flight.transfers)
         self._sink.emit(TraceSpan("round", Track.COPY, begin, now(), details))
 
-    def _pack(self, part: RoundTransfers, hold: _ChunkState) -> Tensor | None:
-        """Read what this rank sends in a round."""
+    def _pack(self, part: RoundTransfers, chunk_state: _ChunkState) -> Tensor | None:
+        """Packs the slots that this rank sends in a round."""
         if part.send is None:
             return None
-        return self._read(part.send.slots, _name(self._rank, part.send.peer), hold)
+        return self._read(part.send.slots, _name(self._rank, part.send.peer), chunk_state)
 
-    def _read(self, slots: Sequence[int], name: str, hold: _ChunkState) -> Tensor:
-        blob = self._empty_message(len(slots))
-        marks = self._empty(len(slots), torch.int64)
-        self._store.checksum_slots(slots, marks, self._copy)
-        self._store.pack(slots, blob, self._copy)
-        hold.sent.append((name, marks))
-        return blob
+    def _read(self, slots: Sequence[int], name: str, chunk_state: _ChunkState) -> Tensor:
+        message = self._empty_message(len(slots))
+        checksums = self._empty(len(slots), torch.int64)
+        self._store.checksum_slots(slots, checksums, self._copy)
+        self._store.pack(slots, message, self._copy)
+        chunk_state.sent.append((name, checksums))
+        return message
 
     def _start_round(self, part: RoundTransfers, packed: Tensor | None) -> _RoundInFlight:
-        """Let a round travel: at most one blob to a peer, and one from a peer."""
+        """Starts a round: at most one message to a peer, and one from a peer."""
         sends = () if part.send is None else (_message(part.send.peer, packed),)
-        blob = None if part.receive is None else self._empty_message(len(part.receive.slots))
-        receives = () if part.receive is None else (_message(part.receive.peer, blob),)
+        message = None if part.receive is None else self._empty_message(len(part.receive.slots))
+        receives = () if part.receive is None else (_message(part.receive.peer, message),)
         with self._copy.current():
             work = self._communicator.exchange(Exchange(sends=sends, receives=receives))
-        return _RoundInFlight(part, blob, work)
+        return _RoundInFlight(part, message, work)
 
-    def _unpack(self, passage: _RoundInFlight, hold: _ChunkState) -> None:
-        """Fill staging with what a round has brought."""
-        arrived, blob = passage.transfers.receive, passage.message
-        if arrived is None or blob is None:
+    def _unpack(self, round_in_flight: _RoundInFlight, chunk_state: _ChunkState) -> None:
+        """Unpacks what a round received into staging."""
+        arrived, message = round_in_flight.transfers.receive, round_in_flight.message
+        if arrived is None or message is None:
             return
-        passage.work.wait(self._copy)
+        round_in_flight.work.wait(self._copy)
         name = _name(arrived.peer, self._rank)
-        self._stage(blob, arrived.staging, arrived.slots, name, hold)
-        hold.bytes_received += blob.numel()
+        self._stage(message, arrived.staging, arrived.slots, name, chunk_state)
+        chunk_state.bytes_received += message.numel()
 
     def _stage(
         self,
-        blob: Tensor,
+        message: Tensor,
         staging: Sequence[int],
         slots: Sequence[int],
         name: str,
-        hold: _ChunkState,
+        chunk_state: _ChunkState,
     ) -> None:
-        marks = self._empty(len(staging), torch.int64)
-        self._store.unpack(blob, staging, self._copy)
-        self._store.checksum_staging(staging, marks, self._copy)
-        hold.copies += zip(staging, slots, strict=True)
-        hold.received.append((name, marks))
+        checksums = self._empty(len(staging), torch.int64)
+        self._store.unpack(message, staging, self._copy)
+        self._store.checksum_staging(staging, checksums, self._copy)
+        chunk_state.copies += zip(staging, slots, strict=True)
+        chunk_state.received.append((name, checksums))
 
-    def _finish_chunk(self, leg: RankTransfers, hold: _ChunkState) -> Job[StagedChunk]:
-        """Copies within this rank, then the end of everything on the copy stream."""
-        for first in range(0, len(leg.local.slots), self._slots_per_message):
+    def _finish_chunk(self, transfers: RankTransfers, chunk_state: _ChunkState) -> Job[StagedChunk]:
+        """Copies slots that stay on this rank, then waits for the copy stream."""
+        for first in range(0, len(transfers.local.slots), self._slots_per_message):
             if first:
-                yield stream_idle(self._accelerator, self._copy)  # no two blobs are there at once
-            self._copy_local(leg.local, slice(first, first + self._slots_per_message), hold)
+                yield stream_idle(
+                    self._accelerator, self._copy
+                )  # frees the message before the next one
+            self._copy_local(
+                transfers.local, slice(first, first + self._slots_per_message), chunk_state
+            )
         yield stream_idle(self._accelerator, self._copy)
         return StagedChunk(
-            sent=checksum_sum(hold.sent),
-            received=checksum_sum(hold.received),
-            copies=tuple(hold.copies),
-            bytes_received=hold.bytes_received,
+            sent=checksum_sum(chunk_state.sent),
+            received=checksum_sum(chunk_state.received),
+            copies=tuple(chunk_state.copies),
+            bytes_received=chunk_state.bytes_received,
         )
 
-    def _copy_local(self, local: LocalCopies, part: slice, hold: _ChunkState) -> None:
-        """A parcel of what stays on this rank."""
+    def _copy_local(self, local: LocalCopies, part: slice, chunk_state: _ChunkState) -> None:
+        """Copies some of the slots that stay on this rank, through staging."""
         name = _name(self._rank, self._rank)
-        blob = self._read(local.sources[part], name, hold)
-        self._stage(blob, local.staging[part], local.slots[part], name, hold)
+        message = self._read(local.sources[part], name, chunk_state)
+        self._stage(message, local.staging[part], local.slots[part], name, chunk_state)
 
     @property
     def _rank(self) -> int:
@@ -252,6 +263,7 @@ class P2PTransfer:
         return self._empty(slots * self._store.layout.slot_bytes, torch.uint8)
 
     def _empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        # Engines call in inference mode; other threads could not write tensors that are made in it.
         with self._copy.current(), torch.inference_mode(False):
             return torch.empty(count, dtype=dtype, device=self._accelerator.device)
 
@@ -260,40 +272,40 @@ def _name(source: int, destination: int) -> str:
     return f"{source}>{destination}"
 
 
-def _details(leg: RoundTransfers) -> dict[str, object]:
-    """Whom a round is with, and how many slots go each way."""
+def _details(transfers: RoundTransfers) -> dict[str, object]:
+    """Returns the peers of a round, and the slots sent and received."""
     details: dict[str, object] = {}
-    if leg.send is not None:
-        details |= {"to": leg.send.peer, "sent": len(leg.send.slots)}
-    if leg.receive is not None:
-        details |= {"from": leg.receive.peer, "received": len(leg.receive.slots)}
+    if transfers.send is not None:
+        details |= {"to": transfers.send.peer, "sent": len(transfers.send.slots)}
+    if transfers.receive is not None:
+        details |= {"from": transfers.receive.peer, "received": len(transfers.receive.slots)}
     return details
 
 
-def _message(peer: int, blob: Tensor | None) -> PeerBuffer:
-    assert blob is not None
-    return PeerBuffer(peer, blob)
+def _message(peer: int, message: Tensor | None) -> PeerBuffer:
+    assert message is not None
+    return PeerBuffer(peer, message)
 
 
-def checksum_sum(marks: Sequence[tuple[str, Tensor]]) -> int:
-    """Sum, modulo 2**64, of the fingerprints of parcels: (name, checksums of its slots)."""
-    return sum(message_checksum(name, checksums) for name, checksums in marks) & MASK64
+def checksum_sum(checksums: Sequence[tuple[str, Tensor]]) -> int:
+    """Sums the fingerprints of messages, (name, checksums of its slots), modulo 2**64."""
+    return sum(message_checksum(name, checksums) for name, checksums in checksums) & MASK64
 
 
 def message_checksum(name: str, checksums: Tensor) -> int:
-    """64 bits for a parcel: who sends it to whom, and the checksums, int64 [n], of its slots."""
+    """Returns a 64-bit fingerprint of a message: of its name and the checksums, int64 [n]."""
     words = checksums.cpu().numpy().astype("<i8").tobytes()
     return int.from_bytes(blake2b(name.encode() + words, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
 class ReadyChunk:
-    """All that a commit of a lot needs, and what the vote on it compares.
+    """A staged chunk with what its commit needs and what the vote compares.
 
     Attributes:
         staged: where its weights are.
         layer_update: placement, shares and tables of its layers.
-        checksum: for the ballot.
+        checksum: its entry on the ballot.
     """
 
     staged: StagedChunk
@@ -301,12 +313,12 @@ class ReadyChunk:
     checksum: ChunkChecksum
 
     def trace_fields(self) -> dict[str, object]:
-        """Its layers, and what came to this rank."""
+        """Returns its layers, and what this rank received."""
         size = {"copies": len(self.staged.copies), "bytes received": self.staged.bytes_received}
         return {**self.layer_update.trace_fields(), **size}
 
 
-def stage_chunk(staging: Job[StagedChunk], change: LayerUpdate) -> Job[ReadyChunk]:
-    """Stage a lot, and say what the ballot says of it."""
+def stage_chunk(staging: Job[StagedChunk], update: LayerUpdate) -> Job[ReadyChunk]:
+    """Stages a chunk, and adds what the ballot says of it."""
     staged = yield from staging
-    return ReadyChunk(staged, change, ChunkChecksum(staged.sent, staged.received, change.digest))
+    return ReadyChunk(staged, update, ChunkChecksum(staged.sent, staged.received, update.digest))

@@ -72,25 +72,25 @@ class SlotTensor:
 
 
 def slot_tensor(
-    place: TensorName, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+    name: TensorName, value: SlotTensors, slots_per_rank: int, format_of: FormatOf
 ) -> SlotTensor:
     """The slots' segments of one named tensor. Raises `RegistrationError`."""
     # A view that is made in inference mode cannot be written outside of it, and the worker that
     # commits an epoch is outside.
     with torch.inference_mode(False), torch.no_grad():
-        tensors = _by_slot(place, given, slots_per_rank, format_of)
+        tensors = _by_slot(name, value, slots_per_rank, format_of)
         for number, tensor in enumerate(tensors):
             if tensor.device != tensors[0].device:
                 here, there = tensor.device, tensors[0].device
-                raise place.error(f"slot {number} is on {here}, slot 0 on {there}")
-            _check_kind(place, tensor)
-            _check_alike(place, tensor, number, tensors[0])
+                raise name.error(f"slot {number} is on {here}, slot 0 on {there}")
+            _check_kind(name, tensor)
+            _check_alike(name, tensor, number, tensors[0])
         order = memory_order(tensors[0])
-        segments = tuple(_segment(place, tensor, order, format_of) for tensor in tensors)
+        segments = tuple(_segment(name, tensor, order, format_of) for tensor in tensors)
     for number, segment in enumerate(segments):
         if segment.type != segments[0].type:
-            raise place.error(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
-    return SlotTensor(place, segments, order)
+            raise name.error(f"slot {number} is {segment.type}, slot 0 is {segments[0].type}")
+    return SlotTensor(name, segments, order)
 
 
 def is_on_device(at: torch.device, wanted: torch.device) -> bool:
@@ -107,54 +107,54 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _by_slot(
-    place: TensorName, given: SlotTensors, slots_per_rank: int, format_of: FormatOf
+    name: TensorName, value: SlotTensors, slots_per_rank: int, format_of: FormatOf
 ) -> tuple[Tensor, ...]:
-    if not isinstance(given, Tensor):
-        return _check_sequence(place, given, slots_per_rank)
-    _check_kind(place, given)
-    if given.dim() == 0:
-        raise place.error(f"is one number, not one for each of {slots_per_rank} slots")
-    if given.shape[0] != slots_per_rank:
-        raise place.error(f"stacks {given.shape[0]} slots, a rank has {slots_per_rank}")
-    if format_of(given) is not SlotFormat.STRIDED:
+    if not isinstance(value, Tensor):
+        return _check_sequence(name, value, slots_per_rank)
+    _check_kind(name, value)
+    if value.dim() == 0:
+        raise name.error(f"is one number, not one for each of {slots_per_rank} slots")
+    if value.shape[0] != slots_per_rank:
+        raise name.error(f"stacks {value.shape[0]} slots, a rank has {slots_per_rank}")
+    if format_of(value) is not SlotFormat.STRIDED:
         # A private format cannot be cut: it needs offset 0 and a storage to itself (clause A6).
-        raise place.error(f"is stacked in a {format_of(given)} format; register one a slot")
-    if slots_per_rank > 1 and given.stride(0) == 0:
-        raise place.error("is expanded: all its slots are the same memory")
-    return given.detach().unbind(0)
+        raise name.error(f"is stacked in a {format_of(value)} format; register one a slot")
+    if slots_per_rank > 1 and value.stride(0) == 0:
+        raise name.error("is expanded: all its slots are the same memory")
+    return value.detach().unbind(0)
 
 
 def _check_sequence(
-    place: TensorName, given: Iterable[Tensor], slots_per_rank: int
+    name: TensorName, value: Iterable[Tensor], slots_per_rank: int
 ) -> tuple[Tensor, ...]:
-    if not isinstance(given, Iterable):
-        raise place.error(f"is a {type(given).__name__}, neither a tensor nor one a slot")
-    tensors = tuple(given)
+    if not isinstance(value, Iterable):
+        raise name.error(f"is a {type(value).__name__}, neither a tensor nor one a slot")
+    tensors = tuple(value)
     if len(tensors) != slots_per_rank:
-        raise place.error(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
+        raise name.error(f"has {len(tensors)} tensors, a rank has {slots_per_rank} slots")
     for number, tensor in enumerate(tensors):
         if not isinstance(tensor, Tensor):
-            raise place.error(f"slot {number} is a {type(tensor).__name__}, not a tensor")
+            raise name.error(f"slot {number} is a {type(tensor).__name__}, not a tensor")
     return tensors
 
 
-def _check_kind(place: TensorName, tensor: Tensor) -> None:
+def _check_kind(name: TensorName, tensor: Tensor) -> None:
     """Refuse what has no plain memory of its own, or none that the model would read again."""
     if hasattr(tensor, "__tensor_flatten__"):
-        raise place.error(f"is a {type(tensor).__name__}; register the tensors that it wraps")
+        raise name.error(f"is a {type(tensor).__name__}; register the tensors that it wraps")
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise place.error(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
+        raise name.error(f"is {tensor.layout} of {tensor.dtype}; only plain tensors can move")
     if tensor.device.type == "meta" or torch.nn.parameter.is_lazy(tensor):
-        raise place.error("has no memory yet; register after the weights are loaded")
+        raise name.error("has no memory yet; register after the weights are loaded")
     if tensor.is_conj() or tensor.is_neg():
-        raise place.error("is a lazy conjugate or negative; its memory holds other values")
+        raise name.error("is a lazy conjugate or negative; its memory holds other values")
     if tensor.grad_fn is not None and not tensor._is_view():
-        raise place.error("is the result of a computation, not what the model holds")
+        raise name.error("is the result of a computation, not what the model holds")
     if tensor.numel() == 0:
-        raise place.error(f"of shape {list(tensor.shape)} holds nothing; leave it out")
+        raise name.error(f"of shape {list(tensor.shape)} holds nothing; leave it out")
 
 
-def _check_alike(place: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
+def _check_alike(name: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
     """Equal bytes must mean equal values in every slot."""
     for what, mine, other in (
         ("of shape", list(tensor.shape), list(first.shape)),
@@ -162,34 +162,34 @@ def _check_alike(place: TensorName, tensor: Tensor, number: int, first: Tensor) 
         ("in memory order", memory_order(tensor), memory_order(first)),
     ):
         if mine != other:
-            raise place.error(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
+            raise name.error(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
 
 
 def _segment(
-    place: TensorName, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf
+    name: TensorName, tensor: Tensor, order: tuple[int, ...], format_of: FormatOf
 ) -> Segment:
     form = format_of(tensor)
     data = _outside_inference(tensor.detach()).permute(order)
     if not data.is_contiguous():
         shape, strides = list(tensor.shape), list(tensor.stride())
-        raise place.error(f"a slot of shape {shape} and strides {strides} is not dense")
+        raise name.error(f"a slot of shape {shape} and strides {strides} is not dense")
     if form is SlotFormat.PRIVATE and data.storage_offset() != 0:
-        raise place.error("a private format needs storage offset 0 and a storage to itself")
-    segment = Segment(place.name, data, form)
+        raise name.error("a private format needs storage offset 0 and a storage to itself")
+    segment = Segment(name.name, data, form)
     if form is SlotFormat.STRIDED:
-        _check_bytes(place, segment)
+        _check_bytes(name, segment)
     return segment
 
 
-def _check_bytes(place: TensorName, segment: Segment) -> None:
+def _check_bytes(name: TensorName, segment: Segment) -> None:
     """Better now than at the first copy."""
     try:
         shown = segment.bytes
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        raise place.error(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
+        raise name.error(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
     if shown.data_ptr() != segment.data.data_ptr():
-        raise place.error(f"{segment.data.dtype} shows its bytes only in a copy")
+        raise name.error(f"{segment.data.dtype} shows its bytes only in a copy")
 
 
 def _outside_inference(tensor: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ class ExpertModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all slots of this rank."""
-        return sum(family.nbytes for family in self.groups)
+        return sum(group.nbytes for group in self.groups)
 
     def shape(self, ranks: int) -> ExpertShape:
         """Of its placements. Raises `PlacementError` where the slots cannot hold the experts."""
@@ -352,8 +352,8 @@ class ExpertModel:
                 f"model {self.name!r}: no slot {slot} in layer {layer}, it has "
                 f"{self.layers} layers of {self.slots_per_rank} slots a rank"
             )
-        home = self._locations[layer]
-        return SlotLocation(home.group, home.number + slot)
+        location = self._locations[layer]
+        return SlotLocation(location.group, location.number + slot)
 
     @property
     def digest(self) -> str:
@@ -368,28 +368,28 @@ class ExpertModel:
             sorted(self.repeats.items()),
         )
         state.update(repr(words).encode())
-        for family in self.groups:
-            orders = tuple(column.order for column in family.tensors)
-            state.update(repr((family.layers, family.descriptor, orders)).encode())
+        for group in self.groups:
+            orders = tuple(column.order for column in group.tensors)
+            state.update(repr((group.layers, group.descriptor, orders)).encode())
         return state.hexdigest()
 
     def describe(self) -> str:
         """One line a family, one a repeat, one for everything excused."""
-        families = [self.group_line(number) for number in range(len(self.groups))]
+        groups = [self.group_line(number) for number in range(len(self.groups))]
         repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
-        return "\n".join(f"{self.name}: {line}" for line in (*families, *repeats, *self.notes))
+        return "\n".join(f"{self.name}: {line}" for line in (*groups, *repeats, *self.notes))
 
     def group_line(self, number: int) -> str:
         """What a family is, in one line."""
-        family = self.groups[number]
-        own = format_ranges([self.layer_numbers[layer] for layer in family.layers])
+        group = self.groups[number]
+        own = format_ranges([self.layer_numbers[layer] for layer in group.layers])
         parts = ", ".join(
             f"{kind.name} {str(kind.dtype).removeprefix('torch.')} {list(kind.shape)}"
-            for kind in family.descriptor
+            for kind in group.descriptor
         )
         return (
-            f"family {number}: layers {own}, {len(family.slots)} slots of "
-            f"{family.slot_bytes} bytes: {parts}"
+            f"family {number}: layers {own}, {len(group.slots)} slots of "
+            f"{group.slot_bytes} bytes: {parts}"
         )
 
     @cached_property
@@ -399,9 +399,9 @@ class ExpertModel:
     @cached_property
     def _locations(self) -> dict[int, SlotLocation]:
         return {
-            layer: SlotLocation(number, place * self.slots_per_rank)
-            for number, family in enumerate(self.groups)
-            for place, layer in enumerate(family.layers)
+            layer: SlotLocation(number, row * self.slots_per_rank)
+            for number, group in enumerate(self.groups)
+            for row, layer in enumerate(group.layers)
         }
 
 

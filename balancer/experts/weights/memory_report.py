@@ -78,7 +78,7 @@ def memory_report(
     model: ExpertModel,
     ranks: int,
     staging: Sequence[int],
-    parcel: int,
+    slots_per_message: int,
     rounds: RoundOrder = RoundOrder.IN_TURN,
     device: object = None,
 ) -> MemoryReport:
@@ -100,16 +100,16 @@ def memory_report(
     if len(staging) != len(model.groups):
         raise ValueError(f"{len(staging)} numbers of staging for {len(model.groups)} families")
     entries = [_slots(model, shape)]
-    for number, (family, buffers) in enumerate(zip(model.groups, staging, strict=True)):
-        what = f"{model.name}: staging of family {number}"
-        why = f"{buffers} buffers of {family.slot_bytes:,} bytes, where weights arrive"
-        entries.append(MemoryItem(what, family.slot_bytes * buffers, why))
-        slots = model.slots_per_rank * len(family.layers)
-        what = f"{model.name}: blobs of family {number}"
-        packed = family.slot_bytes * packed_slots(buffers, slots, parcel, rounds)
-        entries.append(MemoryItem(what, packed, packed_reason(rounds)))
-    why = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
-    entries.append(MemoryItem(f"{model.name}: routing tables", tables_bytes(shape), why))
+    for number, (group, buffers) in enumerate(zip(model.groups, staging, strict=True)):
+        name = f"{model.name}: staging of family {number}"
+        reason = f"{buffers} buffers of {group.slot_bytes:,} bytes, where weights arrive"
+        entries.append(MemoryItem(name, group.slot_bytes * buffers, reason))
+        slots = model.slots_per_rank * len(group.layers)
+        name = f"{model.name}: blobs of family {number}"
+        packed = group.slot_bytes * packed_slots(buffers, slots, slots_per_message, rounds)
+        entries.append(MemoryItem(name, packed, packed_reason(rounds)))
+    reason = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
+    entries.append(MemoryItem(f"{model.name}: routing tables", tables_bytes(shape), reason))
     of_groups = [replace(shape, layers=len(group.layers)) for group in model.groups]
     entries += backend_tables(device, of_groups, f"{model.name}: ")
     counted = shape.layers * shape.experts * COUNTER_BYTES
@@ -119,7 +119,7 @@ def memory_report(
     return MemoryReport(tuple(entries))
 
 
-def packed_slots(staging: int, slots: int, parcel: int, rounds: RoundOrder) -> int:
+def packed_slots(staging: int, slots: int, slots_per_message: int, rounds: RoundOrder) -> int:
     """Slots that are packed on one rank at once, to be sent or just received.
 
     Args:
@@ -131,7 +131,7 @@ def packed_slots(staging: int, slots: int, parcel: int, rounds: RoundOrder) -> i
     """
     if rounds is RoundOrder.ALL_AT_ONCE:
         return 2 * staging
-    return 2 * min(parcel, slots) if staging else 0
+    return 2 * min(slots_per_message, slots) if staging else 0
 
 
 def packed_reason(rounds: RoundOrder) -> str:
@@ -169,8 +169,8 @@ def backend_tables(
 
 def _slots(model: ExpertModel, shape: ExpertShape) -> MemoryItem:
     spare = shape.slots - shape.experts
-    why = (
+    reason = (
         f"the model's own weights in {model.layers} layers x {model.slots_per_rank} slots; "
         f"{spare} of {shape.slots} slots a layer, over all ranks, are spare"
     )
-    return MemoryItem(f"{model.name}: slots", model.nbytes, why)
+    return MemoryItem(f"{model.name}: slots", model.nbytes, reason)

@@ -153,10 +153,10 @@ class ModelSet:
 
 
 def _claims(model: ExpertModel) -> Iterator[OwnedSpan]:
-    for family in model.groups:
-        for number, slot in enumerate(family.slots):
+    for group in model.groups:
+        for number, slot in enumerate(group.slots):
             place, local = divmod(number, model.slots_per_rank)
-            layer = model.layer_numbers[family.layers[place]]
+            layer = model.layer_numbers[group.layers[place]]
             for segment in slot:
                 yield OwnedSpan(
                     MemorySpan.of_segment(segment),

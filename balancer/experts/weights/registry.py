@@ -132,8 +132,8 @@ class ModelRegistry:
             for what, number in (("layer", layer), ("entries", entries))
         )
         self._check_numbers(layer, entries, state)
-        given = self._merge_tensors(layer, tensors, named)
-        columns = tuple(self._slot_tensor(layer, name, value) for name, value in given)
+        merged = self._merge_tensors(layer, tensors, named)
+        columns = tuple(self._slot_tensor(layer, name, value) for name, value in merged)
         device = self._common_device(columns)
         added = _add_layer(state, LayerTensors(layer, columns))
         self._state = replace(added, entries={**state.entries, layer: entries})
@@ -151,10 +151,10 @@ class ModelRegistry:
         twice = sorted(set(tensors) & set(named))
         if twice:
             raise TensorName(self._name, layer, twice[0]).error("is given twice")
-        given = sorted({**tensors, **named}.items())
-        if not given:
+        merged = sorted({**tensors, **named}.items())
+        if not merged:
             raise RegistrationError(f"model {self._name!r}, layer {layer}: no tensors")
-        return given
+        return merged
 
     def finalize(
         self,
@@ -196,9 +196,9 @@ class ModelRegistry:
                 f"model {self._name!r}, layer {layer}: a step enters it {entries} times"
             )
 
-    def _slot_tensor(self, layer: int, name: str, given: SlotTensors) -> SlotTensor:
+    def _slot_tensor(self, layer: int, name: str, tensors: SlotTensors) -> SlotTensor:
         place = TensorName(self._name, layer, name)
-        return slot_tensor(place, given, self._expected.slots_per_rank, self._format_of)
+        return slot_tensor(place, tensors, self._expected.slots_per_rank, self._format_of)
 
     def _common_device(self, columns: tuple[SlotTensor, ...]) -> torch.device:
         """Where all of them are: one slot store is on one device."""

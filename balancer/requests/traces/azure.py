@@ -1,8 +1,8 @@
 """Reads Azure's traces of LLM inference of 2023 and 2024.
 
 Source: github.com/Azure/AzurePublicDataset, CC-BY-4.0. CSV with the columns TIMESTAMP,
-ContextTokens and GeneratedTokens. Times of 2023 have seven decimals; those of 2024 may have a zone, and leave out
-a fraction of zero.
+ContextTokens and GeneratedTokens. Times of 2023 have seven decimals; those of 2024 may have a zone,
+and leave out a fraction of zero.
 """
 
 from equipoise.balancer.requests.traces.csv_columns import parse_timestamps, read_columns

@@ -244,8 +244,8 @@ class EquipoiseEplbState:
             context.fabric,
             ModelSet((experts,)),
             {experts.name: ModelStart(initial_layout(model), config)},
-            budget=staging_budget(self._settings, experts.groups),
-            journals=event_sinks,
+            staging_bytes=staging_budget(self._settings, experts.groups),
+            event_sinks=event_sinks,
         )
         balancer = balancers[experts.name]
         counts_before = [counters.clone() for counters in balancer.counters]

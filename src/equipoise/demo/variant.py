@@ -315,7 +315,7 @@ def _opened(
     )
     with update_path as path:
         yield open_balancer(
-            accelerator, fabric, store, shape, layout, config, path, journal=event_sink
+            accelerator, fabric, store, shape, layout, config, path, event_sink=event_sink
         )
 
 

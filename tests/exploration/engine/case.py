@@ -77,7 +77,7 @@ class Path(StrEnum):
 
 @dataclass(frozen=True)
 class Cadence:
-    """Steps summed at a time, in a window, and between the boundaries that open epochs."""
+    """Steps summed at a time, in a window, and between the boundaries that open rebalances."""
 
     sub_window: int
     window: int
@@ -95,8 +95,8 @@ class Case:
         path: how weights come into slots.
         world: name of the backend that the ranks live on.
         shares: the share mode.
-        cadence: of loads and epochs.
-        patience: boundaries without progress that an epoch may last.
+        cadence: of loads and rebalances.
+        patience: boundaries without progress that a rebalance may last.
         readers: ranks on which a second stream reads.
         ahead: steps that a host may be ahead of its device.
         steps: that are served on the schedule; behind them come eager ones.
@@ -146,5 +146,5 @@ class Case:
 
     @property
     def tail(self) -> int:
-        """Eager steps at the end, in which a healthy epoch that is open comes to its end."""
+        """Eager steps at the end, in which a healthy rebalance that is open comes to its end."""
         return 3 + 2 * self.shape.layers

@@ -18,7 +18,7 @@ from equipoise.balancer.experts.agreement.members import EPGroup
 from equipoise.balancer.experts.balancer import ExpertBalancer, build
 from equipoise.balancer.experts.context import BalancerContext
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
-from equipoise.balancer.experts.engine.states import Voting, outcome_of
+from equipoise.balancer.experts.engine.states import Voting, outcome_key
 from equipoise.balancer.experts.placement import Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import Track
 from equipoise.balancer.experts.runtime.jobs import EventDone, Job
@@ -88,7 +88,9 @@ class Seat:
     def _note(self) -> None:
         """What is voted on beside a step."""
         state = self.engine.state
-        stage = f"{state.rebalance.number}/{outcome_of(state)}" if isinstance(state, Voting) else ""
+        stage = ""
+        if isinstance(state, Voting):
+            stage = f"{state.rebalance.number}/{outcome_key(state)}"
         self.stages.append(stage)
 
     def _readers(self) -> dict[str, VirtualStream]:

@@ -16,7 +16,7 @@ LOOSE = Case(
     readers=(0,),
     hot=(0, 2),
 )
-"""One lot an epoch: all layers fit the staging together."""
+"""One lot a rebalance: all layers fit the staging together."""
 INNOCENT = (
     LOOSE,
     Case(shape=ExpertShape(2, 5, 9, 3), staging=6, parcel=2, shares=ShareMode.LAGGED, script=7),

@@ -39,24 +39,24 @@ PASSING = frozenset(
         FaultKind.SLOW,
     }
 )
-"""Faults that cost an epoch or two, and leave everything whole."""
+"""Faults that cost a rebalance or two, and leave everything whole."""
 SETTLING = 3
-"""Eager boundaries after which ranks that ended an epoch apart are together again."""
+"""Eager boundaries after which ranks that ended a rebalance apart are together again."""
 REWRITES = frozenset({FaultKind.MOVER_RAISES, FaultKind.WRITE_FAILS})
 """The same where slots are rewritten in place: behind the decision there is no way back."""
-BEHIND = ("a rank still drains an aborted epoch", "a rank is still in the epoch before")
-"""Reasons for which a rank that comes late to an epoch is left out of it, with all others."""
+BEHIND = ("a rank still drains an aborted rebalance", "a rank is still in the rebalance before")
+"""Reasons for which a rank that comes late to a rebalance is left out of it, with all others."""
 REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.PLANNER_RAISES: ("planner failed",),
-    FaultKind.MOVER_RAISES: ("move failed", "staged bytes differ"),
+    FaultKind.MOVER_RAISES: ("transfer failed", "staged bytes differ"),
     FaultKind.BALLOT_LOST: ("no ballot",),
     FaultKind.HASTY_CLERK: ("no ballot",),
     FaultKind.OTHER_PLAN: ("plans differ",),
     FaultKind.OTHER_TABLES: ("tables differ",),
     FaultKind.BLOB_FLIPPED: ("staged bytes differ",),
     FaultKind.STAGING_FLIPPED: ("staged bytes differ",),
-    FaultKind.MESSAGE_LOST: ("move failed", "staged bytes differ"),
-    FaultKind.EXCHANGE_EXPIRES: ("move failed",),
+    FaultKind.MESSAGE_LOST: ("transfer failed", "staged bytes differ"),
+    FaultKind.EXCHANGE_EXPIRES: ("transfer failed",),
 }
 """What a fault may be aborted for."""
 
@@ -86,7 +86,7 @@ def right_weights(record: Record) -> Iterator[str]:
 
 
 def same_history(record: Record) -> Iterator[str]:
-    """Ranks have the same installed behind each boundary, and end epochs alike."""
+    """Ranks have the same installed behind each boundary, and end rebalances alike."""
     for one, other in combinations(record.stories, 2):
         for step, (mine, yours) in enumerate(zip(one.after, other.after, strict=False)):
             if mine != yours:
@@ -95,18 +95,18 @@ def same_history(record: Record) -> Iterator[str]:
         ours, theirs = _outcomes(one), _outcomes(other)
         for number in ours.keys() & theirs.keys():
             if ours[number] != theirs[number]:
-                yield f"epoch {number}: {ours[number]} and {theirs[number]}"
+                yield f"rebalance {number}: {ours[number]} and {theirs[number]}"
 
 
 def accounted(record: Record) -> Iterator[str]:
-    """Every epoch ends within bounds, and each abort is counted by its reason."""
+    """Every rebalance ends within bounds, and each abort is counted by its reason."""
     for story in record.stories:
         ended = Counter(r.outcome for r in story.reports if r.outcome not in COMPLETED)
         if ended != Counter(story.aborts):
-            yield f"rank {story.rank} counts {story.aborts} where epochs ended {dict(ended)}"
+            yield f"rank {story.rank} counts {story.aborts} where rebalances ended {dict(ended)}"
         numbers = [report.number for report in story.reports]
         if len(numbers) != len(set(numbers)):
-            yield f"rank {story.rank} reports an epoch twice"
+            yield f"rank {story.rank} reports a rebalance twice"
         yield from _too_long(record, story)
 
 
@@ -114,7 +114,7 @@ def explained(record: Record) -> Iterator[str]:
     """Epochs abort for what went wrong and for nothing else; ranks stop only if one had to."""
     allowed = {reason for fault in record.struck for reason in REASONS.get(fault.kind, ())}
     if record.case.patience < record.case.tail:
-        allowed.add("out of patience")
+        allowed.add("no progress in time")
     aborted = False
     for story in record.stories:
         for reason in story.aborts:
@@ -144,7 +144,7 @@ def decided(record: Record) -> Iterator[str]:
 
 
 def recovers(record: Record) -> Iterator[str]:
-    """When faults that break nothing for good are over, epochs commit again."""
+    """When faults that break nothing for good are over, rebalances commit again."""
     if record.armed or any(fault.kind not in PASSING for fault in record.struck):
         return
     settled = record.case.steps + (SETTLING if record.struck else 1)
@@ -153,7 +153,7 @@ def recovers(record: Record) -> Iterator[str]:
     for story in record.stories:
         for report in story.reports:
             if report.opened_at >= max([settled, *late]) and report.outcome not in COMPLETED:
-                yield f"rank {story.rank}: epoch {report.number} still aborts: {report.outcome}"
+                yield f"rank {story.rank}: rebalance {report.number} still aborts: {report.outcome}"
 
 
 def no_hang(record: Record) -> Iterator[str]:
@@ -215,12 +215,12 @@ def _read(expected: bytes, half: bytes) -> bytes:
 
 
 def _outcomes(story: Story) -> dict[int, tuple[str, int]]:
-    """How each epoch ended: for what reason, and with how many bytes."""
+    """How each rebalance ended: for what reason, and with how many bytes."""
     return {report.number: (report.outcome, report.bytes) for report in story.reports}
 
 
 def _too_long(record: Record, story: Story) -> Iterator[str]:
-    """No stage of an epoch lasts longer than patience; and eager steps end what is healthy."""
+    """No stage of a rebalance lasts longer than patience; and eager steps end what is healthy."""
     patience = record.case.patience
     for stage, boundaries in groupby(story.stages):
         count = sum(1 for _ in boundaries)
@@ -228,7 +228,8 @@ def _too_long(record: Record, story: Story) -> Iterator[str]:
         if stage and count > most + 1:
             yield f"rank {story.rank}: {stage} is voted on at {count} boundaries"
     if story.open is not None and not record.struck and story.open[1] <= record.case.steps:
-        yield f"rank {story.rank}: epoch {story.open[0]}, opened at {story.open[1]}, has not ended"
+        number, opened = story.open
+        yield f"rank {story.rank}: rebalance {number}, opened at {opened}, has not ended"
 
 
 def _lost(record: Record) -> bool:

@@ -27,9 +27,9 @@ class Story:
         after: what was installed behind each boundary.
         stages: what it voted on behind each boundary; empty where it did not.
         sights: what its streams saw.
-        reports: how its epochs ended.
+        reports: how its rebalances ended.
         aborts: by reason.
-        open: number of the epoch that is open at the end, and the boundary that opened it.
+        open: number of the rebalance that is open at the end, and the boundary that opened it.
     """
 
     rank: int

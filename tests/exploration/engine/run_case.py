@@ -111,7 +111,7 @@ class Play:
 
     def _story(self, at: Seat) -> Story:
         state = at.engine.state
-        epoch = None if isinstance(state, Idle | Draining) else state.rebalance
+        rebalance = None if isinstance(state, Idle | Draining) else state.rebalance
         return Story(
             rank=at.rank,
             gone=at.rank in self.mischief.gone,
@@ -121,7 +121,7 @@ class Play:
             sights=tuple(at.forward.sights),
             reports=tuple(at.engine.reports),
             aborts=dict(at.engine.aborts),
-            open=None if epoch is None else (epoch.number, epoch.opened_at),
+            open=None if rebalance is None else (rebalance.number, rebalance.opened_at),
         )
 
     def _left(self) -> int:

@@ -21,11 +21,11 @@ CASES = 20_000 if DEEP else 400
 """Interleavings: half of them without faults, half with."""
 SAMPLE = 200
 REASONS = {
-    "a rank still drains an aborted epoch",
-    "move failed",
+    "a rank still drains an aborted rebalance",
+    "transfer failed",
     "no ballot from rank(s) 0",
     "no ballot from rank(s) 1",
-    "out of patience",
+    "no progress in time",
     "planner failed",
     "plans differ",
     "staged bytes differ",
@@ -70,7 +70,7 @@ OUTCOMES = ("committed", "aborted", "stopped")
 
 
 def outcome_of(record: Record) -> str:
-    """Whether a rank stopped, or an epoch was aborted, or all committed."""
+    """Whether a rank stopped, or a rebalance was aborted, or all committed."""
     if any(story.error is not None or story.gone for story in record.stories):
         return "stopped"
     return "aborted" if any(story.aborts for story in record.stories) else "committed"
@@ -81,7 +81,7 @@ def counted(outcomes: Counter[str]) -> dict[str, int]:
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
 
-def test_engine_epochs_commit_or_expire_under_any_schedule(
+def test_engine_rebalances_commit_or_expire_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
     tally = Tally()

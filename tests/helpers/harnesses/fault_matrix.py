@@ -46,10 +46,10 @@ def healthy(stories: list[dict[str, Any]]) -> None:
 
 REASONS = {
     "planner raises": "planner failed",
-    "mover raises": "move failed",
+    "mover raises": "transfer failed",
     "plan differs": "plans differ",
     "bytes corrupted": "staged bytes differ",
-    "message lost": "out of patience",
+    "message lost": "no progress in time",
     "ballot lost": "no ballot from rank(s) 1",
 }
 """Of the abort that each of `faults.BREAKAGES` leads to; where none is said, to a late commit."""

@@ -170,7 +170,7 @@ def _serve(
         layout,
         settings,
         path,
-        journal=journals(seat.rank),
+        event_sink=journals(seat.rank),
     )
     lockstep = seat.fabric.open("lockstep")
     sights: list[Sight] = []

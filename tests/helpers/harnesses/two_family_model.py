@@ -161,4 +161,6 @@ def open_all(
             placement[:] = row
         starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
     budget = BUDGET if way is by_boundary else 0
-    return open_balancers(seat.accelerator, seat.fabric, made, starts, budget=budget, way=way)
+    return open_balancers(
+        seat.accelerator, seat.fabric, made, starts, staging_bytes=budget, update_path=way
+    )

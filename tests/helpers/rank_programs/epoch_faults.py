@@ -127,10 +127,10 @@ class Trap:
         """Lie in wait for the decision."""
         installed, commit = balancer.serving_state, balancer.serving_state.commit
 
-        def deadly(change: LayerUpdate, copies: SlotCopies) -> None:
+        def deadly(update: LayerUpdate, copies: SlotCopies) -> None:
             if self.where == "Decided":
                 self.act()
-            commit(change, copies)
+            commit(update, copies)
 
         installed.commit = deadly  # type: ignore[method-assign]
 

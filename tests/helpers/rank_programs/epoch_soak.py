@@ -103,7 +103,7 @@ def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loo
     journal = AsyncEventSink([RebalanceLogSink("soak"), BalancednessLogSink("soak", 1)])
     with _path(fabric, store, commit) as path:
         balancer = open_balancer(
-            accelerator, fabric, store, SHAPE, layout, CONFIG, path, journal=journal
+            accelerator, fabric, store, SHAPE, layout, CONFIG, path, event_sink=journal
         )
         yield balancer, Loop(fabric.open("lockstep"), accelerator, weights)
     journal.close()

@@ -74,7 +74,7 @@ def test_host_pools_of_two_jobs_stay_apart(ranks: Ranks) -> None:
 
 def test_host_pool_refuses_token_of_another_instance(ranks: Ranks) -> None:
     for wrong, right in ranks.run(pools.steal, 2):
-        assert wrong["error"] == "ForeignMemory"
+        assert wrong["error"] == "PoolMismatch"
         assert "header is of another pool" in wrong["text"]
         assert right["error"] == ""
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 
 
 @pytest.mark.parametrize("commit", ["staged", "in_place"])
-def test_engine_resources_do_not_grow_over_epochs(
+def test_engine_resources_do_not_grow_over_rebalances(
     ranks: Ranks, commit: str, record_property: RecordProperty
 ) -> None:
     stories = ranks.run(soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, epochs=EPOCHS)

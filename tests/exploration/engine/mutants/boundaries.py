@@ -13,7 +13,7 @@ from equipoise.balancer.experts.runtime.jobs import Job
 
 
 class LateVerdicts(RebalanceEngine):
-    """Acts on the last verdict that has come, of whatever vote or epoch, and waits for none."""
+    """Acts on the last verdict that has come, of whatever vote or rebalance, and waits for none."""
 
     _heard: Verdict = Pending()
 
@@ -28,7 +28,7 @@ class LateVerdicts(RebalanceEngine):
 
 
 class ForgetsToDrain(RebalanceEngine):
-    """Leaves an aborted epoch at once, and drops what still runs for it."""
+    """Leaves an aborted rebalance at once, and drops what still runs for it."""
 
     def _abort(self, state: Voting, step: int, reason: str) -> State:
         super()._abort(state, step, reason)
@@ -38,7 +38,7 @@ class ForgetsToDrain(RebalanceEngine):
 
 @dataclass(frozen=True)
 class NeverDrained(Draining):
-    """What an aborted epoch has left behind never counts as ended."""
+    """What an aborted rebalance has left behind never counts as ended."""
 
     @property
     def done(self) -> bool:
@@ -75,19 +75,19 @@ class SwallowsErrors(LaggedShares):
 MUTANTS = (
     Mutant(
         name="late-signal",
-        broken="the verdict of an earlier vote is acted on, in whatever epoch",
+        broken="the verdict of an earlier vote is acted on, in whatever rebalance",
         property="explained",
         patches={"balancer.RebalanceEngine": LateVerdicts},
     ),
     Mutant(
         name="abort-without-drain",
-        broken="what runs for an aborted epoch is dropped",
+        broken="what runs for an aborted rebalance is dropped",
         property="nothing-left",
         patches={"balancer.RebalanceEngine": ForgetsToDrain},
     ),
     Mutant(
         name="drain-without-end",
-        broken="an aborted epoch drains for ever",
+        broken="an aborted rebalance drains for ever",
         property="recovers",
         patches={"engine.engine.Draining": NeverDrained},
     ),

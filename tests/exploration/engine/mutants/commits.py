@@ -39,19 +39,19 @@ class CommitsEarly(StagedPath):
         super().__init__(*args)
         self._ahead: list[ReadyChunk] = []
 
-    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
-        after = super().poll(voyage)
+    def poll(self, progress: TransferProgress) -> InTransfer | Failed:
+        after = super().poll(progress)
         if isinstance(after, Staged):
-            for lot in after.ready_chunks:
-                if not any(lot is early for early in self._ahead):
-                    self._ahead.append(lot)
-                    self._serving_state.commit(lot.layer_update, lot.staged.copies)
+            for chunk in after.ready_chunks:
+                if not any(chunk is early for early in self._ahead):
+                    self._ahead.append(chunk)
+                    self._serving_state.commit(chunk.layer_update, chunk.staged.copies)
         return after
 
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
+    def commit(self, state: Staged, chunks: int, step: int) -> Transferring | Finished:
         installed, self._serving_state = self._serving_state, _Nowhere(self._serving_state)  # type: ignore[assignment]
         try:
-            after = super().commit(state, lots, step)
+            after = super().commit(state, chunks, step)
         finally:
             self._serving_state = installed
         return after
@@ -63,51 +63,51 @@ class _Nowhere:
     def __init__(self, installed: ServingState) -> None:
         self.settled = installed.last_change
 
-    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
+    def commit(self, update: LayerUpdate, copies: SlotCopies) -> None:
         """Nothing is left to do."""
 
 
 class CommitsAll(StagedPath):
-    """Installs all that is staged here, however many lots were agreed on."""
+    """Installs all that is staged here, however many chunks were agreed on."""
 
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
+    def commit(self, state: Staged, chunks: int, step: int) -> Transferring | Finished:
         return super().commit(state, len(state.ready_chunks), step)
 
 
 class OverlapsBuffers(StagedPath):
-    """Lets a lot go beside another that fills the same buffers."""
+    """Starts a chunk while another that fills the same buffers is in flight."""
 
     @staticmethod
-    def _can_start_chunk(voyage: TransferProgress) -> bool:
-        lot = voyage.chunks_committed + len(voyage.in_flight)
-        return lot < voyage.proposal.migration.chunks and len(voyage.in_flight) < 2
+    def _can_start_chunk(progress: TransferProgress) -> bool:
+        chunk = progress.chunks_committed + len(progress.in_flight)
+        return chunk < progress.proposal.migration.chunks and len(progress.in_flight) < 2
 
 
 class OverwritesSources(StagedPath):
-    """Installs a lot that some rank has staged; who has not brings the weights in later."""
+    """Commits a chunk that some rank has staged; other ranks bring the weights in later."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._late: list[Any] = []
 
-    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
+    def poll(self, progress: TransferProgress) -> InTransfer | Failed:
         self._catch_up()
-        after = super().poll(voyage)
+        after = super().poll(progress)
         return Staged(after.progress, ()) if isinstance(after, Transferring) else after
 
-    def commit(self, state: Staged, lots: int, step: int) -> Transferring | Finished:
-        missing = lots - len(state.ready_chunks)
-        after = super().commit(state, lots - max(missing, 0), step)
+    def commit(self, state: Staged, chunks: int, step: int) -> Transferring | Finished:
+        missing = chunks - len(state.ready_chunks)
+        after = super().commit(state, chunks - max(missing, 0), step)
         for _ in range(missing):
             assert isinstance(after, Transferring)
             after = self._tables_only(after.progress)
         return after
 
-    def _tables_only(self, voyage: TransferProgress) -> Transferring | Finished:
-        self._serving_state.commit(voyage.proposal.layer_updates[voyage.chunks_committed], ())
-        self._late.append(voyage.in_flight[0])
-        done, rest = voyage.chunks_committed + 1, voyage.in_flight[1:]
-        return self._start_chunks(replace(voyage, chunks_committed=done, in_flight=rest))
+    def _tables_only(self, progress: TransferProgress) -> Transferring | Finished:
+        self._serving_state.commit(progress.proposal.layer_updates[progress.chunks_committed], ())
+        self._late.append(progress.in_flight[0])
+        done, rest = progress.chunks_committed + 1, progress.in_flight[1:]
+        return self._start_chunks(replace(progress, chunks_committed=done, in_flight=rest))
 
     def _catch_up(self) -> None:
         for task in [task for task in self._late if task.done()]:
@@ -118,7 +118,7 @@ class OverwritesSources(StagedPath):
 
 
 def any_rank(ballots: Sequence[Ballot]) -> Verdict:
-    """A lot may be committed when one rank has staged it."""
+    """A chunk may be committed when one rank has staged it."""
     verdict = tally(ballots)
     most = max(len(ballot.staged) for ballot in ballots)
     moving = {ballot.status for ballot in ballots} == {RankStatus.TRANSFERRING}
@@ -128,14 +128,14 @@ def any_rank(ballots: Sequence[Ballot]) -> Verdict:
 class TablesFirst(ServingState):
     """Flips generations, and holds readers for the copying of the weights only."""
 
-    def commit(self, change: LayerUpdate, copies: SlotCopies) -> None:
-        self._accelerator.kernels.commit_tables(change.tables, self.tables, self._compute)
+    def commit(self, update: LayerUpdate, copies: SlotCopies) -> None:
+        self._accelerator.kernels.commit_tables(update.tables, self.tables, self._compute)
         held = self.readers.wait_for_readers(self._compute)
         if copies:
             self.store.commit(copies, self._compute)
         self._compute.record(self._last_change)
         self.readers.resume_readers(held, self._last_change)
-        self._layout = change.applied_to(self._layout)
+        self._layout = update.applied_to(self._layout)
 
 
 class _Forgotten:
@@ -152,11 +152,11 @@ class ForgetsReaders(ServingState):
 
 
 class AcknowledgesUnread(P2PTransfer):
-    """Says that a lot is staged before the copy stream has come to its end."""
+    """Reports a chunk as staged before the copy stream has come to its end."""
 
-    def _finish_chunk(self, leg: RankTransfers, hold: Any) -> Job[StagedChunk]:
+    def _finish_chunk(self, transfers: RankTransfers, chunk_state: Any) -> Job[StagedChunk]:
         early: Any = stream_idle(self._accelerator, self._copy)
-        landing = super()._finish_chunk(leg, hold)
+        landing = super()._finish_chunk(transfers, chunk_state)
         due = next(landing)
         while True:
             yield early
@@ -183,19 +183,19 @@ MUTANTS = (
     ),
     Mutant(
         name="staging-reused",
-        broken="a third lot is let go before the first is committed",
+        broken="a third chunk is started before the first is committed",
         property="right-weights",
         patches={"engine.staged_path.CHUNKS_IN_FLIGHT": 3},
     ),
     Mutant(
         name="buffers-overlap",
-        broken="two lots fly that need the same buffers",
+        broken="two chunks in flight need the same buffers",
         property="right-weights",
         patches={"balancer.StagedPath": OverlapsBuffers},
     ),
     Mutant(
         name="source-overwritten",
-        broken="a lot is committed when one rank has staged it, not all",
+        broken="a chunk is committed when one rank has staged it, not all",
         property="right-weights",
         patches={"balancer.StagedPath": OverwritesSources, "agreement.ballot.tally": any_rank},
     ),
@@ -213,7 +213,7 @@ MUTANTS = (
     ),
     Mutant(
         name="acknowledged-unread",
-        broken="a lot counts as staged before the copy stream has come to its end",
+        broken="a chunk counts as staged before the copy stream has come to its end",
         property="explained",
         patches={"balancer.P2PTransfer": AcknowledgesUnread},
     ),

@@ -11,19 +11,19 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import ControlPlaneLost
 
 
-def forgetful(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+def forgetful(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Forget an outcome as soon as it is known here."""
-    verdict = yield from vote(control, question, ballot)
+    verdict = yield from vote(control, spec, ballot)
     if not isinstance(verdict, Pending):
         with suppress(ControlPlaneLost):
-            control.forget(question.outcome)
+            control.forget(spec.outcome)
     return verdict
 
 
 class Unseen(KeyCollector):
     """Takes it that everybody is where this rank is."""
 
-    def _all_in(self, ballots: str) -> bool:
+    def _all_voting(self, ballots: str) -> bool:
         return True
 
 
@@ -36,7 +36,7 @@ MUTANTS = (
     ),
     Mutant(
         name="forgotten-unseen",
-        broken="earlier epochs are forgotten before every rank is seen in this one",
+        broken="earlier rebalances are forgotten before every rank is seen in this one",
         property="same-history",
         patches={"balancer.KeyCollector": Unseen},
     ),

@@ -18,7 +18,7 @@ from equipoise.hal.slots import SlotStore
 
 
 class NotDrained(InPlacePath):
-    """Ends an epoch when its tables are installed, whoever still holds a lock."""
+    """Ends a rebalance when its tables are installed, whoever still holds a lock."""
 
     def _locks_drained(self, state: Updating) -> bool:
         return True
@@ -27,8 +27,8 @@ class NotDrained(InPlacePath):
 class WritesAtOnce(InPlacePath):
     """Writes a layer without waiting for the step that still reads it."""
 
-    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
-        for layer in change.layers:
+    def _rewrite(self, update: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in update.layers:
             yield from self._write_slots(layer, layout.placement)
             yield LockReleased(self._layer_locks.locks[layer])
             self._layer_locks.locks[layer].signal(epochs[layer])
@@ -37,8 +37,8 @@ class WritesAtOnce(InPlacePath):
 class SignalsFirst(InPlacePath):
     """Lets the next step read, then writes."""
 
-    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
-        for layer in change.layers:
+    def _rewrite(self, update: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in update.layers:
             yield LockReleased(self._layer_locks.locks[layer])
             self._layer_locks.locks[layer].signal(epochs[layer])
             yield from self._write_slots(layer, layout.placement)
@@ -47,8 +47,8 @@ class SignalsFirst(InPlacePath):
 class IgnoresErrors(InPlacePath):
     """Goes on when a write has failed: its layer is handed back as it is."""
 
-    def _rewrite(self, change: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
-        for layer in change.layers:
+    def _rewrite(self, update: LayerUpdate, epochs: Mapping[int, int], layout: Layout) -> Job[None]:
+        for layer in update.layers:
             yield LockReleased(self._layer_locks.locks[layer])
             try:
                 yield from self._write_slots(layer, layout.placement)
@@ -71,31 +71,31 @@ class HalfLocks(LayerLocks):
 class LonelyLocks(LayerLocks):
     """Only the compute stream is behind the lock."""
 
-    def _take(self, lock: StreamLock) -> None:
+    def _acquire(self, lock: StreamLock) -> None:
         lock.acquire(self._compute)
 
-    def _give_back(self, lock: StreamLock) -> None:
+    def _release(self, lock: StreamLock) -> None:
         lock.release(self._compute)
 
 
 def unchecked(
     accelerator: Accelerator,
     store: SlotStore,
-    supply: HostWeights,
+    host_weights: HostWeights,
     layer: int,
     slots: Sequence[int],
     experts: Sequence[int],
 ) -> Job[None]:
     """Write, and believe it."""
     if slots:
-        sources = [supply.source.view(layer, expert) for expert in experts]
-        yield from supply.writer.write(slots, sources)
+        sources = [host_weights.source.view(layer, expert) for expert in experts]
+        yield from host_weights.writer.write(slots, sources)
 
 
 MUTANTS = (
     Mutant(
         name="late-signal-of-a-lock",
-        broken="an epoch ends while its movers may still signal",
+        broken="a rebalance ends while its writes may still signal",
         property="explained",
         patches={"balancer.InPlacePath": NotDrained},
     ),
@@ -126,7 +126,7 @@ MUTANTS = (
     ),
     Mutant(
         name="half-a-gate",
-        broken="the step behind the hand-over does not wait for the mover",
+        broken="the step after the hand-over does not wait for the transfer worker",
         property="right-weights",
         patches={"balancer.LayerLocks": HalfLocks},
     ),

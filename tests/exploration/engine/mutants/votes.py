@@ -26,32 +26,32 @@ from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, VoteOutcome
 Blank = Callable[[ChunkChecksum], ChunkChecksum]
 
 
-def without_vote(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+def without_vote(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Settle for a commit when the own staging is full, and do so."""
     if not ballot.staged:
-        return (yield from vote(control, question, ballot))
+        return (yield from vote(control, spec, ballot))
     with suppress(ControlPlaneLost):
-        control.cast(question.ballots, ballot.to_bytes())
-        control.decide(question.outcome, to_decision(Commit(len(ballot.staged))))
+        control.cast(spec.ballots, ballot.to_bytes())
+        control.decide(spec.outcome, to_decision(Commit(len(ballot.staged))))
     return Commit(len(ballot.staged))
 
 
-def own_wish(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+def own_wish(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Write the wish down, and obey it whatever the answer is."""
     try:
-        control.cast(question.ballots, ballot.to_bytes())
-        wish = yield from _tally_when_complete(control, question)
+        control.cast(spec.ballots, ballot.to_bytes())
+        wish = yield from _tally_when_complete(control, spec)
         if not isinstance(wish, Pending):
-            control.decide(question.outcome, to_decision(wish))
+            control.decide(spec.outcome, to_decision(wish))
         return wish
     except ControlPlaneLost as error:
         raise VoteOutcomeUnknown(str(error)) from error
 
 
-def guessing(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+def guessing(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Take it for an abort when the outcome cannot be learnt."""
     try:
-        return (yield from vote(control, question, ballot))
+        return (yield from vote(control, spec, ballot))
     except VoteOutcomeUnknown:
         return Abort("guessed")
 
@@ -61,15 +61,15 @@ def impatient(ballots: str, outcome: str, final_attempt: bool, ranks: tuple[int,
     return VoteSpec(ballots, outcome, False, ranks)
 
 
-def endless(control: ControlPlane, question: VoteSpec, ballot: Ballot) -> Job[Verdict]:
+def endless(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Wait for ballots again, each time that they do not come."""
     try:
-        control.cast(question.ballots, ballot.to_bytes())
+        control.cast(spec.ballots, ballot.to_bytes())
         while True:
             with suppress(BallotIncomplete):
-                yield BallotsReady(control, question.ballots, question.ranks)
+                yield BallotsReady(control, spec.ballots, spec.ranks)
                 break
-        return (yield from vote(control, question, ballot))
+        return (yield from vote(control, spec, ballot))
     except ControlPlaneLost as error:
         raise VoteOutcomeUnknown(str(error)) from error
 
@@ -89,12 +89,12 @@ def blind_to_plans(ballots: Sequence[Ballot]) -> Verdict:
     return tally([replace(ballot, digest="") for ballot in ballots])
 
 
-def _without_sums(mark: ChunkChecksum) -> ChunkChecksum:
-    return replace(mark, sent=0, received=0)
+def _without_sums(checksum: ChunkChecksum) -> ChunkChecksum:
+    return replace(checksum, sent=0, received=0)
 
 
-def _without_tables(mark: ChunkChecksum) -> ChunkChecksum:
-    return replace(mark, tables="")
+def _without_tables(checksum: ChunkChecksum) -> ChunkChecksum:
+    return replace(checksum, tables="")
 
 
 def _blanked(ballot: Ballot, blank: Blank) -> Ballot:
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         name="no-patience",
-        broken="an epoch may wait for ever",
+        broken="a rebalance may wait for ever",
         property="accounted",
         patches={"engine.engine.VoteSpec": impatient},
     ),

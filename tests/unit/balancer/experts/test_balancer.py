@@ -45,7 +45,7 @@ class Watched(ThreadWorker):
         self._begun = begun
 
     def release(self) -> None:
-        self._begun += [self._kind] * len(self._held)
+        self._begun += [self._kind] * len(self._queued)
         super().release()
 
 

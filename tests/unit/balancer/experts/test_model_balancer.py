@@ -171,7 +171,7 @@ def working() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
 
 
-def test_attach_adds_stream_to_every_family_of_its_model_only() -> None:
+def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
     def program(seat: Seat) -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         stream = seat.accelerator.stream(Role.AUX)

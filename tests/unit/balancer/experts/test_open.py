@@ -56,7 +56,7 @@ ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 @pytest.mark.slow
 @ways
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
-def test_model_balancers_move_experts_of_every_family(
+def test_model_balancers_move_experts_of_every_layer_group(
     way: UpdatePathFactory, draft_role: Role
 ) -> None:
     stories = serve(way, habit=Habit(role=draft_role))
@@ -127,7 +127,7 @@ def test_model_balancers_move_experts_of_any_tensor_kinds(
     assert commits(stories[0], "m") == commits(stories[1], "m")
 
 
-def test_families_of_a_model_open_epochs_at_different_boundaries() -> None:
+def test_layer_groups_of_a_model_open_rebalances_at_different_boundaries() -> None:
     (story, _) = serve()
     opened = [{report.opened_at for report in reports} for reports in story.reports["target"]]
     assert all(opened)
@@ -217,7 +217,7 @@ def test_model_balancers_name_model_in_opening_errors() -> None:
         with pytest.raises(PlacementError, match="model 'draft': a placement is int32"):
             open_balancers(*ends, {"draft": short})
         with pytest.raises(EngineError, match="3 bytes of staging are not enough: one slot of"):
-            open_balancers(*ends, {"draft": start}, budget=3)
+            open_balancers(*ends, {"draft": start}, staging_bytes=3)
         says = "model 'draft', layers 0 counted from 0: .* need a budget of staging"
         with pytest.raises(EngineError, match=says):
             open_balancers(*ends, {"draft": start})

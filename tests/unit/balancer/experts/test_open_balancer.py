@@ -128,12 +128,12 @@ class Heard:
 
 
 @pytest.mark.parametrize("watched", [0, 1])
-def test_journal_may_be_attached_to_one_rank_only(watched: int) -> None:
+def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
     """All ranks then sum what the journal is told: a sum takes all of them."""
 
     def program(seat: Seat) -> tuple[int, list[str]]:
         heard = Heard()
-        more = {"journal": heard} if seat.rank == watched else {}
+        more = {"event_sink": heard} if seat.rank == watched else {}
         balancer = Given(config=replace(CONFIG, step_interval=8)).open(seat, **more)
         lockstep = seat.fabric.open("lockstep")
         for step in range(MOST_STEPS):
@@ -156,7 +156,7 @@ def test_journal_may_be_attached_to_one_rank_only(watched: int) -> None:
 def test_log_settings_may_differ_between_ranks() -> None:
     def program(seat: Seat) -> list[list[int]]:
         logs = replace(CONFIG, log_balancedness=True) if seat.rank == 0 else CONFIG
-        more = {"journal": Heard()} if seat.rank == 0 else {}
+        more = {"event_sink": Heard()} if seat.rank == 0 else {}
         balancer = Given(config=logs).open(seat, **more)
         with balancer.step(0):
             installed: list[list[int]] = balancer.serving_state.layout.placement.tolist()

@@ -204,7 +204,7 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
 @pytest.mark.parametrize(
     ("experts", "survive"), [(3, 1), (4, 0)], ids=["enough slots are left", "too few are left"]
 )
-def test_reconfigure_continues_epochs_with_less_redundancy(
+def test_reconfigure_continues_rebalances_with_less_redundancy(
     experts: int, survive: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = ExpertShape(layers=2, experts=experts, slots=9, ranks=3)

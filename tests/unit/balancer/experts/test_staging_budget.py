@@ -1,4 +1,4 @@
-"""Bytes in flight, divided among families."""
+"""Staging bytes, divided among layer groups."""
 
 import pytest
 import torch
@@ -24,16 +24,16 @@ models = st.builds(model, st.lists(st.integers(1, 9), min_size=1, max_size=6), s
 
 
 @given(models, st.integers(0, 4000))
-def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
+def test_staging_budget_is_kept_and_gives_each_layer_group_a_buffer(
     made: ExpertModel, more: int
 ) -> None:
-    families = made.groups
-    least = sum(family.slot_bytes for family in families)
-    buffers = split_staging(families, least + more)
-    taken = sum(n * family.slot_bytes for n, family in zip(buffers, families, strict=True))
+    groups = made.groups
+    least = sum(group.slot_bytes for group in groups)
+    buffers = split_staging(groups, least + more)
+    taken = sum(n * group.slot_bytes for n, group in zip(buffers, groups, strict=True))
     assert taken <= least + more
-    assert all(1 <= n <= len(f.slots) for n, f in zip(buffers, families, strict=True))
-    for wider, narrower in zip(split_staging(families, least + more + 100), buffers, strict=True):
+    assert all(1 <= n <= len(f.slots) for n, f in zip(buffers, groups, strict=True))
+    for wider, narrower in zip(split_staging(groups, least + more + 100), buffers, strict=True):
         assert wider >= narrower
 
 
@@ -41,29 +41,29 @@ def test_staging_budget_is_kept_and_gives_each_family_a_buffer(
 def test_staging_budget_for_all_slots_stages_everything(
     made: ExpertModel,
 ) -> None:
-    families = made.groups
-    budget = made.nbytes + sum(family.slot_bytes for family in families)
-    assert split_staging(families, budget) == tuple(len(family.slots) for family in families)
+    groups = made.groups
+    budget = made.nbytes + sum(group.slot_bytes for group in groups)
+    assert split_staging(groups, budget) == tuple(len(group.slots) for group in groups)
 
 
 @given(models)
-def test_staging_budget_of_a_layer_each_leaves_no_family_short(made: ExpertModel) -> None:
-    families = made.groups
-    budget = sum(family.nbytes // len(family.layers) for family in families)
-    assert split_staging(families, budget) == (made.slots_per_rank,) * len(families)
-    if budget > sum(family.slot_bytes for family in families):
-        assert min(split_staging(families, budget - 1)) == made.slots_per_rank - 1
+def test_staging_budget_of_a_layer_each_leaves_no_layer_group_short(made: ExpertModel) -> None:
+    groups = made.groups
+    budget = sum(group.nbytes // len(group.layers) for group in groups)
+    assert split_staging(groups, budget) == (made.slots_per_rank,) * len(groups)
+    if budget > sum(group.slot_bytes for group in groups):
+        assert min(split_staging(groups, budget - 1)) == made.slots_per_rank - 1
 
 
-def test_staging_budget_beyond_a_layer_goes_to_larger_family() -> None:
+def test_staging_budget_beyond_a_layer_goes_to_larger_layer_group() -> None:
     made = model([4, 4, 4, 8], 6)
-    assert [family.slot_bytes for family in made.groups] == [16, 32]
+    assert [group.slot_bytes for group in made.groups] == [16, 32]
     many, few = split_staging(made.groups, 6 * (16 + 32) + 100)
     assert (many, few) == (12, 6)
 
 
 @given(models)
-def test_staging_budget_below_one_buffer_per_family_is_refused(made: ExpertModel) -> None:
-    least = sum(family.slot_bytes for family in made.groups)
-    with pytest.raises(EngineError, match=f"one slot of each of {len(made.groups)} families"):
+def test_staging_budget_below_one_buffer_per_layer_group_is_refused(made: ExpertModel) -> None:
+    least = sum(group.slot_bytes for group in made.groups)
+    with pytest.raises(EngineError, match=f"one slot of each of {len(made.groups)} layer groups"):
         split_staging(made.groups, least - 1)

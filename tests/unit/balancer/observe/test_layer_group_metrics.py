@@ -81,8 +81,8 @@ def _serve(seat: Seat, watch: Watch) -> None:
         seat.fabric,
         models,
         {"target": start},
-        budget=BUDGET,
-        journals=watch.of,
+        staging_bytes=BUDGET,
+        event_sinks=watch.of,
     )
     target = balancers["target"]
     for step in range(STEPS):

@@ -81,12 +81,12 @@ def moving(*staged: ChunkChecksum) -> Ballot:
     return Ballot(RankStatus.TRANSFERRING, "d", staged)
 
 
-def test_judge_commits_lots_with_matching_checksums() -> None:
+def test_judge_commits_chunks_with_matching_checksums() -> None:
     assert tally([moving(mark) for mark in MARKS]) == Commit(1)
     assert tally([moving(mark, mark) for mark in MARKS]) == Commit(2)
 
 
-def test_judge_commits_only_lots_staged_on_every_rank() -> None:
+def test_judge_commits_only_chunks_staged_on_every_rank() -> None:
     assert tally([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
     assert tally([moving(MARKS[0]), moving()]) == Pending()
 
@@ -115,8 +115,8 @@ def test_judge_aborts_when_ranks_are_out_of_step(stand: RankStatus) -> None:
 
 
 def test_judge_aborts_with_reason_of_failed_rank() -> None:
-    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="move failed")]
-    assert tally(cast) == Abort("move failed")
+    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="transfer failed")]
+    assert tally(cast) == Abort("transfer failed")
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))

@@ -91,7 +91,7 @@ def office() -> Iterator[Office]:
 
 
 @given(st.lists(votes, min_size=1, max_size=5))
-def test_archive_keeps_ballots_until_all_ranks_are_healthy_in_later_epoch(
+def test_key_collector_keeps_ballots_until_all_ranks_are_healthy_in_later_rebalance(
     epochs: list[list[Vote]],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
@@ -109,7 +109,7 @@ def test_archive_keeps_ballots_until_all_ranks_are_healthy_in_later_epoch(
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6))
-def test_archive_keeps_only_last_healthy_epoch(
+def test_key_collector_keeps_only_last_healthy_rebalance(
     lengths: list[int],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
@@ -124,14 +124,14 @@ def test_archive_keeps_only_last_healthy_epoch(
                 assert office.epochs() == {epoch}
 
 
-def test_archive_forgets_ballot_cast_for_next_vote(office: Office) -> None:
+def test_key_collector_forgets_ballot_cast_for_next_vote(office: Office) -> None:
     office.vote(0, 1, WELL)
     office.plane(1).cast("t/0/2", Ballot(RankStatus.FAILED, reason="leaves").to_bytes())
     office.vote(1, 5, WELL)
     assert office.epochs() == {1}
 
 
-def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
+def test_key_collector_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     office.vote(3, 1, WELL)
     left = office.archive.uncollected
     assert {filed.rebalance for filed in left} == {BEFORE_FIRST_REBALANCE}
@@ -143,7 +143,7 @@ def test_archive_leftovers_are_forgotten_by_next_group(office: Office) -> None:
     assert {name.split("/")[0] for name in after.asked()} == {"t.1"}
 
 
-def test_archive_logs_lost_store_and_goes_on(
+def test_key_collector_logs_lost_store_and_goes_on(
     office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
     office.vote(0, 1, WELL)
@@ -151,4 +151,4 @@ def test_archive_logs_lost_store_and_goes_on(
     office.world.store.lose()
     with caplog.at_level(logging.WARNING):
         office.archive.collect(1, "t/1/4")
-    assert "was not forgotten" in caplog.text
+    assert "were not deleted" in caplog.text

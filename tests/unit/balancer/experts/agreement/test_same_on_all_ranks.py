@@ -27,7 +27,7 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
 ) -> None:
     def program(control: ThreadControl) -> object:
         mine = each[control.rank]
-        return check_same_on_all_ranks(control, "same", SOON, mine, told=str(control.rank))
+        return check_same_on_all_ranks(control, "same", SOON, mine, note=str(control.rank))
 
     answers = meet(len(each), program)
     found = [entries(side) for side in each]

@@ -87,7 +87,7 @@ def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
         )
 
 
-def test_epoch_report_counts_bytes_of_travelled_slots() -> None:
+def test_rebalance_report_counts_bytes_of_travelled_slots() -> None:
     (report, *_) = rebalance()[0].reports
     assert report.copies > 0
     assert report.bytes == report.copies * 5 * 4
@@ -144,7 +144,7 @@ def test_different_plans_keep_installed_placement_on_all_ranks() -> None:
         assert story.aborts["plans differ"] >= 2
 
 
-def test_different_shares_abort_the_epoch() -> None:
+def test_different_shares_abort_the_rebalance() -> None:
     stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
     assert violations(stories) == []
     assert all("plans differ" in story.aborts for story in stories)
@@ -153,7 +153,7 @@ def test_different_shares_abort_the_epoch() -> None:
 ABORTS: dict[str, tuple[Break, str]] = {
     "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
     "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
-    "mover raises": (fabric(".moves", NoExchange), "move failed"),
+    "mover raises": (fabric(".moves", NoExchange), "transfer failed"),
     "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
 }
 
@@ -171,10 +171,10 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
 
 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "KINDS", 0)
+    monkeypatch.setattr(engine, "MAX_ABORT_REASONS", 0)
     for story in rebalance(fabric(".moves", NoExchange), timeout=4.0):
         aborted = [report for report in story.reports if report.outcome not in COMPLETED]
-        assert story.aborts == {engine.OTHERS: len(aborted)}
+        assert story.aborts == {engine.OTHER_REASON: len(aborted)}
 
 
 def test_slow_rank_commits_together_with_its_peer() -> None:
@@ -199,12 +199,12 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
     assert issuers
 
 
-def test_exchange_that_cannot_start_aborts_epoch_but_not_step() -> None:
+def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
     peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
     cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
     stories = rebalance(both(peer, cannot), timeout=4.0)
     assert violations(stories) == []
-    assert all("move failed" in story.aborts for story in stories)
+    assert all("transfer failed" in story.aborts for story in stories)
 
 
 @pytest.mark.slow
@@ -213,24 +213,24 @@ def test_communicator_is_rebuilt_after_failed_move() -> None:
     stories = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
     assert violations(stories) == []
     for story in stories:
-        assert story.aborts["move failed"] == 1
+        assert story.aborts["transfer failed"] == 1
         assert "committed" in [report.outcome for report in story.reports]
     assert stories[0].commits == stories[1].commits
     assert stories[0].commits
 
 
-def test_epoch_aborts_everywhere_when_patience_runs_out() -> None:
+def test_rebalance_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
     stories = rebalance(slow, pace=pace, max_stalled_steps=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) == {START}
-    assert all("out of patience" in story.aborts for story in stories)
-    assert all("a rank still drains an aborted epoch" in story.aborts for story in stories)
+    assert all("no progress in time" in story.aborts for story in stories)
+    assert all("a rank still drains an aborted rebalance" in story.aborts for story in stories)
 
 
-def test_late_plan_is_used_and_epochs_due_meanwhile_are_skipped(
+def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = threading.Event()

@@ -73,7 +73,7 @@ def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]
     return observed(way=WAYS[request.param], pace=Pace(0.02))
 
 
-def test_journal_records_every_reported_epoch(
+def test_event_sink_records_every_reported_rebalance(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for story, entries in zip(*told, strict=True):
@@ -84,7 +84,7 @@ def test_journal_records_every_reported_epoch(
         ] == [(r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes) for r in story.reports]
 
 
-def test_journal_predicts_lower_imbalance_for_plans_that_move(
+def test_event_sink_predicts_lower_imbalance_for_plans_that_move(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
@@ -98,7 +98,7 @@ def test_journal_predicts_lower_imbalance_for_plans_that_move(
             assert record.chunks >= 1
 
 
-def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
+def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     by_rank = [
@@ -107,10 +107,10 @@ def test_journal_bytes_of_all_ranks_add_up_to_bytes_of_epoch(
     ]
     assert any(record.bytes for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
-        assert sum(record.here for record in records) == records[0].bytes
+        assert sum(record.bytes_received for record in records) == records[0].bytes
 
 
-def test_journal_actual_imbalance_matches_prediction() -> None:
+def test_event_sink_actual_imbalance_matches_prediction() -> None:
     _, entries = observed()
     digest = EventAggregator()
     records = [e.record for item in entries[0] for e in of(digest.process(item), RebalanceMeasured)]
@@ -121,7 +121,7 @@ def test_journal_actual_imbalance_matches_prediction() -> None:
     assert first.imbalance_actual == pytest.approx(first.imbalance_predicted, abs=1e-3)
 
 
-def test_journal_phase_seconds_add_up_to_epoch_duration(
+def test_event_sink_phase_seconds_add_up_to_rebalance_duration(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
@@ -132,7 +132,7 @@ def test_journal_phase_seconds_add_up_to_epoch_duration(
             assert min(entry.record.phase_seconds.values()) >= 0
 
 
-def test_journal_state_changes_are_legal_and_epochs_ascend(
+def test_event_sink_state_changes_are_legal_and_rebalances_ascend(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for entries in told[1]:
@@ -145,7 +145,9 @@ def test_journal_state_changes_are_legal_and_epochs_ascend(
         assert [entry.at for entry in states] == sorted(entry.at for entry in states)
 
 
-def test_journal_spans_of_a_track_never_cross(told: tuple[list[Story], list[list[Event]]]) -> None:
+def test_event_sink_spans_of_a_track_never_cross(
+    told: tuple[list[Story], list[list[Event]]],
+) -> None:
     for entries in told[1]:
         spans = of(entries, TraceSpan)
         assert {Track.PLANNER, Track.VOTE, Track.REBALANCE, Track.TRANSFER} <= {
@@ -168,7 +170,7 @@ def crossing(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
+def test_event_sink_spans_show_sent_and_received_slots_and_verdicts() -> None:
     _, entries = observed()
     spans = [span for told in entries for span in of(told, TraceSpan)]
     rounds = [span.details for span in spans if span.track is Track.COPY]
@@ -181,7 +183,7 @@ def test_journal_spans_show_sent_and_received_slots_and_verdicts() -> None:
     }
 
 
-def test_journal_spans_of_work_carry_their_epoch(
+def test_event_sink_spans_of_work_carry_their_rebalance(
     told: tuple[list[Story], list[list[Event]]],
 ) -> None:
     for rank, entries in enumerate(told[1]):
@@ -191,7 +193,7 @@ def test_journal_spans_of_work_carry_their_epoch(
         # The program that drives the engine waits for its workers by jobs that say nothing.
         spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):
-            epochs = [span.details.get("epoch") for span in spans if span.name == name]
+            epochs = [span.details.get("rebalance") for span in spans if span.name == name]
             assert epochs, name
             assert set(epochs) <= begun, name
         votes = [span for span in spans if span.name == "vote"]
@@ -205,7 +207,7 @@ def test_journal_spans_of_work_carry_their_epoch(
         assert forgets == [] if rank else len(forgets) in (len(votes) - 1, len(votes))
 
 
-def test_journal_records_abort_reason() -> None:
+def test_event_sink_records_abort_reason() -> None:
     stories, entries = observed(
         lambda journals: rebalance(fabric(".moves", FlippedByte), timeout=4.0, journals=journals)
     )
@@ -214,7 +216,7 @@ def test_journal_records_abort_reason() -> None:
     assert len(reasons) == len(stories[0].reports)
 
 
-def test_journal_records_skipped_epoch() -> None:
+def test_event_sink_records_skipped_rebalance() -> None:
     gate = threading.Event()
     pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
     slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
@@ -229,7 +231,7 @@ def test_journal_records_skipped_epoch() -> None:
         assert opened.isdisjoint(steps)
 
 
-def test_journal_omits_idle_boundaries() -> None:
+def test_event_sink_omits_idle_boundaries() -> None:
     _, entries = observed(sub_window=8, window_size=8, step_interval=16)
     boundaries = [entry.step for entry in of(entries[0], BoundaryDone)]
     quiet = set(range(1, 8)) | set(range(10, 16))
@@ -238,7 +240,7 @@ def test_journal_omits_idle_boundaries() -> None:
     assert len(boundaries) < STEPS
 
 
-def test_journal_sums_carry_layout_in_force() -> None:
+def test_event_sink_sums_carry_layout_in_force() -> None:
     _, entries = observed(shares=ShareMode.LAGGED)
     sums = of(entries[0], LoadReduced)
     assert [entry.step for entry in sums] == list(range(2, STEPS, 2))
@@ -246,7 +248,7 @@ def test_journal_sums_carry_layout_in_force() -> None:
     assert len({entry.layout.digest for entry in sums}) >= 2
 
 
-def test_journal_ends_with_closed_entry() -> None:
+def test_event_sink_ends_with_closed_entry() -> None:
     for entries in observed()[1]:
         assert isinstance(entries[-1], EngineClosed)
 
@@ -258,7 +260,7 @@ class Broken(NullSink):
         raise RuntimeError("out of ink")
 
 
-def test_serving_is_unaffected_by_failing_journal() -> None:
+def test_serving_is_unaffected_by_failing_event_sink() -> None:
     couriers = [AsyncEventSink([Broken()]) for _ in range(SHAPE.ranks)]
     stories = rebalance(healthy, journals=couriers.__getitem__)
     for courier in couriers:
@@ -268,6 +270,6 @@ def test_serving_is_unaffected_by_failing_journal() -> None:
     assert len(stories[0].commits) >= 2
 
 
-def test_log_balancedness_requires_a_journal() -> None:
-    with pytest.raises(EngineError, match="log_balancedness takes a journal"):
+def test_log_balancedness_requires_an_event_sink() -> None:
+    with pytest.raises(EngineError, match="log_balancedness takes an event sink"):
         rebalance(log_balancedness=True)

@@ -60,7 +60,7 @@ def told(kept: RecordingSink, states: list[State], report: RebalanceReport | Non
         written.end_boundary(state, AFTER if state is states[-1] else BEFORE)
 
 
-def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
+def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     kept = RecordingSink()
     moving, committing = Transferring(VOYAGE), Staged(VOYAGE, ())
     proposed = Proposed(EPOCH, PROPOSAL)
@@ -85,7 +85,7 @@ def test_chronicle_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     ]
 
 
-def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> None:
+def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> None:
     kept = RecordingSink()
     planning = Planning(EPOCH, UNDONE)
     told(kept, [Idle(), planning, planning, planning], None)
@@ -96,7 +96,7 @@ def test_chronicle_records_each_boundary_and_each_state_change(clock: None) -> N
     ]
 
 
-def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
+def test_recorder_excludes_draining_from_rebalance_seconds(clock: None) -> None:
     kept = RecordingSink()
     planning, draining = Planning(EPOCH, UNDONE), Draining(())
     told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
@@ -104,10 +104,10 @@ def test_chronicle_excludes_draining_from_epoch_seconds(clock: None) -> None:
     assert ended.record.phase_seconds == {"planning": 2}
     assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (None, None)
     names = [entry.name for entry in kept.events if isinstance(entry, TraceSpan)]
-    assert names == ["planning", "epoch 3: aborted"]
+    assert names == ["planning", "rebalance 3: aborted"]
 
 
-def test_chronicle_ignores_end_of_epoch_it_did_not_see_open(clock: None) -> None:
+def test_recorder_ignores_end_of_rebalance_it_did_not_see_open(clock: None) -> None:
     kept = RecordingSink()
     told(kept, [Idle(), Idle()], RebalanceReport(3, 5, 6, "committed", 0, 0))
     assert [entry for entry in kept.events if isinstance(entry, RebalanceEnded)] == []

@@ -181,5 +181,5 @@ def test_memory_reports_outcome_of_huge_page_request(
     path = tmp_path / "shmem_enabled"
     if setting is not None:
         path.write_text(setting)
-    monkeypatch.setattr(shared_memory, "HUGE", path)
+    monkeypatch.setattr(shared_memory, "HUGE_PAGES_SETTING", path)
     assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is told

@@ -1,4 +1,4 @@
-"""Shipments: which slots move, from where, in which lots and rounds, and through which buffers."""
+"""Migration plans: which slots move, from where, in which chunks and rounds, by which buffers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.strategies.shipment_routes import (
+from helpers.strategies.migration_routes import (
     Change,
-    by_lot,
+    by_chunk,
     changes,
     fewest_sends,
     largest_degree,
@@ -34,19 +34,19 @@ def placement(*layers: tuple[int, ...]) -> Placement:
     return np.array(layers, dtype=np.int32)
 
 
-def legs(shipment: MigrationPlan, lot: int) -> list[RankTransfers]:
-    return [shipment.for_rank(rank, lot) for rank in range(shipment.shape.ranks)]
+def rank_transfers(migration: MigrationPlan, chunk: int) -> list[RankTransfers]:
+    return [migration.for_rank(rank, chunk) for rank in range(migration.shape.ranks)]
 
 
 @given(changes())
-def test_shipment_fills_exactly_the_changed_slots(change: Change) -> None:
-    shipment = change.ship()
-    moves = routes(shipment)
+def test_migration_fills_exactly_the_changed_slots(change: Change) -> None:
+    migration = change.plan()
+    moves = routes(migration)
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
     assert (near, far) == wanted(change)
-    assert shipment.total_copies == len(moves) == len(near) + len(far)
-    assert shipment.remote_copies == len(far)
+    assert migration.total_copies == len(moves) == len(near) + len(far)
+    assert migration.remote_copies == len(far)
 
 
 Filled = set[tuple[int, int, int]]
@@ -66,61 +66,70 @@ def wanted(change: Change) -> tuple[Filled, Filled]:
 
 
 @given(changes())
-def test_shipment_reads_from_nearest_source(change: Change) -> None:
-    for move in routes(change.ship()):
+def test_migration_reads_from_nearest_source(change: Change) -> None:
+    for move in routes(change.plan()):
         assert move.source in change.choices(move.layer, move.slot)
         assert (change.rank(move.source) == change.rank(move.slot)) == (move.round < 0)
 
 
 @given(changes())
-def test_shipment_minimizes_sends_of_busiest_rank(change: Change) -> None:
-    sends = Counter(change.rank(m.source) for m in routes(change.ship()) if m.round >= 0)
+def test_migration_minimizes_sends_of_busiest_rank(change: Change) -> None:
+    sends = Counter(change.rank(m.source) for m in routes(change.plan()) if m.round >= 0)
     assert max(sends.values(), default=0) == fewest_sends(change)
 
 
 @given(changes())
-def test_lots_follow_layer_order_and_fill_half_the_buffers(change: Change) -> None:
-    shipment = change.ship()
-    lots: list[list[int]] = []
+def test_chunks_follow_layer_order_and_fill_half_the_buffers(change: Change) -> None:
+    migration = change.plan()
+    chunks: list[list[int]] = []
     for layer in change.order:
         half = change.staging // 2
-        if lots and max(change.needs([*lots[-1], layer])) <= half:
-            lots[-1].append(layer)
+        if chunks and max(change.needs([*chunks[-1], layer])) <= half:
+            chunks[-1].append(layer)
         else:
-            lots.append([layer])
-    assert [list(shipment.layers(k)) for k in range(shipment.chunks)] == lots
-    assert shipment.staging_needed.tolist() == [change.needs(lot) for lot in lots]
+            chunks.append([layer])
+    assert [list(migration.layers(k)) for k in range(migration.chunks)] == chunks
+    assert migration.staging_needed.tolist() == [change.needs(chunk) for chunk in chunks]
 
 
 @given(changes())
-def test_lot_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
-    shipment = change.ship()
-    for lot, moves in enumerate(by_lot(shipment)):
-        assert shipment.rounds(lot) == largest_degree(change, moves)
-        assert all(len(leg.rounds) == shipment.rounds(lot) for leg in legs(shipment, lot))
+def test_chunk_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
+    migration = change.plan()
+    for chunk, moves in enumerate(by_chunk(migration)):
+        assert migration.rounds(chunk) == largest_degree(change, moves)
+        assert all(
+            len(transfers.rounds) == migration.rounds(chunk)
+            for transfers in rank_transfers(migration, chunk)
+        )
 
 
 @given(changes())
-def test_blob_slots_match_on_sender_and_receiver(change: Change) -> None:
-    shipment = change.ship()
+def test_message_slots_match_on_sender_and_receiver(change: Change) -> None:
+    migration = change.plan()
     travelled = 0
-    for lot in range(shipment.chunks):
-        by_rank = legs(shipment, lot)
-        for number in range(shipment.rounds(lot)):
-            sends = {r: leg.rounds[number].send for r, leg in enumerate(by_rank)}
-            receives = {r: leg.rounds[number].receive for r, leg in enumerate(by_rank)}
+    for chunk in range(migration.chunks):
+        by_rank = rank_transfers(migration, chunk)
+        for number in range(migration.rounds(chunk)):
+            sends = {r: transfers.rounds[number].send for r, transfers in enumerate(by_rank)}
+            receives = {r: transfers.rounds[number].receive for r, transfers in enumerate(by_rank)}
             ends = {(r, s.peer): s for r, s in sends.items() if s}
             others = {(g.peer, r): g for r, g in receives.items() if g}
             assert ends.keys() == others.keys()
             for pair, send in ends.items():
                 assert_a_blob(change, send, others[pair], pair)
                 travelled += len(send.slots)
-    assert travelled == shipment.remote_copies
+    assert travelled == migration.remote_copies
 
 
 def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
     assert pair[0] != pair[1]
-    assert 1 <= len(send.slots) == len(receive.slots) == len(receive.staging) <= change.parcel
+    assert (
+        1
+        <= len(send.slots)
+        == len(receive.slots)
+        == len(receive.staging)
+        <= change.slots_per_message
+    )
     assert list(receive.staging) == list(range(receive.staging[0], receive.staging[-1] + 1))
     assert list(receive.slots) == sorted(receive.slots)
     for read, filled in zip(send.slots, receive.slots, strict=True):
@@ -137,91 +146,100 @@ def at(change: Change, placed: Placement, rank: int, local: int) -> int:
 
 @given(changes())
 def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
-    shipment = change.ship()
-    for lot in range(shipment.chunks):
-        for rank, leg in enumerate(legs(shipment, lot)):
-            received = [step.receive for step in leg.rounds if step.receive]
-            filled = [*zip(leg.local.staging, leg.local.slots, strict=True)]
-            for blob in received:
-                filled += zip(blob.staging, blob.slots, strict=True)
-            assert sorted(leg.copies) == sorted(filled)
-            assert len(leg.copies) == shipment.staging_needed[lot, rank]
-            assert len({buffer for buffer, _ in leg.copies}) == len(leg.copies)
-            for read, slot in zip(leg.local.sources, leg.local.slots, strict=True):
+    migration = change.plan()
+    for chunk in range(migration.chunks):
+        for rank, transfers in enumerate(rank_transfers(migration, chunk)):
+            received = [step.receive for step in transfers.rounds if step.receive]
+            filled = [*zip(transfers.local.staging, transfers.local.slots, strict=True)]
+            for message in received:
+                filled += zip(message.staging, message.slots, strict=True)
+            assert sorted(transfers.copies) == sorted(filled)
+            assert len(transfers.copies) == migration.staging_needed[chunk, rank]
+            assert len({buffer for buffer, _ in transfers.copies}) == len(transfers.copies)
+            for read, slot in zip(transfers.local.sources, transfers.local.slots, strict=True):
                 held = at(change, change.installed, rank, read)
                 assert held == at(change, change.proposed, rank, slot)
 
 
 @given(changes())
-def test_lots_alternate_between_first_and_last_buffers(change: Change) -> None:
-    shipment = change.ship()
-    for lot in range(shipment.chunks):
-        for leg, need in zip(
-            legs(shipment, lot), shipment.staging_needed[lot].tolist(), strict=True
+def test_chunks_alternate_between_first_and_last_buffers(change: Change) -> None:
+    migration = change.plan()
+    for chunk in range(migration.chunks):
+        for transfers, need in zip(
+            rank_transfers(migration, chunk), migration.staging_needed[chunk].tolist(), strict=True
         ):
-            first = (0, change.staging - need)[lot % 2]
-            assert [buffer for buffer, _ in leg.copies] == list(range(first, first + need))
+            first = (0, change.staging - need)[chunk % 2]
+            assert [buffer for buffer, _ in transfers.copies] == list(range(first, first + need))
 
 
 @given(changes())
-def test_adjacent_lots_fit_together_exactly_when_buffers_suffice(
+def test_adjacent_chunks_fit_together_exactly_when_buffers_suffice(
     change: Change,
 ) -> None:
-    shipment = change.ship()
-    for lot in range(shipment.chunks):
-        for other in range(shipment.chunks):
-            both = [*shipment.layers(lot), *shipment.layers(other)]
+    migration = change.plan()
+    for chunk in range(migration.chunks):
+        for other in range(migration.chunks):
+            both = [*migration.layers(chunk), *migration.layers(other)]
             suffice = max(change.needs(both)) <= change.staging
-            assert shipment.fits_with(lot, other) == (suffice and abs(lot - other) == 1)
+            assert migration.fits_with(chunk, other) == (suffice and abs(chunk - other) == 1)
 
 
 @given(changes())
-def test_adjacent_lots_of_several_layers_always_fit_together(change: Change) -> None:
-    shipment = change.ship()
-    for lot in range(shipment.chunks - 1):
-        pair = lot, lot + 1
-        several = all(len(shipment.layers(k)) > 1 for k in pair)
-        assert shipment.fits_with(*pair) or not several
+def test_adjacent_chunks_of_several_layers_always_fit_together(change: Change) -> None:
+    migration = change.plan()
+    for chunk in range(migration.chunks - 1):
+        pair = chunk, chunk + 1
+        several = all(len(migration.layers(k)) > 1 for k in pair)
+        assert migration.fits_with(*pair) or not several
 
 
 @given(changes())
-def test_shipment_is_deterministic(change: Change) -> None:
+def test_migration_is_deterministic(change: Change) -> None:
     copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())
-    first, second = change.ship(), copied.ship()
+    first, second = change.plan(), copied.plan()
     assert routes(first) == routes(second)
-    for lot in range(first.chunks):
-        assert legs(first, lot) == legs(second, lot)
+    for chunk in range(first.chunks):
+        assert rank_transfers(first, chunk) == rank_transfers(second, chunk)
 
 
-def test_lots_follow_given_layer_order() -> None:
+def test_chunks_follow_given_layer_order() -> None:
     shape = ExpertShape(3, 2, 2, 2)
     before, after = placement(*[(0, 1)] * 3), placement(*[(1, 0)] * 3)
-    shipment = plan_migration(before, after, (2, 0, 1), shape, staging=4, parcel=1)
-    assert [shipment.layers(k) for k in range(shipment.chunks)] == [(2, 0), (1,)]
-    assert shipment.rounds(0) == 2
+    migration = plan_migration(before, after, (2, 0, 1), shape, staging=4, slots_per_message=1)
+    assert [migration.layers(k) for k in range(migration.chunks)] == [(2, 0), (1,)]
+    assert migration.rounds(0) == 2
 
 
-def test_lot_may_hold_layer_without_moves() -> None:
+def test_chunk_may_hold_layer_without_moves() -> None:
     before = placement((0, 1), (0, 1))
-    shipment = plan_migration(before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.chunks, shipment.layers(0), shipment.total_copies) == (1, (1,), 0)
-    assert shipment.for_rank(0, 0) == shipment.for_rank(1, 0)
+    migration = plan_migration(
+        before, before, (1,), ExpertShape(2, 2, 2, 2), staging=1, slots_per_message=1
+    )
+    assert (migration.chunks, migration.layers(0), migration.total_copies) == (1, (1,), 0)
+    assert migration.for_rank(0, 0) == migration.for_rank(1, 0)
 
 
-def test_shipment_of_nothing_has_no_lot() -> None:
+def test_migration_of_nothing_has_no_chunk() -> None:
     before = placement((0, 1))
-    shipment = plan_migration(before, before, (), ExpertShape(1, 2, 2, 2), staging=1, parcel=1)
-    assert (shipment.chunks, shipment.total_copies) == (0, 0)
+    migration = plan_migration(
+        before, before, (), ExpertShape(1, 2, 2, 2), staging=1, slots_per_message=1
+    )
+    assert (migration.chunks, migration.total_copies) == (0, 0)
 
 
 def test_swap_within_a_rank_uses_staging_and_no_link() -> None:
-    shipment = plan_migration(
-        placement((0, 1)), placement((1, 0)), (0,), ExpertShape(1, 2, 2, 1), staging=2, parcel=1
+    migration = plan_migration(
+        placement((0, 1)),
+        placement((1, 0)),
+        (0,),
+        ExpertShape(1, 2, 2, 1),
+        staging=2,
+        slots_per_message=1,
     )
-    leg = shipment.for_rank(0, 0)
-    assert (leg.rounds, shipment.remote_copies, shipment.total_copies) == ((), 0, 2)
-    assert (leg.local.sources, leg.local.slots) == ((1, 0), (0, 1))
-    assert leg.copies == ((0, 0), (1, 1))
+    transfers = migration.for_rank(0, 0)
+    assert (transfers.rounds, migration.remote_copies, migration.total_copies) == ((), 0, 2)
+    assert (transfers.local.sources, transfers.local.slots) == ((1, 0), (0, 1))
+    assert transfers.copies == ((0, 0), (1, 1))
 
 
 BEFORE = placement((0, 1, 2, 3, 1, 1), (0, 0, 1, 2, 3, 1), (1, 2, 1, 2, 0, 3))
@@ -229,20 +247,20 @@ AFTER = placement((0, 1, 2, 3, 0, 0), (0, 0, 0, 0, 3, 1), (0, 0, 0, 2, 0, 3))
 """Rank 0 has to send two copies, then it or rank 1 two, then rank 4 has to send three."""
 
 
-def test_lot_is_balanced_while_busiest_sender_stays_the_same() -> None:
-    """Else rank 1, which has sent least, would send both of its lot."""
-    shipment = plan_migration(
-        BEFORE, AFTER, (0, 1, 2), ExpertShape(3, 4, 6, 6), staging=1, parcel=1
+def test_chunk_is_balanced_while_busiest_sender_stays_the_same() -> None:
+    """Else rank 1, which has sent least, would send both of its chunk."""
+    migration = plan_migration(
+        BEFORE, AFTER, (0, 1, 2), ExpertShape(3, 4, 6, 6), staging=1, slots_per_message=1
     )
-    assert [shipment.rounds(k) for k in range(3)] == [2, 1, 3]
+    assert [migration.rounds(k) for k in range(3)] == [2, 1, 3]
 
 
-def test_lot_balancing_creates_no_busier_sender() -> None:
-    shipment = plan_migration(
-        BEFORE[:2], AFTER[:2], (0, 1), ExpertShape(2, 4, 6, 6), staging=1, parcel=1
+def test_chunk_balancing_creates_no_busier_sender() -> None:
+    migration = plan_migration(
+        BEFORE[:2], AFTER[:2], (0, 1), ExpertShape(2, 4, 6, 6), staging=1, slots_per_message=1
     )
-    assert [shipment.rounds(k) for k in range(2)] == [2, 2]
-    sends = Counter(move.source for move in routes(shipment))
+    assert [migration.rounds(k) for k in range(2)] == [2, 2]
+    sends = Counter(move.source for move in routes(migration))
     assert sends == {0: 2, 1: 2}
 
 
@@ -254,7 +272,7 @@ def small(**changed: object) -> dict[str, object]:
         "shape": ExpertShape(2, 3, 4, 2),
         "nodes": 1,
         "staging": 2,
-        "parcel": 1,
+        "slots_per_message": 1,
     }
     return right | changed
 
@@ -280,7 +298,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "nodes": (small(nodes=3), "nodes: expected 1 to 2, got 3"),
     "no nodes": (small(nodes=0), "nodes: expected 1 to 2, got 0"),
     "staging": (small(staging=0), "staging: expected 1 to .*, got 0"),
-    "parcel": (small(parcel=0), "parcel: expected 1 to .*, got 0"),
+    "slots per message": (small(slots_per_message=0), "parcel: expected 1 to .*, got 0"),
 }
 
 
@@ -295,21 +313,23 @@ def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], me
 def test_ship_requires_equal_ranks_per_node() -> None:
     six = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
-        plan_migration(six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, parcel=1)
+        plan_migration(
+            six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, slots_per_message=1
+        )
 
 
 ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
-    "leg of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
-    "leg of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
-    "leg of no lot": (lambda s: s.for_rank(0, 1), "lot: expected 0 to 0, got 1"),
-    "layers": (lambda s: s.layers(-1), "lot: .* got -1"),
-    "rounds": (lambda s: s.rounds(1), "lot: .* got 1"),
-    "beside": (lambda s: s.fits_with(0, -1), "lot: .* got -1"),
+    "transfers of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
+    "transfers of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
+    "transfers of no chunk": (lambda s: s.for_rank(0, 1), "chunk: expected 0 to 0, got 1"),
+    "layers": (lambda s: s.layers(-1), "chunk: .* got -1"),
+    "rounds": (lambda s: s.rounds(1), "chunk: .* got 1"),
+    "beside": (lambda s: s.fits_with(0, -1), "chunk: .* got -1"),
 }
 
 
 @pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
-def test_shipment_refuses_unknown_rank_or_lot(
+def test_migration_refuses_unknown_rank_or_chunk(
     ask: Callable[[MigrationPlan], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -317,8 +337,8 @@ def test_shipment_refuses_unknown_rank_or_lot(
 
 
 @given(changes(), st.data())
-def test_shipment_moves_are_read_only(change: Change, data: st.DataObject) -> None:
-    moves = change.ship().moves
+def test_migration_moves_are_read_only(change: Change, data: st.DataObject) -> None:
+    moves = change.plan().moves
     name = data.draw(st.sampled_from(["layer", "slot", "expert", "source", "staging", "round"]))
     with pytest.raises(ValueError, match="read-only"):
         getattr(moves, name)[:] = 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from helpers.strategies.shipment_routes import Change, changes
+from helpers.strategies.migration_routes import Change, changes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,22 +12,22 @@ from equipoise.balancer.experts.placement import ExpertShape
 from equipoise.balancer.experts.planning.migration import MigrationPlan, RankTransfers
 
 Task = tuple[str, int, int, int]
-"""What is to happen (read, arrive or turn), on which rank, for which lot, in which round."""
+"""What is to happen (read, arrive or turn), on which rank, for which chunk, in which round."""
 
 
 @dataclass
 class Fleet:
-    """All ranks' slots and staging buffers; a lot is launched, then committed, in order.
+    """All ranks' slots and staging buffers; a chunk is started, then committed, in order.
 
     Attributes:
         slots: what each local slot holds, by rank.
-        staging: (lot, expert) that each buffer holds, by rank; None where it is free.
-        wire: what a blob carries, by (lot, round, sender, receiver).
-        tasks: what the lots in flight have still to do.
-        open: lots in flight.
+        staging: (chunk, expert) that each buffer holds, by rank; None where it is free.
+        wire: what a message carries, by (chunk, round, sender, receiver).
+        tasks: what the chunks in flight have still to do.
+        open: chunks in flight.
     """
 
-    shipment: MigrationPlan
+    migration: MigrationPlan
     change: Change
     slots: list[list[int]] = field(default_factory=list)
     staging: list[list[tuple[int, int] | None]] = field(default_factory=list)
@@ -42,81 +42,81 @@ class Fleet:
         self.slots = blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
         self.staging = [[None] * self.change.staging for _ in range(shape.ranks)]
 
-    def leg(self, rank: int, lot: int) -> RankTransfers:
-        return self.shipment.for_rank(rank, lot)
+    def transfers(self, rank: int, chunk: int) -> RankTransfers:
+        return self.migration.for_rank(rank, chunk)
 
     def launches(self) -> list[int]:
-        """The lot that may be launched now, if any."""
+        """The chunk that may be started now, if any."""
         following = self.committed + len(self.open)
-        if following >= self.shipment.chunks or len(self.open) == 2:
+        if following >= self.migration.chunks or len(self.open) == 2:
             return []
-        alone = not self.open or self.shipment.fits_with(self.open[0], following)
+        alone = not self.open or self.migration.fits_with(self.open[0], following)
         return [following] if alone else []
 
-    def launch(self, lot: int) -> None:
-        self.open.append(lot)
+    def launch(self, chunk: int) -> None:
+        self.open.append(chunk)
         for rank in range(self.change.shape.ranks):
-            self.tasks.append(("turn", rank, lot, 0))
-            for number, step in enumerate(self.leg(rank, lot).rounds):
-                self.tasks += [("read", rank, lot, number)] if step.send else []
-                self.tasks += [("arrive", rank, lot, number)] if step.receive else []
+            self.tasks.append(("turn", rank, chunk, 0))
+            for number, step in enumerate(self.transfers(rank, chunk).rounds):
+                self.tasks += [("read", rank, chunk, number)] if step.send else []
+                self.tasks += [("arrive", rank, chunk, number)] if step.receive else []
 
     def ready(self) -> list[Task]:
-        """Tasks that can be done now: a blob arrives after it was read."""
+        """Tasks that can be done now: a message arrives after it was read."""
         return [task for task in self.tasks if task[0] != "arrive" or self._sent(task)]
 
     def _sent(self, task: Task) -> bool:
-        _, rank, lot, number = task
-        receive = self.leg(rank, lot).rounds[number].receive
-        return receive is not None and (lot, number, receive.peer, rank) in self.wire
+        _, rank, chunk, number = task
+        receive = self.transfers(rank, chunk).rounds[number].receive
+        return receive is not None and (chunk, number, receive.peer, rank) in self.wire
 
     def do(self, task: Task) -> None:
-        what, rank, lot, number = task
+        what, rank, chunk, number = task
         self.tasks.remove(task)
-        leg = self.leg(rank, lot)
+        transfers = self.transfers(rank, chunk)
         if what == "turn":
-            held = [self.slots[rank][slot] for slot in leg.local.sources]
-            self._fill(rank, lot, leg.local.staging, held)
+            held = [self.slots[rank][slot] for slot in transfers.local.sources]
+            self._fill(rank, chunk, transfers.local.staging, held)
         elif what == "read":
-            send = leg.rounds[number].send
+            send = transfers.rounds[number].send
             assert send
             held = [self.slots[rank][slot] for slot in send.slots]
-            self.wire[lot, number, rank, send.peer] = held
+            self.wire[chunk, number, rank, send.peer] = held
         else:
-            receive = leg.rounds[number].receive
+            receive = transfers.rounds[number].receive
             assert receive
-            held = self.wire.pop((lot, number, receive.peer, rank))
-            self._fill(rank, lot, receive.staging, held)
+            held = self.wire.pop((chunk, number, receive.peer, rank))
+            self._fill(rank, chunk, receive.staging, held)
 
-    def _fill(self, rank: int, lot: int, buffers: tuple[int, ...], held: list[int]) -> None:
+    def _fill(self, rank: int, chunk: int, buffers: tuple[int, ...], held: list[int]) -> None:
         for buffer, expert in zip(buffers, held, strict=True):
             assert self.staging[rank][buffer] is None, "a buffer is written before its commit"
-            self.staging[rank][buffer] = lot, expert
+            self.staging[rank][buffer] = chunk, expert
 
     def commits(self) -> list[int]:
-        """The oldest lot in flight, once all its tasks are done."""
-        return [lot for lot in self.open[:1] if all(task[2] != lot for task in self.tasks)]
+        """The oldest chunk in flight, once all its tasks are done."""
+        return [chunk for chunk in self.open[:1] if all(task[2] != chunk for task in self.tasks)]
 
-    def commit(self, lot: int) -> None:
-        self.open.remove(lot)
+    def commit(self, chunk: int) -> None:
+        self.open.remove(chunk)
         self.committed += 1
         for rank in range(self.change.shape.ranks):
-            for buffer, slot in self.leg(rank, lot).copies:
+            for buffer, slot in self.transfers(rank, chunk).copies:
                 held = self.staging[rank][buffer]
                 assert held is not None
-                assert held[0] == lot
+                assert held[0] == chunk
                 self.slots[rank][slot] = held[1]
                 self.staging[rank][buffer] = None
 
 
 def sail(change: Change, data: st.DataObject) -> Fleet:
     """Until everything is committed, in an order that is drawn."""
-    fleet = Fleet(change.ship(), change)
-    while fleet.committed < fleet.shipment.chunks:
+    fleet = Fleet(change.plan(), change)
+    while fleet.committed < fleet.migration.chunks:
         steps = [
             *((fleet.do, task) for task in fleet.ready()),
-            *((fleet.launch, lot) for lot in fleet.launches()),
-            *((fleet.commit, lot) for lot in fleet.commits()),
+            *((fleet.launch, chunk) for chunk in fleet.launches()),
+            *((fleet.commit, chunk) for chunk in fleet.commits()),
         ]
         assert steps, "nothing can be done, and not everything is committed"
         verb, subject = steps[data.draw(st.integers(0, len(steps) - 1))]
@@ -126,7 +126,7 @@ def sail(change: Change, data: st.DataObject) -> Fleet:
 
 @pytest.mark.slow
 @given(changes(), st.data())
-def test_shipment_reaches_proposed_placement_under_any_interleaving(
+def test_migration_reaches_proposed_placement_under_any_interleaving(
     change: Change, data: st.DataObject
 ) -> None:
     fleet = sail(change, data)
@@ -137,11 +137,13 @@ def test_shipment_reaches_proposed_placement_under_any_interleaving(
     assert fleet.wire == {}
 
 
-def test_third_lot_launches_after_commit_of_first() -> None:
+def test_third_chunk_launches_after_commit_of_first() -> None:
     before = np.array([(0, 1)] * 3, dtype=np.int32)
     after = before[:, ::-1].copy()
-    change = Change(before, after, (0, 1, 2), ExpertShape(3, 2, 2, 2), nodes=1, staging=2, parcel=1)
-    fleet = Fleet(change.ship(), change)
+    change = Change(
+        before, after, (0, 1, 2), ExpertShape(3, 2, 2, 2), nodes=1, staging=2, slots_per_message=1
+    )
+    fleet = Fleet(change.plan(), change)
     fleet.launch(0)
     assert fleet.launches() == [1]
     fleet.launch(1)
@@ -152,10 +154,12 @@ def test_third_lot_launches_after_commit_of_first() -> None:
     assert fleet.launches() == [2]
 
 
-def test_lot_that_does_not_fit_waits_for_commit() -> None:
+def test_chunk_that_does_not_fit_waits_for_commit() -> None:
     before = np.array([(0, 1)] * 2, dtype=np.int32)
     after = before[:, ::-1].copy()
-    change = Change(before, after, (0, 1), ExpertShape(2, 2, 2, 2), nodes=1, staging=1, parcel=1)
-    fleet = Fleet(change.ship(), change)
+    change = Change(
+        before, after, (0, 1), ExpertShape(2, 2, 2, 2), nodes=1, staging=1, slots_per_message=1
+    )
+    fleet = Fleet(change.plan(), change)
     fleet.launch(0)
     assert fleet.launches() == []

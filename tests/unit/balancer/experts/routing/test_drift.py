@@ -132,7 +132,7 @@ def test_follower_does_not_modify_its_loads(kinds: list[int]) -> None:
 def test_follower_solves_from_any_number_of_sub_windows() -> None:
     load = np.full((SHAPE.layers, SHAPE.experts), 2**41, dtype=np.int64)
     layout = planned([load])
-    follower = DriftDetector(SHAPE, hysteresis=10_000, planned=1)
+    follower = DriftDetector(SHAPE, min_gain=10_000, planned=1)
     solved = [shares for shares in follow(follower, layout, [load] * 40) if shares is not None]
     assert len(solved) > 3, "each time that they rest on twice as many"
     for shares in solved:

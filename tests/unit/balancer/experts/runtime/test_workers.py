@@ -134,22 +134,22 @@ def spans(kept: RecordingSink) -> list[TraceSpan]:
 def test_worker_tells_sink_of_job_and_its_details(kind: Track) -> None:
     kept = RecordingSink()
     worker = EagerWorker(kind, WATCHDOG, kept)
-    assert worker.start(immediate(lambda: 7), "job", epoch=3).result(WATCHDOG) == 7
+    assert worker.start(immediate(lambda: 7), "job", rebalance=3).result(WATCHDOG) == 7
     worker.close()
     (span,) = spans(kept)
     assert (span.track, span.name) == (kind, "job")
     assert span.begin <= span.end
-    assert span.details == {"epoch": 3}
+    assert span.details == {"rebalance": 3}
 
 
 def test_worker_tells_sink_of_exception_of_job() -> None:
     kept = RecordingSink()
     worker = EagerWorker(Track.PLANNER, WATCHDOG, kept)
-    task = worker.start(immediate(broken), "plan", epoch=4)
+    task = worker.start(immediate(broken), "plan", rebalance=4)
     assert isinstance(task.exception(WATCHDOG), ValueError)
     worker.close()
     (span,) = spans(kept)
-    assert span.details == {"epoch": 4, "failed": "ValueError: heard"}
+    assert span.details == {"rebalance": 4, "failed": "ValueError: heard"}
 
 
 def test_worker_traces_job_that_waits() -> None:
@@ -177,7 +177,7 @@ def test_worker_traces_job_that_waits() -> None:
 def test_worker_tells_sink_what_job_came_to(result: object, details: dict[str, Any]) -> None:
     kept = RecordingSink()
     worker = EagerWorker(Track.VOTE, WATCHDOG, kept)
-    worker.start(immediate(lambda: result), "vote", epoch=3).result(WATCHDOG)
+    worker.start(immediate(lambda: result), "vote", rebalance=3).result(WATCHDOG)
     worker.close()
     (span,) = spans(kept)
-    assert span.details == {"epoch": 3, **details}
+    assert span.details == {"rebalance": 3, **details}

@@ -113,7 +113,7 @@ def stage(
     store = SeenStore(layout, blobs)
     inner = seat.fabric.open("moves")
     group = Seen(inner, blobs, declared(inner.capabilities))
-    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, parcel=PARCEL)  # type: ignore[arg-type]
+    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, slots_per_message=PARCEL)  # type: ignore[arg-type]
     compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
     event = seat.accelerator.event()
     compute.record(event)
@@ -127,7 +127,7 @@ def stage(
     return blobs
 
 
-def test_mover_holds_at_most_one_round_of_blobs() -> None:
+def test_transfer_holds_at_most_one_round_of_messages() -> None:
     for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
         # One is sent while the copy stream may still unpack what the round before has brought.
         assert blobs.travelling == [2] * ROUNDS
@@ -135,12 +135,12 @@ def test_mover_holds_at_most_one_round_of_blobs() -> None:
         assert max(blobs.unpacked) <= 2
 
 
-def test_mover_packs_local_copies_by_parcels() -> None:
+def test_transfer_packs_local_copies_by_messages() -> None:
     for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
         assert len(blobs.packed) == ROUNDS + HERE // PARCEL
 
 
-def test_mover_frees_blobs_as_concurrent_rounds_arrive() -> None:
+def test_transfer_frees_messages_as_concurrent_rounds_arrive() -> None:
     def declared(found: CommunicatorCapabilities) -> CommunicatorCapabilities:
         return replace(found, independent_groups=False)
 

@@ -45,7 +45,7 @@ def test_tables_bytes_equal_allocated_tables(
 
 def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
     model = two_families()
-    ledger = memory_report(model, RANKS, staging=[2, 5], parcel=1)
+    ledger = memory_report(model, RANKS, staging=[2, 5], slots_per_message=1)
     assert [entry.name for entry in ledger.items] == [
         "m: slots",
         "m: staging of family 0",
@@ -82,7 +82,7 @@ def test_rounds_are_in_turn_on_independent_groups() -> None:
     )
     assert RoundOrder.of_communicator(CommunicatorCapabilities()) is RoundOrder.ALL_AT_ONCE
     immediate = memory_report(
-        two_families(), RANKS, [2, 5], parcel=1, rounds=RoundOrder.ALL_AT_ONCE
+        two_families(), RANKS, [2, 5], slots_per_message=1, rounds=RoundOrder.ALL_AT_ONCE
     )
     found = {entry.name: entry for entry in immediate.items}["m: blobs of family 1"]
     assert found.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
@@ -93,21 +93,21 @@ def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
     shape = two_families().shape(RANKS)
     counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
     summed = torch.empty(counters.shape, dtype=torch.int64)
-    ledger = memory_report(two_families(), RANKS, [2, 5], parcel=1)
+    ledger = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
     assert ledger.items[-1].nbytes == counters.nbytes + summed.nbytes
 
 
 def test_memory_report_counts_tables_of_backend_by_group() -> None:
     """Each family has tables of its own; the CPU's kernels look nothing up but these."""
     backend, shape = backends.accelerator("ascend"), two_families().shape(RANKS)
-    plain = memory_report(two_families(), RANKS, [2, 5], parcel=1)
-    counted = memory_report(two_families(), RANKS, [2, 5], parcel=1, device=backend)
+    plain = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
+    counted = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=backend)
     (own,) = set(counted.items) - set(plain.items)
     assert own.name == "m: routing tables of the backend"
     assert own.nbytes == sum(table_bytes(n, shape.experts, shape.slots) for n in (2, 1))
     assert counted.total == plain.total + own.nbytes
     cpu = backends.accelerator("cpu")
-    assert memory_report(two_families(), RANKS, [2, 5], parcel=1, device=cpu) == plain
+    assert memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=cpu) == plain
 
 
 def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
@@ -124,13 +124,13 @@ def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
 def test_model_ledger_staging_equals_slot_store_staging() -> None:
     family = two_families().groups[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
-    ledger = memory_report(two_families(), RANKS, staging=[4, 0], parcel=16)
+    ledger = memory_report(two_families(), RANKS, staging=[4, 0], slots_per_message=16)
     assert ledger.items[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
-def test_model_ledger_requires_staging_for_every_family() -> None:
+def test_model_ledger_requires_staging_for_every_layer_group() -> None:
     with pytest.raises(ValueError, match="1 numbers of staging for 2 families"):
-        memory_report(two_families(), RANKS, staging=[2], parcel=16)
+        memory_report(two_families(), RANKS, staging=[2], slots_per_message=16)
 
 
 def test_ledgers_add_up_and_print_as_columns() -> None:

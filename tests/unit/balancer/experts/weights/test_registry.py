@@ -170,13 +170,13 @@ def test_expert_written_from_sources_matches_model(
         assert held(layers, model.layer_numbers[family.layers[-1]], slots - 1) == wanted
 
 
-def test_family_sources_refuse_other_tensor_names() -> None:
+def test_layer_group_sources_refuse_other_tensor_names() -> None:
     model = finalized({0: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match=r"an expert has \['w'\], got \['v'\]"):
         model.groups[0].sources({"v": torch.zeros(3)})
 
 
-def test_expert_model_groups_layers_of_equal_dtypes_into_families() -> None:
+def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
     plain: dict[int, Layer] = {n: {"w": torch.zeros(2, 3, dtype=torch.bfloat16)} for n in (3, 4)}
     packed: dict[int, Layer] = {
         n: {"w": torch.zeros(2, 3, dtype=torch.uint8), "scale": torch.zeros(2)} for n in (5, 6, 8)

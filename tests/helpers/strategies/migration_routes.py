@@ -1,4 +1,4 @@
-"""Changes of placement to be shipped, and what is asked of a shipment in plain Python."""
+"""Changes of placement, and reference computations of migration plans in plain Python."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ class Change:
     shape: ExpertShape
     nodes: int
     staging: int
-    parcel: int
+    slots_per_message: int
 
-    def ship(self) -> MigrationPlan:
+    def plan(self) -> MigrationPlan:
         return plan_migration(
             self.installed,
             self.proposed,
@@ -31,7 +31,7 @@ class Change:
             self.shape,
             nodes=self.nodes,
             staging=self.staging,
-            parcel=self.parcel,
+            slots_per_message=self.slots_per_message,
         )
 
     def needs(self, layers: Sequence[int]) -> list[int]:
@@ -72,7 +72,7 @@ def rows(draw: st.DrawFn, shape: ExpertShape) -> list[int]:
 
 
 @st.composite
-def changes(draw: st.DrawFn, parcels: int = 4, most_layers: int = 6) -> Change:
+def changes(draw: st.DrawFn, max_slots_per_message: int = 4, most_layers: int = 6) -> Change:
     """Up to 6 ranks on up to 6 nodes and 4 slots a rank; some layers do not change."""
     ranks, per_rank = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     slots = ranks * per_rank
@@ -90,13 +90,13 @@ def changes(draw: st.DrawFn, parcels: int = 4, most_layers: int = 6) -> Change:
         shape=shape,
         nodes=draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0])),
         staging=max(1, int(largest)) + draw(st.integers(0, 2 * per_rank * layers)),
-        parcel=draw(st.integers(1, parcels)),
+        slots_per_message=draw(st.integers(1, max_slots_per_message)),
     )
 
 
 @dataclass(frozen=True)
 class Route:
-    """A move as the arrays of a shipment have it."""
+    """A move as the arrays of a migration plan have it."""
 
     layer: int
     slot: int
@@ -106,30 +106,30 @@ class Route:
     round: int
 
 
-def routes(shipment: MigrationPlan) -> list[Route]:
+def routes(migration: MigrationPlan) -> list[Route]:
     """In the order of the arrays."""
-    moves = shipment.moves
+    moves = migration.moves
     columns = moves.layer, moves.slot, moves.expert, moves.source, moves.staging, moves.round
     return [Route(*row) for row in np.stack(columns, axis=1).tolist()]
 
 
-def by_lot(shipment: MigrationPlan) -> list[list[Route]]:
-    """Moves of each lot."""
-    lot_of = {layer: k for k in range(shipment.chunks) for layer in shipment.layers(k)}
-    lots: list[list[Route]] = [[] for _ in range(shipment.chunks)]
-    for route in routes(shipment):
-        lots[lot_of[route.layer]].append(route)
-    return lots
+def by_chunk(migration: MigrationPlan) -> list[list[Route]]:
+    """Returns the moves of each chunk."""
+    chunk_of_layer = {layer: k for k in range(migration.chunks) for layer in migration.layers(k)}
+    chunks: list[list[Route]] = [[] for _ in range(migration.chunks)]
+    for route in routes(migration):
+        chunks[chunk_of_layer[route.layer]].append(route)
+    return chunks
 
 
 def largest_degree(change: Change, moves: Sequence[Route]) -> int:
-    """The most blobs that one rank sends or receives: no schedule has fewer rounds."""
+    """The most messages that one rank sends or receives: no schedule has fewer rounds."""
     pairs = Counter((change.rank(m.source), change.rank(m.slot)) for m in moves)
     degree: Counter[tuple[str, int]] = Counter()
     for (source, destination), count in pairs.items():
         if source != destination:
-            degree["sends", source] += -(-count // change.parcel)
-            degree["receives", destination] += -(-count // change.parcel)
+            degree["sends", source] += -(-count // change.slots_per_message)
+            degree["receives", destination] += -(-count // change.slots_per_message)
     return max(degree.values(), default=0)
 
 
