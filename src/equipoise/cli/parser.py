@@ -32,7 +32,7 @@ from equipoise.cli.kinds import (
     OptionKind,
 )
 from equipoise.cli.option import Option
-from equipoise.cli.options import OPTIONS, default_of
+from equipoise.cli.run_options import OPTIONS, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 

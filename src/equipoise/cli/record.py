@@ -20,9 +20,9 @@ from equipoise.cli.files import (
 )
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
 from equipoise.cli.option import Option
-from equipoise.cli.options import BY_KEY as RUN
-from equipoise.cli.options import RECORD_FILE, merge_sources, run_settings
 from equipoise.cli.progress import run_progress_for
+from equipoise.cli.run_options import BY_KEY as RUN
+from equipoise.cli.run_options import RECORD_FILE, merge_sources, run_settings
 from equipoise.cli.validation import check_folder, check_unbalanced_options, validate_settings
 from equipoise.demo.settings import Balance, RunSettings
 from equipoise.demo.temporary_folder import temporary_folder

@@ -12,7 +12,8 @@ from typing import Any
 from equipoise.cli.config import read_config
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
-from equipoise.cli.options import (
+from equipoise.cli.progress import run_progress_for
+from equipoise.cli.run_options import (
     BY_KEY,
     MOVES,
     OPTIONS,
@@ -21,7 +22,6 @@ from equipoise.cli.options import (
     RunRequest,
     resolve_run_request,
 )
-from equipoise.cli.progress import run_progress_for
 from equipoise.cli.validation import MOST_RANKS, check_count, validate
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.balancer.experts.config import PLANNER_LIMITS
 from equipoise.cli.files import LAUNCHER_VARIABLE, probe_file, probe_folder
-from equipoise.cli.options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD_FILE, RunRequest
+from equipoise.cli.run_options import BY_KEY, MOVES, OPTIONS, PLANS, RECORD_FILE, RunRequest
 from equipoise.demo.settings import (
     EXPERTS,
     LAYERS,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from equipoise.cli.config import read_config
 from equipoise.cli.kinds import REAL
-from equipoise.cli.options import BY_KEY, OPTIONS, resolve_run_request
 from equipoise.cli.parser import build_parser
 from equipoise.cli.run import request_of
+from equipoise.cli.run_options import BY_KEY, OPTIONS, resolve_run_request
 from equipoise.demo.settings import Balance, RunSettings, Shares
 from equipoise.hal.errors import UsageError
 

@@ -10,9 +10,9 @@ import pytest
 
 from equipoise.balancer import formats
 from equipoise.balancer.formats import IterationRange, StatisticsRecorder
-from equipoise.cli.options import MOVES, PLANS, WATCHING
-from equipoise.cli.options import OPTIONS as RUN_OPTIONS
 from equipoise.cli.record import BY_KEY, RecordRequest, resolve_record_request
+from equipoise.cli.run_options import MOVES, PLANS, WATCHING
+from equipoise.cli.run_options import OPTIONS as RUN_OPTIONS
 from equipoise.demo import launcher
 from equipoise.demo.progress import RunProgress
 from equipoise.demo.run_record import save_record

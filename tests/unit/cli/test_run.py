@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.processes.ports import free_port
 
-from equipoise.cli.options import OPTIONS, default_of
+from equipoise.cli.run_options import OPTIONS, default_of
 from equipoise.demo import launcher
 from equipoise.demo.expert_parallel import SlotWeights
 from equipoise.demo.model.config import ModelConfig

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.cli.options import BY_KEY, MOVES, PLANS, resolve_run_request
+from equipoise.cli.run_options import BY_KEY, MOVES, PLANS, resolve_run_request
 from equipoise.cli.validation import check_engine
 from equipoise.demo.settings import (
     LAYERS,

@@ -97,18 +97,18 @@ OPTIONS = (
     Option(key="nodes", kind=kinds.WHOLE, group=PLANS, metavar="N",
            help="machines that the ranks count as being on, evenly, neighbours together: copies "
            "come from the same one where they can"),
-    Option(key="commit", kind=kinds.COMMIT, group=MOVES, metavar="boundary|locked",
+    Option(key="commit", kind=kinds.COMMIT, group=MOVES, metavar="staged|in_place",
            help="how weights come into slots: from peers, between two steps; or from the host's "
            "memory, a few layers a step, each under a stream lock"),
     Option(key="staging_bytes", kind=kinds.BYTES, group=MOVES, metavar="BYTES",
            shown_default="two layers of which every slot changes",
-           help="boundary: weights on their way into a rank at once, such as 2MiB, which is "
+           help="staged: weights on their way into a rank at once, such as 2MiB, which is "
            "memory of the device; at least a slot. With less than a rank holds of a layer, what "
            "a layer needs may take several rebalances"),
     Option(key="slots_per_message", kind=kinds.WHOLE, group=MOVES, metavar="SLOTS",
-           help="boundary: slots that travel in one message at most"),
+           help="staged: slots that travel in one message at most"),
     Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",
-           help="locked: layers that are rewritten in one step"),
+           help="in_place: layers that are rewritten in one step"),
     Option(key="max_stalled_steps", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
            help="steps without progress after which a rebalance is given up"),
     Option(key="log_rebalances", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
