@@ -236,7 +236,7 @@ def test_lines_of_observability_page_watch_a_loop(
         exec(lines, names)
     assert asked == [*range(9), 0]
     assert served == [(9400, names["registry"])]
-    steps = [event.step for event in names["told"] if isinstance(event, events.StepDone)]
+    steps = [event.step for event in names["received"] if isinstance(event, events.StepDone)]
     assert sorted(steps) == sorted([*range(9)] * len(names["model"].groups))
     assert json.loads(Path("balancer.trace.json").read_text("utf-8"))
 

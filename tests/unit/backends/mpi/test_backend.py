@@ -20,7 +20,7 @@ import sys
 from equipoise.backends.mpi import BACKEND
 assert BACKEND.capabilities.independent_groups
 BACKEND.probe()
-assert BACKEND.joined() is None
+assert BACKEND.launcher_rendezvous() is None
 assert not {"mpi4py.MPI"} & set(sys.modules), "MPI was imported"
 """
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 RANK = """
 import datetime, threading, time, torch.distributed as dist
-from equipoise.hal.support.native_call_guard import ABROAD
+from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 store = dist.TCPStore("127.0.0.1", 0, 1, True)
 def wait():
     while True:
@@ -36,7 +36,7 @@ def ended(context: str) -> int:
 
 
 def test_process_exits_cleanly_with_guarded_threads_in_calls() -> None:
-    assert [ended("ABROAD") for _ in range(3)] == [0, 0, 0]
+    assert [ended("NATIVE_CALL_GUARD") for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="threads are no longer unwound")
