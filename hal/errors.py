@@ -50,6 +50,7 @@ EquipoiseError
     ├── GenerationMismatch    a peer dispatched with routing tables of another generation
     ├── ExchangeError         rows do not fit their exchange; nothing has happened
     │   └── ExchangeMisuse    an exchange was called out of order or with an ended handle
+    ├── RanksDiffer           ranks have different values of what must be equal; nothing was opened
     ├── VoteOutcomeUnknown    the outcome of a vote is unknown: this rank stops
     ├── CopierError           the host copier refuses a call; nothing was copied
     │   ├── CopyPending       a copy did not finish in time; it continues
@@ -331,6 +332,13 @@ class ExchangeError(EngineError):
 
 class ExchangeMisuse(ExchangeError):
     """An exchange was called out of order or with an ended handle; nothing has happened."""
+
+
+class RanksDiffer(EngineError):
+    """Ranks were given different values of something that has to be equal on all of them.
+
+    Raised on every rank with the same text, before anything is opened.
+    """
 
 
 class VoteOutcomeUnknown(EngineError):

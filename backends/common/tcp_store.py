@@ -116,7 +116,7 @@ class StoreHost:
             reaches the store can end the run.
 
     Raises:
-        ControlLost: this machine has no such interface.
+        ControlPlaneLost: this machine has no such interface.
     """
 
     def __init__(self, interface: str = LOOPBACK) -> None:

@@ -133,7 +133,7 @@ class MpiBackend:
 
         Raises:
             BackendUnavailable: mpiexec started this process, but there is no MPI for Python.
-            ControlLost: the other ranks do not come, or rank 0 cannot hold a store.
+            ControlPlaneLost: the other ranks do not come, or rank 0 cannot hold a store.
             Unsupported: the ranks are on several machines.
         """
         if not started_by_mpiexec():

@@ -159,7 +159,7 @@ def join_world(deadline: float) -> MpiWorld:
 
     Raises:
         BackendUnavailable: there is no MPI, or it was initialised for one thread only.
-        ControlLost: the other processes did not come within `deadline` seconds.
+        ControlPlaneLost: the other processes did not come within `deadline` seconds.
     """
     global _world
     with _entering:

@@ -167,7 +167,7 @@ class ExpertBalancer:
         Raises:
             ExpertsLost: names the experts that neither a rank nor host memory has.
             PlacementError: the remaining slots are too few for all experts.
-            AgreementLost: other ranks have another group, step or layout.
+            RanksDiffer: other ranks have another group, step or layout.
             BallotIncomplete: one of `active_ranks` did not take part in time.
         """
         before = self.context.members
@@ -233,7 +233,7 @@ def open_balancer(  # noqa: PLR0913 - one argument per part
             slots of the shape, or no staging although weights come from peers.
         PlacementError: layout and shape do not fit together or to these ranks, or not to the loss
             that plans have to survive.
-        AgreementLost: ranks differ in what they open; nothing is opened on any rank.
+        RanksDiffer: ranks differ in what they open; nothing is opened on any rank.
         BallotIncomplete: a rank did not take part in time.
     """
     if config.log_balancedness and event_sink is NO_EVENTS:

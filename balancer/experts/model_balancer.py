@@ -137,7 +137,7 @@ class ModelBalancer:
             step: 0, 1, 2, ... without gaps, the same on every rank.
 
         Raises:
-            AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
+            VoteOutcomeUnknown: the outcome of a vote cannot be learnt; this rank must stop.
             EngineError: a step was left out, or the balancer was closed.
         """
         self._before_step(step)

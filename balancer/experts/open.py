@@ -176,7 +176,7 @@ def open_balancers(
 
     Raises:
         UsageError: there is not one start per model.
-        AgreementLost: ranks registered or configured different things; nothing is opened.
+        RanksDiffer: ranks registered or configured different things; nothing is opened.
         PlacementError: a layout does not fit its model.
         EngineError: there are too few staging bytes.
         Unsupported: the accelerator lacks what a path needs.
@@ -277,7 +277,7 @@ def _check(models: ModelSet, starts: Mapping[str, ModelStart], ranks: int) -> No
 
 
 def _check_same(control: ControlPlane, parts: tuple[LayerGroupSpec, ...]) -> None:
-    """See that all ranks mean the same before anything is opened. Raises `VoteOutcomeUnknown`."""
+    """See that all ranks mean the same before anything is opened. Raises `RanksDiffer`."""
     config = parts[0].start.config
     mine = {
         f"model {part.model.name!r}, layer group {part.group_number}": _values(part)

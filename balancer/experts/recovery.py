@@ -119,7 +119,7 @@ def check_same_survivors(
     """Checks that all survivors have the same state; returns the key that was used.
 
     Raises:
-        AgreementLost: they differ.
+        RanksDiffer: they differ.
         BallotIncomplete: one of them did not take part in time.
     """
     key = f"{members.scoped_name(config.name)}/reconfigure"

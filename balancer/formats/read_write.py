@@ -57,7 +57,7 @@ def read_placement(path: FilePath, *, ranks: int | None = None) -> ExpertPlaceme
 
     Raises:
         FormatError: the file cannot be read; one line that names file, layer and value.
-        RanksUnsaid: neither the file nor `ranks` says how many ranks there are.
+        RankCountMissing: neither the file nor `ranks` says how many ranks there are.
     """
     file = _open(Path(path))
     return _placement(file, _find_format(file, PLACEMENT_FORMATS, "a placement"), ranks)

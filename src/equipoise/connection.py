@@ -59,7 +59,7 @@ def connect(
     Raises:
         BackendUnavailable: the backend or the communicator is unknown, or cannot run here.
         UsageError: this node has fewer devices than ranks, and the communicator takes one each.
-        ControlLost: the variables are incomplete, or nobody holds a store where they say.
+        ControlPlaneLost: the variables are incomplete, or nobody holds a store where they say.
     """
     number = next(_numbers)  # first: a call that fails counts on every rank
     found = available(backend)
@@ -128,7 +128,7 @@ class Connection:
 
         Raises:
             BallotIncomplete: names the ranks that did not come in time.
-            ControlLost: the store does not answer.
+            ControlPlaneLost: the store does not answer.
         """
         control, number = self.fabric.control, self._barriers
         self._barriers += 1
@@ -227,7 +227,7 @@ def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvo
     Where no launcher holds a store, rank 0 does.
 
     Raises:
-        ControlLost: the environment is incomplete.
+        ControlPlaneLost: the environment is incomplete.
     """
     restarts = environment.get(RESTARTS)
     try:

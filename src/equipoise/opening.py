@@ -74,7 +74,7 @@ def open_balancer(
         metrics: a registry of prometheus_client in which the balancer's metrics appear.
 
     Raises:
-        AgreementLost: a rank passes something else; nothing is opened anywhere.
+        RanksDiffer: a rank passes something else; nothing is opened anywhere.
         PlacementError: the placement is not of this model on so many ranks.
         EngineError: less staging than a slot of each layer group.
         Unsupported: the accelerator lacks what moving weights takes.

@@ -193,7 +193,7 @@ def vote(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """Votes; returns the verdict, which is the same on all ranks unless it is `Pending`.
 
     Raises:
-        AgreementLost: the outcome cannot be learnt, or a peer uses another format.
+        VoteOutcomeUnknown: the outcome cannot be learnt, or a peer uses another format.
     """
     try:
         control.cast(spec.ballots, ballot.to_bytes())

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control_plane import ControlPlane
-from equipoise.hal.errors import VoteOutcomeUnknown
+from equipoise.hal.errors import RanksDiffer
 
 Values = Mapping[str, str]
 """Values of a rank, by name."""
@@ -39,7 +39,7 @@ def check_same_on_all_ranks(
         The notes of all ranks, in their order.
 
     Raises:
-        AgreementLost: names the first value that differs, and which ranks have which value; the
+        RanksDiffer: names the first value that differs, and which ranks have which value; the
             text is the same on every rank.
         BallotIncomplete: a rank did not take part in time.
     """
@@ -57,7 +57,7 @@ def check_same_on_all_ranks(
             ranks_by_value.setdefault(values.get(subject, {}).get(name, NOTHING), []).append(rank)
         if len(ranks_by_value) > 1:
             found = "; ".join(_has(having, value) for value, having in ranks_by_value.items())
-            raise VoteOutcomeUnknown(f"{subject}: ranks differ in {name}: {found}")
+            raise RanksDiffer(f"{subject}: ranks differ in {name}: {found}")
     return tuple(note for _, note in ballots)
 
 

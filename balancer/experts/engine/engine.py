@@ -196,7 +196,7 @@ class RebalanceEngine:
         for is done in `after_launch`, at the next boundary at the latest.
 
         Raises:
-            AgreementLost: the outcome of a vote cannot be learnt; this rank must stop.
+            VoteOutcomeUnknown: the outcome of a vote cannot be learnt; this rank must stop.
             EngineError: a boundary was left out, or the engine is closed.
         """
         if step < self._next_step:

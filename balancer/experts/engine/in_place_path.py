@@ -86,7 +86,7 @@ class InPlacePath:
         """Commits the tables of the update whose second step this is, and hands over the next.
 
         Raises:
-            AgreementLost: a write failed, or came too late: the last step's output is invalid,
+            VoteOutcomeUnknown: a write failed, or came too late: the last step's output is invalid,
                 and this rank stops.
         """
         self._check(state)

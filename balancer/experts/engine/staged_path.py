@@ -101,7 +101,7 @@ class StagedPath:
         """Commits the next `chunks` chunks, which are staged and verified on all ranks.
 
         Raises:
-            AgreementLost: they are not staged here, so ranks disagree about what happened.
+            VoteOutcomeUnknown: they are not staged here, so ranks disagree about what happened.
         """
         if len(state.ready_chunks) < chunks:
             raise VoteOutcomeUnknown(

@@ -301,7 +301,7 @@ class HostExpertPool:
         Raises:
             HostMemoryExhausted: the machine has too little memory; none was reserved.
             PoolIncomplete: a rank could not reserve its part.
-            AgreementLost: layouts differ.
+            RanksDiffer: layouts differ.
             ExpertPoolError: the memory could not be created. All of these are raised on every
                 rank.
             ControlError: a rank did not answer in time.

@@ -68,7 +68,7 @@ class NodeCoordinator:
         self._expiry = time.monotonic() + timeout
 
     def check_same(self, own_values: Values) -> None:
-        """Checks that all ranks have the same values. Raises `VoteOutcomeUnknown`."""
+        """Checks that all ranks have the same values. Raises `RanksDiffer`."""
         subject, key = f"pool {self._name!r}", self._key("same")
         check_same_on_all_ranks(
             self._control, key, self.time_left(), {subject: own_values}, self.ranks

@@ -76,7 +76,7 @@ def _require_control_lost(ctx: RankContext, op: str, question: str) -> None:
     results: list[object] = []
     error = catch(lambda: results.append(STORE_CALLS[op](ctx, question)), ControlError)
     outcome = repr(error) if error is not None else f"{results}"
-    what = f"rank {ctx.rank}: {op} without a store ended with {outcome}, not with ControlLost"
+    what = f"rank {ctx.rank}: {op} without a store ended with {outcome}, not with ControlPlaneLost"
     require("C6", isinstance(error, ControlPlaneLost), what)
 
 
@@ -90,7 +90,7 @@ LOST_STORE = Property(
     name="a-lost-store-raises-control-lost",
     family="control",
     clauses=("C6", "C5", "R1"),
-    claim="Once the store is gone or silent every question ends with ControlLost, in time.",
+    claim="Once the store is gone or silent every question ends with ControlPlaneLost, in time.",
     programs=_lost_store_programs,
     play=_play_lost_store,
     applies_to=lambda traits: traits.can_end_ranks,

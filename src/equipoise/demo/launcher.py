@@ -226,7 +226,7 @@ def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord | None:
     Raises:
         BackendUnavailable: the backend, or its communicator, cannot run here.
         RankLost: a rank was killed or stopped; names rank and operation.
-        BadText: a text file cannot be served.
+        InvalidText: a text file cannot be served.
         EquipoiseError: anything else that ends the run.
     """
     settings = with_communicator(settings)

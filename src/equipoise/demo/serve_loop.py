@@ -136,7 +136,7 @@ class ServeLoop:
 
         Raises:
             StreamFailed: a forward failed; its cause says why.
-            AgreementLost: the balancer could not learn the outcome of a vote.
+            VoteOutcomeUnknown: the balancer could not learn the outcome of a vote.
         """
         for step in range(self.traffic.steps):
             self.meter.step = self.meter.turn = step

@@ -38,7 +38,7 @@ class PromptRequest:
 def load_phases(paths: Sequence[Path] = ()) -> tuple[TrafficPhase, ...]:
     """One phase per file, named after it; the shipped `DEFAULT_PHASES` where no path is given.
 
-    Raises BadText for a file that is missing, a directory, unreadable, empty, shorter than one
+    Raises InvalidText for a file that is missing, a directory, unreadable, empty, shorter than one
     prompt, holds a NUL byte, or is not UTF-8.
     """
     if not paths:

@@ -20,7 +20,7 @@ from equipoise import events
 from equipoise.balancer.experts.config import default_sub_window
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
 from equipoise.connection import Connection
-from equipoise.hal.errors import ConfigError, EngineError, PlacementError, VoteOutcomeUnknown
+from equipoise.hal.errors import ConfigError, EngineError, PlacementError, RanksDiffer
 
 LAYERS, EXPERTS, PER_RANK, WIDTH, RANKS, STEPS = 3, 4, 3, 8, 2, 24
 SHAPE = equipoise.ExpertShape(LAYERS, EXPERTS, PER_RANK * RANKS, RANKS)
@@ -157,7 +157,7 @@ def test_ranks_with_other_configurations_are_refused_on_both() -> None:
     def program(ranks: Connection, seat: Seat) -> str:
         model, _ = registered(equipoise.initial_placement(SHAPE)[:, here(seat)])
         config = equipoise.BalancerConfig(window_size=4, step_interval=8 << seat.rank)
-        with pytest.raises(VoteOutcomeUnknown) as raised:
+        with pytest.raises(RanksDiffer) as raised:
             equipoise.open_balancer(ranks, model, config)
         return str(raised.value)
 

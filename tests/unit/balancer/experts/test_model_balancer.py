@@ -32,9 +32,9 @@ from equipoise.hal.errors import (
     EngineError,
     ExpertsLost,
     PlacementError,
+    RanksDiffer,
     RegistrationError,
     UsageError,
-    VoteOutcomeUnknown,
 )
 from equipoise.hal.stream import Role
 
@@ -207,7 +207,7 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
         balancers = open_all(seat, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):
             balancers.reconfigure([0, 1], {"draft": 0})
-        with pytest.raises(VoteOutcomeUnknown, match=r"model 'draft', .* differ in step"):
+        with pytest.raises(RanksDiffer, match=r"model 'draft', .* differ in step"):
             balancers.reconfigure([0, 1], {"target": 0, "draft": seat.rank})
 
     on_ranks(RANKS, program)

@@ -45,8 +45,8 @@ from equipoise.hal.errors import (
     CommunicatorFailed,
     EngineError,
     PlacementError,
+    RanksDiffer,
     UsageError,
-    VoteOutcomeUnknown,
 )
 from equipoise.hal.stream import Role
 
@@ -175,7 +175,7 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
     def program(seat: Seat) -> None:
         models = (TARGET, other if seat.rank else DRAFT)
         with pytest.raises(
-            VoteOutcomeUnknown, match="'draft', layer group 0: ranks differ in registration"
+            RanksDiffer, match="'draft', layer group 0: ranks differ in registration"
         ):
             open_all(seat, models, by_boundary, settings())
         seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
@@ -185,19 +185,17 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
 
 def test_model_balancers_refuse_ranks_with_different_settings() -> None:
     def families(seat: Seat) -> None:
-        with pytest.raises(VoteOutcomeUnknown, match="rank 0 has nothing; rank 1 has"):
+        with pytest.raises(RanksDiffer, match="rank 0 has nothing; rank 1 has"):
             open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
 
     def cadence(seat: Seat) -> None:
-        with pytest.raises(
-            VoteOutcomeUnknown, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"
-        ):
+        with pytest.raises(RanksDiffer, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"):
             open_all(seat, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + seat.rank * 50))
 
     def layout(seat: Seat) -> None:
         row = (0, 1, 2, 3, 0, 1 + seat.rank)
         with pytest.raises(
-            VoteOutcomeUnknown, match=r"model 'draft', layer group 0: ranks differ in layout"
+            RanksDiffer, match=r"model 'draft', layer group 0: ranks differ in layout"
         ):
             open_all(seat, (DRAFT,), by_boundary, settings(), row)
 

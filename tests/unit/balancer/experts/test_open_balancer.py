@@ -13,7 +13,7 @@ from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, 
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
 from equipoise.balancer.experts.placement import ExpertShape, Layout, even_shares, initial_placement
 from equipoise.balancer.experts.runtime.events import Event
-from equipoise.hal.errors import EquipoiseError, VoteOutcomeUnknown
+from equipoise.hal.errors import EquipoiseError, RanksDiffer
 from equipoise.hal.slots import Segment, SlotLayout
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=6, ranks=2)
@@ -96,7 +96,7 @@ def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> No
     threads = threading.active_count()
 
     def program(seat: Seat) -> None:
-        with pytest.raises(VoteOutcomeUnknown, match=message):
+        with pytest.raises(RanksDiffer, match=message):
             (other if seat.rank else Given()).open(seat)
 
     on_ranks(2, program)
@@ -111,7 +111,7 @@ def test_open_static_refuses_ranks_with_different_layouts() -> None:
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
         store = seat.accelerator.slot_store(slots)
         ends = seat.accelerator, seat.fabric, store
-        with pytest.raises(VoteOutcomeUnknown, match="differ in layout"):
+        with pytest.raises(RanksDiffer, match="differ in layout"):
             open_balancer(*ends, SHAPE, layout, CONFIG, NO_REBALANCING)
 
     on_ranks(2, program)

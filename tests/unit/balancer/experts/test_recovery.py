@@ -30,7 +30,7 @@ from equipoise.balancer.experts.recovery import surviving_layout, surviving_node
 from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.balancer.experts.transfer.host_writes import HostWeights, StreamWriter
 from equipoise.hal.checksum import checksum
-from equipoise.hal.errors import ExpertsLost, PlacementError, UsageError, VoteOutcomeUnknown
+from equipoise.hal.errors import ExpertsLost, PlacementError, RanksDiffer, UsageError
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
@@ -193,7 +193,7 @@ def test_reconfigure_refuses_ranks_with_different_steps() -> None:
             balancer.close()
             return ""
         with pytest.raises(
-            VoteOutcomeUnknown, match="differ in step: rank 0 has 3; rank 1 has 4"
+            RanksDiffer, match="differ in step: rank 0 has 3; rank 1 has 4"
         ) as caught:
             balancer.reconfigure([0, 1], 3 + seat.rank)
         return str(caught.value)

@@ -8,7 +8,7 @@ from equipoise.balancer.experts.agreement.same_on_all_ranks import (
     NOTHING,
     check_same_on_all_ranks,
 )
-from equipoise.hal.errors import BallotIncomplete, VoteOutcomeUnknown
+from equipoise.hal.errors import BallotIncomplete, RanksDiffer
 
 SOON = 20.0
 names = st.sampled_from(["layout", "step"])
@@ -34,7 +34,7 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
     if all(side == found[0] for side in found):
         assert answers == [tuple(str(rank) for rank in range(len(each)))] * len(each)
         return
-    assert {type(answer) for answer in answers} == {VoteOutcomeUnknown}
+    assert {type(answer) for answer in answers} == {RanksDiffer}
     (text,) = {str(answer) for answer in answers}
     of, _, rest = text.partition(": ranks differ in ")
     name, _, who = rest.partition(": ")

@@ -32,7 +32,7 @@ from equipoise.hal.errors import (
     HostMemoryExhausted,
     PoolIncomplete,
     PoolMismatch,
-    VoteOutcomeUnknown,
+    RanksDiffer,
 )
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def test_pool_open_names_ranks_with_different_layouts() -> None:
     def program(control: ThreadControl) -> None:
         opened(control, LAYOUT if control.rank != 2 else PoolLayout(DESCRIPTOR, 3, 4))
 
-    for text in refused(program, 4, VoteOutcomeUnknown):
+    for text in refused(program, 4, RanksDiffer):
         assert text == "pool 'model': ranks differ in experts: ranks 0..1, 3 have 5; rank 2 has 4"
 
 
