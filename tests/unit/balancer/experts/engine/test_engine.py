@@ -239,8 +239,19 @@ def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
         gate.wait(WATCHDOG)
         return rebalance_plan.plan_rebalance(*args)
 
+    class UntilPlanned:
+        """Steps wait for background work, but not for the plan that is held back."""
+
+        @property
+        def patience(self) -> float:
+            return Pace.patience if gate.is_set() else 0.02
+
+        def hook(self, step: int) -> None:
+            if step == 14:
+                gate.set()
+
+    pace: Any = UntilPlanned()
     monkeypatch.setattr(staged_path, "plan_rebalance", late)
-    pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
     stories = rebalance(pace=pace, max_stalled_steps=3)
     assert violations(stories) == []
     assert installed_at_the_end(stories) != {START}
