@@ -298,10 +298,10 @@ def test_engine_capture_takes_launches_but_refuses_lock_and_commit(
     with runtime.current(theirs):
         graph = runtime.begin_capture()
         adopted.launch(partial(append, number, 1))
-        with pytest.raises(Unsupported, match="not ours"):
+        with pytest.raises(Unsupported, match="an engine captures this stream"):
             lock.acquire(adopted)
         assert lock._borrowed_flags == set()
-        with pytest.raises(Unsupported, match="not ours"):
+        with pytest.raises(Unsupported, match="an engine captures this stream"):
             store.commit([(0, 0)], adopted)
         runtime.end_capture(graph)
         for _ in range(2):
