@@ -255,7 +255,7 @@ class ModelBalancer:
 
     @property
     def memory_report(self) -> MemoryReport:
-        """What it takes of this rank's device: slots, staging, blobs, tables, counters. As text a
+        """Memory of this rank's device: slots, staging, messages, tables, counters. As text a
         table; `total` is bytes."""
         context, communicators = self.groups[0].context, self.groups[0].communicators
         return memory_report(

@@ -213,7 +213,7 @@ def is_launched() -> bool:
 def find_rendezvous(communicator: str, deadline: float) -> Rendezvous | None:
     """Where the ranks meet that a launcher started; None where this process is by itself.
 
-    Raises: as `rendezvous_from`, and as `CommunicatorBackend.joined`.
+    Raises: as `rendezvous_from`, and as `CommunicatorBackend.launcher_rendezvous`.
     """
     if is_launched():
         return rendezvous_from(os.environ, deadline)
@@ -250,7 +250,7 @@ def join_launcher(communicator: str) -> None:
     The environment then says so in torchrun's words, so that everything asks in one way. Without
     such a launcher, and under torchrun, nothing is done. Collective among the ranks of a launch.
 
-    Raises: as `CommunicatorBackend.joined`.
+    Raises: as `CommunicatorBackend.launcher_rendezvous`.
     """
     seat = None if is_launched() else registry.communicator(communicator).launcher_rendezvous()
     if seat is not None:

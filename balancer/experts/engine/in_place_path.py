@@ -47,7 +47,7 @@ class InPlacePath:
     def __init__(
         self,
         accelerator: Accelerator,
-        installed: ServingState,
+        serving_state: ServingState,
         layer_locks: LayerLocks,
         host_weights: HostWeights,
         worker: Worker,
@@ -56,14 +56,14 @@ class InPlacePath:
         config: BalancerConfig,
     ) -> None:
         self._accelerator = accelerator
-        self._serving_state = installed
+        self._serving_state = serving_state
         self._layer_locks = layer_locks
         self._host_weights = host_weights
         self._worker = worker
         self._own_slots = slice(rank * shape.slots_per_rank, (rank + 1) * shape.slots_per_rank)
         self._shape = shape
         self._config = config
-        self._previous_placement = installed.layout.placement
+        self._previous_placement = serving_state.layout.placement
 
     def propose(self, windows: Load, layout: Layout) -> Proposal:
         """Plans, overlapped with the forward pass. Raises `PlacementError`."""

@@ -202,7 +202,7 @@ def _outside_inference(tensor: Tensor) -> Tensor:
 
 
 LayerKind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
-"""What the layers of a family have in common: each segment's type and order in memory."""
+"""What the layers of a layer group have in common: each segment's type and order in memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ class LayerTensors:
 
 @dataclass(frozen=True)
 class SlotLocation:
-    """A slot: which family's store holds it, and its number there."""
+    """A slot: which layer group's store holds it, and its number there."""
 
     group: int
     number: int
@@ -297,7 +297,7 @@ class ExpertModel:
     """What `ModelRegistry.finalize` gives. Layers are rows of a placement, 0, 1, ...
 
     Streams that read the slots are not its business: each is attached to the slot store of every
-    family that it reads, `SlotStore.attach`, for as long as it does.
+    layer group that it reads, `SlotStore.attach`, for as long as it does.
 
     Attributes:
         name: among the models of one engine.
@@ -374,13 +374,13 @@ class ExpertModel:
         return state.hexdigest()
 
     def describe(self) -> str:
-        """One line a family, one a repeat, one for everything excused."""
+        """One line per layer group, one a repeat, one for everything excused."""
         groups = [self.group_line(number) for number in range(len(self.groups))]
         repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
         return "\n".join(f"{self.name}: {line}" for line in (*groups, *repeats, *self.notes))
 
     def group_line(self, number: int) -> str:
-        """What a family is, in one line."""
+        """What a layer group is, in one line."""
         group = self.groups[number]
         own = format_ranges([self.layer_numbers[layer] for layer in group.layers])
         parts = ", ".join(
@@ -388,7 +388,7 @@ class ExpertModel:
             for kind in group.descriptor
         )
         return (
-            f"family {number}: layers {own}, {len(group.slots)} slots of "
+            f"layer group {number}: layers {own}, {len(group.slots)} slots of "
             f"{group.slot_bytes} bytes: {parts}"
         )
 

@@ -82,30 +82,30 @@ def memory_report(
     rounds: RoundOrder = RoundOrder.IN_TURN,
     device: object = None,
 ) -> MemoryReport:
-    """Slots, staging, packed blobs, routing tables and load counters of one model on one rank.
+    """Slots, staging, messages, routing tables and load counters of one model on one rank.
 
     Args:
         model: what is registered.
         ranks: over how many ranks its experts are spread.
-        staging: staging buffers of each family; none where weights are written in place.
-        parcel: slots that travel in one blob at most.
+        staging: staging buffers of each layer group; none where weights are written in place.
+        slots_per_message: slots that travel in one message at most.
         rounds: how those of a lot go.
         device: an accelerator or its backend, which may know of further memory for routing.
 
     Raises:
         PlacementError: the slots of so many ranks cannot hold the experts.
-        ValueError: not one number a family.
+        ValueError: not one number a layer group.
     """
     shape = model.shape(ranks)
     if len(staging) != len(model.groups):
-        raise ValueError(f"{len(staging)} numbers of staging for {len(model.groups)} families")
+        raise ValueError(f"{len(staging)} numbers of staging for {len(model.groups)} layer groups")
     entries = [_slots(model, shape)]
     for number, (group, buffers) in enumerate(zip(model.groups, staging, strict=True)):
-        name = f"{model.name}: staging of family {number}"
+        name = f"{model.name}: staging of layer group {number}"
         reason = f"{buffers} buffers of {group.slot_bytes:,} bytes, where weights arrive"
         entries.append(MemoryItem(name, group.slot_bytes * buffers, reason))
         slots = model.slots_per_rank * len(group.layers)
-        name = f"{model.name}: blobs of family {number}"
+        name = f"{model.name}: messages of layer group {number}"
         packed = group.slot_bytes * packed_slots(buffers, slots, slots_per_message, rounds)
         entries.append(MemoryItem(name, packed, packed_reason(rounds)))
     reason = f"two sets for {shape.layers} layers x {shape.slots} slots of all ranks"
@@ -125,7 +125,7 @@ def packed_slots(staging: int, slots: int, slots_per_message: int, rounds: Round
     Args:
         staging: buffers; nothing travels where there are none.
         slots: that the rank holds.
-        parcel: slots of one blob at most.
+        slots_per_message: slots of one message at most.
         rounds: how those of a lot go. At once, as much is received as can be staged; how much is
             sent depends on plans: it is taken to be as much.
     """

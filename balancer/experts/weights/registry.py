@@ -120,7 +120,7 @@ class ModelRegistry:
             layer: the model's own number.
             tensors: by name; each stacked [slots_per_rank, ...], or one a slot. The k-th is slot k.
             entries: how often every step enters the layer under this number; each entry says so,
-                `ModelBalancer.reading`.
+                `ModelBalancer.reading_slots`.
             named: tensors too, for names that are identifiers.
 
         Raises:

@@ -42,7 +42,7 @@ class _FailedStreamRunner:
         flags: uint8, one a launch, raised when it runs.
         raised: what the launched programs raise, in the order of issue.
         events: recorded after the first program that raises.
-        issued: numbers of the launches that came before the first program that raises.
+        expected_launches: numbers of the launches that came before the first program that raises.
     """
 
     ctx: RankContext

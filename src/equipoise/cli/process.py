@@ -73,7 +73,7 @@ class TerminatedBySignal(BaseException):
 
 @contextmanager
 def raise_on_signal() -> Iterator[None]:
-    """Within it a signal raises Terminated in the main thread; handlers are restored after it.
+    """Raise `TerminatedBySignal` in the main thread on a signal; restore the handlers at the end.
 
     A signal that is ignored (`nohup`) or that the caller handles itself is left as it is.
     """

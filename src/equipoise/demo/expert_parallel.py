@@ -153,8 +153,8 @@ class SlotWeights:
         for layer, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
             registry.register(layer, gate_up=gate_up, down=down)
         model = registry.finalize([("gate_up", self.gate_up), ("down", self.down)])
-        (family,) = model.groups
-        return family
+        (group,) = model.groups
+        return group
 
 
 ReadGuard = Callable[[int, int], AbstractContextManager[None]]

@@ -78,14 +78,14 @@ from equipoise.pipeline.all_to_all.variable_size import VariableSizeExchange
 
 @contextmanager
 def open_update_path(
-    run_context: RunContext, name: str, family: LayerGroup, store: SlotStore, shape: ExpertShape
+    run_context: RunContext, name: str, group: LayerGroup, store: SlotStore, shape: ExpertShape
 ) -> Iterator[UpdatePathConfig]:
     """The way that the run asks for, and what it takes as long as it is used; collective.
 
     Args:
         run_context: where this rank serves.
         name: of what is served; a pool's.
-        family: of the slots.
+        group: of the slots.
         store: of the slots.
         shape: how many of everything.
 
@@ -96,7 +96,7 @@ def open_update_path(
     if run_context.settings.commit is CommitMode.STAGED:
         yield StagedFromPeers()
         return
-    pool = _pool(run_context, name, family, shape)
+    pool = _pool(run_context, name, group, shape)
     # The ranks of a machine share its cores, and so do their copiers.
     with CopyThreadPool.near_accelerator(
         run_context.accelerator.topology(), accelerators=len(pool.ranks)
@@ -115,7 +115,7 @@ def _writer(run_context: RunContext, copier: CopyThreadPool, store: SlotStore) -
 
 
 def _pool(
-    run_context: RunContext, name: str, family: LayerGroup, shape: ExpertShape
+    run_context: RunContext, name: str, group: LayerGroup, shape: ExpertShape
 ) -> HostExpertPool:
     """Every expert once in this machine's memory, each written by one of its ranks."""
     control, deadline, weights = (
@@ -124,11 +124,11 @@ def _pool(
         run_context.serving.weights,
     )
     ranks = ranks_on_node(control, run_context.accelerator.topology(), name=name, timeout=deadline)
-    layout = PoolLayout(family.descriptor, shape.layers, shape.experts)
+    layout = PoolLayout(group.descriptor, shape.layers, shape.experts)
     pool = HostExpertPool.open(control, ranks, layout, name=name, timeout=deadline)
     for layer, expert in pool.owned_experts():
         parts = {"gate_up": weights.gate_up[layer, expert], "down": weights.down[layer, expert]}
-        pool.write(layer, expert, family.sources(parts))
+        pool.write(layer, expert, group.sources(parts))
     pool.seal(deadline)
     return pool
 
@@ -303,13 +303,13 @@ def _opened(
     """The variant's balancer over freshly filled slots."""
     layout, config = _layout(run_context, variant, shape), balancer_config(run_context, variant)
     staging = staging_buffers(run_context.settings) if variant.balanced else 0
-    family = weights.layer_group()
+    group = weights.layer_group()
     accelerator, fabric = run_context.accelerator, run_context.stage_fabric
-    store = accelerator.slot_store(family.layout(staging))
+    store = accelerator.slot_store(group.layout(staging))
     mine = run_context.serving.rank * shape.slots_per_rank
-    _fill(run_context, store, family, layout.placement[:, mine : mine + shape.slots_per_rank])
+    _fill(run_context, store, group, layout.placement[:, mine : mine + shape.slots_per_rank])
     update_path = (
-        open_update_path(run_context, variant.name, family, store, shape)
+        open_update_path(run_context, variant.name, group, store, shape)
         if variant.balanced
         else nullcontext(NO_REBALANCING)
     )
@@ -351,11 +351,11 @@ def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
     ).placement
 
 
-def _fill(run_context: RunContext, store: SlotStore, family: LayerGroup, held: Placement) -> None:
+def _fill(run_context: RunContext, store: SlotStore, group: LayerGroup, held: Placement) -> None:
     """Write experts into this rank's slots; `held` is the part of the placement that is here."""
     model = run_context.serving.weights
     sources = [
-        family.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
+        group.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
         for layer, row in enumerate(held.tolist())
         for expert in row
     ]

@@ -48,7 +48,7 @@ class MetricsParser:
         self._line = re.compile(rf"^({either})(?:{LABELS})?[ \t]+(\S+)", re.MULTILINE)
 
     def parse(self, page: str) -> Iterator[Sample]:
-        """In their order. Raises Unreadable for a value that is no number."""
+        """In their order. Raises `InvalidMetrics` for a value that is no number."""
         for found in self._line.finditer(page):
             labels = dict(LABEL.findall(found[2])) if found[2] else {}
             yield Sample(found[1], labels, _number(found[1], found[3]))
@@ -149,7 +149,7 @@ class MetricsScraper:
 def worker_report(
     samples: Sequence[Sample], worker: WorkerSettings, settings: ReportSettings
 ) -> WorkerReport:
-    """What a page says of one worker. Raises Unreadable where it does not say all."""
+    """What a page says of one worker. Raises `InvalidMetrics` where it does not say all."""
     own = [one for one in samples if _is_of(one, worker, settings)]
     waiting = sum(_values(own, settings.waiting))
     running = sum(_values(own, settings.running))

@@ -48,10 +48,10 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
     ledger = memory_report(model, RANKS, staging=[2, 5], slots_per_message=1)
     assert [entry.name for entry in ledger.items] == [
         "m: slots",
-        "m: staging of family 0",
-        "m: blobs of family 0",
-        "m: staging of family 1",
-        "m: blobs of family 1",
+        "m: staging of layer group 0",
+        "m: messages of layer group 0",
+        "m: staging of layer group 1",
+        "m: messages of layer group 1",
         "m: routing tables",
         "m: load counters",
     ]
@@ -84,7 +84,7 @@ def test_rounds_are_in_turn_on_independent_groups() -> None:
     immediate = memory_report(
         two_families(), RANKS, [2, 5], slots_per_message=1, rounds=RoundOrder.ALL_AT_ONCE
     )
-    found = {entry.name: entry for entry in immediate.items}["m: blobs of family 1"]
+    found = {entry.name: entry for entry in immediate.items}["m: messages of layer group 1"]
     assert found.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
     assert "at once" in found.reason
 
@@ -129,7 +129,7 @@ def test_model_ledger_staging_equals_slot_store_staging() -> None:
 
 
 def test_model_ledger_requires_staging_for_every_layer_group() -> None:
-    with pytest.raises(ValueError, match="1 numbers of staging for 2 families"):
+    with pytest.raises(ValueError, match="1 numbers of staging for 2 layer groups"):
         memory_report(two_families(), RANKS, staging=[2], slots_per_message=16)
 
 

@@ -185,8 +185,8 @@ def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
     assert [family.layers for family in model.groups] == [(0, 1), (2, 3, 4)]
     assert [family.slot_bytes for family in model.groups] == [6, 3 + 4]
     assert model.describe().splitlines() == [
-        "m: family 0: layers 3..4, 4 slots of 6 bytes: w bfloat16 [3]",
-        "m: family 1: layers 5..6, 8, 6 slots of 7 bytes: scale float32 [], w uint8 [3]",
+        "m: layer group 0: layers 3..4, 4 slots of 6 bytes: w bfloat16 [3]",
+        "m: layer group 1: layers 5..6, 8, 6 slots of 7 bytes: scale float32 [], w uint8 [3]",
     ]
 
 
