@@ -172,7 +172,7 @@ def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
 def test_run_page_shows_engine_settings_when_recorded(make_record: MakeRecord) -> None:
     _, on_progress = outline(make_record())
     assert "Options of the engine" in on_progress.text
-    assert "in_flight1.2 MiB" in on_progress.text
+    assert "staging_bytes1.2 MiB" in on_progress.text
     page, still = outline(make_record(engine_options={}))
     assert "Options of the engine" not in still.text
     assert "Options of the engine" not in page
