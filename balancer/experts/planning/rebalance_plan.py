@@ -118,7 +118,7 @@ def plan_rebalance(
     if left := _under_replicated_layers(layout.placement, rank_topology):
         LOG.warning("layers %s still do not survive the configured loss", format_ranges(left))
     predicted = imbalance(load, layout, shape)
-    short = _short_of_staging(windows, installed, filled, predicted, shape, limits)
+    short = _short_of_staging(windows, installed, predicted, shape, limits)
     return RebalancePlan(layout, tuple(worth), before, predicted, short)
 
 
@@ -210,17 +210,16 @@ def _slots_filled(
 def _short_of_staging(
     windows: Load,
     installed: Layout,
-    filled: npt.NDArray[np.int64],
     predicted: npt.NDArray[np.int64],
     shape: ExpertShape,
     limits: RebalanceLimits,
 ) -> tuple[int, ...]:
     """Returns layers whose imbalance a plan without the staging limit lowers by `min_gain`.
 
-    Only a layer whose plan uses all staging of a rank can be one, so only those are planned again.
+    Every layer above the target is planned again. One whose plan leaves staging unused can be
+    among them: where only two copies to a rank gain anything, a plan with room for one makes none.
     """
-    full = (filled >= limits.staging) & (predicted > limits.planner.target * SHARE_ONE)
-    layers = np.flatnonzero(full)
+    layers = np.flatnonzero(predicted > limits.planner.target * SHARE_ONE)
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
     selected, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)

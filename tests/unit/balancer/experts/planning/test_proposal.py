@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.config import PlannerOptions, Split
@@ -102,6 +102,7 @@ def test_proposal_fills_no_more_slots_of_rank_than_staging(
 
 
 @given(cases(), st.integers(0, 5))
+@example((ExpertShape(1, 9, 10, 2), np.array([[0, 0, 3, 3, 0, 0, 0, 0, 4]])), 1)
 def test_proposal_names_layers_that_more_staging_would_bring_lower(
     case: tuple[ExpertShape, Load], staging: int
 ) -> None:
