@@ -159,13 +159,13 @@ def to_decision(verdict: Decision) -> bytes:
 
 def from_decision(text: bytes) -> Decision:
     """Decodes a verdict. Raises `VoteOutcomeUnknown` for other bytes."""
-    word, _, rest = text.partition(b" ")
+    word, _, argument = text.partition(b" ")
     if text == b"move":
         return StartTransfer()
-    if word == b"commit" and rest.isdigit():
-        return Commit(int(rest))
+    if word == b"commit" and argument.isdigit():
+        return Commit(int(argument))
     if word == b"abort":
-        return Abort(rest.decode(errors="replace"))
+        return Abort(argument.decode(errors="replace"))
     raise VoteOutcomeUnknown(f"unreadable decision {text[:80]!r}")
 
 
@@ -197,12 +197,12 @@ def vote(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """
     try:
         control.cast(spec.ballots, ballot.to_bytes())
-        tallied = yield from _tally_when_complete(control, spec)
-        if isinstance(tallied, Pending):
-            return tallied
+        verdict = yield from _tally_when_complete(control, spec)
+        if isinstance(verdict, Pending):
+            return verdict
         # The first decision under this key wins. So a rank that misses ballots may propose an abort
         # at any time: if a peer that saw them all decided otherwise, this rank follows the peer.
-        return from_decision(control.decide(spec.outcome, to_decision(tallied)))
+        return from_decision(control.decide(spec.outcome, to_decision(verdict)))
     except ControlPlaneLost as error:
         raise VoteOutcomeUnknown(f"the vote {spec.ballots}: {error}") from error
 

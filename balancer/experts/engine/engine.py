@@ -408,9 +408,9 @@ class RebalanceEngine:
         votes = [self._vote_key(rebalance, due), self._vote_key(rebalance, due + 1)]
         self._keys.add(rebalance.number, votes, self._vote_key(rebalance, outcome))
 
-    def _vote_key(self, rebalance: RebalanceId, what: int | str) -> str:
+    def _vote_key(self, rebalance: RebalanceId, subject: int | str) -> str:
         """Returns the key of the vote at a boundary, or of what votes settle."""
-        return f"{self._members.scoped_name(self._config.name)}/{rebalance.number}/{what}"
+        return f"{self._members.scoped_name(self._config.name)}/{rebalance.number}/{subject}"
 
     def _add_report(self, rebalance: RebalanceId, step: int, outcome: str, copies: int) -> None:
         size = copies * self._serving_state.store.layout.slot_bytes

@@ -71,13 +71,13 @@ class _Handle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
-        return self._begun().result(timeout)
+        return self._running_future().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
-        return self._begun().exception(timeout)
+        return self._running_future().exception(timeout)
 
-    def _begun(self) -> Future[T]:
+    def _running_future(self) -> Future[T]:
         # The thread that waits is the one that releases: waiting for a release would never end.
         if self.future is None:
             raise TimeoutError("the job has not begun")
@@ -107,8 +107,8 @@ class ThreadWorker:
 
     def start(self, job: Job[T], name: str, **details: object) -> JobHandle[T]:
         """Implements `Worker`."""
-        traced = job if self._sink is NO_EVENTS else self._traced(job, name, details)
-        handle = _Handle(traced)
+        traced_job = job if self._sink is NO_EVENTS else self._trace_job(job, name, details)
+        handle = _Handle(traced_job)
         self._queued.append(handle)  # type: ignore[arg-type]
         return handle
 
@@ -132,7 +132,7 @@ class ThreadWorker:
         if not self._open:
             raise WorkerClosed
 
-    def _traced(self, job: Job[T], name: str, details: Mapping[str, object]) -> Job[T]:
+    def _trace_job(self, job: Job[T], name: str, details: Mapping[str, object]) -> Job[T]:
         begin = now()
         try:
             result = yield from job

@@ -188,10 +188,10 @@ class CopyHandle:
         expiry = time.monotonic() + timeout
         progress = self._poll(min(timeout, POLL_SECONDS))
         while progress == PENDING:
-            left = expiry - time.monotonic()
-            if left <= 0.0:
+            seconds_left = expiry - time.monotonic()
+            if seconds_left <= 0.0:
                 raise CopyPending(f"the copy was not done within {timeout:g} s")
-            progress = self._poll(min(left, POLL_SECONDS))
+            progress = self._poll(min(seconds_left, POLL_SECONDS))
         if progress == ABANDONED:
             raise CopyAbandoned("the copier was closed before the copy ended")
 
@@ -288,9 +288,9 @@ class CopyThreadPool:
         """
         self._buffers.check()
         self._finalizer.detach()
-        left = _close(self._native, self._buffers, timeout)
-        if left:
-            raise CopyAbandoned(f"{left} copies had not ended within {timeout:g} s")
+        unfinished_copies = _close(self._native, self._buffers, timeout)
+        if unfinished_copies:
+            raise CopyAbandoned(f"{unfinished_copies} copies had not ended within {timeout:g} s")
 
     def __enter__(self) -> Self:
         return self
@@ -313,21 +313,23 @@ LEAKED_BUFFERS: list[InFlightBuffers] = []
 
 def _close(native: _native.CopyThreads, buffers: InFlightBuffers, timeout: float) -> int:
     try:
-        left = native.close(timeout)
+        unfinished_copies = native.close(timeout)
     except RuntimeError as error:
         LEAKED_BUFFERS.append(buffers)
         raise CopierError(str(error)) from error
     buffers.sweep()
-    return left
+    return unfinished_copies
 
 
 def _end(native: _native.CopyThreads, buffers: InFlightBuffers) -> None:
     """Ends a dropped pool, also at exit, before its memory is freed."""
     if buffers.is_forked:
         return
-    left = _close(native, buffers, 0.0)
-    if left:
-        warnings.warn(f"a copier was dropped with {left} copies", ResourceWarning, stacklevel=2)
+    unfinished_copies = _close(native, buffers, 0.0)
+    if unfinished_copies:
+        warnings.warn(
+            f"a copier was dropped with {unfinished_copies} copies", ResourceWarning, stacklevel=2
+        )
 
 
 def _check(number: int, copy: HostCopy) -> None:
