@@ -90,15 +90,15 @@ class LaunchedRankGroup:
         self._fabric.control.cast(f"order/{self._count}", json.dumps(order).encode())
 
     def _collect(self, ranks: Set[int], timeout: float) -> dict[int, RankReply]:
-        others = sorted(ranks)
-        if not others:
+        sorted_ranks = sorted(ranks)
+        if not sorted_ranks:
             return {}
         try:
-            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
+            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, sorted_ranks)
         except BallotIncomplete as incomplete:
             missing = ", ".join(map(str, incomplete.missing))
             raise Violation("C8", f"no answer at all from rank(s) {missing}") from incomplete
-        return dict(zip(others, map(json.loads, replies), strict=True))
+        return dict(zip(sorted_ranks, map(json.loads, replies), strict=True))
 
 
 class LaunchedSubject(MultiRankSubject):
@@ -172,6 +172,6 @@ def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
             loss = control.lost_rank(0.0)
             silent = silent + 1 if loss is not None and loss.rank == 0 else 0
             continue
-        found: dict[str, Any] = json.loads(line)
-        return found
+        request: dict[str, Any] = json.loads(line)
+        return request
     raise ControlPlaneLost("rank 0 is silent, and gives no more orders")
