@@ -118,6 +118,7 @@ def tally(ballots: Sequence[Ballot]) -> Verdict:
     """Returns the verdict of ballots in rank order; every rank reaches the same."""
     failed = [ballot.reason for ballot in ballots if ballot.status is RankStatus.FAILED]
     if failed:
+        # The first in rank order: ranks that read the same ballots give the same reason.
         return Abort(failed[0])
     if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
         return Abort("plans differ")
@@ -133,6 +134,7 @@ def tally(ballots: Sequence[Ballot]) -> Verdict:
 
 def _tally_chunks(ballots: Sequence[Ballot]) -> Verdict:
     """Returns the commit of the chunks that all ranks have staged, if they match."""
+    # Every rank stages the chunks in one order, so what all have staged is a common prefix.
     chunks = min(len(ballot.staged) for ballot in ballots)
     for chunk in range(chunks):
         checksums = [ballot.staged[chunk] for ballot in ballots]

@@ -110,6 +110,7 @@ class LaggedShares:
 
         Raises `VoteOutcomeUnknown` if the solution failed or is late.
         """
+        # The due solution first: a new sum may come at the same boundary, and replaces the state.
         yield from self._install_solution()
         if summed:
             load, layout = self._load.latest, self._serving_state.layout

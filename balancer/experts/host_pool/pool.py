@@ -218,6 +218,7 @@ def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     ]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
+        # Writers first: a thread that still writes needs the mapping.
         state.writers.close()
         state.contents.release()
         state.mapping.close()
@@ -370,6 +371,7 @@ class HostExpertPool:
         state = self._state
         if not isinstance(state, Filling):
             raise ExpertPoolError("the pool is not being filled")
+        # Closed meanwhile: if sealing raises, it has released the memory.
         self._state = PoolClosed()
         self._state = seal_pool(state, self._layout, self._ranks, timeout)
 

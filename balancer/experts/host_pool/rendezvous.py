@@ -327,6 +327,7 @@ def join_shared_memory(coordinator: NodeCoordinator, layout: PoolLayout) -> Shar
         outcome = _join_owner(coordinator, layout, ranks, number)
         if isinstance(outcome, SharedDescriptor):
             return outcome
+        # A number of its own for every round: a rank publishes once per key.
         ranks, number = outcome, number + 1
 
 

@@ -97,6 +97,8 @@ class ThreadWorker:
     def __init__(
         self, kind: Track, timeout: float, sink: EventSink = NO_EVENTS, owner: str = "equipoise"
     ) -> None:
+        # One thread, so that jobs run in the order of their start: the deletion of keys of votes
+        # relies on that (docs/design/engine.md).
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{owner}.{kind}")
         self._threads.submit(int)  # starts the thread now: starting it later would delay a step
         self._kind = kind
@@ -125,6 +127,7 @@ class ThreadWorker:
     def close(self) -> None:
         """Implements `Worker`; takes at most as long as the current wait."""
         self._queued.clear()
+        # Before the shutdown, which waits for the running job: it ends at its next `_check`.
         self._open = False
         self._threads.shutdown(wait=True, cancel_futures=True)
 

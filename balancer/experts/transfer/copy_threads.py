@@ -230,6 +230,7 @@ class CopyThreadPool:
             self._native = _native.CopyThreads(pins, limits.chunk_bytes, limits.rate)
         except (ValueError, RuntimeError) as error:
             raise CopierError(f"copier {limits.name!r}: {error}") from error
+        # Its arguments do not refer to the pool, which could otherwise never be dropped.
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
@@ -273,6 +274,7 @@ class CopyThreadPool:
         for number, copy in enumerate(operands):
             _check(number, copy)
         rows = np.array([_row(copy) for copy in operands], dtype=np.int64).reshape(-1, 3)
+        # A handle that nobody polls to its end would keep its tensors until the close.
         self._buffers.sweep()
         try:
             return CopyHandle(self._native.submit(rows), self._buffers, operands)
@@ -304,6 +306,7 @@ class CopyThreadPool:
         if kind is None:
             self.close(CLOSE_TIMEOUT)
         else:
+            # Warns of copies in progress: `CopyAbandoned` would hide the error of the block.
             self._finalizer()
 
 

@@ -178,6 +178,7 @@ class LayerLocks:
         lock, released = self.locks[layer], self._released[layer]
         if not released.ready():
             return False
+        # Once: this is asked again until all other layers are released too, in a new epoch then.
         if released.epoch == lock.epoch:
             lock.drain(0.0)
         return True

@@ -136,6 +136,7 @@ class ModelRegistry:
         columns = tuple(self._slot_tensor(layer, name, value) for name, value in merged)
         device = self._common_device(columns)
         added = _add_layer(state, LayerTensors(layer, columns))
+        # Assigned last: a tensor that is refused leaves the registry as it was.
         self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
