@@ -77,6 +77,7 @@ class PagePool:
                 self._changed.wait(seconds)
                 return
             oldest = self._returned_pages[0][1]
+        # Outside the lock, which `put` needs; briefly, since another page may become free first.
         if oldest is not None:
             with suppress(StreamTimeout, StreamFailed):
                 oldest.synchronize(min(seconds, POLL_INTERVAL))

@@ -112,6 +112,7 @@ class HazardTracker:
             if trace is None:
                 self._traces[buffer] = _BufferAccess(by)
                 continue
+            # Readers are forgotten: the write waits for them, so whoever waits for it does too.
             trace.writer = by
             trace.readers.clear()
 

@@ -70,6 +70,7 @@ class LaunchedRankGroup:
         """What the ranks answer; its own answer is made here."""
         self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
         answers: dict[int, RankReply] = {}
+        # After the broadcast: what a request does may take all ranks at once.
         if 0 in orders:
             answers[0] = handle_with_timeout(self._seat, orders[0], call.watchdog)
         return answers | self._collect(orders.keys() - {0}, call.watchdog + REPLY_GRACE)

@@ -167,6 +167,7 @@ class WorkerProcess:
             self._close()
             raise
         finally:
+            # While a copy of `replies` is open here, the end of the rank is no end of the pipe.
             os.close(child_end)
             os.close(replies)
 
@@ -325,7 +326,7 @@ class WorkerPool:
         how = self.workers[rank].exit_reason()
         mourn(rank, how)
         if rank not in lost_ranks:
-            complaints = self.workers[rank].stderr_tail()
+            complaints = self.workers[rank].stderr_tail()  # first: killing closes its file
             self._kill_all()
             raise Violation("E1", f"rank {rank} {how}\n{complaints}")
 
