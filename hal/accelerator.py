@@ -219,10 +219,10 @@ class Backend(Protocol):
 
 def check_device_count(backend: Backend, communicator: CommunicatorBackend, ranks: int) -> None:
     """Raise `UsageError` when one machine has fewer devices than `ranks` needs (B9)."""
-    found = backend.devices()
-    if ranks > found and not communicator.capabilities.shared_devices:
+    devices = backend.devices()
+    if ranks > devices and not communicator.capabilities.shared_devices:
         raise UsageError(
-            f"{ranks} ranks need {ranks} devices, and {backend.name} has {found} here: "
+            f"{ranks} ranks need {ranks} devices, and {backend.name} has {devices} here: "
             f"{communicator.name} takes one rank a device"
         )
 

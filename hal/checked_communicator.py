@@ -77,17 +77,17 @@ def operations_match(operations: Sequence[OperationSignature]) -> bool:
     """Whether all ranks issued the same operation, and each expects what its peers send."""
     if len({operation.common for operation in operations}) > 1:
         return False
-    sent = [list(operation.sends) for operation in operations]
-    expected = [list(operation.receives) for operation in operations]
-    return sent == [list(column) for column in zip(*expected, strict=False)] or not any(
-        (*sent, *expected)
+    sends = [list(operation.sends) for operation in operations]
+    receives = [list(operation.receives) for operation in operations]
+    return sends == [list(column) for column in zip(*receives, strict=False)] or not any(
+        (*sends, *receives)
     )
 
 
 def describe_operations(operations: Sequence[OperationSignature], ranks: Sequence[int]) -> str:
     """The operation of each rank as text; `ranks` are numbers of the run."""
     return "; ".join(
-        f"rank {rank} issued {one}" for rank, one in zip(ranks, operations, strict=True)
+        f"rank {rank} issued {operation}" for rank, operation in zip(ranks, operations, strict=True)
     )
 
 

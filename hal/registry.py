@@ -52,12 +52,12 @@ def communicator(name: str) -> "CommunicatorBackend":
 
 def _find(group: str, name: str, kind: type[T]) -> T:
     try:
-        found = _load(group, name)
+        backend = _load(group, name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # also ":X", ".x:X"
         raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
-    if isinstance(found, type) or not isinstance(found, kind):
-        raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {found!r}")
-    return found
+    if isinstance(backend, type) or not isinstance(backend, kind):
+        raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {backend!r}")
+    return backend
 
 
 def _load(group: str, name: str) -> object:

@@ -287,15 +287,15 @@ def _solve(
         # A list, not a generator: every expert is refilled, also after the first change.
         if not any([_refill(of_expert, levels) for of_expert in bins]):
             break
-    even = [_even(len(home)) for home in homes]
+    even = [_even_shares(len(home)) for home in homes]
     solved = [_round(*of_expert) for of_expert in zip(counts, homes, bins, strict=True)]
     return solved if _peak(counts, homes, solved) <= _peak(counts, homes, even) else even
 
 
 def _first_fill(count: int, home: list[int]) -> dict[int, int]:
-    each, rest = divmod(count * SHARE_ONE, len(home))
+    each, remainder = divmod(count * SHARE_ONE, len(home))
     load = {rank: each * home.count(rank) for rank in home}
-    load[home[0]] += rest
+    load[home[0]] += remainder
     return load
 
 
@@ -308,11 +308,11 @@ def _refill(bins: dict[int, int], levels: list[int]) -> bool:
     wet = [
         rank for k, rank in enumerate(order) if k == 0 or _depth(order[:k], levels, rank) < total
     ]
-    height, rest = divmod(total + sum(levels[rank] for rank in wet), len(wet))
+    height, remainder = divmod(total + sum(levels[rank] for rank in wet), len(wet))
     bins.update(dict.fromkeys(order, 0))
     # By rank, not by load: a remainder that followed the loads would wander for ever.
     for k, rank in enumerate(sorted(wet)):
-        bins[rank] = height - levels[rank] + (k < rest)
+        bins[rank] = height - levels[rank] + (k < remainder)
     for rank, load in bins.items():
         levels[rank] += load
     return bins != before
@@ -323,17 +323,17 @@ def _depth(lower: list[int], levels: list[int], rank: int) -> int:
     return sum(levels[rank] - levels[other] for other in lower)
 
 
-def _even(copies: int) -> list[int]:
+def _even_shares(copies: int) -> list[int]:
     return [SHARE_ONE // copies + (k < SHARE_ONE % copies) for k in range(copies)]
 
 
 def _round(count: int, home: list[int], bins: dict[int, int]) -> list[int]:
     if count == 0:
-        return _even(len(home))
-    exact = [Fraction(bins[rank], count * home.count(rank)) for rank in home]
-    shares = [int(share) for share in exact]
-    by_rest = sorted(range(len(home)), key=lambda k: (shares[k] - exact[k], k))
-    for k in by_rest[: SHARE_ONE - sum(shares)]:
+        return _even_shares(len(home))
+    fractions = [Fraction(bins[rank], count * home.count(rank)) for rank in home]
+    shares = [int(share) for share in fractions]
+    by_remainder = sorted(range(len(home)), key=lambda k: (shares[k] - fractions[k], k))
+    for k in by_remainder[: SHARE_ONE - sum(shares)]:
         shares[k] += 1
     return shares
 

@@ -125,10 +125,10 @@ class SubgroupFabric:
         """Open a communicator among ranks of the group, by their numbers in it; see `Fabric`."""
         here = range(len(self._ranks)) if ranks is None else ranks
         members = [self._ranks[rank] for rank in here]
-        made = self._fabric.open(f"{self._name}/{purpose}", members)
-        self._open.append(made)
+        communicator = self._fabric.open(f"{self._name}/{purpose}", members)
+        self._open.append(communicator)
         # mypy cannot see that `__getattr__` forwards the rest of the protocol.
-        return cast(Communicator, cast(Any, _SubgroupCommunicator(made, self._ranks)))
+        return cast(Communicator, cast(Any, _SubgroupCommunicator(communicator, self._ranks)))
 
     def close(self) -> None:
         """Close the communicators that were opened here; the run's control plane stays."""

@@ -49,9 +49,11 @@ def rebalance_experts(
     """
     load = integer_counts(weight)
     check_groups(load.shape[-1], num_groups, num_nodes)
-    now = None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    installed_ids = (
+        None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    )
     placement = compute_placement(
-        load, PlacementRequest(num_replicas, num_gpus, num_nodes, policy), now
+        load, PlacementRequest(num_replicas, num_gpus, num_nodes, policy), installed_ids
     )
     maps = logical_maps(placement, load.shape[-1])
     phy2log = torch.from_numpy(placement.astype(np.int64))

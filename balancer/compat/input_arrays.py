@@ -49,7 +49,7 @@ def integer_counts(weight: ArrayInput, name: str = "weight") -> Counts:
     numbers = array.astype(np.float64)
     if (numbers == np.rint(numbers)).all() and _fits(numbers):
         return array.astype(np.int64)
-    return _scaled(numbers)
+    return _scale_layers(numbers)
 
 
 def check_counts(array: npt.NDArray[np.generic], name: str) -> None:
@@ -59,8 +59,8 @@ def check_counts(array: npt.NDArray[np.generic], name: str) -> None:
     if not wrong.any():
         return
     index = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    where = ", ".join(str(int(part)) for part in index)
-    raise PlacementError(f"{name}[{where}] is {numbers[index]:g}, which is no count")
+    position = ", ".join(str(int(part)) for part in index)
+    raise PlacementError(f"{name}[{position}] is {numbers[index]:g}, which is no count")
 
 
 def integer_ids(ids: ArrayInput, name: str) -> Counts:
@@ -79,7 +79,7 @@ def _fits(numbers: npt.NDArray[np.float64]) -> bool:
     return bool(by_layer.max() <= MAX_LAYER_ROWS)
 
 
-def _scaled(numbers: npt.NDArray[np.float64]) -> Counts:
+def _scale_layers(numbers: npt.NDArray[np.float64]) -> Counts:
     """Scales each layer by a power of two and rounds."""
     # A power of two is exact, so only the final rounding loses bits. It follows from the largest
     # value of a layer, not from its sum: a float sum depends on the order of adding, and all ranks
@@ -88,5 +88,5 @@ def _scaled(numbers: npt.NDArray[np.float64]) -> Counts:
     largest = numbers.reshape(-1, layers, experts).max(axis=(0, 2))
     bits = (numbers.size // layers).bit_length()
     steps = np.where(largest > 0, SCALED_SUM_BITS - bits - np.frexp(largest)[1], 0)
-    scaled: Counts = np.rint(np.ldexp(numbers, steps[:, None])).astype(np.int64)
-    return scaled
+    counts: Counts = np.rint(np.ldexp(numbers, steps[:, None])).astype(np.int64)
+    return counts

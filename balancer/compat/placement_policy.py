@@ -78,8 +78,8 @@ def compute_placement(
             _native.plan_greedy(total, request.slots, request.ranks), request, installed
         )
     if rule is EvenSplitPolicy.CONNECTED:
-        joined = plan(total, slots=request.slots, ranks=request.ranks, policy="connected")
-        return _aligned_to_installed(joined.placement, request, installed)
+        connected_plan = plan(total, slots=request.slots, ranks=request.ranks, policy="connected")
+        return _aligned_to_installed(connected_plan.placement, request, installed)
     if installed is None:
         return _plan_anew(total, request)
     return _plan_from_installed(total, request, installed)
@@ -110,8 +110,8 @@ def _rank_rows(load: Counts, placement: Placement, ranks: int) -> Counts:
     copies = np.bincount(key.ravel(), minlength=layers * experts).reshape(layers, experts)
     part = load * SHARE_ONE // np.maximum(copies, 1)
     rows = np.take_along_axis(part, placement.astype(np.int64), axis=1)
-    found: Counts = rows.reshape(layers, ranks, -1).sum(axis=2)
-    return found
+    rank_rows: Counts = rows.reshape(layers, ranks, -1).sum(axis=2)
+    return rank_rows
 
 
 def _aligned_to_installed(
@@ -127,12 +127,12 @@ def _plan_anew(load: Counts, request: PlacementRequest) -> Placement:
     """Returns, layer by layer, the most even of a few plans from scratch."""
     best = _plan_evenly(load, request, EvenSplitPolicy.CONNECTED, None)
     for start in (best, _native.plan_greedy(load, request.slots, request.ranks)):
-        for other in (start, _plan_evenly(load, request, "incremental", start)):
-            lower = max_rank_rows(load, other, request.ranks) < max_rank_rows(
+        for candidate in (start, _plan_evenly(load, request, "incremental", start)):
+            lower = max_rank_rows(load, candidate, request.ranks) < max_rank_rows(
                 load, best, request.ranks
             )
-            better = lower & ~has_duplicates(other, request.ranks)
-            best = np.where(better[:, None], other, best)
+            better = lower & ~has_duplicates(candidate, request.ranks)
+            best = np.where(better[:, None], candidate, best)
     return best
 
 

@@ -64,9 +64,11 @@ def rebalance_experts(
     name = _algorithm(algorithm)
     load = _load(tokens_per_expert, num_groups, num_nodes)
     ranks = _ranks(num_physical_experts, num_local_physical_experts)
-    now = None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    installed_ids = (
+        None if installed is None else integer_ids(installed, "installed").astype(np.int32)
+    )
     placement = compute_placement(
-        load, PlacementRequest(num_physical_experts, ranks, num_nodes, policy), now
+        load, PlacementRequest(num_physical_experts, ranks, num_nodes, policy), installed_ids
     )
     return _tensors(placement, load.shape[-1], name, _device(tokens_per_expert))
 

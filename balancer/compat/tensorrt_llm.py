@@ -90,7 +90,7 @@ def do_replication(
         PlacementError: sizes do not fit together, or a value is not a count.
     """
     load = _load(meta_info, expert_load_factor)
-    cpu_placement.expert_replica_count = _counts(_planned(meta_info, load, policy), load)
+    cpu_placement.expert_replica_count = _counts(_compute_placement(meta_info, load, policy), load)
 
 
 def do_placement(
@@ -121,7 +121,7 @@ def do_placement(
         raise PlacementError(
             f"expert_replica_count must be {load.shape[1]} positive numbers that sum to {slots}"
         )
-    placement = _planned(meta_info, load, policy)
+    placement = _compute_placement(meta_info, load, policy)
     if _counts(placement, load) == copies:
         rows = placement.reshape(meta_info.ep_size, -1).tolist()
     else:
@@ -138,11 +138,11 @@ def _load(meta_info: MetaInfo, factor: ArrayInput) -> Counts:
     return integer_counts(np.atleast_2d(array), "expert_load_factor")
 
 
-def _planned(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
+def _compute_placement(meta_info: MetaInfo, load: Counts, policy: str) -> Placement:
     slots = meta_info.ep_size * meta_info.slot_count_per_rank
     return compute_placement(load, PlacementRequest(slots, meta_info.ep_size, policy=policy))
 
 
 def _counts(placement: Placement, load: Counts) -> list[int]:
-    found: list[int] = logical_maps(placement, load.shape[1]).replica_count[0].tolist()
-    return found
+    replica_counts: list[int] = logical_maps(placement, load.shape[1]).replica_count[0].tolist()
+    return replica_counts

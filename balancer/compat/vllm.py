@@ -73,13 +73,15 @@ def preserve_intragpu_slots(
     """
     if num_ranks <= 0 or phy2log.shape != old_phy2log.shape or phy2log.shape[1] % num_ranks:
         return phy2log
-    kept = phy2log.copy()
+    reordered_placement = phy2log.copy()
     size = phy2log.shape[1] // num_ranks
     for layer in range(phy2log.shape[0]):
         for first in range(0, phy2log.shape[1], size):
             part = slice(first, first + size)
-            kept[layer, part] = _keep_slots(phy2log[layer, part], old_phy2log[layer, part])
-    return kept
+            reordered_placement[layer, part] = _keep_slots(
+                phy2log[layer, part], old_phy2log[layer, part]
+            )
+    return reordered_placement
 
 
 def compute_logical_maps(
@@ -129,9 +131,9 @@ def _keep_slots(
 ) -> npt.NDArray[np.integer]:
     """Orders one rank's new experts so that those it had before keep their slots."""
     waiting = new.tolist()
-    found: list[int | None] = []
+    expert_by_slot: list[int | None] = []
     for expert in old.tolist():
-        found.append(expert if expert in waiting else None)
+        expert_by_slot.append(expert if expert in waiting else None)
         if expert in waiting:
             waiting.remove(expert)
-    return np.array([waiting.pop(0) if e is None else e for e in found], dtype=new.dtype)
+    return np.array([waiting.pop(0) if e is None else e for e in expert_by_slot], dtype=new.dtype)

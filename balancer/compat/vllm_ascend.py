@@ -127,10 +127,10 @@ def _workload(workload: ArrayInput, shape: tuple[int, ...]) -> Counts:
     array = to_host_array(workload)
     if array.shape[-3:] != shape or array.ndim > 4 or array.dtype.kind not in "iuf":
         raise PlacementError(f"expert_workload must be numbers {shape}, got {array.shape}")
-    known = np.where(array == UNKNOWN_COUNT, 0, array)
-    check_counts(known, "expert_workload")
-    summed: Counts = whole_numbers(known.reshape(-1, shape[0], shape[1] * shape[2])).sum(axis=0)
-    return summed
+    counts = np.where(array == UNKNOWN_COUNT, 0, array)
+    check_counts(counts, "expert_workload")
+    totals: Counts = whole_numbers(counts.reshape(-1, shape[0], shape[1] * shape[2])).sum(axis=0)
+    return totals
 
 
 def _by_expert(workload: Counts, installed: npt.NDArray[np.int32], shape: ExpertShape) -> Counts:

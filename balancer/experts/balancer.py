@@ -267,12 +267,12 @@ def build(context: BalancerContext, shape: ExpertShape, layout: Layout) -> Exper
     serving_state = ServingState(context.accelerator, context.store, shape, layout)
     locks = _locks(context, serving_state, shape)
     with ExitStack() as undo:
-        loads, *others = opened = _communicators(context, undo)
+        loads, *more_communicators = opened = _communicators(context, undo)
         workers = _workers(context, undo)
         load = _load_window(context, loads, shape, workers.load)
         share_refresh = _share_refresh(context, serving_state, load, shape, workers)
-        router = _router(context, serving_state, load, others)
-        path = _path(context, serving_state, locks, others, workers, shape)
+        router = _router(context, serving_state, load, more_communicators)
+        path = _path(context, serving_state, locks, more_communicators, workers, shape)
         keys = _key_collector(context, workers.vote)
         engine_context = EngineContext(
             context.fabric.control, context.members, context.first_step, keys
@@ -319,13 +319,13 @@ def _recorder(context: BalancerContext, shape: ExpertShape, router: Router) -> E
 
 def _communicators(context: BalancerContext, undo: ExitStack) -> list[Communicator]:
     """Opens one communicator per purpose, in the same order on all ranks."""
-    wanted = ["loads"]
+    purposes = ["loads"]
     if isinstance(context.path, StagedFromPeers):
-        wanted.append("moves")
+        purposes.append("moves")
     if context.config.shares is ShareMode.EXACT:
-        wanted.append("routing")
+        purposes.append("routing")
     opened = []
-    for purpose in wanted:
+    for purpose in purposes:
         opened.append(context.open(purpose))
         undo.callback(opened[-1].close)
     return opened

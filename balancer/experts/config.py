@@ -83,8 +83,8 @@ def parse_choice(kind: type[Choice], name: str, value: str) -> Choice:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(kind)
-        raise PlacementError(f"{name} must be one of {known}, got {value!r}") from None
+        choices = ", ".join(kind)
+        raise PlacementError(f"{name} must be one of {choices}, got {value!r}") from None
 
 
 class ShareMode(StrEnum):
@@ -174,9 +174,9 @@ class PlannerOptions:
 def default_sub_window(window: int, interval: int) -> int:
     """Steps that divide the interval, as near to a quarter of the window as can be; the window is
     then rounded down to a multiple."""
-    wanted = max(window / 4, 1.0)
+    quarter = max(window / 4, 1.0)
     fitting = [steps for steps in range(1, window + 1) if interval % steps == 0]
-    return min(fitting, key=lambda steps: abs(math.log(steps / wanted)))
+    return min(fitting, key=lambda steps: abs(math.log(steps / quarter)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,8 +288,8 @@ class BalancerConfig:
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
-                known, given = ", ".join(kind), getattr(self, name)
-                raise ConfigError(f"{name} must be one of {known}, got {given!r}") from None
+                choices, value = ", ".join(kind), getattr(self, name)
+                raise ConfigError(f"{name} must be one of {choices}, got {value!r}") from None
         for name in INTEGER_FIELDS:
             if type(getattr(self, name)) is not int:
                 raise ConfigError(f"{name} is a whole number, got {getattr(self, name)!r}")

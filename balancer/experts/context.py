@@ -83,7 +83,7 @@ class BalancerContext:
     uncollected: tuple[StoredKey, ...] = ()
     loads_watched: bool = False
 
-    def open(self, what: str) -> Communicator:
+    def open(self, purpose: str) -> Communicator:
         """Opens a communicator among the members; collective."""
-        name = f"{self.members.scoped_name(self.config.name)}.{what}"
+        name = f"{self.members.scoped_name(self.config.name)}.{purpose}"
         return self.fabric.open(name, self.members.ranks)

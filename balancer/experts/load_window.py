@@ -69,17 +69,17 @@ class WindowSchedule:
 
     def starts(self, step: int) -> bool:
         """Returns whether counting starts anew at `step`: earlier counts are discarded."""
-        left = self._steps_left(step)
+        steps_left = self._steps_left(step)
         short = step % self.sub_window == 0 and step - self.sub_window < self.first_step < step
-        return (short and left < self.window_size) or (
-            self.window_size < self.period and left == self.window_size
+        return (short and steps_left < self.window_size) or (
+            self.window_size < self.period and steps_left == self.window_size
         )
 
     def next_event(self, step: int) -> int:
         """Returns the first step after `step` at which a sub-window ends or counting starts."""
-        found = (step // self.sub_window + 1) * self.sub_window
-        found += max(0, self._steps_left(found) - self.window_size)
-        return found if self.ends(found) or self.starts(found) else self.next_event(found)
+        event = (step // self.sub_window + 1) * self.sub_window
+        event += max(0, self._steps_left(event) - self.window_size)
+        return event if self.ends(event) or self.starts(event) else self.next_event(event)
 
     def _steps_left(self, step: int) -> int:
         """Returns the steps to the end of the next window."""
@@ -171,12 +171,12 @@ class LoadWindow:
 
         Returns whether a new sum was taken.
         """
-        taken = yield from self.drain()
+        is_new = yield from self.drain()
         if self._schedule.ends(step):
             yield from self._close()
         elif self._schedule.starts(step):
             self._accelerator.stream(Role.COMPUTE).launch(self.counters.zero_)
-        return taken
+        return is_new
 
     def drain(self) -> Job[bool]:
         """Takes the sum in progress; returns whether there was one."""

@@ -301,22 +301,22 @@ class ModelBalancer:
         Raises:
             ExpertsLost: names everything that the model has lost, in all its layer groups.
         """
-        made: list[ExpertBalancer] = []
+        balancers: list[ExpertBalancer] = []
         lost_experts: dict[int, tuple[int, ...]] = {}
         for number, group in enumerate(self.groups):
             try:
                 with error_context(self._names[number]):
-                    made.append(group.reconfigure(active_ranks, step))
+                    balancers.append(group.reconfigure(active_ranks, step))
             except ExpertsLost as lost:
                 layers = layer_numbers(self.model, number)
                 lost_experts |= {layers[row]: experts for row, experts in lost.lost_experts.items()}
             except BaseException:
-                close_quietly([*made, *self.groups[number + 1 :]])
+                close_quietly([*balancers, *self.groups[number + 1 :]])
                 raise
         if lost_experts:
-            close_quietly(made)
+            close_quietly(balancers)
             raise ExpertsLost(lost_experts, f"model {self.model.name!r}: ")
-        return ModelBalancer(self.model, tuple(made), self.sinks)
+        return ModelBalancer(self.model, tuple(balancers), self.sinks)
 
     def _close(self, number: int) -> None:
         with error_context(self._names[number]):
@@ -334,13 +334,13 @@ class ModelBalancer:
 
     def _locate(self, layer: int) -> tuple[int, int]:
         """Returns the group of a layer, and its row in the group."""
-        location = self._located.get(layer)
+        location = self._location_cache.get(layer)
         if location is None:
-            location = self._located[layer] = self._rows[self.model.layer(layer)]
+            location = self._location_cache[layer] = self._rows[self.model.layer(layer)]
         return location
 
     @cached_property
-    def _located(self) -> dict[int, tuple[int, int]]:
+    def _location_cache(self) -> dict[int, tuple[int, int]]:
         """Cache by the model's layer number: this runs for every layer of every step."""
         return {}
 
@@ -390,11 +390,11 @@ class BalancerSet:
         """
         if set(steps) != set(self.balancers):
             raise UsageError(f"steps of {sorted(steps)}, not of {sorted(self.balancers)}")
-        made: dict[str, ModelBalancer] = {}
+        balancers: dict[str, ModelBalancer] = {}
         for name, balancer in self.balancers.items():
             try:
-                made[name] = balancer.reconfigure(active_ranks, steps[name])
+                balancers[name] = balancer.reconfigure(active_ranks, steps[name])
             except BaseException:
-                close_quietly([*made.values(), *list(self)[len(made) + 1 :]])
+                close_quietly([*balancers.values(), *list(self)[len(balancers) + 1 :]])
                 raise
-        return BalancerSet(made)
+        return BalancerSet(balancers)

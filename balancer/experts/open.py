@@ -71,11 +71,11 @@ def split_staging(groups: Sequence[LayerGroup], staging_bytes: int) -> tuple[int
     of_layers = sum(slots * group.slot_bytes for slots, group in zip(layers, groups, strict=True))
     if staging_bytes < of_layers:
         return tuple(min(slots, staging_bytes // least) for slots in layers)
-    rest = max(1, sum(group.nbytes for group in groups) - of_layers)
+    remaining_bytes = max(1, sum(group.nbytes for group in groups) - of_layers)
     return tuple(
         min(
             len(group.slots),
-            slots + (staging_bytes - of_layers) * (len(group.slots) - slots) // rest,
+            slots + (staging_bytes - of_layers) * (len(group.slots) - slots) // remaining_bytes,
         )
         for slots, group in zip(layers, groups, strict=True)
     )

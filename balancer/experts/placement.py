@@ -80,11 +80,11 @@ def check_placement(placement: Placement, shape: ExpertShape) -> None:
     if placement.min() < 0 or placement.max() >= shape.experts:
         layer = int(((placement < 0) | (placement >= shape.experts)).any(axis=1).argmax())
         raise PlacementError(f"layer {layer} names an expert outside [0, {shape.experts})")
-    held = np.zeros((shape.layers, shape.experts), dtype=np.bool_)
-    np.put_along_axis(held, placement.astype(np.int64), True, axis=1)
-    if not held.all():
-        layer = int((~held).any(axis=1).argmax())
-        homeless = np.flatnonzero(~held[layer]).tolist()
+    has_slot = np.zeros((shape.layers, shape.experts), dtype=np.bool_)
+    np.put_along_axis(has_slot, placement.astype(np.int64), True, axis=1)
+    if not has_slot.all():
+        layer = int((~has_slot).any(axis=1).argmax())
+        homeless = np.flatnonzero(~has_slot[layer]).tolist()
         raise PlacementError(f"layer {layer} has no slot for expert(s) {homeless}")
 
 
@@ -166,6 +166,6 @@ def logical_maps(placement: Ids | Placement, experts: int, width: int | None = N
     first = np.cumsum(counts) - counts
     copy = np.arange(key.size) - first[key[order]]
     wide = max(int(counts.max()), 1) if width is None else width
-    found = np.full((layers * experts, wide), ABSENT, dtype=np.int64)
-    found[key[order], copy] = slot[order]
-    return LogicalMaps(found.reshape(layers, experts, wide), counts.reshape(layers, experts))
+    slot_table = np.full((layers * experts, wide), ABSENT, dtype=np.int64)
+    slot_table[key[order], copy] = slot[order]
+    return LogicalMaps(slot_table.reshape(layers, experts, wide), counts.reshape(layers, experts))

@@ -58,10 +58,10 @@ def surviving_config(
     config = replace(config, nodes=surviving_nodes(config.nodes, before, after))
     ranks, planner = len(after.ranks), config.planner
     try:
-        left = ExpertShape(shape.layers, shape.experts, ranks * shape.slots_per_rank, ranks)
+        smaller = ExpertShape(shape.layers, shape.experts, ranks * shape.slots_per_rank, ranks)
     except PlacementError:
         return config  # too few slots for all experts: `surviving_layout` raises
-    survive = max_survivable(left, config.nodes, planner.survive)
+    survive = max_survivable(smaller, config.nodes, planner.survive)
     if survive < planner.survive:
         LOG.warning("%d ranks are left: survive is %d from now on", ranks, survive)
     return replace(config, planner=replace(planner, survive=survive))
@@ -87,8 +87,8 @@ def surviving_layout(
     per = shape.slots_per_rank
     survivors = [before.ranks.index(rank) for rank in after.ranks]
     smaller = ExpertShape(shape.layers, shape.experts, per * len(survivors), len(survivors))
-    kept = layout.placement.reshape(shape.layers, shape.ranks, per)[:, survivors]
-    placement = np.ascontiguousarray(kept.reshape(shape.layers, smaller.slots))
+    surviving_rows = layout.placement.reshape(shape.layers, shape.ranks, per)[:, survivors]
+    placement = np.ascontiguousarray(surviving_rows.reshape(shape.layers, smaller.slots))
     reloads = tuple(
         SlotReload(layer, slot, expert)
         for layer in range(shape.layers)
@@ -102,15 +102,15 @@ def surviving_layout(
 def _reload_row(row: Placement, experts: int) -> list[tuple[int, int]]:
     """Gives every expert without a slot one of the expert with most slots; changes `row`."""
     copies = np.bincount(row, minlength=experts)
-    found = []
+    reloads = []
     for expert in np.flatnonzero(copies == 0).tolist():
         fullest = int(copies.argmax())
         slot = int(np.flatnonzero(row == fullest)[-1])
         copies[fullest] -= 1
         copies[expert] += 1
         row[slot] = expert
-        found.append((slot, expert))
-    return found
+        reloads.append((slot, expert))
+    return reloads
 
 
 def check_same_survivors(
@@ -141,8 +141,8 @@ def reload_lost_experts(context: BalancerContext, recovered: RecoveredLayout) ->
     host_weights = _host_weights(context.path)
     if host_weights is None:
         experts_by_layer: dict[int, list[int]] = {}
-        for lost in recovered.reloads:
-            experts_by_layer.setdefault(lost.layer, []).append(lost.expert)
+        for reload in recovered.reloads:
+            experts_by_layer.setdefault(reload.layer, []).append(reload.expert)
         raise ExpertsLost(experts_by_layer)
     _write_reloads(context, host_weights, recovered)
 

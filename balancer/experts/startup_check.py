@@ -33,11 +33,11 @@ def check_start(
         raise PlacementError(f"the shape is of {shape.ranks} ranks, the group of {ranks}")
     check_placement(layout.placement, shape)
     topology(shape, config.nodes, config.planner.survive, None)
-    slots, wanted = len(store.layout.slots), shape.layers * shape.slots_per_rank
-    if slots != wanted:
+    slots, required_slots = len(store.layout.slots), shape.layers * shape.slots_per_rank
+    if slots != required_slots:
         raise EngineError(
             f"the store has {slots} slots; {shape.layers} layers of "
-            f"{shape.slots_per_rank} slots a rank take {wanted}"
+            f"{shape.slots_per_rank} slots a rank take {required_slots}"
         )
     if isinstance(path, StagedFromPeers) and not store.layout.staging:
         raise EngineError("weights that come by the boundary need a store with staging")

@@ -92,8 +92,8 @@ class DecodedFile:
 
     def _field(self, name: str) -> object:
         if name not in self.fields:
-            known = ", ".join(sorted(self.fields)[:8])
-            raise self.error(f"has no field {name}, only {numbers.short_repr(known)}")
+            names = ", ".join(sorted(self.fields)[:8])
+            raise self.error(f"has no field {name}, only {numbers.short_repr(names)}")
         return self.fields[name]
 
 
@@ -104,11 +104,11 @@ def decode_file(path: Path) -> DecodedFile:
         raise FormatError(str(path), "is empty")
     suffix = path.suffix.lower()
     if suffix not in DECODERS:
-        found = [known for magic, known in MAGIC_PREFIXES if data.lstrip().startswith(magic)]
-        if not found:
-            known = ", ".join(DECODERS)
-            raise FormatError(str(path), f"is of no kind that is known: {known}")
-        suffix = found[0]
+        suffixes = [kind for magic, kind in MAGIC_PREFIXES if data.lstrip().startswith(magic)]
+        if not suffixes:
+            kinds = ", ".join(DECODERS)
+            raise FormatError(str(path), f"is of no kind that is known: {kinds}")
+        suffix = suffixes[0]
     return DecodedFile(path, suffix, DECODERS[suffix](path, data))
 
 

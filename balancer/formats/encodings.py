@@ -44,8 +44,8 @@ def decode_npy(path: Path, data: bytes, name: str = "array") -> Array:
     try:
         shape, column_major, dtype = HEADER_READERS[np.lib.format.read_magic(stream)](stream)
     except Exception as error:  # numpy's parser raises many types for a damaged header
-        what = str(error).partition("\n")[0][:80]
-        raise FormatError(str(path), f"{name}: not an npy header: {what}") from None
+        reason = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"{name}: not an npy header: {reason}") from None
     if dtype.kind not in "iuf":
         raise FormatError(str(path), f"{name} holds {dtype}, not numbers")
     begin = stream.tell()
@@ -94,8 +94,8 @@ def unzip(path: Path, data: bytes) -> dict[str, bytes]:
     except FormatError:
         raise
     except Exception as error:  # zipfile and zlib raise many types for a damaged archive
-        what = str(error).partition("\n")[0][:80]
-        raise FormatError(str(path), f"is not a whole zip archive: {what}") from None
+        reason = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"is not a whole zip archive: {reason}") from None
 
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -106,8 +106,8 @@ def decode_safetensors(path: Path, data: bytes) -> dict[str, Array]:
     try:
         return dict(load(data))
     except Exception as error:  # SafetensorError, or numpy's for dtypes that numpy lacks
-        what = str(error).partition("\n")[0][:80]
-        raise FormatError(str(path), f"is not a whole safetensors file: {what}") from None
+        reason = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"is not a whole safetensors file: {reason}") from None
 
 
 def encode_safetensors(arrays: Mapping[str, Array]) -> bytes:
@@ -128,8 +128,10 @@ def decode_torch(path: Path, data: bytes) -> dict[str, object]:
     try:
         loaded = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        what = "is damaged, or holds more than tensors and plain values, which is not read since"
-        raise FormatError(str(path), f"{what} it could run code ({type(error).__name__})") from None
+        problem = "is damaged, or holds more than tensors and plain values, which is not read since"
+        raise FormatError(
+            str(path), f"{problem} it could run code ({type(error).__name__})"
+        ) from None
     if not isinstance(loaded, dict):
         raise FormatError(str(path), f"holds {type(loaded).__name__}, not a dictionary")
     return {
@@ -148,8 +150,8 @@ def _array_of_tensor(path: Path, name: str, tensor: "Tensor") -> Array:
         plain = tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
         array: Array = plain.contiguous().numpy()
     except Exception as error:  # quantised, sparse, meta device
-        what = str(error).partition("\n")[0][:80]
-        raise FormatError(str(path), f"{name} is no plain tensor: {what}") from None
+        reason = str(error).partition("\n")[0][:80]
+        raise FormatError(str(path), f"{name} is no plain tensor: {reason}") from None
     return array
 
 
@@ -186,12 +188,12 @@ def _json_value(value: object) -> str:
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Builds an object; refuses repeated keys, of which the parser would keep the last."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"key {short_repr(twice)} is given twice")
-    return found
+    return fields
 
 
 def _refuse_constant(name: str) -> object:
@@ -264,13 +266,13 @@ def _yaml_value(path: Path, node: yaml.Node | None) -> object:
 
 
 def _yaml_mapping(path: Path, node: yaml.MappingNode) -> dict[str, object]:
-    found: dict[str, object] = {}
+    fields: dict[str, object] = {}
     for key, value in node.value:
         name = str(key.value)
-        if name in found:
+        if name in fields:
             raise FormatError(str(path), f"key {short_repr(name)} is given twice")
-        found[name] = _yaml_value(path, value)
-    return found
+        fields[name] = _yaml_value(path, value)
+    return fields
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

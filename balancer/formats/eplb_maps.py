@@ -28,10 +28,10 @@ EPLB_TABLE = "eplb_table"
 
 def unpack_maps(file: DecodedFile, ranks: int) -> ExpertPlacement:
     """Reads `physical_to_logical_map`; other maps must agree with it. Raises `FormatError`."""
-    found = ExpertPlacement.with_even_shares(
+    placement = ExpertPlacement.with_even_shares(
         file.int32_array(PHYSICAL_TO_LOGICAL, SLOT_AXES), ranks, file.layer_numbers()
     )
-    back, count = logical_maps(found.placement, found.experts)
+    back, count = logical_maps(placement.placement, placement.experts)
     if REPLICA_COUNT in file.fields:
         _compare(file, REPLICA_COUNT, count, TABLE_AXES[:2])
     if LOGICAL_TO_PHYSICAL in file.fields:
@@ -39,7 +39,7 @@ def unpack_maps(file: DecodedFile, ranks: int) -> ExpertPlacement:
         # vLLM pads to a fixed width, which is wider than these replicas need.
         padded = _pad(back, max(back.shape[2], stored.shape[2]), ABSENT)
         _compare(file, LOGICAL_TO_PHYSICAL, padded, TABLE_AXES)
-    return found
+    return placement
 
 
 def pack_maps(placement: ExpertPlacement) -> dict[str, npt.NDArray[np.generic]]:
@@ -66,13 +66,13 @@ def unpack_table(file: DecodedFile, ranks: int) -> ExpertPlacement:
     table = file.int32_array(EPLB_TABLE, TABLE_AXES)
     layers, experts, columns = table.shape
     if columns < 2 or not experts or not layers:
-        what = "an expert needs two columns" if layers and experts else "it has no experts"
-        raise file.error(f"{EPLB_TABLE} is of shape {table.shape}: {what}")
+        problem = "an expert needs two columns" if layers and experts else "it has no experts"
+        raise file.error(f"{EPLB_TABLE} is of shape {table.shape}: {problem}")
     numbers = file.layer_numbers() or tuple(range(layers))
     for layer, rows in zip(numbers, table, strict=False):
         for expert in np.flatnonzero((rows[:, 0] < 1) | (rows[:, 0] >= columns))[:1].tolist():
-            what = f"has {rows[expert, 0]} copies in {columns - 1} columns"
-            raise file.error(f"layer {layer}, expert {expert} {what}")
+            problem = f"has {rows[expert, 0]} copies in {columns - 1} columns"
+            raise file.error(f"layer {layer}, expert {expert} {problem}")
     slots = int(table[0, :, 0].sum())
     placement = [
         _experts_by_slot(file, layer, rows, slots)
@@ -120,9 +120,11 @@ def _compare(
         stored, expected = -np.sort(-stored, axis=2), -np.sort(-expected, axis=2)
     wrong = np.argwhere(stored != expected)
     if wrong.size:
-        where = tuple(wrong[0].tolist())
-        what = f"{name} has {stored[where]}, of {PHYSICAL_TO_LOGICAL} follows {expected[where]}"
-        raise file.error(f"{format_index(axes[:2], where, file.layer_numbers())}: {what}")
+        position = tuple(wrong[0].tolist())
+        mismatch = (
+            f"{name} has {stored[position]}, of {PHYSICAL_TO_LOGICAL} follows {expected[position]}"
+        )
+        raise file.error(f"{format_index(axes[:2], position, file.layer_numbers())}: {mismatch}")
 
 
 def _experts_by_slot(

@@ -28,21 +28,21 @@ def unpack_placement(file: DecodedFile, ranks: int) -> ExpertPlacement:
         )
     if file.integer("version") != VERSION:
         raise file.error(f"is of version {file.integer('version')}, not {VERSION}")
-    found = ExpertPlacement(
+    placement = ExpertPlacement(
         file.int32_array("placement", SLOT_AXES),
         file.int32_array("shares", SLOT_AXES),
         ranks,
         file.layer_numbers(),
     )
-    sizes = {"slots": found.slots, "experts": found.experts}
+    sizes = {"slots": placement.slots, "experts": placement.experts}
     for name, size in sizes.items():
         if file.integer(name) != size:
             raise file.error(f"says {file.integer(name)} {name}, and has {size}")
-    for name, digest in (("digest", found.digest), ("seal", seal(found))):
+    for name, digest in (("digest", placement.digest), ("seal", seal(placement))):
         if file.fields.get(name) != digest:
             stored = short_repr(file.fields.get(name))
             raise file.error(f"{name} is {stored}, and of what is in it {digest}")
-    return found
+    return placement
 
 
 def pack_placement(placement: ExpertPlacement) -> bytes:
@@ -65,9 +65,9 @@ def pack_placement(placement: ExpertPlacement) -> bytes:
 
 def seal(placement: ExpertPlacement) -> str:
     """Digest over the plan's digest and what that leaves out: ranks and layer numbers."""
-    rest = [VERSION, placement.ranks, *placement.layers]
+    numbers = [VERSION, placement.ranks, *placement.layers]
     state = blake2b(placement.digest.encode(), digest_size=16)
-    state.update(np.array(rest, dtype="<i8").tobytes())
+    state.update(np.array(numbers, dtype="<i8").tobytes())
     return state.hexdigest()
 
 

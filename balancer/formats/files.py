@@ -107,11 +107,11 @@ def _mode(path: Path) -> int:
     return _with_file_errors(path, "read", path.stat).st_mode
 
 
-def _with_file_errors(path: Path, what: str, action: Callable[[], Outcome]) -> Outcome:
-    kind = FileWriteFailed if what == "written" else FormatError
+def _with_file_errors(path: Path, verb: str, action: Callable[[], Outcome]) -> Outcome:
+    kind = FileWriteFailed if verb == "written" else FormatError
     try:
         return action()
     except OSError as error:
-        raise kind(str(path), f"cannot be {what}: {error.strerror or error}") from None
+        raise kind(str(path), f"cannot be {verb}: {error.strerror or error}") from None
     except ValueError as error:  # a path with a NUL byte
-        raise kind(repr(str(path)), f"cannot be {what}: {error}") from None
+        raise kind(repr(str(path)), f"cannot be {verb}: {error}") from None

@@ -47,9 +47,9 @@ def int32_array(
     """Converts to int32. Raises `PlacementError` for a value that does not fit."""
     wrong = np.argwhere(numbers != numbers.astype(np.int32))
     if wrong.size:
-        where = tuple(wrong[0].tolist())
+        position = tuple(wrong[0].tolist())
         raise PlacementError(
-            f"{name}: {format_index(axes, where)}: {numbers[where]} is out of range"
+            f"{name}: {format_index(axes, position)}: {numbers[position]} is out of range"
         )
     return numbers.astype(np.int32)
 
@@ -80,8 +80,8 @@ def _from_array(
         raise PlacementError(f"{name} holds {array.dtype}, not numbers")
     wrong = np.argwhere(~_fits(array))
     if wrong.size:
-        where = tuple(wrong[0].tolist())
-        _check_integer(array[where].item(), f"{name}: {format_index(axes, where)} is")
+        position = tuple(wrong[0].tolist())
+        _check_integer(array[position].item(), f"{name}: {format_index(axes, position)} is")
     return array.astype(np.int64)
 
 
@@ -117,13 +117,15 @@ class _NestedLists:
 
     def _walk(self, value: object, index: tuple[int, ...]) -> None:
         if not isinstance(value, list):
-            raise PlacementError(f"{self._where(index)} is {short_repr(value)}, not a list")
+            raise PlacementError(
+                f"{self._describe_index(index)} is {short_repr(value)}, not a list"
+            )
         expected = self._lengths[len(index)]
         if expected is None:
             self._lengths[len(index)] = len(value)
         elif expected != len(value):
             raise PlacementError(
-                f"{self._where(index)} has {len(value)} entries, expected {expected}"
+                f"{self._describe_index(index)} has {len(value)} entries, expected {expected}"
             )
         if len(index) + 1 == len(self._axes):
             self._numbers(value, index)
@@ -137,7 +139,7 @@ class _NestedLists:
             if type(value) is int and -INT64_LIMIT <= value < INT64_LIMIT:
                 self._flat.append(value)
             else:
-                self._flat.append(_check_integer(value, f"{self._where((*index, at))} is"))
+                self._flat.append(_check_integer(value, f"{self._describe_index((*index, at))} is"))
 
-    def _where(self, index: tuple[int, ...]) -> str:
+    def _describe_index(self, index: tuple[int, ...]) -> str:
         return ": ".join(filter(None, (self._name, format_index(self._axes, index))))

@@ -128,18 +128,18 @@ def _check_experts(placement: Placement, layers: tuple[int, ...]) -> None:
             )
 
 
-def _check_shares(found: ExpertPlacement) -> None:
-    shares, placement = found.shares, found.placement
-    if shares.shape != placement.shape or shares.dtype != np.int32:
+def _check_shares(placement: ExpertPlacement) -> None:
+    shares, experts_by_slot = placement.shares, placement.placement
+    if shares.shape != experts_by_slot.shape or shares.dtype != np.int32:
         raise PlacementError(
-            f"shares are int32 {placement.shape}, got {shares.dtype} {shares.shape}"
+            f"shares are int32 {experts_by_slot.shape}, got {shares.dtype} {shares.shape}"
         )
-    for layer, row, experts in zip(found.layers, shares, placement, strict=True):
+    for layer, row, experts in zip(placement.layers, shares, experts_by_slot, strict=True):
         for slot in np.flatnonzero((row < 0) | (row > SHARE_ONE))[:1].tolist():
             raise PlacementError(
                 f"layer {layer}, slot {slot}: share {row[slot]} is not 0 to {SHARE_ONE}"
             )
-        total = np.zeros(found.experts, dtype=np.int64)
+        total = np.zeros(placement.experts, dtype=np.int64)
         np.add.at(total, experts, row)
         for expert in np.flatnonzero(total != SHARE_ONE)[:1].tolist():
             raise PlacementError(

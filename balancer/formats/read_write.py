@@ -100,8 +100,8 @@ def write_statistics(
     """
     file_format = _choose_format(Path(path), STATISTICS_FORMATS, format)
     file_format.write(Path(path), statistics)
-    lost = _loss(file_format, _statistics_content(statistics))
-    return "; ".join(filter(None, (lost, _rank_warning(file_format, statistics)))) or None
+    loss = _loss(file_format, _statistics_content(statistics))
+    return "; ".join(filter(None, (loss, _rank_warning(file_format, statistics)))) or None
 
 
 def write_placement(
@@ -122,8 +122,8 @@ def write_placement(
     """
     file_format = _choose_format(Path(path), PLACEMENT_FORMATS, format)
     file_format.write(Path(path), placement)
-    lost = _loss(file_format, _placement_content(placement))
-    return "; ".join(filter(None, (lost, _layer_number_warning(file_format, placement)))) or None
+    loss = _loss(file_format, _placement_content(placement))
+    return "; ".join(filter(None, (loss, _layer_number_warning(file_format, placement)))) or None
 
 
 def statistics_format(path: FilePath, format: str | None = None) -> Format:
@@ -137,25 +137,25 @@ def placement_format(path: FilePath, format: str | None = None) -> Format:
 
 
 def _statistics(file: DecodedFile, file_format: StatisticsFormat) -> ExpertStatistics:
-    found = _name_file_in_errors(file, lambda: file_format.read(file))
-    return replace(found, source=f"{file_format.name}: {file.path}")
+    statistics = _name_file_in_errors(file, lambda: file_format.read(file))
+    return replace(statistics, source=f"{file_format.name}: {file.path}")
 
 
 def _placement(
     file: DecodedFile, file_format: PlacementFormat, ranks: int | None
 ) -> ExpertPlacement:
-    found = _name_file_in_errors(file, lambda: file_format.read(file, ranks))
-    numbering = _numbering(file_format, found, file)
-    return replace(found, source=f"{file_format.name}: {file.path}", numbering=numbering)
+    placement = _name_file_in_errors(file, lambda: file_format.read(file, ranks))
+    numbering = _numbering(file_format, placement, file)
+    return replace(placement, source=f"{file_format.name}: {file.path}", numbering=numbering)
 
 
 def _numbering(
-    file_format: PlacementFormat, found: ExpertPlacement, file: DecodedFile
+    file_format: PlacementFormat, placement: ExpertPlacement, file: DecodedFile
 ) -> LayerNumbering:
     """Returns which layers the file numbers."""
     if set(file.fields) == {PHYSICAL_TO_LOGICAL}:  # SGLang's own file
         return LayerNumbering.EVERY_LAYER
-    if file_format.by_layer_number or found.layers != tuple(range(len(found.layers))):
+    if file_format.by_layer_number or placement.layers != tuple(range(len(placement.layers))):
         return LayerNumbering.MODEL
     # Engines number the layers with experts 0, 1, ...; files that we write have the model's
     # numbers.
@@ -174,20 +174,20 @@ def _open(path: Path) -> DecodedFile:
     return decode_file(path)
 
 
-def _find_format(file: DecodedFile, formats: Sequence[Kind], what: str) -> Kind:
+def _find_format(file: DecodedFile, formats: Sequence[Kind], content: str) -> Kind:
     for file_format in formats:
         if file_format.key_field in file.fields and file.suffix in file_format.read_suffixes:
             return file_format
     if file.suffix == FOLDER_SUFFIX:
-        raise file.error(f"is a folder, and not {what}")
+        raise file.error(f"is a folder, and not {content}")
     for other in known_formats():
         if other.key_field in file.fields and file.suffix in other.read_suffixes:
             kind = "statistics" if isinstance(other, StatisticsFormat) else "a placement"
-            raise file.error(f"is {kind} (format {other.name}), not {what}")
+            raise file.error(f"is {kind} (format {other.name}), not {content}")
     marks = ", ".join(dict.fromkeys(f.key_field for f in formats if file.suffix in f.read_suffixes))
     if not marks:
-        raise file.error(f"is not {what}: a {file.suffix} file never is")
-    raise file.error(f"is not {what}: has none of the fields {marks}")
+        raise file.error(f"is not {content}: a {file.suffix} file never is")
+    raise file.error(f"is not {content}: has none of the fields {marks}")
 
 
 def _name_file_in_errors(file: DecodedFile, read: Callable[[], Value]) -> Value:
@@ -201,23 +201,28 @@ def _name_file_in_errors(file: DecodedFile, read: Callable[[], Value]) -> Value:
 def _choose_format(path: Path, formats: Sequence[Kind], name: str | None) -> Kind:
     suffix = path.suffix.lower()
     if name is None:
-        found = [file_format for file_format in formats if suffix in file_format.write_suffixes]
-        if not found:
+        candidates = [
+            file_format for file_format in formats if suffix in file_format.write_suffixes
+        ]
+        if not candidates:
             suffixes = ", ".join(dict.fromkeys(s for f in formats for s in f.write_suffixes if s))
             raise FormatError(str(path), f"has a suffix that is not known to write: {suffixes}")
-        return found[0]
-    found = [
+        return candidates[0]
+    candidates = [
         file_format
         for file_format in formats
         if file_format.name == name and file_format.write_suffixes
     ]
-    if not found:
+    if not candidates:
         names = ", ".join(file_format.name for file_format in formats if file_format.write_suffixes)
         raise FormatError(str(path), f"cannot be written as {name}: known are {names}")
-    if suffix not in found[0].write_suffixes and FOLDER_SUFFIX not in found[0].write_suffixes:
-        suffixes = ", ".join(found[0].write_suffixes)
+    if (
+        suffix not in candidates[0].write_suffixes
+        and FOLDER_SUFFIX not in candidates[0].write_suffixes
+    ):
+        suffixes = ", ".join(candidates[0].write_suffixes)
         raise FormatError(str(path), f"is written as {name} with a suffix of {suffixes}")
-    return found[0]
+    return candidates[0]
 
 
 def _statistics_content(statistics: ExpertStatistics) -> dict[FileContent, bool]:
@@ -239,10 +244,10 @@ def _placement_content(placement: ExpertPlacement) -> dict[FileContent, bool]:
 
 
 def _loss(file_format: Format, content: dict[FileContent, bool]) -> str | None:
-    lost = [
-        what for what, present in content.items() if present and what not in file_format.carries
+    missing = [
+        part for part, present in content.items() if present and part not in file_format.carries
     ]
-    return f"{file_format.name} does not carry {', '.join(lost)}: lost" if lost else None
+    return f"{file_format.name} does not carry {', '.join(missing)}: lost" if missing else None
 
 
 def _layer_number_warning(file_format: PlacementFormat, placement: ExpertPlacement) -> str | None:

@@ -153,11 +153,11 @@ class StatisticsRecorder:
         match self._state:
             case Waiting():
                 self._state = Empty()
-            case Recording(_, last) as now:
-                found = IterationRange(self._iterations.start, last + 1)
-                self._write(now, found)
-                complete = found == self._iterations
-                self._state = Complete(found) if complete else Partial(found)
+            case Recording(_, last) as recording:
+                recorded_range = IterationRange(self._iterations.start, last + 1)
+                self._write(recording, recorded_range)
+                complete = recorded_range == self._iterations
+                self._state = Complete(recorded_range) if complete else Partial(recorded_range)
             case _:
                 pass
         assert isinstance(self._state, Complete | Partial | Empty)
@@ -176,9 +176,9 @@ class StatisticsRecorder:
         now.counts[iteration - self._iterations.start] += counts.astype(np.int64)
         self._state = Recording(now.counts, iteration)
 
-    def _write(self, now: Recording, found: IterationRange) -> None:
-        counts = now.counts[: len(found)]
-        data = folders.encode_rank(counts, self._layers, found.start)
+    def _write(self, recording: Recording, recorded_range: IterationRange) -> None:
+        counts = recording.counts[: len(recorded_range)]
+        data = folders.encode_rank(counts, self._layers, recorded_range.start)
         write_bytes(self._folder / folders.rank_file(self._rank), data)
         if self._rank == 0:
             meta = folders.encode_meta(self._shape[1], self._top_k)
@@ -186,11 +186,11 @@ class StatisticsRecorder:
 
     def _check_size(self) -> None:
         # Checked before recording: a larger file could be written, but not read again.
-        needed = len(self._iterations) * self._shape[0] * self._shape[1] * 8
-        if needed > MAX_FILE_BYTES:
+        nbytes = len(self._iterations) * self._shape[0] * self._shape[1] * 8
+        if nbytes > MAX_FILE_BYTES:
             raise FormatError(
                 str(self._folder),
-                f"iterations {self._iterations} take {needed} bytes a rank, "
+                f"iterations {self._iterations} take {nbytes} bytes a rank, "
                 f"at most {MAX_FILE_BYTES}",
             )
 
@@ -199,8 +199,8 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        what = f"cannot be made: {error.strerror or error}"
-        raise FileWriteFailed(str(folder), what) from None
+        problem = f"cannot be made: {error.strerror or error}"
+        raise FileWriteFailed(str(folder), problem) from None
 
 
 def _check_unused(folder: Path, rank: int, ranks: int) -> None:

@@ -107,8 +107,8 @@ def _with_rank_count(
     def read_with_ranks(file: DecodedFile, ranks: int | None) -> ExpertPlacement:
         stored = [file.integer(name) for name in ("ranks", "ep_size") if name in file.fields]
         if not stored and ranks is None:
-            what = "does not say how many ranks there are: it has to be said beside it"
-            raise RankCountMissing(str(file.path), what)
+            problem = "does not say how many ranks there are: it has to be said beside it"
+            raise RankCountMissing(str(file.path), problem)
         if stored and ranks not in (None, stored[0]):
             raise file.error(f"is for {stored[0]} ranks, not {ranks}")
         return read(file, stored[0] if stored else int(ranks or 0))

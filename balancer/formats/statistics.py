@@ -80,11 +80,11 @@ class ExpertStatistics:
                 "iterations" if self.first_iteration is not None else "windows, counted from 0,"
             )
             raise PlacementError(f"has {numbered} {span}, and {iterations} is not within them")
-        kept = slice(iterations.start - span.start, iterations.stop - span.start)
+        rows = slice(iterations.start - span.start, iterations.stop - span.start)
         return replace(
             self,
-            counts=self.counts[kept],
-            by_rank=None if self.by_rank is None else self.by_rank[:, kept],
+            counts=self.counts[rows],
+            by_rank=None if self.by_rank is None else self.by_rank[:, rows],
             first_iteration=None if self.first_iteration is None else iterations.start,
         )
 
@@ -94,16 +94,16 @@ class ExpertStatistics:
         Systems that list every layer of the model have zeros for dense ones. Engines that number
         only layers with experts would otherwise apply the plan of another layer.
         """
-        held = self.counts.any(axis=(0, 2))
-        if held.all() or not held.any():
+        has_rows = self.counts.any(axis=(0, 2))
+        if has_rows.all() or not has_rows.any():
             return self
-        kept = np.flatnonzero(held)
-        empty = tuple(self.layers[at] for at in np.flatnonzero(~held))
+        positions = np.flatnonzero(has_rows)
+        empty = tuple(self.layers[at] for at in np.flatnonzero(~has_rows))
         return replace(
             self,
-            counts=np.ascontiguousarray(self.counts[:, kept]),
-            layers=tuple(self.layers[at] for at in kept),
-            by_rank=None if self.by_rank is None else self.by_rank[:, :, kept],
+            counts=np.ascontiguousarray(self.counts[:, positions]),
+            layers=tuple(self.layers[at] for at in positions),
+            by_rank=None if self.by_rank is None else self.by_rank[:, :, positions],
             empty_layers=tuple(sorted((*self.empty_layers, *empty))),
         )
 

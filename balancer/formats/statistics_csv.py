@@ -40,8 +40,8 @@ def decode_csv(path: Path, data: bytes) -> dict[str, object]:
             for name, value in zip(header, row, strict=True):
                 number = _parse_number(path, reader.line_num, name, value)
                 if name == "layer" and number >= MAX_LAYERS:  # raised here, where the line is known
-                    what = f"line {reader.line_num}: layer {number} is above {MAX_LAYERS - 1}"
-                    raise FormatError(str(path), what)
+                    problem = f"line {reader.line_num}: layer {number} is above {MAX_LAYERS - 1}"
+                    raise FormatError(str(path), problem)
                 columns[name].append(number)
     except csv.Error as error:
         raise FormatError(str(path), f"line {reader.line_num} is not CSV: {error}") from None
@@ -94,23 +94,23 @@ def _parse_number(path: Path, line: int, name: str, value: str) -> int:
             raise ValueError(text)
         return parse_integer(name, int(text) if INTEGER_PATTERN.fullmatch(text) else float(text))
     except (ValueError, PlacementError):
-        what = f"line {line}: {name} is {short_repr(value)}, not a whole number"
-        raise FormatError(str(path), what) from None
+        problem = f"line {line}: {name} is {short_repr(value)}, not a whole number"
+        raise FormatError(str(path), problem) from None
 
 
 def _check_complete(path: Path, table: dict[str, list[int]], expected: int) -> None:
     keys = list(zip(table["window"], table["layer"], table["expert"], strict=True))
-    found = set(keys)
-    if len(found) != len(keys):
+    unique_keys = set(keys)
+    if len(unique_keys) != len(keys):
         window, layer, expert = next(key for key, times in Counter(keys).items() if times > 1)
-        what = f"layer {layer}, expert {expert} of window {window} is given twice"
-        raise FormatError(str(path), what)
-    if len(found) == expected:
+        problem = f"layer {layer}, expert {expert} of window {window} is given twice"
+        raise FormatError(str(path), problem)
+    if len(unique_keys) == expected:
         return
     axes = (sorted(set(table["window"])), sorted(set(table["layer"])))
     for window, layer in product(*axes):
         # Ends early however large the largest expert is: there are more experts than rows.
         for expert in range(max(table["expert"]) + 1):
-            if (window, layer, expert) not in found:
-                what = f"layer {layer} of window {window} has no count of expert {expert}"
-                raise FormatError(str(path), what)
+            if (window, layer, expert) not in unique_keys:
+                problem = f"layer {layer} of window {window} has no count of expert {expert}"
+                raise FormatError(str(path), problem)

@@ -128,7 +128,7 @@ def _counts_of_rank(file: DecodedFile, grid: IterationGrid, experts: int) -> Cou
         for layer in layers:
             row = file.int64_array(f"{iteration}_{layer}", ("expert",))
             if row.size != experts:
-                what = f"layer {layer} has {row.size} counts in iteration {iteration}"
-                raise file.error(f"{what}, {META_FILE} says {experts} experts")
+                problem = f"layer {layer} has {row.size} counts in iteration {iteration}"
+                raise file.error(f"{problem}, {META_FILE} says {experts} experts")
             rows.append(row)
     return np.array(rows, dtype=np.int64).reshape(len(iterations), len(layers), experts)

@@ -93,13 +93,13 @@ def _devices(entry: dict[str, object], where: str) -> npt.NDArray[np.int32]:
 
 
 def _entries(entry: object, key: str, where: str) -> list[dict[str, object]]:
-    found = entry.get(key) if isinstance(entry, dict) else None
-    if not isinstance(found, list) or not found:
-        raise PlacementError(f"{where}: {key} is {short_repr(found)}, not a list of objects")
-    for inner in found:
+    entries = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise PlacementError(f"{where}: {key} is {short_repr(entries)}, not a list of objects")
+    for inner in entries:
         if not isinstance(inner, dict):
             raise PlacementError(f"{where}: {key} holds {short_repr(inner)}, not objects")
-    return found
+    return entries
 
 
 def _number(entry: dict[str, object], key: str, where: str) -> int:

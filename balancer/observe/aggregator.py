@@ -70,8 +70,8 @@ class StallMeter:
 
         None where too few steps outside rebalances were seen to tell what is usual.
         """
-        known, self._stall = self._stall, None
-        return known
+        stall, self._stall = self._stall, None
+        return stall
 
 
 class EventAggregator:
@@ -84,7 +84,7 @@ class EventAggregator:
 
     def __init__(self) -> None:
         self._stall_meter = StallMeter()
-        self._unmeasured: list[RebalanceRecord] = []
+        self._unmeasured_records: list[RebalanceRecord] = []
 
     def process(self, event: Event) -> tuple[Event, ...]:
         """Returns the events that follow from `event`, in order."""
@@ -98,7 +98,7 @@ class EventAggregator:
             case RebalanceEnded():
                 return self._rebalance_ended(event)
             case EngineClosed():
-                return self._measure(self._unmeasured, None)
+                return self._measure(self._unmeasured_records, None)
         return ()
 
     def _step_done(self, event: StepDone) -> tuple[Event, ...]:
@@ -109,7 +109,7 @@ class EventAggregator:
         balance = measure_balance(event)
         # A sub-window that began before the end holds rows that the previous layout routed.
         began = event.step - event.steps
-        over = [record for record in self._unmeasured if record.ended_at <= began]
+        over = [record for record in self._unmeasured_records if record.ended_at <= began]
         return balance, *self._measure(over, balance.imbalance)
 
     def _rebalance_ended(self, event: RebalanceEnded) -> tuple[Event, ...]:
@@ -120,14 +120,16 @@ class EventAggregator:
             stall_seconds=self._stall_meter.take(),
         )
         # Once these copies are in place, no sub-window shows the effect of earlier rebalances.
-        left = self._measure(self._unmeasured, None) if record.copies else ()
+        measurements = self._measure(self._unmeasured_records, None) if record.copies else ()
         if record.outcome not in COMPLETED:
-            return *left, RebalanceMeasured(record)
-        self._unmeasured.append(record)
-        return left
+            return *measurements, RebalanceMeasured(record)
+        self._unmeasured_records.append(record)
+        return measurements
 
     def _measure(self, records: list[RebalanceRecord], actual: float | None) -> tuple[Event, ...]:
-        self._unmeasured = [record for record in self._unmeasured if record not in records]
+        self._unmeasured_records = [
+            record for record in self._unmeasured_records if record not in records
+        ]
         return tuple(
             RebalanceMeasured(replace(record, imbalance_actual=actual)) for record in records
         )

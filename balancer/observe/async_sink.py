@@ -110,10 +110,10 @@ class AsyncEventSink:
             LOG.error("%s failed; further failures are only counted", name, exc_info=error)
 
     def _report_dropped(self) -> None:
-        lost = self.dropped - self._dropped_reported
-        if not lost:
+        newly_dropped = self.dropped - self._dropped_reported
+        if not newly_dropped:
             return
         if not self._dropped_reported:
             LOG.warning("event sinks do not keep up: events are dropped and counted")
-        self._dropped_reported += lost
-        self._emit_to_sinks(EventsDropped(lost))
+        self._dropped_reported += newly_dropped
+        self._emit_to_sinks(EventsDropped(newly_dropped))

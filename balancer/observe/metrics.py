@@ -54,8 +54,8 @@ ABORT_LABELS = (*LABEL_BY_REASON.values(), OTHER_LABEL)
 
 def abort_label(reason: str) -> str:
     """Returns the label of an abort's reason: one of `ABORT_LABELS`."""
-    found = (engine for start, engine in LABEL_BY_REASON.items() if reason.startswith(start))
-    return next(found, OTHER_LABEL)
+    labels = (engine for start, engine in LABEL_BY_REASON.items() if reason.startswith(start))
+    return next(labels, OTHER_LABEL)
 
 
 PHASES = ("planning", "proposed", "transferring", "staged", "updating", "failed")
@@ -105,14 +105,21 @@ class PrometheusSink:
 
     def __init__(self, registry: "CollectorRegistry", engine: str) -> None:
         require_prometheus()
-        found = _instruments(registry)
-        self._gauges = {name: one.labels(engine=engine) for name, one in found.gauges.items()}
-        self._counters = {name: one.labels(engine=engine) for name, one in found.counters.items()}
-        self._aborted = {
-            reason: found.aborted.labels(engine=engine, reason=reason) for reason in ABORT_LABELS
+        instruments = _instruments(registry)
+        self._gauges = {
+            name: metric.labels(engine=engine) for name, metric in instruments.gauges.items()
         }
-        self._phases = {phase: found.phases.labels(engine=engine, phase=phase) for phase in PHASES}
-        self._boundaries = found.boundaries.labels(engine=engine)
+        self._counters = {
+            name: metric.labels(engine=engine) for name, metric in instruments.counters.items()
+        }
+        self._abort_counters = {
+            reason: instruments.aborted.labels(engine=engine, reason=reason)
+            for reason in ABORT_LABELS
+        }
+        self._phases = {
+            phase: instruments.phases.labels(engine=engine, phase=phase) for phase in PHASES
+        }
+        self._boundaries = instruments.boundaries.labels(engine=engine)
         self._reset_gauges()
 
     def emit(self, event: Event) -> None:
@@ -146,7 +153,7 @@ class PrometheusSink:
         for phase, seconds in record.phase_seconds.items():
             self._phases[phase].observe(seconds)
         if record.outcome not in COMPLETED:
-            self._aborted[abort_label(record.outcome)].inc()
+            self._abort_counters[abort_label(record.outcome)].inc()
             return
         if record.outcome == UNCHANGED:
             self._counters["rebalances_unchanged"].inc()
@@ -174,17 +181,17 @@ that are opened at once must not both register."""
 
 def _instruments(registry: "CollectorRegistry") -> _Instruments:
     with _REGISTERING:
-        found = _REGISTERED.get(registry)
-        if found is None:
-            found = _Instruments(_gauges(registry), _counters(registry), *_by_label(registry))
-            _REGISTERED[registry] = found
-    return found
+        instruments = _REGISTERED.get(registry)
+        if instruments is None:
+            instruments = _Instruments(_gauges(registry), _counters(registry), *_by_label(registry))
+            _REGISTERED[registry] = instruments
+    return instruments
 
 
 def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
     from prometheus_client import Gauge
 
-    what = {
+    descriptions = {
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
         "predicted_imbalance": "actual_imbalance as the last plan that was not aborted predicts it",
@@ -192,14 +199,14 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
     }
     return {
         name: Gauge(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
-        for name, text in what.items()
+        for name, text in descriptions.items()
     }
 
 
 def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
     from prometheus_client import Counter
 
-    what = {
+    descriptions = {
         "rebalances": "rebalances that ended: committed, unchanged or aborted",
         "rebalances_unchanged": "rebalances whose plan left every slot as it was",
         "rebalances_skipped": "rebalances that were due while the previous one was still open",
@@ -209,7 +216,7 @@ def _counters(registry: "CollectorRegistry") -> dict[str, Any]:
     }
     return {
         name: Counter(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)
-        for name, text in what.items()
+        for name, text in descriptions.items()
     }
 
 
@@ -246,13 +253,13 @@ def check_port_free(port: int, address: str = LOOPBACK) -> None:
         PortTaken: the port is in use, or the address is not one of this machine.
     """
     try:
-        family, kind, _, _, where = socket.getaddrinfo(
+        family, kind, _, _, socket_address = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        with socket.socket(family, kind) as one:
+        with socket.socket(family, kind) as probe:
             # As the server does: a port in TIME_WAIT after an earlier run is free.
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(where)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(socket_address)
     except (OSError, UnicodeError) as error:  # UnicodeError: a host name label above 63 letters
         raise _port_taken(port, address, error) from error
 

@@ -32,9 +32,9 @@ def makespan_bound(workload: Workload, cluster: Cluster) -> float:
         raise UsageError("no bound holds where the time of steps is noisy")
     drafts = 0 if cluster.drafting is None else cluster.drafting.tokens
     steps = -(-workload.outputs // (1 + drafts))
-    needed = max(int(steps.max()), -(-int(steps.sum()) // (cluster.workers * cluster.slots)))
-    read = _tokens_read(workload.prompts, steps, cluster) / cluster.workers
-    return step.fixed * needed + (step.per_token + step.per_mean) * read
+    steps_needed = max(int(steps.max()), -(-int(steps.sum()) // (cluster.workers * cluster.slots)))
+    tokens_read = _tokens_read(workload.prompts, steps, cluster) / cluster.workers
+    return step.fixed * steps_needed + (step.per_token + step.per_mean) * tokens_read
 
 
 def _tokens_read(prompts: np.ndarray, steps: np.ndarray, cluster: Cluster) -> int:
@@ -78,10 +78,10 @@ def best_assignment(
     if latest is None:
         latest = sum(outputs) - min(outputs)
     search = _Search([int(prompt) for prompt in workload.prompts], outputs, workers, slots, latest)
-    found = search.best()
-    if found is None:
+    best = search.best()
+    if best is None:
         raise UsageError(f"{workload.count} requests do not fit at once: let some begin later")
-    return found
+    return best
 
 
 class _Search:
@@ -95,7 +95,9 @@ class _Search:
         span = latest + max(outputs)
         self._loads = np.zeros((workers, span), dtype=np.int64)
         self._counts = np.zeros((workers, span), dtype=np.int64)
-        self._read = sum(o * s + o * (o - 1) // 2 for s, o in zip(prompts, outputs, strict=True))
+        self._total_tokens_read = sum(
+            o * s + o * (o - 1) // 2 for s, o in zip(prompts, outputs, strict=True)
+        )
         self._order = sorted(range(len(prompts)), key=lambda i: -outputs[i] * prompts[i])
         self._places: dict[int, tuple[int, int]] = {}
         self._least: int | None = None
@@ -107,7 +109,9 @@ class _Search:
             return None
         places = [self._best[i] for i in range(len(self._prompts))]
         workers, starts = zip(*places, strict=True)
-        return BestAssignment(workers, starts, self._workers * self._least - self._read)
+        return BestAssignment(
+            workers, starts, self._workers * self._least - self._total_tokens_read
+        )
 
     def _descend(self, depth: int) -> None:
         # The sum of the fullest workers never falls as requests are added, and the tokens read are
@@ -120,16 +124,16 @@ class _Search:
             return
         request = self._order[depth]
         output = self._outputs[request]
-        grown = self._prompts[request] + np.arange(output)
+        tokens_by_step = self._prompts[request] + np.arange(output)
         for worker, start in self._candidates():
             steps = slice(start, start + output)
             if (self._counts[worker, steps] >= self._slots).any():
                 continue
-            self._loads[worker, steps] += grown
+            self._loads[worker, steps] += tokens_by_step
             self._counts[worker, steps] += 1
             self._places[request] = worker, start
             self._descend(depth + 1)
-            self._loads[worker, steps] -= grown
+            self._loads[worker, steps] -= tokens_by_step
             self._counts[worker, steps] -= 1
 
     def _candidates(self) -> Iterator[tuple[int, int]]:

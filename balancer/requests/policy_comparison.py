@@ -107,14 +107,14 @@ ResultCallback: TypeAlias = Callable[[NamedPolicy, int, SimulationRun], None]
 
 def named_policies(names: Iterable[str]) -> tuple[NamedPolicy, ...]:
     """Returns policies by name; `brh_oracle` is `brh` with the oracle as its predictor."""
-    made = []
+    policies = []
     for name in names:
         if name == "brh_oracle":
             policy = RoutingPolicySettings(name="brh", predictor=Predictor.ORACLE)
         else:
             policy = RoutingPolicySettings(name=name)
-        made.append(NamedPolicy(name, policy))
-    return tuple(made)
+        policies.append(NamedPolicy(name, policy))
+    return tuple(policies)
 
 
 def compare_policies(
@@ -128,19 +128,23 @@ def compare_policies(
     All policies get the same requests at the same times on the same cluster, so differences should
     be taken seed by seed. Raises what `simulate` raises.
     """
-    metrics: Mapping[str, list[SimulationMetrics]] = {named.label: [] for named in policies}
+    metrics: Mapping[str, list[SimulationMetrics]] = {
+        named_policy.label: [] for named_policy in policies
+    }
     for seed in setup.seeds:
         workload, scenario = setup.scenario_of_seed(seed)
-        for named in policies:
+        for named_policy in policies:
             run = simulate(
                 workload,
-                replace(scenario, policy=named.policy),
-                None if progress is None else _progress(progress, named.label, seed),
+                replace(scenario, policy=named_policy.policy),
+                None if progress is None else _progress(progress, named_policy.label, seed),
             )
-            metrics[named.label].append(run.metrics())
+            metrics[named_policy.label].append(run.metrics())
             if on_result is not None:
-                on_result(named, seed, run)
-    return tuple(PolicyResult(named, tuple(metrics[named.label])) for named in policies)
+                on_result(named_policy, seed, run)
+    return tuple(
+        PolicyResult(named_policy, tuple(metrics[named_policy.label])) for named_policy in policies
+    )
 
 
 def interval(values: Sequence[float]) -> Interval:

@@ -70,8 +70,8 @@ def _imported_factory(name: str, factory: PolicyFactory) -> PolicyFactory:
 
 def _native_factory(name: str, options: Mapping[str, object]) -> PolicyFactory:
     if name not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise UsageError(f"--policy: unknown name {name!r}; known: {known}, PACKAGE:OBJECT")
+        names = ", ".join(POLICIES)
+        raise UsageError(f"--policy: unknown name {name!r}; known: {names}, PACKAGE:OBJECT")
     settings = settings_of(name, options)
 
     def make(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
@@ -87,12 +87,16 @@ def _native_factory(name: str, options: Mapping[str, object]) -> PolicyFactory:
 
 def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettings:
     """Builds settings from options. Raises UsageError for an unknown option or a bad value."""
-    known = {one.name: one.default for one in fields(RoutingPolicySettings) if one.name != "name"}
+    defaults = {
+        field.name: field.default for field in fields(RoutingPolicySettings) if field.name != "name"
+    }
     values: dict[str, Any] = {"when_full": WhenFull.HOLD}
     for key, value in options.items():
-        if key not in known:
-            raise UsageError(f"--policy-options: unknown option {key!r}; known: {', '.join(known)}")
-        values[key] = _coerce(key, value, known[key])
+        if key not in defaults:
+            raise UsageError(
+                f"--policy-options: unknown option {key!r}; known: {', '.join(defaults)}"
+            )
+        values[key] = _coerce(key, value, defaults[key])
     return RoutingPolicySettings(name=name, **values)
 
 
@@ -106,6 +110,8 @@ def _coerce(key: str, value: Any, default: object) -> object:
             raise ValueError(value)
         return kind(value)
     except (ValueError, TypeError):
-        choices = [str(one.value) for one in kind] if issubclass(kind, Enum) else [kind.__name__]
-        wanted = " or ".join(choices)
-        raise UsageError(f"--policy-options: {key} has to be {wanted}, got {value!r}") from None
+        choices = (
+            [str(choice.value) for choice in kind] if issubclass(kind, Enum) else [kind.__name__]
+        )
+        expected = " or ".join(choices)
+        raise UsageError(f"--policy-options: {key} has to be {expected}, got {value!r}") from None

@@ -143,11 +143,11 @@ class RoutingPolicySettings:
 
     def native(self) -> _native.PolicySettings:
         """Converts to the native settings. Raises PolicyError for a value of another type."""
-        made = _native.PolicySettings()
+        settings = _native.PolicySettings()
         for field in fields(self):
             value = getattr(self, field.name)
             try:
-                setattr(made, field.name, value.value if isinstance(value, Enum) else value)
+                setattr(settings, field.name, value.value if isinstance(value, Enum) else value)
             except TypeError as error:
                 raise PolicyError(f"{field.name}: {value!r} is not what it takes") from error
-        return made
+        return settings

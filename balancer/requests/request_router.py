@@ -101,9 +101,9 @@ class RequestRouter:
         """
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
-        gone = [self._handle(name) for name in ended]
+        ended_handles = [self._handle(name) for name in ended]
         with _native_errors():
-            self._native.advance(handles, list(counts.values()), gone)
+            self._native.advance(handles, list(counts.values()), ended_handles)
         for name in ended:
             self._forget(name)
         return self._decide()
@@ -128,28 +128,28 @@ class RequestRouter:
             _check_report(change.report)
         # All checks come before the first native call, so that a refused change has no effect.
         self._check_worker(change)
-        lost: tuple[RequestId, ...] = ()
+        lost_requests: tuple[RequestId, ...] = ()
         if amounts is not None:
             self._native.set_capacity(change.worker, *amounts)
         if change.state is not None:
-            lost = self._set_state(change.worker, change.state)
+            lost_requests = self._set_state(change.worker, change.state)
         if change.report is not None:
             report = change.report
             self._native.report(
                 change.worker, report.waiting, report.running, report.tokens, report.kv_usage
             )
-        return Decision(self._decide().assignments, lost)
+        return Decision(self._decide().assignments, lost_requests)
 
     def _check_worker(self, change: WorkerChange) -> None:
         """Adds a new worker; raises WorkerError for an impossible worker or change of state."""
-        known = len(self._states)
-        if change.worker == known:
+        workers = len(self._states)
+        if change.worker == workers:
             self._native.add_worker(UNLIMITED, UNLIMITED)
             self._states.append(WorkerState.SERVING)
         if not 0 <= change.worker < len(self._states):
-            raise WorkerError(f"there is no worker {change.worker}: there are {known}")
-        lost = self._states[change.worker] is WorkerState.LOST
-        if lost and change.state is WorkerState.DRAINING:
+            raise WorkerError(f"there is no worker {change.worker}: there are {workers}")
+        is_lost = self._states[change.worker] is WorkerState.LOST
+        if is_lost and change.state is WorkerState.DRAINING:
             raise WorkerError(f"worker {change.worker} is lost: it has nothing to drain")
 
     def _set_state(self, worker: int, state: WorkerState) -> tuple[RequestId, ...]:
@@ -157,10 +157,10 @@ class RequestRouter:
         if state is not WorkerState.LOST:
             self._native.set_state(worker, state.value)
             return ()
-        lost = tuple(self._ids[handle] for handle in self._native.lose(worker))
-        for name in lost:
+        lost_requests = tuple(self._ids[handle] for handle in self._native.lose(worker))
+        for name in lost_requests:
             self._forget(name)
-        return lost
+        return lost_requests
 
     def _decide(self) -> Decision:
         pairs = self._native.dispatch()

@@ -97,8 +97,8 @@ def simulate(
     arrivals = workload.arrivals
     if arrivals is None or isinstance(scenario.arrivals, SaturatedArrivals):
         arrivals = np.zeros(workload.count)
-    nothing = np.zeros(0, dtype=np.int64)
-    hashes, offsets = workload.hashes or (nothing, nothing)
+    no_ids = np.zeros(0, dtype=np.int64)
+    hashes, offsets = workload.hashes or (no_ids, no_ids)
     settings.block_tokens = workload.block
     try:
         run = _native.Simulation(
@@ -113,28 +113,31 @@ def simulate(
 
 
 def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
-    cluster, made = scenario.cluster, _native.SimulationSettings()
-    made.policy, made.server = scenario.policy.native(), _native_server(cluster)
-    made.workers, made.front_ends = cluster.workers, scenario.front_ends
+    cluster, settings = scenario.cluster, _native.SimulationSettings()
+    settings.policy, settings.server = scenario.policy.native(), _native_server(cluster)
+    settings.workers, settings.front_ends = cluster.workers, scenario.front_ends
     step = cluster.step
-    made.fixed, made.per_token, made.per_mean = step.fixed, step.per_token, step.per_mean
-    made.prompt_weight, made.noise = step.prompt_weight, step.noise
+    settings.fixed, settings.noise = step.fixed, step.noise
+    settings.per_token, settings.per_mean = step.per_token, step.per_mean
+    settings.prompt_weight = step.prompt_weight
     if isinstance(scenario.arrivals, SaturatedArrivals):
-        made.backlog = scenario.arrivals.backlog or BACKLOG_PER_WORKER * cluster.workers
-    published = scenario.policy.info.report_every
-    made.report_every = published if scenario.report_every is None else scenario.report_every
-    made.tell_every = scenario.tell_every
-    made.patience = scenario.patience or 0.0
-    made.cached_blocks = 0 if cluster.prefill is None else cluster.prefill.cached_blocks
-    made.trajectory, made.seed = scenario.trajectory, scenario.seed
-    return made
+        settings.backlog = scenario.arrivals.backlog or BACKLOG_PER_WORKER * cluster.workers
+    default_interval = scenario.policy.info.report_every
+    settings.report_every = (
+        default_interval if scenario.report_every is None else scenario.report_every
+    )
+    settings.tell_every = scenario.tell_every
+    settings.patience = scenario.patience or 0.0
+    settings.cached_blocks = 0 if cluster.prefill is None else cluster.prefill.cached_blocks
+    settings.trajectory, settings.seed = scenario.trajectory, scenario.seed
+    return settings
 
 
 def _native_server(cluster: Cluster) -> _native.ServerSettings:
-    made = _native.ServerSettings()
-    made.slots = cluster.slots
-    made.room = UNLIMITED if cluster.kv_tokens is None else cluster.kv_tokens
-    made.prefill_chunk = 0 if cluster.prefill is None else cluster.prefill.chunk
+    server = _native.ServerSettings()
+    server.slots = cluster.slots
+    server.room = UNLIMITED if cluster.kv_tokens is None else cluster.kv_tokens
+    server.prefill_chunk = 0 if cluster.prefill is None else cluster.prefill.chunk
     if cluster.drafting is not None:
-        made.drafts, made.acceptance = cluster.drafting.tokens, cluster.drafting.acceptance
-    return made
+        server.drafts, server.acceptance = cluster.drafting.tokens, cluster.drafting.acceptance
+    return server

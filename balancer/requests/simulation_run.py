@@ -138,10 +138,10 @@ class SimulationRun:
     def measured(self) -> npt.NDArray[np.bool_]:
         """The measured requests: admitted in the window, and not failed."""
         inside = self.requests.admitted_step >= self.window.start
-        kept: npt.NDArray[np.bool_] = (
+        mask: npt.NDArray[np.bool_] = (
             inside & (self.requests.admitted >= 0) & (self.requests.failed == 0)
         )
-        return kept
+        return mask
 
     @property
     def queue_times(self) -> FloatArray:
@@ -156,8 +156,8 @@ class SimulationRun:
     @property
     def time_per_output_token(self) -> FloatArray:
         """Seconds per token, of the measured requests."""
-        spent = (self.requests.end - self.requests.admitted)[self.measured]
-        return np.asarray(spent / self.workload.outputs[self.measured], dtype=np.float64)
+        seconds = (self.requests.end - self.requests.admitted)[self.measured]
+        return np.asarray(seconds / self.workload.outputs[self.measured], dtype=np.float64)
 
     @cached_property
     def balancedness(self) -> FloatArray:
@@ -174,14 +174,14 @@ class SimulationRun:
         tokens = float(steps.tokens[window].sum())
         throughput = _ratio(tokens, float(steps.seconds[window].sum()))
         bound = _ratio(tokens, float(steps.ideal_seconds[window].sum()))
-        taken = _mean(steps.active[window].astype(np.float64))
+        mean_active = _mean(steps.active[window].astype(np.float64))
         return SimulationMetrics(
             imbalance=_mean(idle),
             idle=_ratio(float(idle.sum()), workers * float(largest.sum())),
             throughput=throughput,
             bound=bound,
             gap=1 - _ratio(throughput, bound),
-            occupancy=taken / (workers * self.cluster.slots),
+            occupancy=mean_active / (workers * self.cluster.slots),
             steps=float(idle.size),
             failed=float((self.requests.failed != 0).mean()),
             preempted=float(self.requests.preemptions.mean()),

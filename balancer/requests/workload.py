@@ -171,8 +171,8 @@ class Workload:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what in ("prompts", "outputs"):
-            object.__setattr__(self, what, _tokens(what, getattr(self, what)))
+        for name in ("prompts", "outputs"):
+            object.__setattr__(self, name, _tokens(name, getattr(self, name)))
         if self.prompts.size != self.outputs.size:
             raise UsageError(f"{self.prompts.size} prompts and {self.outputs.size} outputs")
         if self.arrivals is not None:
@@ -198,10 +198,10 @@ class Workload:
 
     def same_requests(self, other: "Workload") -> bool:
         """Returns whether the requests are equal; ignores name and notes."""
-        own, others = self._arrays(), other._arrays()
+        own_arrays, other_arrays = self._arrays(), other._arrays()
         return self.block == other.block and all(
             (a is None) == (b is None) and (a is None or np.array_equal(a, np.asarray(b)))
-            for a, b in zip(own, others, strict=True)
+            for a, b in zip(own_arrays, other_arrays, strict=True)
         )
 
     def first(self, count: int) -> "Workload":
@@ -226,8 +226,8 @@ class Workload:
         request that is drawn twice would find its whole prompt in the cache.
         """
         rows = random_generator(seed, RandomStream.SAMPLE).integers(0, self.count, self.count)
-        drawn = replace(self, hashes=None)._select(rows, self.arrivals)
-        return drawn if self.hashes is None else drawn._with_note("hashes are dropped: resampled")
+        sample = replace(self, hashes=None)._select(rows, self.arrivals)
+        return sample if self.hashes is None else sample._with_note("hashes are dropped: resampled")
 
     def with_poisson_arrivals(self, rate: float, seed: int) -> "Workload":
         """Returns the same requests with Poisson arrivals, `rate` per second on average.
@@ -243,10 +243,10 @@ class Workload:
 
         Raises UsageError for a rate that is not above 0, and if there are no times to scale.
         """
-        wanted = (self.count - 1) / _check_rate(rate)
+        span = (self.count - 1) / _check_rate(rate)
         if self.arrivals is None or not self.arrivals[-1] > 0:
             raise UsageError(f"{self.name} has no times that could be scaled to a rate")
-        return replace(self, arrivals=self.arrivals * (wanted / float(self.arrivals[-1])))
+        return replace(self, arrivals=self.arrivals * (span / float(self.arrivals[-1])))
 
     def with_prompt_limit(self, limit: int) -> "Workload":
         """Drops requests with longer prompts; a note counts them.
@@ -299,13 +299,13 @@ class Workload:
         return replace(self, notes=(*self.notes, note))
 
 
-def _tokens(what: str, counts: Counts) -> Counts:
+def _tokens(name: str, counts: Counts) -> Counts:
     if counts.ndim != 1 or counts.dtype.kind not in "iu" or not counts.size:
-        raise UsageError(f"{what} are integers [n], n >= 1, not {counts.dtype} {counts.shape}")
+        raise UsageError(f"{name} are integers [n], n >= 1, not {counts.dtype} {counts.shape}")
     wrong = np.flatnonzero((counts < 1) | (counts > MAX_TOKENS))
     if wrong.size:
         row = int(wrong[0])
-        raise UsageError(f"request {row}: {what} are 1 to {MAX_TOKENS} tokens, not {counts[row]}")
+        raise UsageError(f"request {row}: {name} are 1 to {MAX_TOKENS} tokens, not {counts[row]}")
     return _read_only(counts.astype(np.int64, copy=False))
 
 

@@ -46,13 +46,13 @@ def prop(generator: np.random.Generator, count: int) -> tuple[Counts, Counts]:
     proprietary trace. They are those of the normal before truncation; the result has means of
     about 3730 and 1254, standard deviations of 2166 and 634, and a correlation of -0.075.
     """
-    found = np.zeros((0, 2))
-    while len(found) < count:
+    accepted_pairs = np.zeros((0, 2))
+    while len(accepted_pairs) < count:
         first, second = generator.standard_normal((2, count))
-        mixed = -0.1 * first + (1 - 0.1**2) ** 0.5 * second
-        pairs = np.stack([3200 + 2600 * first, 1200 + 700 * mixed], axis=1)
-        found = np.concatenate([found, pairs[(pairs > 0).all(axis=1)]])
-    return _tokens(found[:count, 0]), _tokens(found[:count, 1])
+        correlated_draws = -0.1 * first + (1 - 0.1**2) ** 0.5 * second
+        pairs = np.stack([3200 + 2600 * first, 1200 + 700 * correlated_draws], axis=1)
+        accepted_pairs = np.concatenate([accepted_pairs, pairs[(pairs > 0).all(axis=1)]])
+    return _tokens(accepted_pairs[:count, 0]), _tokens(accepted_pairs[:count, 1])
 
 
 def az24(generator: np.random.Generator, count: int) -> tuple[Counts, Counts]:
@@ -99,6 +99,6 @@ def _lognormal(generator: np.random.Generator, mean: float, sigma: float, count:
     return np.exp(log(mean) - sigma**2 / 2 + sigma * generator.standard_normal(count))
 
 
-def _tokens(drawn: Seconds, least: int = 1, most: int | None = None) -> Counts:
-    clipped = np.clip(np.rint(drawn), least, most)
+def _tokens(values: Seconds, least: int = 1, most: int | None = None) -> Counts:
+    clipped = np.clip(np.rint(values), least, most)
     return clipped.astype(np.int64)

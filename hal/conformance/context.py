@@ -232,15 +232,15 @@ class GuardedBuffer:
         return bool((before == GUARD_FILL).all()) and bool((after == GUARD_FILL).all())
 
 
-def sync_current_stream(made: Tensor) -> Tensor:
+def sync_current_stream(tensor: Tensor) -> Tensor:
     """Wait until the tensor holds what it was filled with, so that any stream may use it next.
 
     Waits for the stream that filled it, the calling thread's current one, and for no other:
     another may wait for the host.
     """
-    if made.device.type != "cpu":
-        native_stream(made.device).synchronize()
-    return made
+    if tensor.device.type != "cpu":
+        native_stream(tensor.device).synchronize()
+    return tensor
 
 
 def native_stream(device: torch.device) -> Any:
@@ -248,15 +248,15 @@ def native_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
 
 
-def to_host(held: Tensor) -> Tensor:
+def to_host(tensor: Tensor) -> Tensor:
     """Copy a tensor to the host at once: comparing on the device would cost a launch.
 
     Only after its writers have ended: a drained stream, a work whose result has returned.
     """
-    if held.device.type == "cpu":
-        return held.detach()
-    flat = held.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
-    return flat.view(held.dtype).view(held.shape)
+    if tensor.device.type == "cpu":
+        return tensor.detach()
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()
+    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 def wait_for_success(ctx: RankContext, work: Work, what: str = "an operation") -> Play:
@@ -290,20 +290,21 @@ def require(clause: str, truth: object, what: str) -> None:
         raise Violation(clause, what)
 
 
-def require_equal(clause: str, found: Tensor, wanted: Tensor, what: str) -> None:
+def require_equal(clause: str, actual: Tensor, expected: Tensor, what: str) -> None:
     """Raise `Violation` unless both hold the same bytes; says where they differ first."""
     left, right = (
-        to_host(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (found, wanted)
+        to_host(tensor).contiguous().reshape(-1).view(torch.uint8) for tensor in (actual, expected)
     )
     if left.shape != right.shape:
         raise Violation(clause, f"{what}: {left.numel()} bytes instead of {right.numel()}")
     wrong = (left != right).nonzero()
     if wrong.numel():
         place = int(wrong[0])
-        seen, expected = int(left[place]), int(right[place])
+        actual_byte, expected_byte = int(left[place]), int(right[place])
         count = f"{wrong.numel()} of {left.numel()} bytes differ"
         raise Violation(
-            clause, f"{what}: {count}, first at {place}: {seen:#04x}, not {expected:#04x}"
+            clause,
+            f"{what}: {count}, first at {place}: {actual_byte:#04x}, not {expected_byte:#04x}",
         )
 
 

@@ -82,11 +82,11 @@ def make_program(
 
 def case_to_json(case: Case) -> dict[str, Any]:
     """The case as JSON, for a rank in another process."""
-    found = case.program
+    program = case.program
     return {
-        "steps": [[s.op, list(s.args), s.rank, s.thread] for s in found.steps],
-        "size": found.size,
-        "settings": dict(found.settings),
+        "steps": [[s.op, list(s.args), s.rank, s.thread] for s in program.steps],
+        "size": program.size,
+        "settings": dict(program.settings),
         "schedule": base64.b64encode(case.schedule).decode(),
     }
 
@@ -94,5 +94,5 @@ def case_to_json(case: Case) -> dict[str, Any]:
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """Inverse of `case_to_json`. Raises `KeyError` or `ValueError` on anything else."""
     steps = [Step(op, tuple(args), rank, host) for op, args, rank, host in data["steps"]]
-    found = make_program(steps, data["size"], data["settings"])
-    return Case(found, base64.b64decode(data["schedule"]))
+    program = make_program(steps, data["size"], data["settings"])
+    return Case(program, base64.b64decode(data["schedule"]))

@@ -146,18 +146,18 @@ class SuiteResult:
 
     def clauses(self) -> tuple[ClauseFinding, ...]:
         """Clause by clause, in the order of the contract."""
-        named = {clause for finding in self.findings for clause in finding.clauses}
+        judged_clauses = {clause for finding in self.findings for clause in finding.clauses}
         broken = {
             v.clause for v in (f.verdict for f in self.findings) if isinstance(v, PropertyViolated)
         }
         return tuple(
             combine_findings(clause, self.findings)
-            for clause in sorted(named | broken, key=clause_sort_key)
+            for clause in sorted(judged_clauses | broken, key=clause_sort_key)
         )
 
     def count(self, status: Status) -> int:
         """How many clauses ended so."""
-        return sum(found.status is status for found in self.clauses())
+        return sum(finding.status is status for finding in self.clauses())
 
     @property
     def exit_code(self) -> int:
@@ -175,13 +175,13 @@ class SuiteResult:
             "seconds": round(self.seconds, 1),
             "exit_code": self.exit_code,
             "clauses": {
-                found.clause: {
-                    "status": found.status.value,
-                    "cases": found.cases,
-                    "lacking": found.missing_capabilities,
-                    "figures": found.figures,
+                clause_finding.clause: {
+                    "status": clause_finding.status.value,
+                    "cases": clause_finding.cases,
+                    "lacking": clause_finding.missing_capabilities,
+                    "figures": clause_finding.figures,
                 }
-                for found in self.clauses()
+                for clause_finding in self.clauses()
             },
             "properties": [finding.to_json() for finding in self.findings],
         }
@@ -190,9 +190,11 @@ class SuiteResult:
 def combine_findings(clause: str, findings: Sequence[Finding]) -> ClauseFinding:
     """What `findings` together say of `clause`."""
     statuses = [(finding, finding.status_for(clause)) for finding in findings]
-    kept = tuple(finding for finding, status in statuses if status is not None)
-    seen = {status for _, status in statuses if status is not None}
-    return ClauseFinding(clause, next(s for s in STATUS_PRECEDENCE if s in seen), kept)
+    relevant = tuple(finding for finding, status in statuses if status is not None)
+    statuses_present = {status for _, status in statuses if status is not None}
+    return ClauseFinding(
+        clause, next(s for s in STATUS_PRECEDENCE if s in statuses_present), relevant
+    )
 
 
 def _detail(verdict: Verdict) -> dict[str, Any]:

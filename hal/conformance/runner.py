@@ -189,10 +189,10 @@ class ConformanceRun:
     def subjects(self, rendezvous: Rendezvous | None) -> Iterator[Mapping[Executor, Subject]]:
         """The executors that fit the backend, closed at the end."""
         with ExitStack() as stack:
-            made = self._subjects(rendezvous)
-            for subject in made.values():
+            subjects = self._subjects(rendezvous)
+            for subject in subjects.values():
                 stack.enter_context(closing(subject))
-            yield made
+            yield subjects
 
     def _subjects(self, rendezvous: Rendezvous | None) -> dict[Executor, Subject]:
         backend = registry.accelerator(self.backend)

@@ -108,7 +108,7 @@ def search(prop: Property, subject: Subject, effort: SearchSettings) -> Verdict:
     try:
         test()
     except Violation as violation:
-        case = next(case for case, known in trial.broken.items() if known is violation)
+        case = next(case for case, error in trial.broken.items() if error is violation)
         return PropertyViolated(violation.clause, str(violation), case, trial.played)
     return PropertyHeld(trial.played) if trial.figure is None else PropertyReported(trial.figure)
 

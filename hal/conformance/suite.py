@@ -10,10 +10,10 @@ def family(name: str) -> tuple[Property, ...]:
     """The properties of one family. Raises `KeyError` when there is no such family."""
     if name not in FAMILIES:
         raise KeyError(name)
-    found: tuple[Property, ...] = import_module(
+    members: tuple[Property, ...] = import_module(
         f"equipoise.hal.conformance.properties.{name}"
     ).PROPERTIES
-    return found
+    return members
 
 
 def properties() -> tuple[Property, ...]:
@@ -31,5 +31,5 @@ def find(name: str) -> Property:
 
 def clauses() -> tuple[str, ...]:
     """Every clause that some property judges, in the order of the contract."""
-    named = {clause for prop in properties() for clause in prop.clauses}
-    return tuple(sorted(named, key=clause_sort_key))
+    judged_clauses = {clause for prop in properties() for clause in prop.clauses}
+    return tuple(sorted(judged_clauses, key=clause_sort_key))

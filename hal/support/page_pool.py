@@ -27,7 +27,7 @@ class PagePool:
         if page_bytes < 1 or pages < 1:
             raise SlotError(f"a pool needs pages: got {pages} of {page_bytes} bytes")
         self._page_bytes = page_bytes
-        self._returned: list[tuple[Tensor, Event | None]] = [
+        self._returned_pages: list[tuple[Tensor, Event | None]] = [
             (allocate(page_bytes), None) for _ in range(pages)
         ]
         self._changed = threading.Condition()
@@ -44,10 +44,10 @@ class PagePool:
             page = self._free()
             if page is not None:
                 return page
-            left = expiry - time.monotonic()
-            if left <= 0.0:
+            seconds_left = expiry - time.monotonic()
+            if seconds_left <= 0.0:
                 raise PoolExhausted(f"no page became free within {timeout:g} s")
-            self._await(left)
+            self._await(seconds_left)
 
     def put(self, page: "PoolPage", after: Event | None) -> None:
         """Return a page to the pool, once."""
@@ -58,28 +58,29 @@ class PagePool:
             if page.returned:
                 raise SlotError("a page was given back twice")
             page.returned = True
-            self._returned.append((page.data, after))
+            self._returned_pages.append((page.data, after))
             self._changed.notify()
 
     def _free(self) -> "PoolPage | None":
         """The first returned page whose copies have ended, by success or failure."""
         with self._changed:
-            for place, (data, after) in enumerate(self._returned):
+            for place, (data, after) in enumerate(self._returned_pages):
                 if after is None or after.query():
-                    del self._returned[place]
+                    del self._returned_pages[place]
                     return PoolPage(self, data)
         return None
 
-    def _await(self, left: float) -> None:
+    def _await(self, seconds: float) -> None:
         """Wait until a page may have become free; returns within `POLL_INTERVAL` if one has."""
         with self._changed:
-            if not self._returned:
-                self._changed.wait(left)
+            if not self._returned_pages:
+                self._changed.wait(seconds)
                 return
-            oldest = self._returned[0][1]
+            oldest = self._returned_pages[0][1]
+        # Outside the lock, which `put` needs; briefly, since another page may become free first.
         if oldest is not None:
             with suppress(StreamTimeout, StreamFailed):
-                oldest.synchronize(min(left, POLL_INTERVAL))
+                oldest.synchronize(min(seconds, POLL_INTERVAL))
 
 
 class PoolPage:

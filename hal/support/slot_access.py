@@ -52,16 +52,16 @@ class HazardTracker:
         failed has left nothing to read: reading raises its `StreamFailed` before any side effect.
         A write continues: what it would have waited for cannot happen any more.
         """
-        read, written = tuple(reads), tuple(writes)
+        read_buffers, written_buffers = tuple(reads), tuple(writes)
         with self._lock:
-            for event in self._conflicting(stream, read, written):
+            for event in self._conflicting(stream, read_buffers, written_buffers):
                 stream.wait(event)
             done = self._event()
             try:
                 yield done
             finally:  # a launch that raised may have enqueued a part of its work
                 stream.record(done)
-                self._note(stream, read, written, done)
+                self._note(stream, read_buffers, written_buffers, done)
 
     def _conflicting(
         self, stream: Stream, reads: tuple[Hashable, ...], writes: tuple[Hashable, ...]
@@ -77,22 +77,22 @@ class HazardTracker:
         return pending
 
     def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
-        found: dict[Event, None] = {}
+        events: dict[Event, None] = {}
         for buffer in buffers:
             trace = self._traces.get(buffer)
             if trace is not None and trace.writer is not None and trace.writer[0] is not stream:
-                found[trace.writer[1]] = None
-        return found
+                events[trace.writer[1]] = None
+        return events
 
     def _readers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:
-        found: dict[Event, None] = {}
+        events: dict[Event, None] = {}
         for buffer in buffers:
             trace = self._traces.get(buffer)
             if trace is not None and trace.readers:
-                found.update(
+                events.update(
                     (event, None) for at, event in trace.readers.items() if at is not stream
                 )
-        return found
+        return events
 
     def _note(
         self,
@@ -112,6 +112,7 @@ class HazardTracker:
             if trace is None:
                 self._traces[buffer] = _BufferAccess(by)
                 continue
+            # Readers are forgotten: the write waits for them, so whoever waits for it does too.
             trace.writer = by
             trace.readers.clear()
 
@@ -147,19 +148,23 @@ class ReaderRegistry:
         """
         with self._lock:
             streams = dict.fromkeys(reader.stream for reader in self._attached)
-            left = [event for at, event in self._detached_events.items() if at is not writer]
+            detached_events = [
+                event for at, event in self._detached_events.items() if at is not writer
+            ]
             self._detached_events = {
                 at: event for at, event in self._detached_events.items() if not event.query()
             }
-        held = {stream: self._recorded(stream) for stream in streams if stream is not writer}
-        for event in (*left, *held.values()):
+        event_by_stream = {
+            stream: self._record_event(stream) for stream in streams if stream is not writer
+        }
+        for event in (*detached_events, *event_by_stream.values()):
             if event is not None and not event.query():
                 writer.wait(event)
-        return tuple(stream for stream, event in held.items() if event is not None)
+        return tuple(stream for stream, event in event_by_stream.items() if event is not None)
 
-    def resume_readers(self, held: Iterable[Stream], done: Event) -> None:
+    def resume_readers(self, streams: Iterable[Stream], done: Event) -> None:
         """Make the held streams wait for `done`, recorded after the commit."""
-        for stream in held:
+        for stream in streams:
             with suppress(StreamFailed):
                 stream.wait(done)
 
@@ -169,12 +174,12 @@ class ReaderRegistry:
             if reader not in self._attached:
                 return
             self._attached.remove(reader)
-        event = self._recorded(reader.stream)
+        event = self._record_event(reader.stream)
         if event is not None:
             with self._lock:
                 self._detached_events[reader.stream] = event
 
-    def _recorded(self, stream: Stream) -> Event | None:
+    def _record_event(self, stream: Stream) -> Event | None:
         event = self._event()
         try:
             stream.record(event)
@@ -215,9 +220,11 @@ class LeaseTable:
     def exclude_leased(self, slots: Iterable[int]) -> Iterator[None]:
         """Prevent new leases within the block. Raises `SlotLeased` if one of `slots` is leased."""
         with self._lock:
-            held = sorted({slot for slot in slots if self._counts[slot] > 0})
-            if held:
-                raise SlotLeased(f"slot(s) {', '.join(map(str, held))} are leased to a reader")
+            leased_slots = sorted({slot for slot in slots if self._counts[slot] > 0})
+            if leased_slots:
+                raise SlotLeased(
+                    f"slot(s) {', '.join(map(str, leased_slots))} are leased to a reader"
+                )
             yield
 
     def release(self, lease: "SlotLease") -> None:

@@ -173,15 +173,15 @@ def copy_update(update: TableUpdate, tables: Tables) -> TableUpdate:
 
 
 def _vector(
-    name: str, given: Tensor, dtype: torch.dtype, length: int | None, device: torch.device
+    name: str, tensor: Tensor, dtype: torch.dtype, length: int | None, device: torch.device
 ) -> None:
-    fits = given.dtype == dtype and given.ndim == 1 and given.is_contiguous()
-    if fits and given.device == device and length in (None, given.shape[0]):
+    fits = tensor.dtype == dtype and tensor.ndim == 1 and tensor.is_contiguous()
+    if fits and tensor.device == device and length in (None, tensor.shape[0]):
         return
     due = "n" if length is None else length
     raise KernelError(
-        f"{name}: expected contiguous {dtype} [{due}] on {device}, got {given.dtype} "
-        f"{[*given.shape]} of strides {given.stride()} on {given.device}"
+        f"{name}: expected contiguous {dtype} [{due}] on {device}, got {tensor.dtype} "
+        f"{[*tensor.shape]} of strides {tensor.stride()} on {tensor.device}"
     )
 
 
@@ -206,12 +206,12 @@ def check_packed_blob(layout: SlotLayout, blob: Tensor, count: int) -> None:
 
 def source_segments(layout: SlotLayout, source: Sequence[Tensor]) -> list[Segment]:
     """The tensors of a source as segments that match the slots' descriptor."""
-    wanted = layout.descriptor
-    named = zip(wanted, source, strict=False)
-    segments = [Segment(due.name, tensor, due.format) for due, tensor in named]
+    expected = layout.descriptor
+    pairs = zip(expected, source, strict=False)
+    segments = [Segment(due.name, tensor, due.format) for due, tensor in pairs]
     types = tuple(segment.type for segment in segments)
-    if len(source) != len(wanted) or types != wanted:
-        raise SlotError(f"a source is {types}, the slots are {wanted}")
+    if len(source) != len(expected) or types != expected:
+        raise SlotError(f"a source is {types}, the slots are {expected}")
     return segments
 
 

@@ -118,6 +118,7 @@ def tally(ballots: Sequence[Ballot]) -> Verdict:
     """Returns the verdict of ballots in rank order; every rank reaches the same."""
     failed = [ballot.reason for ballot in ballots if ballot.status is RankStatus.FAILED]
     if failed:
+        # The first in rank order: ranks that read the same ballots give the same reason.
         return Abort(failed[0])
     if len({ballot.digest for ballot in ballots if ballot.digest}) > 1:
         return Abort("plans differ")
@@ -133,6 +134,7 @@ def tally(ballots: Sequence[Ballot]) -> Verdict:
 
 def _tally_chunks(ballots: Sequence[Ballot]) -> Verdict:
     """Returns the commit of the chunks that all ranks have staged, if they match."""
+    # Every rank stages the chunks in one order, so what all have staged is a common prefix.
     chunks = min(len(ballot.staged) for ballot in ballots)
     for chunk in range(chunks):
         checksums = [ballot.staged[chunk] for ballot in ballots]
@@ -159,13 +161,13 @@ def to_decision(verdict: Decision) -> bytes:
 
 def from_decision(text: bytes) -> Decision:
     """Decodes a verdict. Raises `VoteOutcomeUnknown` for other bytes."""
-    word, _, rest = text.partition(b" ")
+    word, _, argument = text.partition(b" ")
     if text == b"move":
         return StartTransfer()
-    if word == b"commit" and rest.isdigit():
-        return Commit(int(rest))
+    if word == b"commit" and argument.isdigit():
+        return Commit(int(argument))
     if word == b"abort":
-        return Abort(rest.decode(errors="replace"))
+        return Abort(argument.decode(errors="replace"))
     raise VoteOutcomeUnknown(f"unreadable decision {text[:80]!r}")
 
 
@@ -197,12 +199,12 @@ def vote(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdict]:
     """
     try:
         control.cast(spec.ballots, ballot.to_bytes())
-        tallied = yield from _tally_when_complete(control, spec)
-        if isinstance(tallied, Pending):
-            return tallied
+        verdict = yield from _tally_when_complete(control, spec)
+        if isinstance(verdict, Pending):
+            return verdict
         # The first decision under this key wins. So a rank that misses ballots may propose an abort
         # at any time: if a peer that saw them all decided otherwise, this rank follows the peer.
-        return from_decision(control.decide(spec.outcome, to_decision(tallied)))
+        return from_decision(control.decide(spec.outcome, to_decision(verdict)))
     except ControlPlaneLost as error:
         raise VoteOutcomeUnknown(f"the vote {spec.ballots}: {error}") from error
 

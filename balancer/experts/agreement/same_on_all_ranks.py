@@ -56,8 +56,8 @@ def check_same_on_all_ranks(
         for rank, values in zip(ranks, by_rank, strict=True):
             ranks_by_value.setdefault(values.get(subject, {}).get(name, NOTHING), []).append(rank)
         if len(ranks_by_value) > 1:
-            found = "; ".join(_has(having, value) for value, having in ranks_by_value.items())
-            raise RanksDiffer(f"{subject}: ranks differ in {name}: {found}")
+            differences = "; ".join(_has(having, value) for value, having in ranks_by_value.items())
+            raise RanksDiffer(f"{subject}: ranks differ in {name}: {differences}")
     return tuple(note for _, note in ballots)
 
 

@@ -224,10 +224,13 @@ class RebalanceEngine:
             self._start_vote(self._state, step + 1)
         self._next_step = self._next_due_step(step)
         self._recorder.after_launch(self._state, self._serving_state.layout)
+        # Only now: a thread that wakes between two steps takes the interpreter's lock from the one
+        # that is about to launch.
         self._workers.release()
 
     def run_boundary(self, step: int) -> Job[None]:
         """Runs the boundary as a job, after `after_launch`, for a caller that waits itself."""
+        # Ranks agree on everything by step number: what was left out cannot be made up for here.
         if step > self._next_step:
             raise EngineError(f"boundary {self._next_step} was left out: now comes {step}")
         self._recorder.begin_boundary(step)
@@ -354,6 +357,7 @@ class RebalanceEngine:
         try:
             verdict = yield JobDone(self._vote)
         except TimeoutError as error:
+            # Not an abort: peers may have seen all ballots, and act on what those say.
             raise VoteOutcomeUnknown(
                 f"rebalance {state.rebalance.number}: no verdict in time"
             ) from error
@@ -408,9 +412,9 @@ class RebalanceEngine:
         votes = [self._vote_key(rebalance, due), self._vote_key(rebalance, due + 1)]
         self._keys.add(rebalance.number, votes, self._vote_key(rebalance, outcome))
 
-    def _vote_key(self, rebalance: RebalanceId, what: int | str) -> str:
+    def _vote_key(self, rebalance: RebalanceId, subject: int | str) -> str:
         """Returns the key of the vote at a boundary, or of what votes settle."""
-        return f"{self._members.scoped_name(self._config.name)}/{rebalance.number}/{what}"
+        return f"{self._members.scoped_name(self._config.name)}/{rebalance.number}/{subject}"
 
     def _add_report(self, rebalance: RebalanceId, step: int, outcome: str, copies: int) -> None:
         size = copies * self._serving_state.store.layout.slot_bytes

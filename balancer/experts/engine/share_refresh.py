@@ -110,6 +110,7 @@ class LaggedShares:
 
         Raises `VoteOutcomeUnknown` if the solution failed or is late.
         """
+        # The due solution first: a new sum may come at the same boundary, and replaces the state.
         yield from self._install_solution()
         if summed:
             load, layout = self._load.latest, self._serving_state.layout
@@ -140,9 +141,9 @@ class LaggedShares:
             self._serving_state.commit(fitting, ())
 
 
-def share_update(installed: Layout, wanted: Layout, shape: ExpertShape) -> LayerUpdate | None:
+def share_update(installed: Layout, proposed: Layout, shape: ExpertShape) -> LayerUpdate | None:
     """Returns an update of the layers that keep their placement and get other shares, or None."""
-    stays = (installed.placement == wanted.placement).all(axis=1)
-    differs = (installed.shares != wanted.shares).any(axis=1)
+    stays = (installed.placement == proposed.placement).all(axis=1)
+    differs = (installed.shares != proposed.shares).any(axis=1)
     layers = np.flatnonzero(stays & differs).tolist()
-    return layer_update(wanted, shape, layers) if layers else None
+    return layer_update(proposed, shape, layers) if layers else None

@@ -110,9 +110,13 @@ class StagedPath:
         for chunk in state.ready_chunks[:chunks]:
             self._serving_state.commit(chunk.layer_update, chunk.staged.copies)
         progress = state.progress
-        done, rest = progress.chunks_committed + chunks, progress.in_flight[chunks:]
         return self._start_chunks(
-            replace(progress, chunks_committed=done, last_progress_step=step, in_flight=rest)
+            replace(
+                progress,
+                chunks_committed=progress.chunks_committed + chunks,
+                last_progress_step=step,
+                in_flight=progress.in_flight[chunks:],
+            )
         )
 
     def repair(self, reason: str) -> tuple[JobHandle[None], ...]:
@@ -141,8 +145,7 @@ class StagedPath:
             handle = self._worker.start(
                 job, "move", rebalance=progress.rebalance.number, chunk=chunk
             )
-            flying = (*progress.in_flight, handle)
-            progress = replace(progress, in_flight=flying)
+            progress = replace(progress, in_flight=(*progress.in_flight, handle))
         return Transferring(progress)
 
     @staticmethod

@@ -56,11 +56,11 @@ class PoolLayout:
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         """Where each segment begins within its expert."""
-        found, at = [], 0
+        offsets, at = [], 0
         for segment in self.descriptor:
-            found.append(at)
+            offsets.append(at)
             at += round_up(segment.nbytes, CACHE_LINE)
-        return tuple(found)
+        return tuple(offsets)
 
     @cached_property
     def expert_bytes(self) -> int:
@@ -131,13 +131,13 @@ class PoolContents:
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """An expert's segments, in place. Raises `ExpertPoolError`."""
-        at, data, found = self._layout.expert_offset(layer, expert), self._data, []
+        at, data, segments = self._layout.expert_offset(layer, expert), self._data, []
         if data is None:
             raise ExpertPoolError("the pool's memory was let go")
         for segment, offset in zip(self._layout.descriptor, self._layout.offsets, strict=True):
             part = data[at + offset : at + offset + segment.nbytes]
-            found.append(part.view(segment.dtype).reshape(segment.shape))
-        return tuple(found)
+            segments.append(part.view(segment.dtype).reshape(segment.shape))
+        return tuple(segments)
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
         """Copy an expert's segments in, and note the checksum of what they are copied from.
@@ -167,10 +167,12 @@ class PoolContents:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise `ExpertPoolError` unless they are what the layout says."""
-        found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        wanted = [(segment.shape, segment.dtype) for segment in self._layout.descriptor]
-        if found != wanted:
-            raise ExpertPoolError(f"tensors are {found}, the descriptor says {wanted}")
+        tensor_specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        segment_specs = [(segment.shape, segment.dtype) for segment in self._layout.descriptor]
+        if tensor_specs != segment_specs:
+            raise ExpertPoolError(
+                f"tensors are {tensor_specs}, the descriptor says {segment_specs}"
+            )
 
     def _mapped_checksums(self) -> Tensor:
         if self._checksums is None:

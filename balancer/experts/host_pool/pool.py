@@ -210,10 +210,15 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
     """Checks that this rank has filled its part, and unmaps its writable mapping."""
     coordinator = state.coordinator
-    owned = owned_experts(layout, ranks.index(coordinator.rank), len(ranks))
-    missing = [which for which in owned if layout.expert_index(*which) not in state.claimed_experts]
+    own_experts = owned_experts(layout, ranks.index(coordinator.rank), len(ranks))
+    missing = [
+        expert
+        for expert in own_experts
+        if layout.expert_index(*expert) not in state.claimed_experts
+    ]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
+        # Writers first: a thread that still writes needs the mapping.
         state.writers.close()
         state.contents.release()
         state.mapping.close()
@@ -261,9 +266,11 @@ def _verify_owned(
 
 
 def _format_experts(experts: list[tuple[int, int]]) -> str:
-    named = [f"expert {expert} of layer {layer}" for layer, expert in experts[:MAX_EXPERTS_NAMED]]
-    more = len(experts) - len(named)
-    return ", ".join(named) + (f" and {more} more" if more else "")
+    descriptions = [
+        f"expert {expert} of layer {layer}" for layer, expert in experts[:MAX_EXPERTS_NAMED]
+    ]
+    more = len(experts) - len(descriptions)
+    return ", ".join(descriptions) + (f" and {more} more" if more else "")
 
 
 class HostExpertPool:
@@ -364,6 +371,7 @@ class HostExpertPool:
         state = self._state
         if not isinstance(state, Filling):
             raise ExpertPoolError("the pool is not being filled")
+        # Closed meanwhile: if sealing raises, it has released the memory.
         self._state = PoolClosed()
         self._state = seal_pool(state, self._layout, self._ranks, timeout)
 
@@ -373,7 +381,7 @@ class HostExpertPool:
         The kernel kills a process that writes to them. They keep the memory mapped, also after
         `close`. Raises `ExpertPoolError` unless the pool is sealed.
         """
-        return self._sealed().contents.view(layer, expert)
+        return self._sealed_state().contents.view(layer, expert)
 
     def checksum(self, layer: int, expert: int) -> int:
         """Returns `equipoise.hal.checksum` of an expert's bytes, segments concatenated.
@@ -381,7 +389,7 @@ class HostExpertPool:
         It was computed when the expert was written, and compared when the pool was sealed. Raises
         as `view`.
         """
-        return self._sealed().contents.checksum(layer, expert)
+        return self._sealed_state().contents.checksum(layer, expert)
 
     def close(self) -> None:
         """Releases the memory; other ranks and views keep it. Can be called again."""
@@ -390,7 +398,7 @@ class HostExpertPool:
         if not isinstance(state, PoolClosed):
             state.release()
 
-    def _sealed(self) -> Sealed:
+    def _sealed_state(self) -> Sealed:
         if not isinstance(self._state, Sealed):
             raise ExpertPoolError(f"the pool is not sealed but {type(self._state).__name__}")
         return self._state

@@ -320,14 +320,15 @@ def join_shared_memory(coordinator: NodeCoordinator, layout: PoolLayout) -> Shar
         ExpertPoolError: the owner could not create it.
         ControlError: a rank did not answer in time.
     """
-    left, number = coordinator.ranks, 0
+    ranks, number = coordinator.ranks, 0
     while True:
-        if coordinator.rank == left[0]:
-            return _share_memory(coordinator, layout, left, number)
-        found = _join_owner(coordinator, layout, left, number)
-        if isinstance(found, SharedDescriptor):
-            return found
-        left, number = found, number + 1
+        if coordinator.rank == ranks[0]:
+            return _share_memory(coordinator, layout, ranks, number)
+        outcome = _join_owner(coordinator, layout, ranks, number)
+        if isinstance(outcome, SharedDescriptor):
+            return outcome
+        # A number of its own for every round: a rank publishes once per key.
+        ranks, number = outcome, number + 1
 
 
 def _share_memory(
@@ -355,9 +356,9 @@ def _create_memory(
     """Creates the memory with a token; publishes a failure, since other ranks wait."""
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
-        found = available_memory()
-        if layout.nbytes > found.free:
-            raise HostMemoryExhausted(layout.nbytes, found.free, found.set_by)
+        limit = available_memory()
+        if layout.nbytes > limit.free:
+            raise HostMemoryExhausted(layout.nbytes, limit.free, limit.set_by)
         descriptor = shared_memory.create(layout.nbytes)
         try:
             shared_memory.reserve(descriptor, 0, layout.experts_offset)
@@ -430,5 +431,5 @@ def _ranks_that_failed(coordinator: NodeCoordinator, key: str, ranks: Ranks) -> 
     return tuple(rank for rank, reason in coordinator.collect(key, ranks).items() if reason)
 
 
-def _exclude_ranks(ranks: Ranks, others: Ranks) -> Ranks:
-    return tuple(rank for rank in ranks if rank not in others)
+def _exclude_ranks(ranks: Ranks, excluded_ranks: Ranks) -> Ranks:
+    return tuple(rank for rank in ranks if rank not in excluded_ranks)

@@ -207,18 +207,18 @@ class PoolHeader:
 
     def check(self, descriptor: int) -> None:
         """Raise `PoolMismatch` unless the memory is what this header says, and stays so long."""
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != self.nbytes:
-            raise PoolMismatch(f"it has {found.st_size} bytes instead of {self.nbytes}")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != self.nbytes:
+            raise PoolMismatch(f"it has {status.st_size} bytes instead of {self.nbytes}")
         try:
-            sealed = shared_memory.seals(descriptor)
+            seals = shared_memory.seals(descriptor)
         except OSError as error:
             raise PoolMismatch(f"it has no seals: {error.strerror}") from error
         if (
-            sealed & shared_memory.SIZE_SEALS != shared_memory.SIZE_SEALS
-            or sealed & shared_memory.WRITE_SEAL
+            seals & shared_memory.SIZE_SEALS != shared_memory.SIZE_SEALS
+            or seals & shared_memory.WRITE_SEAL
         ):
-            raise PoolMismatch(f"its seals are {sealed:#x}")
+            raise PoolMismatch(f"its seals are {seals:#x}")
         if os.pread(descriptor, HEADER_STRUCT.size, 0) != HEADER_STRUCT.pack(
             MAGIC, self.token, self.digest, self.nbytes
         ):
@@ -244,15 +244,15 @@ def available_memory(proc: Path = PROC, groups: Path = CGROUP_ROOT) -> MemoryLim
     a process of its own; nobody is told before. A limit of /dev/shm does not count: the pool has
     no name there.
     """
-    found = [_machine_limit(proc), *_cgroup_limits(proc, groups)]
-    return min(found, key=lambda limit: limit.free)
+    limits = [_machine_limit(proc), *_cgroup_limits(proc, groups)]
+    return min(limits, key=lambda limit: limit.free)
 
 
 def _machine_limit(proc: Path) -> MemoryLimit:
     for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
-        name, _, rest = line.partition(":")
+        name, _, amount = line.partition(":")
         if name == "MemAvailable":
-            return MemoryLimit(int(rest.split()[0]) << 10, "this machine's memory")
+            return MemoryLimit(int(amount.split()[0]) << 10, "this machine's memory")
     raise ValueError(f"{proc / 'meminfo'} does not say what is available")
 
 
@@ -285,12 +285,12 @@ def _cgroup_limit(place: Path, limit: str, used: str, spare: str) -> Iterator[Me
     """Nothing where there is no limit, or no such folder: a container sees its own as the root."""
     try:
         most = (place / limit).read_text(encoding="ascii").strip()
-        taken = int((place / used).read_text(encoding="ascii"))
+        used_bytes = int((place / used).read_text(encoding="ascii"))
         stat = (place / "memory.stat").read_text(encoding="ascii")
     except OSError:
         return
     if most == "max":
         return
     # Pages of files that nobody used lately are given up before anybody is killed.
-    given_up = next((int(v) for k, v in map(str.split, stat.splitlines()) if k == spare), 0)
-    yield MemoryLimit(max(0, int(most) - taken + given_up), f"control group {place}")
+    reclaimable = next((int(v) for k, v in map(str.split, stat.splitlines()) if k == spare), 0)
+    yield MemoryLimit(max(0, int(most) - used_bytes + reclaimable), f"control group {place}")

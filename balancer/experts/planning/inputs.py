@@ -120,12 +120,12 @@ class _ReplicaChoice:
     def _choose_replica(self, expert: int) -> bool:
         """Take the best copy of an expert, the one that it has on a tie; returns what changed."""
         before = self.chosen[expert]
-        best, price = before, self._cost()
+        best, best_cost = before, self._cost()
         for slot in self.slots[expert]:
             self._move(expert, slot)
-            found = self._cost()
-            if found < price:
-                best, price = slot, found
+            cost = self._cost()
+            if cost < best_cost:
+                best, best_cost = slot, cost
         self._move(expert, best)
         return best != before
 

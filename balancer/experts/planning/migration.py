@@ -223,10 +223,10 @@ class MigrationPlan:
         return tuple((layers * per_rank + slots % per_rank).tolist())
 
 
-def _check_range(what: str, number: int, count: int) -> int:
+def _check_range(name: str, number: int, count: int) -> int:
     """Checks an index; a negative one would count from the end."""
     if not 0 <= number < count:
-        raise ValueError(f"{what}: expected 0 to {count - 1}, got {number}")
+        raise ValueError(f"{name}: expected 0 to {count - 1}, got {number}")
     return number
 
 
@@ -269,7 +269,7 @@ def plan_migration(
         )
     layers = _layers(order)
     try:
-        found = _native.ship(
+        native_plan = _native.ship(
             installed,
             proposed,
             layers,
@@ -281,7 +281,7 @@ def plan_migration(
         )
     except ValueError as refused:
         raise PlacementError(str(refused)) from None
-    return _migration_plan(shape, staging, layers, *found)
+    return _migration_plan(shape, staging, layers, *native_plan)
 
 
 def _layers(order: Sequence[int] | Ids) -> Ids:

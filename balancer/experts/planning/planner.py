@@ -126,39 +126,45 @@ class _PlanCall:
         most = np.full(self.topology.shape.layers, UNBOUNDED, dtype=np.int64)
         if self.installed is None:
             return self.run(self.policy, most)
-        none = np.zeros_like(most)
+        no_copies = np.zeros_like(most)
         if budget == 0:
-            return self.run(PlanningPolicy.INCREMENTAL, none)
-        wanted = self.run(self.policy, most)
-        if budget is None or wanted.moves <= budget:
-            return wanted
-        kept = self.run(PlanningPolicy.INCREMENTAL, none)
-        imbalance_by_layer = kept.layer_imbalance
+            return self.run(PlanningPolicy.INCREMENTAL, no_copies)
+        unlimited_plan = self.run(self.policy, most)
+        if budget is None or unlimited_plan.moves <= budget:
+            return unlimited_plan
+        without_copies = self.run(PlanningPolicy.INCREMENTAL, no_copies)
+        imbalance_by_layer = without_copies.layer_imbalance
         if self.policy is PlanningPolicy.INCREMENTAL:
-            allowance = allocate_budget(wanted.layer_moves, imbalance_by_layer, budget)
+            allowance = allocate_budget(unlimited_plan.layer_moves, imbalance_by_layer, budget)
             return self.run(self.policy, allowance)
         return self._mix_layers(
-            kept, wanted, select_layers(wanted.layer_moves, imbalance_by_layer, budget)
+            without_copies,
+            unlimited_plan,
+            select_layers(unlimited_plan.layer_moves, imbalance_by_layer, budget),
         )
 
-    def with_single_replicas(self, found: Plan) -> Plan:
+    def with_single_replicas(self, plan: Plan) -> Plan:
         """Gives each expert a single replica if active experts are planned."""
         if self.inputs.active is None:
-            return found
-        single = assign_single_replica(self.inputs.active, found.placement, self.topology.capacity)
+            return plan
+        single = assign_single_replica(self.inputs.active, plan.placement, self.topology.capacity)
         return replace(
-            found,
+            plan,
             shares=single.shares,
             predicted_imbalance=float(single.imbalance.mean()),
             layer_imbalance=single.imbalance,
         )
 
-    def _mix_layers(self, kept: Plan, wanted: Plan, taken: npt.NDArray[np.bool_]) -> Plan:
-        rows = taken[:, None]
-        placement = np.where(rows, wanted.placement, kept.placement)
-        shares = np.where(rows, wanted.shares, kept.shares)
-        moves = np.where(taken, wanted.layer_moves, kept.layer_moves)
-        imbalance_by_layer = np.where(taken, wanted.layer_imbalance, kept.layer_imbalance)
+    def _mix_layers(
+        self, without_copies: Plan, with_copies: Plan, selected: npt.NDArray[np.bool_]
+    ) -> Plan:
+        rows = selected[:, None]
+        placement = np.where(rows, with_copies.placement, without_copies.placement)
+        shares = np.where(rows, with_copies.shares, without_copies.shares)
+        moves = np.where(selected, with_copies.layer_moves, without_copies.layer_moves)
+        imbalance_by_layer = np.where(
+            selected, with_copies.layer_imbalance, without_copies.layer_imbalance
+        )
         return Plan(
             placement=placement,
             shares=shares,
@@ -245,7 +251,7 @@ def plan(  # noqa: PLR0913 - one keyword per option
     plan_call = _PlanCall(
         inputs,
         rank_topology,
-        _installed(installed, shape),
+        _parse_installed(installed, shape),
         chosen,
         _native_options(
             target, slack, node_cost, inputs.sigma, parse_choice(Split, "split", split)
@@ -259,29 +265,29 @@ def plan(  # noqa: PLR0913 - one keyword per option
 
 
 def allocate_budget(
-    wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
+    copies: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.int64]:
     """Divides `budget` copies among layers, the most uneven layers first."""
-    granted = np.zeros_like(wanted)
+    allowance = np.zeros_like(copies)
     for layer in np.argsort(-imbalance, kind="stable"):
-        granted[layer] = min(int(wanted[layer]), budget)
-        budget -= int(granted[layer])
-    return granted
+        allowance[layer] = min(int(copies[layer]), budget)
+        budget -= int(allowance[layer])
+    return allowance
 
 
 def select_layers(
-    wanted: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
+    copies: npt.NDArray[np.int64], imbalance: npt.NDArray[np.float64], budget: int
 ) -> npt.NDArray[np.bool_]:
     """Selects the layers that get all their copies: the most uneven first, of those that fit.
 
     A layer that is planned from scratch is changed as a whole or not at all, so a part of its
     copies would be wasted.
     """
-    taken = np.zeros(wanted.shape, dtype=np.bool_)
+    selected = np.zeros(copies.shape, dtype=np.bool_)
     for layer in np.argsort(-imbalance, kind="stable"):
-        taken[layer] = wanted[layer] <= budget
-        budget -= int(wanted[layer]) if taken[layer] else 0
-    return taken
+        selected[layer] = copies[layer] <= budget
+        budget -= int(copies[layer]) if selected[layer] else 0
+    return selected
 
 
 def _budget(copies: int | None, size: int | None, expert: int | None) -> int | None:
@@ -312,15 +318,15 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Placement | None:
+def _parse_installed(installed: npt.ArrayLike | None, shape: ExpertShape) -> Placement | None:
     if installed is None:
         return None
     array = array_of("installed", installed)
     if array.dtype.kind not in "iu":
         raise PlacementError(f"installed must be integers, got {array.dtype}")
     if array.shape != (shape.layers, shape.slots):
-        wanted = shape.layers, shape.slots
-        raise PlacementError(f"a placement is int32 {wanted}, got {array.dtype} {array.shape}")
+        expected = shape.layers, shape.slots
+        raise PlacementError(f"a placement is int32 {expected}, got {array.dtype} {array.shape}")
     if array.dtype != np.int32 and (array.min() < 0 or array.max() >= shape.experts):
         # Before the cast to 32 bits, after which a wrong number might be in range.
         raise PlacementError(f"installed names an expert outside [0, {shape.experts})")
@@ -337,6 +343,6 @@ def _native_options(
     ):
         if not least <= value <= most:
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
-    parts = [round(value * SHARE_ONE) for value in (target, slack, REPLICA_SWAP_RATIO)]
-    rest = [round(value * SHARE_ONE) for value in (node_cost, sigma)]
-    return np.array([*parts, *rest, tuple(Split).index(split)], dtype=np.int32)
+    values = target, slack, REPLICA_SWAP_RATIO, node_cost, sigma
+    parts = [round(value * SHARE_ONE) for value in values]
+    return np.array([*parts, tuple(Split).index(split)], dtype=np.int32)

@@ -105,21 +105,23 @@ def plan_rebalance(
     """
     rank_topology = topology(shape, limits.nodes, limits.planner.survive, None)
     under_replicated = _under_replicated_layers(installed.placement, rank_topology)
-    kept = _installed_with_new_shares(windows, installed, shape, limits)
-    fresh = _replanned(windows, kept, under_replicated, shape, limits)
+    current = _installed_with_new_shares(windows, installed, shape, limits)
+    fresh = _plan_layers(windows, current, under_replicated, shape, limits)
     load: Load = windows.sum(axis=0)
-    before = imbalance(load, kept, shape)
+    before = imbalance(load, current, shape)
     gain = before - imbalance(load, fresh, shape)
     gain[under_replicated] = URGENT
     filled = _slots_filled(installed.placement, fresh.placement, shape)
-    worth = _layers_worth_moving(gain, filled, limits)
-    layout = _merge_layers(kept, fresh, worth)
+    changed_layers = _layers_worth_moving(gain, filled, limits)
+    layout = _merge_layers(current, fresh, changed_layers)
     check_placement(layout.placement, shape)
-    if left := _under_replicated_layers(layout.placement, rank_topology):
-        LOG.warning("layers %s still do not survive the configured loss", format_ranges(left))
+    if still_at_risk := _under_replicated_layers(layout.placement, rank_topology):
+        LOG.warning(
+            "layers %s still do not survive the configured loss", format_ranges(still_at_risk)
+        )
     predicted = imbalance(load, layout, shape)
     short = _short_of_staging(windows, installed, predicted, shape, limits)
-    return RebalancePlan(layout, tuple(worth), before, predicted, short)
+    return RebalancePlan(layout, tuple(changed_layers), before, predicted, short)
 
 
 def _under_replicated_layers(placement: Placement, rank_topology: RankTopology) -> list[int]:
@@ -131,30 +133,30 @@ def _installed_with_new_shares(
     windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> Layout:
     """Returns the installed layout with the best shares for this load."""
-    found = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
-    return replace(installed, shares=found.shares)
+    plan = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
+    return replace(installed, shares=plan.shares)
 
 
-def _replanned(
+def _plan_layers(
     windows: Load,
-    kept: Layout,
+    current: Layout,
     under_replicated: Sequence[int],
     shape: ExpertShape,
     limits: RebalanceLimits,
 ) -> Layout:
     """Plans all layers: under-replicated ones from scratch, the others with few copies."""
     replicated = [layer for layer in range(shape.layers) if layer not in set(under_replicated)]
-    placement, shares = kept.placement.copy(), kept.shares.copy()
+    placement, shares = current.placement.copy(), current.shares.copy()
     for layers, policy in _layers_by_policy(replicated, under_replicated):
-        before, survive = kept.placement[layers], limits.planner.survive
+        before, survive = current.placement[layers], limits.planner.survive
         try:
-            found = _call_planner(windows[:, layers], before, shape, limits, survive, policy=policy)
+            plan = _call_planner(windows[:, layers], before, shape, limits, survive, policy=policy)
         except PlacementError as error:
             if policy is PlanningPolicy.INCREMENTAL:
                 raise
             LOG.warning("layer %d stays as it is: %s", layers[0], error)
             continue
-        placement[layers], shares[layers] = found.placement, found.shares
+        placement[layers], shares[layers] = plan.placement, plan.shares
     return Layout(placement, shares)
 
 
@@ -223,12 +225,10 @@ def _short_of_staging(
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
     selected, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
-    found = _call_planner(
-        selected, installed.placement[layers], shape, free, limits.planner.survive
-    )
+    plan = _call_planner(selected, installed.placement[layers], shape, free, limits.planner.survive)
     reached = imbalance(
         selected.sum(axis=0),
-        Layout(found.placement, found.shares),
+        Layout(plan.placement, plan.shares),
         replace(shape, layers=layers.size),
     )
     return tuple(layers[predicted[layers] - reached > limits.min_gain].tolist())
@@ -252,8 +252,8 @@ def _layers_worth_moving(
     return [layer for layer in np.argsort(-gain, kind="stable").tolist() if worth[layer]]
 
 
-def _merge_layers(kept: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
-    placement, shares = kept.placement.copy(), kept.shares.copy()
+def _merge_layers(current: Layout, fresh: Layout, changed: Sequence[int]) -> Layout:
+    placement, shares = current.placement.copy(), current.shares.copy()
     rows = list(changed)
     placement[rows] = fresh.placement[rows]
     shares[rows] = fresh.shares[rows]

@@ -48,8 +48,8 @@ class RankTopology:
         last = np.full_like(first, -1)
         np.minimum.at(first, at, domains)
         np.maximum.at(last, at, domains)
-        found: npt.NDArray[np.int64] = np.argwhere(first == last)
-        return found
+        at_risk: npt.NDArray[np.int64] = np.argwhere(first == last)
+        return at_risk
 
     def check_survival(self, placement: Placement) -> None:
         """Raises `PlacementError` if the configured loss would take an expert."""

@@ -95,17 +95,17 @@ class LayerUpdate:
         fits = (self.placement == layout.placement[list(self.layers)]).all(axis=1)
         if fits.all():
             return self
-        kept = np.flatnonzero(fits)
-        if not kept.size:
+        positions = np.flatnonzero(fits)
+        if not positions.size:
             return None
-        rows, old = torch.from_numpy(kept), self.tables
+        rows, old = torch.from_numpy(positions), self.tables
         update = TableUpdate(
-            layers=tuple(old.layers[row] for row in kept.tolist()),
+            layers=tuple(old.layers[row] for row in positions.tolist()),
             start=old.start[rows],
             replicas=old.replicas[rows],
             cumulative=old.cumulative[rows],
         )
-        return LayerUpdate(self.placement[kept], self.shares[kept], update)
+        return LayerUpdate(self.placement[positions], self.shares[positions], update)
 
 
 def layer_update(layout: Layout, shape: ExpertShape, layers: Sequence[int]) -> LayerUpdate:

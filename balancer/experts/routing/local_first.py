@@ -86,9 +86,9 @@ def local_first_shares(
     """
     runs = ReplicaRuns.of(start, replicas, counts.shape[0])
     quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
-    taken = _rows_kept(counts, runs, quotas)
-    mine = _rows_of_others(counts, runs, quotas, taken, salt.rank)
-    mine = mine + torch.where(runs.rank == salt.rank, taken, 0)
+    rows_kept = _rows_kept(counts, runs, quotas)
+    mine = _rows_of_others(counts, runs, quotas, rows_kept, salt.rank)
+    mine = mine + torch.where(runs.rank == salt.rank, rows_kept, 0)
     return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
 
 
@@ -109,17 +109,17 @@ def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
 
 
 def _rows_of_others(
-    counts: Tensor, runs: ReplicaRuns, quotas: Tensor, taken: Tensor, rank: int
+    counts: Tensor, runs: ReplicaRuns, quotas: Tensor, rows_kept: Tensor, rank: int
 ) -> Tensor:
     """Rows that each replica takes of what one rank cannot keep."""
-    kept = torch.zeros_like(counts).view(-1)
-    kept.index_add_(0, runs.rank * counts.shape[1] + runs.expert, taken)
-    left = counts - kept.view_as(counts)
-    begins = left[:rank].sum(0)[runs.expert]
-    ends = begins + left[rank][runs.expert]
-    rest = quotas - taken
-    filled = runs.ends(rest)
-    return (torch.minimum(ends, filled) - torch.maximum(begins, filled - rest)).clamp(min=0)
+    kept_by_rank = torch.zeros_like(counts).view(-1)
+    kept_by_rank.index_add_(0, runs.rank * counts.shape[1] + runs.expert, rows_kept)
+    rows_left = counts - kept_by_rank.view_as(counts)
+    begins = rows_left[:rank].sum(0)[runs.expert]
+    ends = begins + rows_left[rank][runs.expert]
+    room = quotas - rows_kept
+    filled = runs.ends(room)
+    return (torch.minimum(ends, filled) - torch.maximum(begins, filled - room)).clamp(min=0)
 
 
 def _as_shares(

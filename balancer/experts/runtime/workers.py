@@ -71,13 +71,13 @@ class _Handle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
-        return self._begun().result(timeout)
+        return self._running_future().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Implements `JobHandle`; raises `TimeoutError` at once if it has not begun."""
-        return self._begun().exception(timeout)
+        return self._running_future().exception(timeout)
 
-    def _begun(self) -> Future[T]:
+    def _running_future(self) -> Future[T]:
         # The thread that waits is the one that releases: waiting for a release would never end.
         if self.future is None:
             raise TimeoutError("the job has not begun")
@@ -97,6 +97,8 @@ class ThreadWorker:
     def __init__(
         self, kind: Track, timeout: float, sink: EventSink = NO_EVENTS, owner: str = "equipoise"
     ) -> None:
+        # One thread, so that jobs run in the order of their start: the deletion of keys of votes
+        # relies on that (docs/design/engine.md).
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=f"{owner}.{kind}")
         self._threads.submit(int)  # starts the thread now: starting it later would delay a step
         self._kind = kind
@@ -107,8 +109,8 @@ class ThreadWorker:
 
     def start(self, job: Job[T], name: str, **details: object) -> JobHandle[T]:
         """Implements `Worker`."""
-        traced = job if self._sink is NO_EVENTS else self._traced(job, name, details)
-        handle = _Handle(traced)
+        traced_job = job if self._sink is NO_EVENTS else self._trace_job(job, name, details)
+        handle = _Handle(traced_job)
         self._queued.append(handle)  # type: ignore[arg-type]
         return handle
 
@@ -125,6 +127,7 @@ class ThreadWorker:
     def close(self) -> None:
         """Implements `Worker`; takes at most as long as the current wait."""
         self._queued.clear()
+        # Before the shutdown, which waits for the running job: it ends at its next `_check`.
         self._open = False
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -132,7 +135,7 @@ class ThreadWorker:
         if not self._open:
             raise WorkerClosed
 
-    def _traced(self, job: Job[T], name: str, details: Mapping[str, object]) -> Job[T]:
+    def _trace_job(self, job: Job[T], name: str, details: Mapping[str, object]) -> Job[T]:
         begin = now()
         try:
             result = yield from job

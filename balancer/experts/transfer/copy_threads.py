@@ -188,10 +188,10 @@ class CopyHandle:
         expiry = time.monotonic() + timeout
         progress = self._poll(min(timeout, POLL_SECONDS))
         while progress == PENDING:
-            left = expiry - time.monotonic()
-            if left <= 0.0:
+            seconds_left = expiry - time.monotonic()
+            if seconds_left <= 0.0:
                 raise CopyPending(f"the copy was not done within {timeout:g} s")
-            progress = self._poll(min(left, POLL_SECONDS))
+            progress = self._poll(min(seconds_left, POLL_SECONDS))
         if progress == ABANDONED:
             raise CopyAbandoned("the copier was closed before the copy ended")
 
@@ -230,6 +230,7 @@ class CopyThreadPool:
             self._native = _native.CopyThreads(pins, limits.chunk_bytes, limits.rate)
         except (ValueError, RuntimeError) as error:
             raise CopierError(f"copier {limits.name!r}: {error}") from error
+        # Its arguments do not refer to the pool, which could otherwise never be dropped.
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
     @classmethod
@@ -273,6 +274,7 @@ class CopyThreadPool:
         for number, copy in enumerate(operands):
             _check(number, copy)
         rows = np.array([_row(copy) for copy in operands], dtype=np.int64).reshape(-1, 3)
+        # A handle that nobody polls to its end would keep its tensors until the close.
         self._buffers.sweep()
         try:
             return CopyHandle(self._native.submit(rows), self._buffers, operands)
@@ -288,9 +290,9 @@ class CopyThreadPool:
         """
         self._buffers.check()
         self._finalizer.detach()
-        left = _close(self._native, self._buffers, timeout)
-        if left:
-            raise CopyAbandoned(f"{left} copies had not ended within {timeout:g} s")
+        unfinished_copies = _close(self._native, self._buffers, timeout)
+        if unfinished_copies:
+            raise CopyAbandoned(f"{unfinished_copies} copies had not ended within {timeout:g} s")
 
     def __enter__(self) -> Self:
         return self
@@ -304,6 +306,7 @@ class CopyThreadPool:
         if kind is None:
             self.close(CLOSE_TIMEOUT)
         else:
+            # Warns of copies in progress: `CopyAbandoned` would hide the error of the block.
             self._finalizer()
 
 
@@ -313,21 +316,23 @@ LEAKED_BUFFERS: list[InFlightBuffers] = []
 
 def _close(native: _native.CopyThreads, buffers: InFlightBuffers, timeout: float) -> int:
     try:
-        left = native.close(timeout)
+        unfinished_copies = native.close(timeout)
     except RuntimeError as error:
         LEAKED_BUFFERS.append(buffers)
         raise CopierError(str(error)) from error
     buffers.sweep()
-    return left
+    return unfinished_copies
 
 
 def _end(native: _native.CopyThreads, buffers: InFlightBuffers) -> None:
     """Ends a dropped pool, also at exit, before its memory is freed."""
     if buffers.is_forked:
         return
-    left = _close(native, buffers, 0.0)
-    if left:
-        warnings.warn(f"a copier was dropped with {left} copies", ResourceWarning, stacklevel=2)
+    unfinished_copies = _close(native, buffers, 0.0)
+    if unfinished_copies:
+        warnings.warn(
+            f"a copier was dropped with {unfinished_copies} copies", ResourceWarning, stacklevel=2
+        )
 
 
 def _check(number: int, copy: HostCopy) -> None:

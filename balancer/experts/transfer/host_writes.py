@@ -135,11 +135,11 @@ def write_and_verify(
     """
     if not slots:
         return
-    wanted = [host_weights.source.checksum(layer, expert) for expert in experts]
+    expected = [host_weights.source.checksum(layer, expert) for expert in experts]
     for _ in range(WRITE_ATTEMPTS):
         sources = [host_weights.source.view(layer, expert) for expert in experts]
         yield from host_weights.writer.write(slots, sources)
-        if (yield from _slot_checksums(accelerator, store, slots)) == wanted:
+        if (yield from _slot_checksums(accelerator, store, slots)) == expected:
             return
         LOG.warning("layer %d: slots hold other bytes than were written", layer)
     raise SlotError(

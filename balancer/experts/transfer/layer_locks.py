@@ -75,9 +75,9 @@ class EntryCounter:
     def _wrong_count(self, step: int) -> EngineError:
         """Returns the error: the transfer would wait for ever, or write while a reader reads."""
         before = (step - self._first) * self._entries
-        entered, left = (max(0, count - before) for count in (self._entered, self._exited))
+        entries, exits = (max(0, count - before) for count in (self._entered, self._exited))
         return EngineError(
-            f"layer {self._layer} was entered {entered} times and left {left} times in step "
+            f"layer {self._layer} was entered {entries} times and left {exits} times in step "
             f"{step}, not {self._entries}"
         )
 
@@ -158,7 +158,7 @@ class LayerLocks:
                 worker may still be writing.
         """
         if self.is_locked(layer, step):
-            return self._guarded(layer, step)
+            return self._guard_entry(layer, step)
         self._check_finished(layer, step)
         return UNLOCKED
 
@@ -178,6 +178,7 @@ class LayerLocks:
         lock, released = self.locks[layer], self._released[layer]
         if not released.ready():
             return False
+        # Once: this is asked again until all other layers are released too, in a new epoch then.
         if released.epoch == lock.epoch:
             lock.drain(0.0)
         return True
@@ -198,7 +199,7 @@ class LayerLocks:
             self._entry_counters[layer].check_finished()
 
     @contextmanager
-    def _guarded(self, layer: int, step: int) -> Iterator[None]:
+    def _guard_entry(self, layer: int, step: int) -> Iterator[None]:
         """Guards an entry. Raises `EngineError` if entries are too many, or were too few before.
 
         Only calls are counted: a replayed graph makes none, and has its locks captured.
@@ -218,8 +219,8 @@ class LayerLocks:
     def _acquire(self, lock: StreamLock) -> None:
         """Acquires the lock on the compute stream; other readers start after it."""
         lock.acquire(self._compute)
-        held = self._readers.wait_for_readers(self._compute)
-        if held:
+        waiting_readers = self._readers.wait_for_readers(self._compute)
+        if waiting_readers:
             inside = self._accelerator.event()
             self._compute.record(inside)
-            self._readers.resume_readers(held, inside)
+            self._readers.resume_readers(waiting_readers, inside)

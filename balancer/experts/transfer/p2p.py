@@ -188,9 +188,9 @@ class P2PTransfer:
         """Packs the slots that this rank sends in a round."""
         if part.send is None:
             return None
-        return self._read(part.send.slots, _name(self._rank, part.send.peer), chunk_state)
+        return self._pack_slots(part.send.slots, _name(self._rank, part.send.peer), chunk_state)
 
-    def _read(self, slots: Sequence[int], name: str, chunk_state: _ChunkState) -> Tensor:
+    def _pack_slots(self, slots: Sequence[int], name: str, chunk_state: _ChunkState) -> Tensor:
         message = self._empty_message(len(slots))
         checksums = self._empty(len(slots), torch.int64)
         self._store.checksum_slots(slots, checksums, self._copy)
@@ -209,12 +209,12 @@ class P2PTransfer:
 
     def _unpack(self, round_in_flight: _RoundInFlight, chunk_state: _ChunkState) -> None:
         """Unpacks what a round received into staging."""
-        arrived, message = round_in_flight.transfers.receive, round_in_flight.message
-        if arrived is None or message is None:
+        receive, message = round_in_flight.transfers.receive, round_in_flight.message
+        if receive is None or message is None:
             return
         round_in_flight.work.wait(self._copy)
-        name = _name(arrived.peer, self._rank)
-        self._stage(message, arrived.staging, arrived.slots, name, chunk_state)
+        name = _name(receive.peer, self._rank)
+        self._stage(message, receive.staging, receive.slots, name, chunk_state)
         chunk_state.bytes_received += message.numel()
 
     def _stage(
@@ -252,7 +252,7 @@ class P2PTransfer:
     def _copy_local(self, local: LocalCopies, part: slice, chunk_state: _ChunkState) -> None:
         """Copies some of the slots that stay on this rank, through staging."""
         name = _name(self._rank, self._rank)
-        message = self._read(local.sources[part], name, chunk_state)
+        message = self._pack_slots(local.sources[part], name, chunk_state)
         self._stage(message, local.staging[part], local.slots[part], name, chunk_state)
 
     @property

@@ -45,7 +45,7 @@ def model_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[Mode
     pairs of name and tensor then. Tensors without elements, and those not yet made, are left out.
     """
     pairs = _of_module(model) if isinstance(model, nn.Module) else model
-    plain = [inner for name, tensor in pairs for inner in _unwrapped(name, tensor)]
+    plain = [inner for name, tensor in pairs for inner in _unwrap(name, tensor)]
     return tuple(
         ModelTensor(name, tensor, MemorySpan.of(tensor))
         for name, tensor in plain
@@ -76,14 +76,14 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.{key}", item
 
 
-def _unwrapped(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _unwrap(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """A wrapper has no memory of its own, or none that can be told: look into it."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield name, tensor
         return
     for part in flatten()[0]:
-        yield from _unwrapped(f"{name}.{part}", getattr(tensor, part))
+        yield from _unwrap(f"{name}.{part}", getattr(tensor, part))
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class ExpertCounts:
 
 def check_complete(
     model: str,
-    held: Sequence[ModelTensor],
+    model_tensors: Sequence[ModelTensor],
     claims: SpanIndex,
     expected: ExpertCounts,
     ignore: Mapping[str, str],
@@ -116,39 +116,39 @@ def check_complete(
     for pattern, reason in ignore.items():
         if not reason.strip():
             raise RegistrationError(f"model {model!r}: ignoring {pattern!r} needs a reason")
-    loose = _unregistered(held, claims, expected)
-    missing = [one for one in loose if not _patterns(one, ignore)]
-    strangers = _not_in_model(held, claims)
-    idle = [p for p in ignore if not any(fnmatchcase(one.name, p) for one in loose)]
+    loose = _unregistered_tensors(model_tensors, claims, expected)
+    missing = [tensor for tensor in loose if not _patterns(tensor, ignore)]
+    strangers = _not_in_model(model_tensors, claims)
+    idle = [p for p in ignore if not any(fnmatchcase(tensor.name, p) for tensor in loose)]
     if missing or strangers:
         text = _error_text(model, missing, strangers, idle, claims)
-        names = tuple(one.name for one in missing)
+        names = tuple(tensor.name for tensor in missing)
         raise ModelIncomplete(text, names, strangers)
-    excused = (f"{one} stays: {ignore[_patterns(one, ignore)[0]]}" for one in loose)
-    return (*excused, *(f"ignored pattern {p!r} matches nothing that is left out" for p in idle))
+    notes = (f"{tensor} stays: {ignore[_patterns(tensor, ignore)[0]]}" for tensor in loose)
+    return (*notes, *(f"ignored pattern {p!r} matches nothing that is left out" for p in idle))
 
 
-def _unregistered(
-    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+def _unregistered_tensors(
+    model_tensors: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
 ) -> list[ModelTensor]:
-    lists = _expert_lists(held, claims, expected)
+    lists = _expert_lists(model_tensors, claims, expected)
     return [
-        one
-        for one in held
+        tensor
+        for tensor in model_tensors
         if (
-            _has_leading_count(one, expected)
-            or any(outer in lists for outer, _ in _numbered(one.name))
+            _has_leading_count(tensor, expected)
+            or any(outer in lists for outer, _ in _list_positions(tensor.name))
         )
-        and claims.bytes_covered(one.span) < one.span.nbytes
+        and claims.bytes_covered(tensor.span) < tensor.span.nbytes
     ]
 
 
-def _has_leading_count(one: ModelTensor, expected: ExpertCounts) -> bool:
-    return one.tensor.dim() > 0 and one.tensor.shape[0] in expected.counts
+def _has_leading_count(model_tensor: ModelTensor, expected: ExpertCounts) -> bool:
+    return model_tensor.tensor.dim() > 0 and model_tensor.tensor.shape[0] in expected.counts
 
 
 def _expert_lists(
-    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+    model_tensors: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
 ) -> set[str]:
     """Names of lists with as many numbered members as there are experts.
 
@@ -156,24 +156,24 @@ def _expert_lists(
     slots, in one member of the list.
     """
     members: dict[str, set[str]] = defaultdict(set)
-    for one in held:
-        for outer, number in _numbered(one.name):
+    for tensor in model_tensors:
+        for outer, number in _list_positions(tensor.name):
             members[outer].add(number)
     return {
         outer for outer, numbers in members.items() if len(numbers) in expected.counts
-    } - _layer_lists(held, claims, expected)
+    } - _layer_lists(model_tensors, claims, expected)
 
 
 def _layer_lists(
-    held: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
+    model_tensors: Sequence[ModelTensor], claims: SpanIndex, expected: ExpertCounts
 ) -> set[str]:
     spread: dict[tuple[int, str, str], set[str]] = defaultdict(set)
-    for one in held:
+    for model_tensor in model_tensors:
         owners = {
             (claim.tensor_name.layer, claim.tensor_name.name)
-            for claim in claims.overlapping(one.span)
+            for claim in claims.overlapping(model_tensor.span)
         }
-        for outer, number in _numbered(one.name):
+        for outer, number in _list_positions(model_tensor.name):
             for layer, tensor in owners:
                 spread[layer, tensor, outer].add(number)
     if expected.slots_per_rank == 1:
@@ -181,22 +181,26 @@ def _layer_lists(
     return {outer for (_, _, outer), numbers in spread.items() if len(numbers) == 1}
 
 
-def _numbered(name: str) -> list[tuple[str, str]]:
+def _list_positions(name: str) -> list[tuple[str, str]]:
     """Every list that a name goes through, and the number of the member: (`experts`, `3`)."""
     parts = name.split(".")
     return [(".".join(parts[:place]), part) for place, part in enumerate(parts) if part.isdecimal()]
 
 
-def _not_in_model(held: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
+def _not_in_model(model_tensors: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
     """Registered tensors of which the model holds no byte: copies, which nobody reads."""
-    found = {id(claim) for one in held for claim in claims.overlapping(one.span)}
+    claims_in_model = {
+        id(claim) for tensor in model_tensors for claim in claims.overlapping(tensor.span)
+    }
     return tuple(
-        dict.fromkeys(str(claim.tensor_name) for claim in claims if id(claim) not in found)
+        dict.fromkeys(
+            str(claim.tensor_name) for claim in claims if id(claim) not in claims_in_model
+        )
     )
 
 
-def _patterns(one: ModelTensor, ignore: Mapping[str, str]) -> list[str]:
-    return [pattern for pattern in ignore if fnmatchcase(one.name, pattern)]
+def _patterns(tensor: ModelTensor, ignore: Mapping[str, str]) -> list[str]:
+    return [pattern for pattern in ignore if fnmatchcase(tensor.name, pattern)]
 
 
 def _error_text(
@@ -207,10 +211,10 @@ def _error_text(
     claims: SpanIndex,
 ) -> str:
     lines = [f"model {model!r}: its experts are not registered as it holds them"]
-    for one in missing:
-        part = claims.bytes_covered(one.span)
-        some = f" ({part} of {one.span.nbytes} bytes are)" if part else ""
-        lines.append(f"  {one} is not registered{some}")
+    for tensor in missing:
+        part = claims.bytes_covered(tensor.span)
+        some = f" ({part} of {tensor.span.nbytes} bytes are)" if part else ""
+        lines.append(f"  {tensor} is not registered{some}")
     lines += [f"  {place} is registered, but the model does not hold it" for place in strangers]
     lines += [f"  ignored pattern {pattern!r} matches nothing that is left out" for pattern in idle]
     return "\n".join(lines)

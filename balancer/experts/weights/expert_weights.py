@@ -93,9 +93,9 @@ def slot_tensor(
     return SlotTensor(name, segments, order)
 
 
-def is_on_device(at: torch.device, wanted: torch.device) -> bool:
+def is_on_device(at: torch.device, device: torch.device) -> bool:
     """Whether `at` is the device that is wanted; one without an index is any of its kind."""
-    return at.type == wanted.type and wanted.index in (None, at.index)
+    return at.type == device.type and device.index in (None, at.index)
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -156,13 +156,13 @@ def _check_kind(name: TensorName, tensor: Tensor) -> None:
 
 def _check_alike(name: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
     """Equal bytes must mean equal values in every slot."""
-    for what, mine, other in (
+    for aspect, mine, other in (
         ("of shape", list(tensor.shape), list(first.shape)),
         ("of", tensor.dtype, first.dtype),
         ("in memory order", memory_order(tensor), memory_order(first)),
     ):
         if mine != other:
-            raise name.error(f"slot {number} is {what} {mine}, slot 0 {what} {other}")
+            raise name.error(f"slot {number} is {aspect} {mine}, slot 0 {aspect} {other}")
 
 
 def _segment(
@@ -184,11 +184,11 @@ def _segment(
 def _check_bytes(name: TensorName, segment: Segment) -> None:
     """Better now than at the first copy."""
     try:
-        shown = segment.bytes
+        byte_view = segment.bytes
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         raise name.error(f"{segment.data.dtype} cannot be shown as bytes: {why}") from error
-    if shown.data_ptr() != segment.data.data_ptr():
+    if byte_view.data_ptr() != segment.data.data_ptr():
         raise name.error(f"{segment.data.dtype} shows its bytes only in a copy")
 
 
@@ -196,9 +196,9 @@ def _outside_inference(tensor: Tensor) -> Tensor:
     """The same memory, writable outside inference mode too."""
     if not tensor.is_inference():
         return tensor
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     storage = tensor.untyped_storage()
-    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return alias.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 LayerKind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
@@ -340,10 +340,10 @@ class ExpertModel:
 
         A repeat has the row of what it repeats. Raises `RegistrationError` for an unknown number.
         """
-        found = self._rows.get(self.repeats.get(number, number))
-        if found is None:
+        row = self._rows.get(self.repeats.get(number, number))
+        if row is None:
             raise RegistrationError(f"model {self.name!r} has no layer {number} registered")
-        return found
+        return row
 
     def locate(self, layer: int, slot: int) -> SlotLocation:
         """Where the weights of a local slot of a layer are. Raises `PlacementError`."""
@@ -376,7 +376,9 @@ class ExpertModel:
     def describe(self) -> str:
         """One line per layer group, one a repeat, one for everything excused."""
         groups = [self.group_line(number) for number in range(len(self.groups))]
-        repeats = [f"layer {one} repeats layer {other}" for one, other in self.repeats.items()]
+        repeats = [
+            f"layer {number} repeats layer {original}" for number, original in self.repeats.items()
+        ]
         return "\n".join(f"{self.name}: {line}" for line in (*groups, *repeats, *self.notes))
 
     def group_line(self, number: int) -> str:

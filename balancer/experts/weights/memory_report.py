@@ -29,9 +29,9 @@ class RoundOrder(StrEnum):
     """All are issued by the thread that issues everything else (P4)."""
 
     @staticmethod
-    def of_communicator(found: CommunicatorCapabilities) -> "RoundOrder":
+    def of_communicator(capabilities: CommunicatorCapabilities) -> "RoundOrder":
         """Over communicators that can do this."""
-        return RoundOrder.IN_TURN if found.independent_groups else RoundOrder.ALL_AT_ONCE
+        return RoundOrder.IN_TURN if capabilities.independent_groups else RoundOrder.ALL_AT_ONCE
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class OwnedSpan:
 
     def describe_for(self, model: str) -> str:
         """In words, for an error about a tensor of `model`."""
-        whose = "" if self.tensor_name.model == model else f"model {self.tensor_name.model!r}, "
-        return f"{whose}{self.tensor_name}, slot {self.slot}"
+        owner = "" if self.tensor_name.model == model else f"model {self.tensor_name.model!r}, "
+        return f"{owner}{self.tensor_name}, slot {self.slot}"
 
 
 class SpanIndex:
@@ -73,15 +73,15 @@ class SpanIndex:
     def with_spans(self, more: Iterable[OwnedSpan]) -> "SpanIndex":
         """With more of them. Raises `RegistrationError` where two would share memory."""
         added = tuple(more)
-        made = SpanIndex([*self._claims, *added])
+        index = SpanIndex([*self._claims, *added])
         new = {id(claim) for claim in added}
         # None of the old ones overlap, so of two that do, with the earlier start, one is new.
-        for one, two in pairwise(made._claims):
-            if one.span.device == two.span.device and two.span.start < one.span.end:
-                late, early = (two, one) if id(two) in new else (one, two)
+        for lower, upper in pairwise(index._claims):
+            if lower.span.device == upper.span.device and upper.span.start < lower.span.end:
+                late, early = (upper, lower) if id(upper) in new else (lower, upper)
                 other = early.describe_for(late.tensor_name.model)
                 raise late.tensor_name.error(f"slot {late.slot} shares memory with {other}")
-        return made
+        return index
 
     def overlapping(self, span: MemorySpan) -> list[OwnedSpan]:
         """Those that share a byte with `span`, by address."""
@@ -101,8 +101,8 @@ def _start(claim: OwnedSpan) -> tuple[str, int]:
     return claim.span.device, claim.span.start
 
 
-def _overlap(one: MemorySpan, two: MemorySpan) -> bool:
-    return one.device == two.device and one.start < two.end and two.start < one.end
+def _overlap(first: MemorySpan, second: MemorySpan) -> bool:
+    return first.device == second.device and first.start < second.end and second.start < first.end
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +139,8 @@ class ModelSet:
         for model in self.models:
             if model.name == name:
                 return model
-        known = ", ".join(model.name for model in self.models)
-        raise RegistrationError(f"no model is named {name!r}; there are: {known}")
+        names = ", ".join(model.name for model in self.models)
+        raise RegistrationError(f"no model is named {name!r}; there are: {names}")
 
     @property
     def nbytes(self) -> int:

@@ -91,7 +91,7 @@ class ModelRegistry:
                 "must be positive"
             )
         self._name = name
-        self._expected = ExpertCounts(slots_per_rank, experts)
+        self._expert_counts = ExpertCounts(slots_per_rank, experts)
         self._device = device
         self._format_of = format_of
         self._state: RegistryOpen | RegistryFinalized = RegistryOpen()
@@ -128,14 +128,15 @@ class ModelRegistry:
         """
         state = self._open(f"register layer {layer}")
         layer, entries = (
-            _parse_integer(f"model {self._name!r}: {what}", number)
-            for what, number in (("layer", layer), ("entries", entries))
+            _parse_integer(f"model {self._name!r}: {field}", number)
+            for field, number in (("layer", layer), ("entries", entries))
         )
         self._check_numbers(layer, entries, state)
         merged = self._merge_tensors(layer, tensors, named)
         columns = tuple(self._slot_tensor(layer, name, value) for name, value in merged)
         device = self._common_device(columns)
         added = _add_layer(state, LayerTensors(layer, columns))
+        # Assigned last: a tensor that is refused leaves the registry as it was.
         self._state = replace(added, entries={**state.entries, layer: entries})
         self._device = device
 
@@ -175,15 +176,15 @@ class ModelRegistry:
         if not state.layers:
             raise RegistrationError(f"model {self._name!r}: no layer was registered")
         notes = check_complete(
-            self._name, model_tensors(model), state.spans, self._expected, ignore
+            self._name, model_tensors(model), state.spans, self._expert_counts, ignore
         )
-        made = self._build_model(state, notes)
-        self._state = RegistryFinalized(made)
-        return made
+        expert_model = self._build_model(state, notes)
+        self._state = RegistryFinalized(expert_model)
+        return expert_model
 
-    def _open(self, wanted: str) -> RegistryOpen:
+    def _open(self, action: str) -> RegistryOpen:
         if isinstance(self._state, RegistryFinalized):
-            raise RegistrationError(f"model {self._name!r} is finalized: too late to {wanted}")
+            raise RegistrationError(f"model {self._name!r} is finalized: too late to {action}")
         return self._state
 
     def _check_numbers(self, layer: int, entries: int, state: RegistryOpen) -> None:
@@ -198,16 +199,16 @@ class ModelRegistry:
 
     def _slot_tensor(self, layer: int, name: str, tensors: SlotTensors) -> SlotTensor:
         place = TensorName(self._name, layer, name)
-        return slot_tensor(place, tensors, self._expected.slots_per_rank, self._format_of)
+        return slot_tensor(place, tensors, self._expert_counts.slots_per_rank, self._format_of)
 
     def _common_device(self, columns: tuple[SlotTensor, ...]) -> torch.device:
         """Where all of them are: one slot store is on one device."""
         first = columns[0].device
-        wanted = self._device or first
-        for each in columns:
-            if not is_on_device(each.device, wanted):
-                what = f"is on {each.device}, the model's experts are on {wanted}"
-                raise each.tensor_name.error(what)
+        expected = self._device or first
+        for column in columns:
+            if not is_on_device(column.device, expected):
+                mismatch = f"is on {column.device}, the model's experts are on {expected}"
+                raise column.tensor_name.error(mismatch)
         return first
 
     def _build_model(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
@@ -220,20 +221,24 @@ class ModelRegistry:
         stands_for |= {repeat: lowest[owner] for repeat, owner in state.repeats.items()}
         return ExpertModel(
             name=self._name,
-            experts=self._expected.experts,
-            slots_per_rank=self._expected.slots_per_rank,
+            experts=self._expert_counts.experts,
+            slots_per_rank=self._expert_counts.slots_per_rank,
             device=state.layers[owners[0]].tensors[0].device,
             layer_numbers=tuple(lowest[owner] for owner in owners),
             entries_per_step=tuple(_entries_per_step(state, owner) for owner in owners),
             repeats=MappingProxyType(
-                {one: other for one, other in sorted(stands_for.items()) if one != other}
+                {
+                    number: owner_number
+                    for number, owner_number in sorted(stands_for.items())
+                    if number != owner_number
+                }
             ),
             groups=layer_groups(tuple(state.layers[owner] for owner in owners)),
             notes=notes,
         )
 
 
-def _parse_integer(what: str, number: object) -> int:
+def _parse_integer(field: str, number: object) -> int:
     """As Python's own, whoever's it is. Raises `RegistrationError`."""
     try:
         if isinstance(number, bool):
@@ -241,12 +246,12 @@ def _parse_integer(what: str, number: object) -> int:
         return index(number)  # type: ignore[arg-type]
     except TypeError:
         kind = type(number).__name__
-        raise RegistrationError(f"{what} {number!r} is a {kind}, not a whole number") from None
+        raise RegistrationError(f"{field} {number!r} is a {kind}, not a whole number") from None
 
 
 def _entries_per_step(state: RegistryOpen, owner: int) -> int:
     """How often a step enters the weights of a layer, under all their numbers."""
-    numbers = [owner, *(one for one, other in state.repeats.items() if other == owner)]
+    numbers = [owner, *(repeat for repeat, original in state.repeats.items() if original == owner)]
     return sum(state.entries[number] for number in numbers)
 
 

@@ -58,8 +58,8 @@ class CsvColumn:
         """Raises `FormatError` for the first row that is not good (bool [n])."""
         if not good.all():
             row = int(np.argmin(good))
-            what = f"{self.name} is {short_repr(self.text(row))}, expected {expected}"
-            raise FormatError(str(self.path), f"line {self.lines[row]}: {what}")
+            mismatch = f"{self.name} is {short_repr(self.text(row))}, expected {expected}"
+            raise FormatError(str(self.path), f"line {self.lines[row]}: {mismatch}")
 
     def token_counts(self, least: int) -> Counts:
         """Parses token counts, int64 [n]. Raises `FormatError` for others, or out of range."""
@@ -78,8 +78,8 @@ class CsvColumn:
         Raises `FormatError` for values outside 0 to `MAX_SECONDS`.
         """
         points = np.flatnonzero(self.data == ord("."))
-        found = np.append(points, self.data.size)[np.searchsorted(points, self.begins)]
-        splits = np.minimum(found, self.ends)
+        next_points = np.append(points, self.data.size)[np.searchsorted(points, self.begins)]
+        splits = np.minimum(next_points, self.ends)
         whole, good = parse_digits(self.data, self.begins, splits)
         parts, fine = parse_fractions(self.data, splits, self.ends)
         self.require_all(good & fine & (whole <= MAX_SECONDS), f"seconds, 0 to {MAX_SECONDS}")
@@ -141,11 +141,11 @@ def parse_timestamps(column: CsvColumn) -> Counts:
 def _seconds(column: CsvColumn) -> tuple[Counts, Flags]:
     """Returns seconds since 1970 without fraction and zone, and which times exist."""
     data, begins = column.data, column.begins
-    found = [parse_digits(data, begins + at, begins + at + size) for at, size in TIME_PARTS]
-    good = np.logical_and.reduce([fine for _, fine in found])
+    time_parts = [parse_digits(data, begins + at, begins + at + size) for at, size in TIME_PARTS]
+    good = np.logical_and.reduce([fine for _, fine in time_parts])
     for at, allowed in TIME_SEPARATORS:
         good &= np.isin(data[begins + at], np.frombuffer(allowed, dtype=np.uint8))
-    year, month, day, hour, minute, second = (values for values, _ in found)
+    year, month, day, hour, minute, second = (values for values, _ in time_parts)
     good &= (year >= YEARS[0]) & (year < YEARS[1]) & (month >= 1) & (month <= 12)
     good &= (hour < 24) & (minute < 60) & (second < 60)
     first, after = (_days(year, month + later) for later in (0, 1))
@@ -192,18 +192,18 @@ def read_columns(
     The file may have other columns, in any order: releases of one trace differ in them. Empty lines
     are skipped. Raises `FormatError` if a name is missing or a row has another number of columns.
     """
-    found = csv_header(source.head)
-    missing = [name for name in names if found.count(name) != 1]
+    header = csv_header(source.head)
+    missing = [name for name in names if header.count(name) != 1]
     if missing:
-        begins = short_repr(",".join(found))
+        begins = short_repr(",".join(header))
         raise source.error(f"begins with {begins}, expected columns {', '.join(names)}", 1)
-    left = most
+    rows_left = most
     for block in source.blocks():
-        table = _Table(source, block, left)
+        table = _Table(source, block, rows_left)
         if table.rows:
-            yield tuple(table.column(name, found.index(name), len(found)) for name in names)
-        left = None if left is None else left - table.rows
-        if left == 0:
+            yield tuple(table.column(name, header.index(name), len(header)) for name in names)
+        rows_left = None if rows_left is None else rows_left - table.rows
+        if rows_left == 0:
             return
 
 
@@ -218,9 +218,9 @@ class _Table:
         if self._data.size:
             ends = ends - ((ends > begins) & (self._data[ends - 1] == RETURN))
         lines = block.first_line + np.arange(ends.size)
-        kept = np.flatnonzero((ends > begins) & (lines > 1))[:most]
-        self._begins, self._ends = begins[kept], ends[kept]
-        self._lines = lines[kept]
+        data_lines = np.flatnonzero((ends > begins) & (lines > 1))[:most]
+        self._begins, self._ends = begins[data_lines], ends[data_lines]
+        self._lines = lines[data_lines]
         self._commas: Counts | None = None
 
     @property

@@ -38,34 +38,34 @@ def object_field(value: object, name: str) -> object:
         raise ValueError(f"is {short_repr(value)}, expected an object")
     if name not in value:
         raise ValueError(f"has no {name}")
-    found: object = value[name]
-    return found
+    field: object = value[name]
+    return field
 
 
 def integer_field(value: object, name: str, least: int, most: int = INT64_LIMIT - 1) -> int:
     """Returns an integer field. Raises `ValueError`."""
-    found = object_field(value, name)
-    if type(found) is not int:
-        raise ValueError(f"{name} is {short_repr(found)}, expected a whole number")
-    if not least <= found <= most:
-        raise ValueError(f"{name} is {short_repr(found)}, expected {least} to {most}")
-    return found
+    number = object_field(value, name)
+    if type(number) is not int:
+        raise ValueError(f"{name} is {short_repr(number)}, expected a whole number")
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {short_repr(number)}, expected {least} to {most}")
+    return number
 
 
 def string_field(value: object, name: str) -> str:
     """Returns a string field. Raises `ValueError`."""
-    found = object_field(value, name)
-    if not isinstance(found, str):
-        raise ValueError(f"{name} is {short_repr(found)}, expected a string")
-    return found
+    text = object_field(value, name)
+    if not isinstance(text, str):
+        raise ValueError(f"{name} is {short_repr(text)}, expected a string")
+    return text
 
 
 def list_field(value: object, name: str) -> list[object]:
     """Returns a list field. Raises `ValueError`."""
-    found = object_field(value, name)
-    if not isinstance(found, list):
-        raise ValueError(f"{name} is {short_repr(found)}, expected a list")
-    return found
+    items = object_field(value, name)
+    if not isinstance(items, list):
+        raise ValueError(f"{name} is {short_repr(items)}, expected a list")
+    return items
 
 
 MAX_OBJECT_CHARS = 1 << 26
@@ -97,17 +97,17 @@ class JsonListReader:
                 yield self._line, self._object()
         if self._next_character():
             raise self._source.error(
-                f"{short_repr(self._rest())} behind the end of the list", self._line
+                f"{short_repr(self._unread_start())} behind the end of the list", self._line
             )
 
     def _expect(self, allowed: str) -> str:
-        found = self._next_character()
-        if not found or found not in allowed:
-            what = short_repr(self._rest()) if found else "the end of the file"
+        character = self._next_character()
+        if not character or character not in allowed:
+            mismatch = short_repr(self._unread_start()) if character else "the end of the file"
             expected = " or ".join(map(repr, allowed))
-            raise self._source.error(f"is not JSON: {what}, expected {expected}", self._line)
+            raise self._source.error(f"is not JSON: {mismatch}, expected {expected}", self._line)
         self._advance(1)
-        return found
+        return character
 
     def _object(self) -> object:
         while True:
@@ -144,21 +144,21 @@ class JsonListReader:
     def _read_more(self) -> bool:
         """Reads as much again as is unread, at least a piece; returns whether there was any."""
         parts = [self._text[self._at :]]
-        wanted = len(parts[0])
+        remaining_chars = len(parts[0])
         self._at = 0
         while (piece := next(self._pieces, None)) is not None:
-            parts.append(self._decoded(piece))
-            wanted -= len(piece)
-            if wanted <= 0:
+            parts.append(self._decode(piece))
+            remaining_chars -= len(piece)
+            if remaining_chars <= 0:
                 break
         self._text = "".join(parts)
         return len(parts) > 1
 
-    def _decoded(self, piece: bytes) -> str:
+    def _decode(self, piece: bytes) -> str:
         try:
             return self._decoder.decode(piece)
         except UnicodeDecodeError:
             raise self._source.error("is not UTF-8 behind this line", self._line) from None
 
-    def _rest(self) -> str:
+    def _unread_start(self) -> str:
         return self._text[self._at : self._at + 100]

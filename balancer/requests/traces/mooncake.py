@@ -29,17 +29,17 @@ MILLISECONDS_MOST = MAX_SECONDS * 1000
 def read(source: TraceFile, most: int | None) -> Workload:
     """Reads the first `most` rows, or all. Raises `FormatError` that names the line."""
     builder = WorkloadBuilder(source)
-    left = most
+    rows_left = most
     for block in source.blocks():
         rows = _Rows()
         for number, line in enumerate(block.data.split(b"\n"), block.first_line):
-            if left is not None and len(rows) == left:
+            if rows_left is not None and len(rows) == rows_left:
                 break
             if line.strip():
                 _add(source, number, line, rows)
         rows.move_to(builder)
-        left = None if left is None else left - len(rows)
-        if left == 0:
+        rows_left = None if rows_left is None else rows_left - len(rows)
+        if rows_left == 0:
             break
     return builder.workload()
 
@@ -58,19 +58,19 @@ class _Rows:
         """Adds a row. Raises `ValueError` that names the wrong field."""
         time = _time(value)
         prompt, output = (
-            integer_field(value, *which, MAX_TOKENS) for which in ((PROMPT, 1), (OUTPUT, 0))
+            integer_field(value, *field, MAX_TOKENS) for field in ((PROMPT, 1), (OUTPUT, 0))
         )
         ids = list_field(value, HASHES)
         if len(ids) > -(-prompt // BLOCK_TOKENS):
             raise ValueError(
                 f"{HASHES} has {len(ids)} for {prompt} tokens, in blocks of {BLOCK_TOKENS}"
             )
-        for hashed in ids:
-            if type(hashed) is not int or not 0 <= hashed < INT64_LIMIT:
+        for block_hash in ids:
+            if type(block_hash) is not int or not 0 <= block_hash < INT64_LIMIT:
                 raise ValueError(
-                    f"{HASHES} holds {short_repr(hashed)}, expected 0 to {INT64_LIMIT - 1}"
+                    f"{HASHES} holds {short_repr(block_hash)}, expected 0 to {INT64_LIMIT - 1}"
                 )
-            self._ids.append(hashed)
+            self._ids.append(block_hash)
         self._times.append(time)
         self._prompts.append(prompt)
         self._outputs.append(output)

@@ -59,16 +59,16 @@ class TraceFile:
 
     def blocks(self) -> Iterator[LineBlock]:
         """Yields the file in blocks of whole lines. Raises `FormatError`, also for a long line."""
-        line, rest = 1, b""
+        line, tail = 1, b""
         for piece in self.pieces():
-            whole, ended, rest = (rest + piece).rpartition(b"\n")
+            whole, ended, tail = (tail + piece).rpartition(b"\n")
             if ended:
                 yield LineBlock(line, whole)
                 line += whole.count(b"\n") + 1
-            if len(rest) > MAX_LINE_BYTES:
+            if len(tail) > MAX_LINE_BYTES:
                 raise self.error(f"is longer than {MAX_LINE_BYTES} bytes", line)
-        if rest:
-            yield LineBlock(line, rest)
+        if tail:
+            yield LineBlock(line, tail)
 
     def _read(self, size: int) -> bytes:
         try:

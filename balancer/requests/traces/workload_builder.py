@@ -25,7 +25,7 @@ class WorkloadBuilder:
 
     def __init__(self, source: TraceFile) -> None:
         self._source = source
-        self._rows = self._failed = 0
+        self._rows = self._failed_rows = 0
         self._times: list[Counts] = []
         self._prompts: list[Counts] = []
         self._outputs: list[Counts] = []
@@ -44,7 +44,7 @@ class WorkloadBuilder:
         """
         rows = np.flatnonzero(outputs)
         self._rows += outputs.size
-        self._failed += outputs.size - rows.size
+        self._failed_rows += outputs.size - rows.size
         self._prompts.append(prompts[rows])
         self._outputs.append(outputs[rows])
         if times is not None:
@@ -58,8 +58,8 @@ class WorkloadBuilder:
         Rows that are out of order are sorted, and a note counts them: logs of several machines are
         often merged without sorting. Rows with equal times keep the order of the file.
         """
-        if self._rows == self._failed:
-            failed = f": none of {self._failed} has output" if self._failed else ""
+        if self._rows == self._failed_rows:
+            failed = f": none of {self._failed_rows} has output" if self._failed_rows else ""
             raise self._source.error(f"has no requests{failed}")
         prompts, outputs = np.concatenate(self._prompts), np.concatenate(self._outputs)
         hashes = _join_hashes(self._hashes) if self._hashes else None
@@ -77,8 +77,8 @@ class WorkloadBuilder:
 
     def _notes(self, times: Counts | None) -> list[str]:
         notes = []
-        if self._failed:
-            notes.append(f"{self._failed} of {self._rows} requests had no output: dropped")
+        if self._failed_rows:
+            notes.append(f"{self._failed_rows} of {self._rows} requests had no output: dropped")
         unordered = 0 if times is None else int((times[1:] < times[:-1]).sum())
         if unordered:
             notes.append(

@@ -283,10 +283,10 @@ class ControlledSubject:
         """Nothing is held between cases."""
 
 
-def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[int]) -> None:
+def _close_and_check_leaks(world: ControlledWorld, size: int, lost_ranks: frozenset[int]) -> None:
     """Close everything, as the survivors would. Raises `Violation` of R1 if anything is left."""
     for rank in range(size):
-        if rank in lost:
+        if rank in lost_ranks:
             world.kill(rank)  # a stopped one holds what it has until its launcher ends it
             continue
         world.step_in(rank, 0)
@@ -294,8 +294,8 @@ def _close_and_check_leaks(world: ControlledWorld, size: int, lost: frozenset[in
         world.accelerator(rank).close()
     if any(world.leftovers().values()):
         gc.collect()  # an error and the frames it came through hold each other
-    left = {name: count for name, count in world.leftovers().items() if count}
-    require("R1", not left, f"after everything was closed there are {left}")
+    leaks = {name: count for name, count in world.leftovers().items() if count}
+    require("R1", not leaks, f"after everything was closed there are {leaks}")
 
 
 def _threads_of_rank(

@@ -115,9 +115,9 @@ class DeviceEnvironment:
 
     def empty_private(self, elements: int, dtype: torch.dtype, padding: int) -> Tensor:
         """One row of them; the device decides on the padding."""
-        made = self.accelerator.empty_private((1, elements), dtype)
-        sync_current_stream(self.accelerator.storage_bytes(made).fill_(SCRIBBLE))
-        return made
+        tensor = self.accelerator.empty_private((1, elements), dtype)
+        sync_current_stream(self.accelerator.storage_bytes(tensor).fill_(SCRIBBLE))
+        return tensor
 
     def storage_bytes(self, tensor: Tensor) -> Tensor:
         """As the device says."""
@@ -176,8 +176,8 @@ class DeviceEnvironment:
 
     def leftovers(self) -> Mapping[str, int]:
         """What of the process is counted."""
-        held = process_usage()
-        return {"threads": held.threads, "descriptors": held.descriptors}
+        usage = process_usage()
+        return {"threads": usage.threads, "descriptors": usage.descriptors}
 
 
 def _multiply(device: torch.device, count: int) -> None:

@@ -50,28 +50,28 @@ def main() -> None:
 
 
 def _poll_exit_status(pid: int) -> int:
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else RUNNING
+    exited_pid, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if exited_pid else RUNNING
 
 
 def _fork(driver: socket.socket, descriptors: Sequence[int]) -> int:
     """Fork, or start a new interpreter where an import has started threads, which a fork loses."""
-    become = _run if len(os.listdir(TASKS)) == 1 else _exec
+    program = _run if len(os.listdir(TASKS)) == 1 else _exec
     pid = os.fork()
     if pid == 0:
         driver.close()
-        _become(become, descriptors)
+        _run_as_rank(program, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     return pid
 
 
-def _become(become: Callable[[Sequence[str]], None], descriptors: Sequence[int]) -> NoReturn:
+def _run_as_rank(program: Callable[[Sequence[str]], None], descriptors: Sequence[int]) -> NoReturn:
     try:
         for standard, descriptor in enumerate(descriptors):
             os.dup2(descriptor, standard)
             os.close(descriptor)
-        become(sys.argv[1:])
+        program(sys.argv[1:])
     except BaseException:
         traceback.print_exc()
     os._exit(1)

@@ -70,6 +70,7 @@ class LaunchedRankGroup:
         """What the ranks answer; its own answer is made here."""
         self._broadcast({"orders": dict(orders), "watchdog": call.watchdog})
         answers: dict[int, RankReply] = {}
+        # After the broadcast: what a request does may take all ranks at once.
         if 0 in orders:
             answers[0] = handle_with_timeout(self._seat, orders[0], call.watchdog)
         return answers | self._collect(orders.keys() - {0}, call.watchdog + REPLY_GRACE)
@@ -90,15 +91,15 @@ class LaunchedRankGroup:
         self._fabric.control.cast(f"order/{self._count}", json.dumps(order).encode())
 
     def _collect(self, ranks: Set[int], timeout: float) -> dict[int, RankReply]:
-        others = sorted(ranks)
-        if not others:
+        sorted_ranks = sorted(ranks)
+        if not sorted_ranks:
             return {}
         try:
-            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, others)
+            replies = self._fabric.control.collect(f"answer/{self._count}", timeout, sorted_ranks)
         except BallotIncomplete as incomplete:
             missing = ", ".join(map(str, incomplete.missing))
             raise Violation("C8", f"no answer at all from rank(s) {missing}") from incomplete
-        return dict(zip(others, map(json.loads, replies), strict=True))
+        return dict(zip(sorted_ranks, map(json.loads, replies), strict=True))
 
 
 class LaunchedSubject(MultiRankSubject):
@@ -172,6 +173,6 @@ def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
             loss = control.lost_rank(0.0)
             silent = silent + 1 if loss is not None and loss.rank == 0 else 0
             continue
-        found: dict[str, Any] = json.loads(line)
-        return found
+        request: dict[str, Any] = json.loads(line)
+        return request
     raise ControlPlaneLost("rank 0 is silent, and gives no more orders")

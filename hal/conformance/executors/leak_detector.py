@@ -55,28 +55,28 @@ class ProcessUsage:
             "names in shared memory": len(self.shm_names - base.shm_names),
             "bytes of memory": (self.memory - base.memory) // MAX_MEMORY_GROWTH * MAX_MEMORY_GROWTH,
         }
-        return ", ".join(f"{count} more {what}" for what, count in counts.items() if count > 0)
+        return ", ".join(f"{count} more {kind}" for kind, count in counts.items() if count > 0)
 
 
 def _more(now: Iterable[str], before: Iterable[str]) -> str:
     """What there is more of, with counts."""
-    found = Counter(now) - Counter(before)
-    return ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
+    excess = Counter(now) - Counter(before)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(excess.items()))
 
 
 def process_usage() -> ProcessUsage:
     """Measure this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     # Up to CPython 3.13 the system calls every thread of Python's by the name of the process.
-    known = {str(thread.native_id): thread.name for thread in threading.enumerate()}
+    python_names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     tasks = {path.parent.name: _text(path) for path in Path("/proc/self/task").glob("*/comm")}
     return ProcessUsage(
-        thread_names=tuple(known.get(task, name) for task, name in tasks.items() if name),
+        thread_names=tuple(python_names.get(task, name) for task, name in tasks.items() if name),
         descriptor_targets=tuple(
             name for name in map(_target, os.listdir("/proc/self/fd")) if name
         ),
         memory=pages * os.sysconf("SC_PAGE_SIZE"),
-        shm_names=_shared(),
+        shm_names=_mapped_shm_names(),
     )
 
 
@@ -142,9 +142,11 @@ class LeakDetector:
             time.sleep(POLL_INTERVAL)
 
     def _excess(self, base: ProcessUsage) -> str:
-        left = sorted(name for name in self.seen_shm_names - base.shm_names if os.path.exists(name))
-        names = f"the names {', '.join(left)} left in shared memory" if left else ""
-        return ", ".join(filter(None, (self.measure().excess_over(base), names)))
+        names = sorted(
+            name for name in self.seen_shm_names - base.shm_names if os.path.exists(name)
+        )
+        text = f"the names {', '.join(names)} left in shared memory" if names else ""
+        return ", ".join(filter(None, (self.measure().excess_over(base), text)))
 
 
 def _state(stat: Path) -> str:
@@ -155,10 +157,10 @@ def _state(stat: Path) -> str:
         return "X"
 
 
-def _shared() -> frozenset[str]:
+def _mapped_shm_names() -> frozenset[str]:
     """Names in shared memory that are mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    found = {
+    mapped_paths = {
         line.partition("/")[1] + line.partition("/")[2] for line in lines if SHM_PREFIX in line
     }
-    return frozenset(name for name in found if not name.endswith("(deleted)"))
+    return frozenset(name for name in mapped_paths if not name.endswith("(deleted)"))

@@ -115,11 +115,13 @@ class _OpenFabric:
     deadline: float
     store_pid: int | None
 
-    def gather_options(self, lost: Collection[int] = ()) -> GatherOptions:
-        return GatherOptions(self.deadline + WATCHDOG, frozenset(lost), self.store.report_loss)
+    def gather_options(self, lost_ranks: Collection[int] = ()) -> GatherOptions:
+        return GatherOptions(
+            self.deadline + WATCHDOG, frozenset(lost_ranks), self.store.report_loss
+        )
 
-    def without(self, lost: Collection[int]) -> "_OpenFabric":
-        return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost))
+    def without(self, lost_ranks: Collection[int]) -> "_OpenFabric":
+        return replace(self, ranks=tuple(rank for rank in self.ranks if rank not in lost_ranks))
 
     def open_request(self, rank: int) -> RankRequest:
         name, port = self.store.address
@@ -155,11 +157,11 @@ class MultiRankSubject:
         self._deadlines = deadlines
         self._fabrics: dict[tuple[int, DeadlineLength], _OpenFabric] = {}
         self._open_time: tuple[str, float] = ("", 0.0)
-        self._retried: set[str] = set()
-        self._failed: set[str] = set()
+        self._retried_properties: set[str] = set()
+        self._failed_properties: set[str] = set()
         self._open_measurements = 0
-        self._opened = 0
-        self._played = 0
+        self._fabrics_opened = 0
+        self._cases_played = 0
 
     @property
     def name(self) -> str:
@@ -194,32 +196,32 @@ class MultiRankSubject:
             return self._ask(prop, stage, self._play_request(case, stage, reference), frozenset())
         self._deadline_for(prop)  # measures on an open fabric, so before all are closed
         self._close_all_fabrics()
-        stage, lost = self._fabric_for(prop, case), prop.lost_ranks(case.program)
-        replies = self._ask(prop, stage, self._play_request(case, stage, reference), lost)
+        stage, lost_ranks = self._fabric_for(prop, case), prop.lost_ranks(case.program)
+        replies = self._ask(prop, stage, self._play_request(case, stage, reference), lost_ranks)
         self._close_fabric((stage.size, prop.deadline))
-        survivors = stage.without(lost)
+        survivors = stage.without(lost_ranks)
         orders: dict[int, RankRequest] = {rank: {"do": "rest"} for rank in survivors.ranks}
         answers_or_raise("R1", self._request(orders, survivors.gather_options()))
         return replies
 
     def _play_request(self, case: Case, stage: _OpenFabric, reference: str) -> RankRequest:
-        self._played += 1
+        self._cases_played += 1
         return {
             "do": "play",
             "fabric": stage.name,
             "property": reference,
             "case": case_to_json(case),
-            "number": self._played,
+            "number": self._cases_played,
         }
 
     def _ask(
-        self, prop: Property, stage: _OpenFabric, order: RankRequest, lost: frozenset[int]
+        self, prop: Property, stage: _OpenFabric, order: RankRequest, lost_ranks: frozenset[int]
     ) -> list[Any]:
         """What all threads observed; None for those of lost ranks."""
-        replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost))
-        if lost:
-            self._rank_group.replace(lost)
-            self._fabrics[stage.size, prop.deadline] = stage.without(lost)
+        replies = self._request(dict.fromkeys(stage.ranks, order), stage.gather_options(lost_ranks))
+        if lost_ranks:
+            self._rank_group.replace(lost_ranks)
+            self._fabrics[stage.size, prop.deadline] = stage.without(lost_ranks)
         answers, absent = answers_or_raise(prop.clauses[0], replies), [None] * prop.threads
         return [answer for rank in range(stage.size) for answer in answers.get(rank, absent)]
 
@@ -247,9 +249,9 @@ class MultiRankSubject:
     ) -> _OpenFabric:
         """Open a fabric on the first ranks."""
         size, _ = key
-        self._opened += 1
+        self._fabrics_opened += 1
         stage = _OpenFabric(
-            f"fabric{self._opened}", host, size, tuple(range(size)), deadline, holder
+            f"fabric{self._fabrics_opened}", host, size, tuple(range(size)), deadline, holder
         )
         self._fabrics[key] = stage
         replies = self._request(
@@ -263,7 +265,11 @@ class MultiRankSubject:
         deadline = self._deadlines[prop.deadline]
         if prop.deadline is not DeadlineLength.SHORT:
             return deadline
-        stretch = RETRY_DEADLINE_FACTOR if prop.name in self._retried - self._failed else 1.0
+        stretch = (
+            RETRY_DEADLINE_FACTOR
+            if prop.name in self._retried_properties - self._failed_properties
+            else 1.0
+        )
         return stretch * max(deadline, OPEN_TIMES_PER_DEADLINE * self._slowest_open_time(prop))
 
     def _retry_with_longer_deadline(self, prop: Property, error: Exception) -> bool:
@@ -272,15 +278,15 @@ class MultiRankSubject:
         On a busy machine an operation that would have ended well may miss a short deadline. Once a
         property: a failure for another reason shows again, in this case or in a later one.
         """
-        if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed:
+        if prop.deadline is not DeadlineLength.SHORT or prop.name in self._failed_properties:
             return False
         if isinstance(error, Violation) and error.clause in TIME_INDEPENDENT_CLAUSES:
             return False
-        if prop.name in self._retried:
+        if prop.name in self._retried_properties:
             # Shrinking plays many failing cases, which need not wait that long.
-            self._failed.add(prop.name)
+            self._failed_properties.add(prop.name)
             return False
-        self._retried.add(prop.name)
+        self._retried_properties.add(prop.name)
         self._open_time = ("", 0.0)
         LOG.warning(
             "%s: a case failed under a brisk deadline and is played again with one %g times as "
@@ -353,11 +359,11 @@ class MultiRankSubject:
 def answers_or_raise(clause: str, replies: Mapping[int, RankReply]) -> dict[int, list[Any]]:
     """What each rank observed. Raises the worst fault, of `clause` if the fault names none."""
     faults = sorted(
-        (rating, rank, named or clause, text)
+        (rating, rank, fault_clause or clause, text)
         for rank, reply in replies.items()
         if "fault" in reply
-        for rating, named, text in [reply["fault"]]
+        for rating, fault_clause, text in [reply["fault"]]
     )
-    for _, rank, broken, text in faults:
-        raise Violation(broken, f"rank {rank}: {text}")
+    for _, rank, violated_clause, text in faults:
+        raise Violation(violated_clause, f"rank {rank}: {text}")
     return {rank: reply["answers"] for rank, reply in replies.items()}

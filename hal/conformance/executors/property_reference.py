@@ -15,10 +15,10 @@ def property_reference(prop: Property) -> str:
     Raises `UsageError` when it is neither: then no other process can find it.
     """
     module = prop.play.__module__
-    for name, found in vars(sys.modules[module]).items():
-        if found is prop:
+    for name, value in vars(sys.modules[module]).items():
+        if value is prop:
             return f"{module}:{name}"
-    if prop.family in FAMILIES and any(prop is known for known in suite.family(prop.family)):
+    if prop.family in FAMILIES and any(prop is member for member in suite.family(prop.family)):
         return f"{prop.family}/{prop.name}"
     raise UsageError(f"property {prop.name!r} is in no suite, and {module} has no name for it")
 
@@ -27,12 +27,12 @@ def resolve_property(reference: str) -> Property:
     """The property of that reference. Raises `UsageError` when there is none."""
     module, colon, name = reference.partition(":")
     try:
-        found: object = getattr(import_module(module), name) if colon else _of_suite(reference)
+        prop: object = getattr(import_module(module), name) if colon else _of_suite(reference)
     except (ImportError, AttributeError, KeyError) as error:
         raise UsageError(f"no property {reference!r}: {error}") from error
-    if not isinstance(found, Property):
-        raise UsageError(f"{reference!r} is not a property: {found!r}")
-    return found
+    if not isinstance(prop, Property):
+        raise UsageError(f"{reference!r} is not a property: {prop!r}")
+    return prop
 
 
 def _of_suite(reference: str) -> Property:

@@ -63,9 +63,9 @@ class _TrackingEnvironment(DeviceEnvironment):
     communicators: list[Communicator] = field(default_factory=list)
 
     def open(self, purpose: str, ranks: Sequence[int] | None) -> Communicator:
-        made = super().open(purpose, ranks)
-        self.communicators.append(made)
-        return made
+        communicator = super().open(purpose, ranks)
+        self.communicators.append(communicator)
+        return communicator
 
 
 class RankWorker:
@@ -75,7 +75,7 @@ class RankWorker:
         self._backend = backend
         self._communicator = communicator
         self._fabrics: dict[str, _FabricEntry] = {}
-        self._held: list[RendezvousHost] = []
+        self._rendezvous_hosts: list[RendezvousHost] = []
         self._leftovers: list[Communicator] = []
         self._leaks = LeakDetector()
 
@@ -109,8 +109,8 @@ class RankWorker:
         return []
 
     def _hold_store(self, _: RankRequest) -> list[Any]:
-        self._held.append(self._communicator.host())
-        return list(self._held[-1].address)
+        self._rendezvous_hosts.append(self._communicator.host())
+        return list(self._rendezvous_hosts[-1].address)
 
     def _close(self, order: RankRequest) -> list[Any]:
         self._fabrics.pop(order["fabric"]).fabric.close()
@@ -131,10 +131,10 @@ class RankWorker:
             )
             self._leftovers = environment.communicators
             ctx = _rank_context(self._backend, environment, place.rendezvous, case)
-            found = resolve_property(order["property"])
-            if found.large:
+            prop = resolve_property(order["property"])
+            if prop.large:
                 self._leaks.expect_growth()
-            return play_threads(found, case, ctx)
+            return play_threads(prop, case, ctx)
         finally:
             self._leaks.note_shm_names()
             accelerator.close()
@@ -146,9 +146,9 @@ class RankWorker:
         try:
             for count in (1, 2):
                 began = time.monotonic()
-                made = place.fabric.open(f"gauge{order['number']}/{count}")
-                self._leftovers.append(made)
-                made.barrier().result(WAIT_TIMEOUT)
+                communicator = place.fabric.open(f"gauge{order['number']}/{count}")
+                self._leftovers.append(communicator)
+                communicator.barrier().result(WAIT_TIMEOUT)
             return [time.monotonic() - began]
         finally:
             accelerator.close()

@@ -19,16 +19,16 @@ def load_steer(name: str) -> Steer:
     if not colon:
         raise UsageError(f"{name!r} is not PACKAGE:OBJECT")
     try:
-        found: object = getattr(import_module(module), attribute)
+        steer: object = getattr(import_module(module), attribute)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"{name!r} does not import: {reason}") from error
-    if not callable(found):
-        raise UsageError(f"{name!r} cannot be called: {found!r}")
-    return _guarded(name, found)
+    if not callable(steer):
+        raise UsageError(f"{name!r} cannot be called: {steer!r}")
+    return _guard_call(name, steer)
 
 
-def _guarded(name: str, call: Callable[[bytes], object]) -> Steer:
+def _guard_call(name: str, call: Callable[[bytes], object]) -> Steer:
     def steer(schedule: bytes) -> None:
         try:
             call(schedule)

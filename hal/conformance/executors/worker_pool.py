@@ -50,10 +50,10 @@ class ForkServer:
 
     def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._socket, theirs = socket.socketpair()
+        self._socket, child_end = socket.socketpair()
         self._socket.settimeout(patience)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        with theirs:
+        with child_end:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -62,7 +62,7 @@ class ForkServer:
                     "equipoise.hal.conformance.executors.fork_server",
                     *command,
                 ],
-                stdin=theirs.fileno(),
+                stdin=child_end.fileno(),
                 stdout=self._errors,
                 stderr=self._errors,
                 env={
@@ -157,17 +157,18 @@ class WorkerProcess:
     """A fork of the server that runs a module which calls `worker_process.serve_requests`."""
 
     def __init__(self, template: ForkServer) -> None:
-        self._said = b""
+        self._unparsed_reply = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        theirs, self._orders = os.pipe()
+        child_end, self._orders = os.pipe()
         self._answers, replies = os.pipe()
         try:
-            self._process = template.fork(theirs, replies, self._errors.fileno())
+            self._process = template.fork(child_end, replies, self._errors.fileno())
         except BaseException:
             self._close()
             raise
         finally:
-            os.close(theirs)
+            # While a copy of `replies` is open here, the end of the rank is no end of the pipe.
+            os.close(child_end)
             os.close(replies)
 
     @property
@@ -182,10 +183,10 @@ class WorkerProcess:
 
     def send(self, line: dict[str, Any]) -> None:
         """Send one line; that a rank is already dead shows when its answer is read."""
-        left = json.dumps(line).encode() + b"\n"
+        unsent_bytes = json.dumps(line).encode() + b"\n"
         try:
-            while left:
-                left = left[os.write(self._orders, left) :]
+            while unsent_bytes:
+                unsent_bytes = unsent_bytes[os.write(self._orders, unsent_bytes) :]
         except BrokenPipeError:
             return
 
@@ -194,11 +195,11 @@ class WorkerProcess:
         part = os.read(self._answers, READ_BYTES)
         if not part:
             raise EOFError
-        self._said += part
-        line, found, rest = self._said.partition(b"\n")
-        if not found:
+        self._unparsed_reply += part
+        line, newline, remainder = self._unparsed_reply.partition(b"\n")
+        if not newline:
             return None
-        self._said = rest
+        self._unparsed_reply = remainder
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -321,11 +322,11 @@ class WorkerPool:
             self._fork_server.close()
             self._fork_server = None
 
-    def _on_exit(self, rank: int, lost: Collection[int], mourn: OnRankExit) -> None:
+    def _on_exit(self, rank: int, lost_ranks: Collection[int], mourn: OnRankExit) -> None:
         how = self.workers[rank].exit_reason()
         mourn(rank, how)
-        if rank not in lost:
-            complaints = self.workers[rank].stderr_tail()
+        if rank not in lost_ranks:
+            complaints = self.workers[rank].stderr_tail()  # first: killing closes its file
             self._kill_all()
             raise Violation("E1", f"rank {rank} {how}\n{complaints}")
 

@@ -221,9 +221,13 @@ def _play_mappings(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     blob = fixture.pack(range(MAPPED_SLOTS), VERB_ROLE)
     ctx.drain()
-    held = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
-    wanted = [[version] for version in expected]
-    require("A5", held == wanted, f"slots hold what came from {held}, not from {wanted}")
+    versions_by_slot = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
+    expected_rows = [[version] for version in expected]
+    require(
+        "A5",
+        versions_by_slot == expected_rows,
+        f"slots hold what came from {versions_by_slot}, not from {expected_rows}",
+    )
 
 
 def _remap(fixture: SlotStoreFixture, kind: str, sources: list[int]) -> None:
@@ -249,22 +253,22 @@ def _checksum_programs(_: Traits) -> st.SearchStrategy[Program]:
 def _play_checksums(ctx: RankContext, program: Program) -> Play:
     """Behind each call, the checksums of everything that holds something."""
     tracked = TrackedSlotStore(make_slot_store(ctx, SLOTS, STAGING, _segment_specs(program)))
-    seen: list[_Checksums] = []
+    checksums: list[_Checksums] = []
     for number, step in enumerate(program.steps, start=1):
         if step.op == "part":
             continue
         tracked.run_step(number, step)
-        seen += [
+        checksums += [
             (f"step {number}: {what}", out, expected)
             for what, out, expected in _issue_checksums(tracked)
         ]
         yield NEXT
     ctx.drain()
-    _require_checksums("D4", seen)
+    _require_checksums("D4", checksums)
 
 
 def _issue_checksums(tracked: TrackedSlotStore) -> list[_Checksums]:
-    store, found = tracked.fixture.store, []
+    store, checksums = tracked.fixture.store, []
     for what, contents, verb in (
         ("slots", tracked.expected_slots, store.checksum_slots),
         ("staging", tracked.expected_staging, store.checksum_staging),
@@ -273,12 +277,12 @@ def _issue_checksums(tracked: TrackedSlotStore) -> list[_Checksums]:
             numbers = sorted(contents)
             out = tracked.fixture.ctx.empty((len(numbers),), torch.int64)
             verb(numbers, out, tracked.fixture.stream(VERB_ROLE))
-            found.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
-    return found
+            checksums.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
+    return checksums
 
 
-def _require_checksums(clause: str, seen: Sequence[_Checksums]) -> None:
-    for what, out, contents in seen:
+def _require_checksums(clause: str, checksums: Sequence[_Checksums]) -> None:
+    for what, out, contents in checksums:
         expected = [as_int64(checksum(content)) for content in contents]
         require(
             clause,
@@ -359,11 +363,13 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
             1,
             [SegmentSpec(torch.uint8, length), SegmentSpec(torch.uint8, SECOND_SEGMENT_BYTES)],
         )
-        written, brought = (random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1))
+        first_slot, second_slot = (
+            random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1)
+        )
         sums = ctx.empty((2,), torch.int64), ctx.empty((1,), torch.int64)
         stream = fixture.stream(VERB_ROLE)
-        fixture.store.write([0], [fixture.make_source(written)], stream)
-        blob = ctx.copy_of(brought)
+        fixture.store.write([0], [fixture.make_source(first_slot)], stream)
+        blob = ctx.copy_of(second_slot)
         fixture.keepalive.append(blob)
         fixture.store.unpack(blob, [0], stream)
         fixture.store.commit([(0, 1)], stream)
@@ -372,7 +378,7 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
         fixture.store.checksum_staging([0], sums[1], stream)
         yield NEXT
         ctx.drain(stream)
-        for slot, expected in ((0, written), (1, brought)):
+        for slot, expected in ((0, first_slot), (1, second_slot)):
             require_equal(
                 "A6",
                 fixture.read_slot(slot),
@@ -382,16 +388,20 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
         require_equal(
             "A6",
             packed,
-            torch.cat([written, brought]),
+            torch.cat([first_slot, second_slot]),
             f"a pack of {length} + {SECOND_SEGMENT_BYTES} bytes",
         )
         require("A4", fixture.guards_intact(), f"a byte beside a segment of {length} was written")
         for name, out, parts in (
-            ("slots", sums[0], (written, brought)),
-            ("staging", sums[1], (brought,)),
+            ("slots", sums[0], (first_slot, second_slot)),
+            ("staging", sums[1], (second_slot,)),
         ):
-            wanted = [as_int64(checksum(part)) for part in parts]
-            require("D4", to_host(out).tolist() == wanted, f"checksums of {name} of {length} bytes")
+            expected_sums = [as_int64(checksum(part)) for part in parts]
+            require(
+                "D4",
+                to_host(out).tolist() == expected_sums,
+                f"checksums of {name} of {length} bytes",
+            )
 
 
 def _many(_: Traits) -> st.SearchStrategy[Program]:
@@ -406,26 +416,28 @@ def _play_many(ctx: RankContext, program: Program) -> Play:
     for step in program.steps:
         slots, staging, key = (int(number) for number in step.args)
         fixture = make_slot_store(ctx, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
-        written = random_bytes(slots * SMALL_SLOT_BYTES, key).view(slots, SMALL_SLOT_BYTES)
-        brought = random_bytes(staging * SMALL_SLOT_BYTES, key + 1).view(staging, SMALL_SLOT_BYTES)
-        drawn = torch.Generator().manual_seed(key)
-        targets = torch.randperm(slots, generator=drawn)[:staging].tolist()
+        contents = random_bytes(slots * SMALL_SLOT_BYTES, key).view(slots, SMALL_SLOT_BYTES)
+        staged_rows = random_bytes(staging * SMALL_SLOT_BYTES, key + 1).view(
+            staging, SMALL_SLOT_BYTES
+        )
+        generator = torch.Generator().manual_seed(key)
+        targets = torch.randperm(slots, generator=generator)[:staging].tolist()
         stream, store = fixture.stream(VERB_ROLE), fixture.store
-        store.write(range(slots), [fixture.make_source(row) for row in written], stream)
-        blob = ctx.copy_of(brought.reshape(-1))
+        store.write(range(slots), [fixture.make_source(row) for row in contents], stream)
+        blob = ctx.copy_of(staged_rows.reshape(-1))
         fixture.keepalive.append(blob)
         store.unpack(blob, range(staging), stream)
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
-        expected = written.clone()
-        expected[targets] = brought
+        expected = contents.clone()
+        expected[targets] = staged_rows
         packed = fixture.pack(range(slots), VERB_ROLE)
         sums = ctx.empty((slots,), torch.int64)
         store.checksum_slots(range(slots), sums, stream)
         yield NEXT
         ctx.drain(stream)
         _require_slots(fixture, packed, expected)
-        wanted = [as_int64(checksum(row)) for row in expected]
-        wrong = [k for k, total in enumerate(to_host(sums).tolist()) if total != wanted[k]]
+        expected_sums = [as_int64(checksum(row)) for row in expected]
+        wrong = [k for k, total in enumerate(to_host(sums).tolist()) if total != expected_sums[k]]
         require("D4", not wrong, f"checksums of slots {wrong[:5]} of {slots}")
 
 
@@ -485,22 +497,22 @@ class _BadCallRunner:
 
     def output(self, count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         """An output of that many elements."""
-        made = self.fixture.ctx.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
-        self.outputs.append(made)
-        return made.view(dtype)
+        data = self.fixture.ctx.full((count * dtype.itemsize,), UNTOUCHED_BYTE)
+        self.outputs.append(data)
+        return data.view(dtype)
 
     def source(self, *dtypes: torch.dtype, shape: tuple[int, ...] = (4,)) -> list[Tensor]:
         """Segments that do not fit, unless the dtypes are those of `BAD_CALL_SEGMENTS`."""
-        first, *rest = dtypes
-        made = [self.fixture.ctx.full(shape, 1, first)]
-        return made + [self.fixture.ctx.full((2,), 1, dtype) for dtype in rest]
+        first, *other_dtypes = dtypes
+        segments = [self.fixture.ctx.full(shape, 1, first)]
+        return segments + [self.fixture.ctx.full((2,), 1, dtype) for dtype in other_dtypes]
 
     @property
     def fitting_source(self) -> list[Tensor]:
         return self.source(torch.uint8, torch.int16)
 
 
-def _strided(tensor: Tensor) -> Tensor:
+def _with_gaps(tensor: Tensor) -> Tensor:
     return tensor[::2]
 
 
@@ -510,7 +522,7 @@ BAD_PACKS: Mapping[str, Callable[[_BadCallRunner], object]] = {
     "pack_into_too_little": lambda d: d.store.pack([0, 1], d.output(2 * SIZE - 1), d.stream),
     "pack_into_too_much": lambda d: d.store.pack([0], d.output(2 * SIZE), d.stream),
     "pack_into_other_type": lambda d: d.store.pack([0], d.output(SIZE, torch.int8), d.stream),
-    "pack_into_strides": lambda d: d.store.pack([0], _strided(d.output(2 * SIZE)), d.stream),
+    "pack_into_strides": lambda d: d.store.pack([0], _with_gaps(d.output(2 * SIZE)), d.stream),
     "unpack_to_unknown": lambda d: d.store.unpack(d.output(2 * SIZE), [0, SLOT_COUNT], d.stream),
     "unpack_to_negative": lambda d: d.store.unpack(d.output(2 * SIZE), [0, -1], d.stream),
     "unpack_too_little": lambda d: d.store.unpack(d.output(2 * SIZE - 1), [0, 1], d.stream),
@@ -541,7 +553,7 @@ BAD_WRITES: Mapping[str, Callable[[_BadCallRunner], object]] = {
     ),
     "write_of_strides": lambda d: d.store.write(
         [0, 1],
-        [d.fitting_source, [_strided(d.fixture.ctx.full((8,), 1)), d.fitting_source[1]]],
+        [d.fitting_source, [_with_gaps(d.fixture.ctx.full((8,), 1)), d.fitting_source[1]]],
         d.stream,
     ),
 }
@@ -580,15 +592,17 @@ def _play_bad_calls(ctx: RankContext, program: Program) -> Play:
         runner.fixture.unpack([number], SLOT_COUNT + number + 1, CALL_ROLE)
     for step in program.steps:
         refusal = catch(partial(BAD_CALLS[step.op], runner), Exception)
-        named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
-        require("A8", isinstance(refusal, SlotError), f"{step} raised {named}, not a SlotError")
+        description = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
+        require(
+            "A8", isinstance(refusal, SlotError), f"{step} raised {description}, not a SlotError"
+        )
         yield NEXT
-    held = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
+    slot_blob = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
     leased = catch(partial(_commit_all, runner), SlotLeased)
     require("A8", not leased, f"a refused lease holds slots: {leased}")
-    staged = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
+    staging_blob = runner.fixture.pack(range(SLOT_COUNT), CALL_ROLE)
     ctx.drain()
-    for what, blob, expected in (("slots", held, (1, 2)), ("staging", staged, (3, 4))):
+    for what, blob, expected in (("slots", slot_blob, (1, 2)), ("staging", staging_blob, (3, 4))):
         rows = [sorted(set(row)) for row in blob.view(SLOT_COUNT, SIZE).tolist()]
         require("A8", rows == [[v] for v in expected], f"a refused call changed {what}: {rows}")
     touched = any(bool((to_host(output) != UNTOUCHED_BYTE).any()) for output in runner.outputs)

@@ -42,15 +42,15 @@ def _reader_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _valid_reader_steps(steps: list[Step]) -> list[Step]:
     """Readers are named by their place among those that are attached, of which there are some."""
-    attached, kept = 0, []
+    attached, valid = 0, []
     for step in steps:
         if isinstance(step.args[0], int):
             if not attached:
                 continue
             step = Step(step.op, (step.args[0] % attached,))
         attached += {"attach": 1, "detach": -1}.get(step.op, 0)
-        kept.append(step)
-    return kept
+        valid.append(step)
+    return valid
 
 
 @dataclass
@@ -81,9 +81,9 @@ class _AttachedReaderRunner:
         reader = self.fixture.store.attach(self.fixture.ctx.accelerator.stream(Role(role)))
         self.readers.append((role, reader))
 
-    def detach(self, number: int, which: int) -> None:
+    def detach(self, number: int, position: int) -> None:
         """Detach right after a last read, which is still waited for."""
-        role, reader = self.readers.pop(which)
+        role, reader = self.readers.pop(position)
         self.read(number, "look", role)
         reader.detach()
 
@@ -116,8 +116,10 @@ def _play_readers(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     ctx.drain()
     for what, blob, version in runner.expected_reads:
-        seen = versions_in(blob)
-        require("A12", seen == [version], f"{what} read version {seen[0]}, {version} was due")
+        versions = versions_in(blob)
+        require(
+            "A12", versions == [version], f"{what} read version {versions[0]}, {version} was due"
+        )
 
 
 READERS = (
@@ -142,9 +144,9 @@ ROLE = SLOT_ROLES[1]
 
 def _lease_programs(_: Traits) -> st.SearchStrategy[Program]:
     ops = st.sampled_from(("lease", "commit", "write", "release"))
-    steps = st.builds(lambda op, which: Step(op, (which,)), ops, st.integers(0, SLOT_SETS - 1))
+    steps = st.builds(lambda op, number: Step(op, (number,)), ops, st.integers(0, SLOT_SETS - 1))
     return st.lists(steps, min_size=1, max_size=MAX_LEASE_STEPS).map(
-        lambda drawn: make_program(_valid_lease_steps(drawn))
+        lambda steps: make_program(_valid_lease_steps(steps))
     )
 
 
@@ -153,14 +155,14 @@ def _valid_lease_steps(steps: list[Step]) -> list[Step]:
 
     Everything else names a set of slots: that of the bits of its argument plus one.
     """
-    taken, kept = 0, []
+    lease_count, valid = 0, []
     for step in steps:
-        taken += step.op == "lease"
+        lease_count += step.op == "lease"
         if step.op != "release":
-            kept.append(step)
-        elif taken:
-            kept.append(Step("release", (int(step.args[0]) % taken,)))
-    return kept
+            valid.append(step)
+        elif lease_count:
+            valid.append(Step("release", (int(step.args[0]) % lease_count,)))
+    return valid
 
 
 @dataclass
@@ -248,18 +250,18 @@ def _page_programs(_: Traits) -> st.SearchStrategy[Program]:
     copy = st.builds(lambda role: Step("copy", (role,)), st.sampled_from(SLOT_ROLES))
     steps = st.one_of(st.just(Step("take")), copy, st.just(Step("give_back")))
     return st.lists(steps, min_size=1, max_size=MAX_PAGE_STEPS).map(
-        lambda drawn: make_program(_valid_page_steps(drawn))
+        lambda steps: make_program(_valid_page_steps(steps))
     )
 
 
 def _valid_page_steps(steps: list[Step]) -> list[Step]:
     """Only a page that was taken can be copied or given back."""
-    held, kept = False, []
+    has_page, valid = False, []
     for step in steps:
-        if step.op == "take" or held:
-            held = step.op != "give_back"
-            kept.append(step)
-    return kept
+        if step.op == "take" or has_page:
+            has_page = step.op != "give_back"
+            valid.append(step)
+    return valid
 
 
 @dataclass
@@ -325,9 +327,9 @@ def _play_pages(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     ctx.drain()
     for slot, version in enumerate(runner.expected_versions):
-        seen = versions_in(place.read_slot(slot))
-        what = f"copy {slot} read version {format_versions(seen)} of its page, not {version}"
-        require("A13", seen == [version], what)
+        versions = versions_in(place.read_slot(slot))
+        what = f"copy {slot} read version {format_versions(versions)} of its page, not {version}"
+        require("A13", versions == [version], what)
 
 
 PAGES = (

@@ -50,11 +50,13 @@ MAX_STEPS = 6
 def _lost_store_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, how = st.integers(0, size - 1), st.sampled_from([end.value for end in Termination])
-        one = st.builds(
+        step = st.builds(
             lambda r, op: Step(op, (), r), rank, st.sampled_from([*STORE_CALLS, *OTHERS])
         )
-        drawn = st.lists(one, min_size=1, max_size=MAX_STEPS)
-        return st.builds(lambda steps, end: make_program(steps, size, {"store": end}), drawn, how)
+        step_lists = st.lists(step, min_size=1, max_size=MAX_STEPS)
+        return st.builds(
+            lambda steps, end: make_program(steps, size, {"store": end}), step_lists, how
+        )
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -81,9 +83,9 @@ def _require_control_lost(ctx: RankContext, op: str, question: str) -> None:
 
 
 def _require_no_loss(ctx: RankContext) -> None:
-    found = []
-    catch(lambda: found.append(control_plane(ctx).lost_rank(0.0)), ControlPlaneLost)
-    require("C5", found in ([], [None]), f"rank {ctx.rank} is told {found}; the store is lost")
+    losses = []
+    catch(lambda: losses.append(control_plane(ctx).lost_rank(0.0)), ControlPlaneLost)
+    require("C5", losses in ([], [None]), f"rank {ctx.rank} is told {losses}; the store is lost")
 
 
 LOST_STORE = Property(
@@ -113,8 +115,8 @@ def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
         rank, name = st.integers(0, size - 1), st.sampled_from(NAMES)
         forget = st.builds(lambda r, q: Step("forget", (q,), r), rank, name)
-        drawn = st.lists(forget, min_size=1, max_size=MAX_STEPS)
-        return drawn.map(lambda steps: make_program(steps, size))
+        step_lists = st.lists(forget, min_size=1, max_size=MAX_STEPS)
+        return step_lists.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -122,7 +124,7 @@ def _forget_programs(traits: Traits) -> st.SearchStrategy[Program]:
 def _play_forgetting(ctx: RankContext, program: Program) -> Play:
     """All cast ballots, some forget, all read; then forgotten questions are asked once more."""
     control, prefix = control_plane(ctx), (yield from ctx.communicator()).purpose
-    gone = {str(step.args[0]) for step in program.steps}
+    forgotten_names = {str(step.args[0]) for step in program.steps}
     for name in NAMES:
         control.cast(f"{prefix}/{name}", FIRST)
         control.decide(f"{prefix}/{name}", FIRST)
@@ -132,9 +134,9 @@ def _play_forgetting(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     yield from control_barrier(ctx, f"{prefix}: all have forgotten")
     for name in NAMES:
-        _check_ballots(ctx, f"{prefix}/{name}", name in gone)
+        _check_ballots(ctx, f"{prefix}/{name}", name in forgotten_names)
     yield from control_barrier(ctx, f"{prefix}: all have looked")
-    yield from _ask_again(ctx, prefix, gone)
+    yield from _ask_again(ctx, prefix, forgotten_names)
 
 
 def _forget(ctx: RankContext, question: str) -> None:
@@ -142,33 +144,41 @@ def _forget(ctx: RankContext, question: str) -> None:
     require(CLAUSE, error is None, f"rank {ctx.rank} cannot forget {question}: {error!r}")
 
 
-def _check_ballots(ctx: RankContext, question: str, gone: bool) -> None:
+def _check_ballots(ctx: RankContext, question: str, is_forgotten: bool) -> None:
     """No ballot is there, or every one is."""
-    who = f"rank {ctx.rank}, {question}, {'forgotten' if gone else 'not forgotten'}"
-    everybody = set(range(ctx.size))
+    subject = f"rank {ctx.rank}, {question}, {'forgotten' if is_forgotten else 'not forgotten'}"
+    all_ranks = set(range(ctx.size))
     try:
         ballots = control_plane(ctx).collect(question, 0.0)
     except BallotIncomplete as error:
         missing = set(error.missing)
-        require(CLAUSE, missing == (everybody if gone else set()), f"{who}: {missing} are missing")
+        require(
+            CLAUSE,
+            missing == (all_ranks if is_forgotten else set()),
+            f"{subject}: {missing} are missing",
+        )
         return
-    require(CLAUSE, not gone and set(ballots) == {FIRST}, f"{who}: reads {ballots}")
+    require(CLAUSE, not is_forgotten and set(ballots) == {FIRST}, f"{subject}: reads {ballots}")
 
 
-def _ask_again(ctx: RankContext, prefix: str, gone: set[str]) -> Play:
+def _ask_again(ctx: RankContext, prefix: str, forgotten_names: set[str]) -> Play:
     """Of what is forgotten the name is free; what is not was settled before."""
     control = control_plane(ctx)
     for name in NAMES:
-        question, expected = f"{prefix}/{name}", ANEW if name in gone else FIRST
-        who = f"rank {ctx.rank}, {question}"
-        decided = control.decide(question, ANEW)
+        question, expected = f"{prefix}/{name}", ANEW if name in forgotten_names else FIRST
+        subject = f"rank {ctx.rank}, {question}"
+        outcome = control.decide(question, ANEW)
         require(
-            CLAUSE, decided == expected, f"{who}: is told {decided!r} where {expected!r} was due"
+            CLAUSE,
+            outcome == expected,
+            f"{subject}: is told {outcome!r} where {expected!r} was due",
         )
         error = catch(partial(control.cast, question, expected), EquipoiseError)
-        require(CLAUSE, error is None, f"{who}: cannot cast {expected!r}: {error!r}")
-        read = yield from gather_ballots(ctx, question)
-        require(CLAUSE, set(read) == {expected}, f"{who}: reads {read}, {expected!r} was cast")
+        require(CLAUSE, error is None, f"{subject}: cannot cast {expected!r}: {error!r}")
+        ballots = yield from gather_ballots(ctx, question)
+        require(
+            CLAUSE, set(ballots) == {expected}, f"{subject}: reads {ballots}, {expected!r} was cast"
+        )
 
 
 FORGETTING = Property(
@@ -197,8 +207,8 @@ def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
         some = st.lists(rank, min_size=1, max_size=size, unique=True).map(shape_text)
         cast = st.builds(lambda r, q, v: Step("cast", (q, v), r), rank, question, value)
         look = st.builds(lambda r, q, m: Step("collect", (q, m), r), rank, question, some)
-        drawn = st.lists(cast | look, min_size=1, max_size=MAX_BALLOT_STEPS)
-        return drawn.map(lambda steps: make_program(_without_repeated_ballots(steps), size))
+        step_lists = st.lists(cast | look, min_size=1, max_size=MAX_BALLOT_STEPS)
+        return step_lists.map(lambda steps: make_program(_without_repeated_ballots(steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -206,14 +216,14 @@ def _ballots(traits: Traits) -> st.SearchStrategy[Program]:
 def _without_repeated_ballots(steps: Sequence[Step]) -> list[Step]:
     """Without ballots that repeat the first one: whether those are errors is left open."""
     first: dict[tuple[int, object], Step] = {}
-    kept = []
+    distinct_steps = []
     for step in steps:
         if step.op == "cast":
             before = first.setdefault((step.rank, step.args[0]), step)
             if before is not step and before.args == step.args:
                 continue
-        kept.append(step)
-    return kept
+        distinct_steps.append(step)
+    return distinct_steps
 
 
 def _first_ballots(program: Program) -> dict[tuple[int, int], str]:
@@ -228,10 +238,10 @@ def _first_ballots(program: Program) -> dict[tuple[int, int], str]:
 def _play_ballots(ctx: RankContext, program: Program) -> Play:
     prefix = (yield from ctx.communicator()).purpose
     first = _first_ballots(program)
-    seen: set[int] = set()
+    cast_questions: set[int] = set()
     for step in program.steps_of(ctx.rank):
         if step.op == "cast":
-            _cast(ctx, prefix, int(step.args[0]), str(step.args[1]), seen)
+            _cast(ctx, prefix, int(step.args[0]), str(step.args[1]), cast_questions)
             yield NEXT
     yield from control_barrier(ctx, f"{prefix}/all have cast")
     for step in program.steps_of(ctx.rank):
@@ -241,10 +251,12 @@ def _play_ballots(ctx: RankContext, program: Program) -> Play:
         _collect(ctx, prefix, question, None, first)
 
 
-def _cast(ctx: RankContext, prefix: str, question: int, value: str, seen: set[int]) -> None:
+def _cast(
+    ctx: RankContext, prefix: str, question: int, value: str, cast_questions: set[int]
+) -> None:
     control, name = control_plane(ctx), f"{prefix}/{question}"
-    if question not in seen:
-        seen.add(question)
+    if question not in cast_questions:
+        cast_questions.add(question)
         control.cast(name, value.encode())
         return
     error = catch(lambda: control.cast(name, value.encode()), ControlError)
@@ -263,28 +275,30 @@ def _collect(
     members = range(ctx.size) if ranks is None else ranks
     expected = [first.get((question, rank)) for rank in members]
     absent = {rank for rank, ballot in zip(members, expected, strict=True) if ballot is None}
-    who = f"rank {ctx.rank}, ballots of ranks {list(members)} on {question}"
+    subject = f"rank {ctx.rank}, ballots of ranks {list(members)} on {question}"
     try:
         ballots = control_plane(ctx).collect(f"{prefix}/{question}", 0.0, ranks)
     except BallotIncomplete as error:
-        named = set(error.missing)
-        require("C4", named == absent, f"{who}: named {named or 'nobody'}, {absent} are missing")
+        missing = set(error.missing)
+        require(
+            "C4", missing == absent, f"{subject}: named {missing or 'nobody'}, {absent} are missing"
+        )
         return
-    require("C4", not absent, f"{who}: got {ballots}, though {absent} are missing")
-    seen = [ballot.decode() for ballot in ballots]
-    require("C1", seen == expected, f"{who}: {seen}, first cast were {expected}")
+    require("C4", not absent, f"{subject}: got {ballots}, though {absent} are missing")
+    texts = [ballot.decode() for ballot in ballots]
+    require("C1", texts == expected, f"{subject}: {texts}, first cast were {expected}")
 
 
 def _decisions(traits: Traits) -> st.SearchStrategy[Program]:
     def sized(size: int) -> st.SearchStrategy[Program]:
-        one = st.builds(
+        step = st.builds(
             lambda r, q, v: Step("decide", (q, v), r),
             st.integers(0, size - 1),
             st.integers(0, QUESTIONS - 1),
             st.sampled_from(VALUES),
         )
-        drawn = st.lists(one, min_size=1, max_size=MAX_BALLOT_STEPS)
-        return drawn.map(lambda steps: make_program(steps, size))
+        step_lists = st.lists(step, min_size=1, max_size=MAX_BALLOT_STEPS)
+        return step_lists.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -313,8 +327,8 @@ def _judge_decisions(program: Program, answers: Sequence[Any]) -> None:
         learned = {
             outcome: f"rank {rank}"
             for rank, answer in enumerate(answers)
-            for asked, outcome in answer
-            if asked == question
+            for asked_question, outcome in answer
+            if asked_question == question
         }
         require("C2", len(learned) < 2, f"question {question}: outcomes differ, {learned}")
         require("C2", learned.keys() <= proposed, f"question {question}: {learned}, not {proposed}")
@@ -325,10 +339,10 @@ def _heartbeat_programs(traits: Traits) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
         enter = st.builds(lambda r: Step("enter", ("a step",), r), rank)
         ask = st.builds(lambda r: Step("lost", (), r), rank)
-        drawn = st.lists(
+        step_lists = st.lists(
             ask | enter | st.just(Step("barrier")), min_size=1, max_size=MAX_BALLOT_STEPS
         )
-        return drawn.map(lambda steps: make_program(steps, size))
+        return step_lists.map(lambda steps: make_program(steps, size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -343,8 +357,12 @@ def _play_heartbeats(ctx: RankContext, program: Program) -> Play:
         elif step.op == "enter":
             control.set_operation(str(step.args[0]))
         else:
-            lost = control.lost_rank(0.0)
-            require("C5", lost is None, f"rank {ctx.rank} was told {lost}; all ranks beat")
+            reported_loss = control.lost_rank(0.0)
+            require(
+                "C5",
+                reported_loss is None,
+                f"rank {ctx.rank} was told {reported_loss}; all ranks beat",
+            )
 
 
 def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
@@ -353,8 +371,8 @@ def _leaving(traits: Traits) -> st.SearchStrategy[Program]:
     ways = ("leave", "kill") if traits.can_end_ranks else ("leave",)
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        gone, how = st.integers(0, size - 1), st.sampled_from(ways)
-        return st.builds(lambda rank, op: make_program([Step(op, (), rank)], size), gone, how)
+        leaver, how = st.integers(0, size - 1), st.sampled_from(ways)
+        return st.builds(lambda rank, op: make_program([Step(op, (), rank)], size), leaver, how)
 
     return programs_by_size(sizes, sized)
 
@@ -371,9 +389,9 @@ def _play_leaving(ctx: RankContext, program: Program) -> Play:
     if ctx.rank == leaver:
         control.decide("outcome", b"the leaver's")
     yield from control_barrier(ctx, "all have cast")
-    others = [rank for rank in range(ctx.size) if rank != leaver]
+    remaining_ranks = [rank for rank in range(ctx.size) if rank != leaver]
     if ctx.rank == leaver:
-        yield from gather_ballots(ctx, "all have met", others)
+        yield from gather_ballots(ctx, "all have met", remaining_ranks)
         if step.op == "kill":
             yield from ctx.end_rank(Termination.KILL)
         control.announce_exit(REASON)
@@ -386,29 +404,31 @@ def _play_leaving(ctx: RankContext, program: Program) -> Play:
 
 def _read_back(ctx: RankContext, leaver: int) -> None:
     """Everybody's ballots, and the outcome that the leaver proposed."""
-    control, who = control_plane(ctx), f"rank {ctx.rank}, after rank {leaver} is gone"
+    control, subject = control_plane(ctx), f"rank {ctx.rank}, after rank {leaver} is gone"
     expected = tuple(f"of {rank}".encode() for rank in range(ctx.size))
     try:
         words = control.collect("word", 0.0)
     except BallotIncomplete as error:
-        raise Violation("C3", f"{who}: {error}") from error
-    require("C3", words == expected, f"{who}: reads {words}")
+        raise Violation("C3", f"{subject}: {error}") from error
+    require("C3", words == expected, f"{subject}: reads {words}")
     outcome = control.decide("outcome", b"another")
-    require("C3", outcome == b"the leaver's", f"{who}: is told outcome {outcome!r}")
+    require("C3", outcome == b"the leaver's", f"{subject}: is told outcome {outcome!r}")
 
 
-def _require_reported_loss(ctx: RankContext, step: Step, lost: RankLost | None) -> None:
+def _require_reported_loss(ctx: RankContext, step: Step, loss: RankLost | None) -> None:
     """Which rank, how, and what this one was doing."""
-    who = f"rank {ctx.rank}"
-    if lost is None:
-        raise Violation("C5", f"{who} is not told that rank {step.rank} is gone")
-    require("C5", lost.rank == step.rank, f"{who} is told {lost}; rank {step.rank} is gone")
-    has_reason = step.op == "kill" or REASON in lost.reason
+    subject = f"rank {ctx.rank}"
+    if loss is None:
+        raise Violation("C5", f"{subject} is not told that rank {step.rank} is gone")
+    require("C5", loss.rank == step.rank, f"{subject} is told {loss}; rank {step.rank} is gone")
+    has_reason = step.op == "kill" or REASON in loss.reason
     require(
-        "C5", has_reason, f"{who} is told that rank {lost.rank} {lost.reason!r}, not {REASON!r}"
+        "C5", has_reason, f"{subject} is told that rank {loss.rank} {loss.reason!r}, not {REASON!r}"
     )
     doing = f"operation {ctx.rank}"
-    require("C5", lost.operation == doing, f"{who} was in {doing}, the loss says {lost.operation}")
+    require(
+        "C5", loss.operation == doing, f"{subject} was in {doing}, the loss says {loss.operation}"
+    )
 
 
 PROPERTIES = (

@@ -110,8 +110,8 @@ def _programs(traits: Traits) -> st.SearchStrategy[Program]:
         rank = st.integers(0, size - 1)
         other = st.builds(lambda step, r: Step(step.op, step.args, r), same, rank)
         resize = st.builds(lambda shape, r: Step("resize", (shape,), r), shapes, rank)
-        drawn = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
-        return drawn.map(lambda steps: make_program(_without_early_deviations(steps), size))
+        step_lists = st.lists(same | other | resize, min_size=1, max_size=MOST_STEPS)
+        return step_lists.map(lambda steps: make_program(_without_early_deviations(steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -176,14 +176,18 @@ def _cast_ballot(ctx: RankContext, announced: Communicator, call: CollectiveCall
 def _play_round(ctx: RankContext, checked: Communicator, calls: Sequence[CollectiveCall]) -> Play:
     """Equal operations end well; different ones raise on every rank and name every rank's."""
     call = calls[ctx.rank]
-    text = "; ".join(f"rank {rank} issues {one}" for rank, one in enumerate(calls))
+    text = "; ".join(f"rank {rank} issues {other_call}" for rank, other_call in enumerate(calls))
     try:
         issued = issue_call(checked, call, PlainBuffers(ctx))
     except OrderMismatch as error:
         require("C7", not is_one_operation(calls), f"rank {ctx.rank} raised {error}, though {text}")
-        for rank, one in enumerate(calls):
-            named = f"rank {rank} issued {one.op}" in str(error)
-            require("C7", named, f"rank {ctx.rank} does not name {one.op} of rank {rank}: {error}")
+        for rank, other_call in enumerate(calls):
+            is_named = f"rank {rank} issued {other_call.op}" in str(error)
+            require(
+                "C7",
+                is_named,
+                f"rank {ctx.rank} does not name {other_call.op} of rank {rank}: {error}",
+            )
         return
     require("C7", is_one_operation(calls), f"rank {ctx.rank} raised nothing, though {text}")
     yield from issued.wait(ctx)

@@ -72,10 +72,12 @@ def arbitrary_bits(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
 def largest_integers(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Whole numbers, of which eight just fit into the type together: the low bits matter."""
     limit = torch.iinfo(call.dtype).max // 8
-    drawn = pseudorandom_bytes(
+    random_data = pseudorandom_bytes(
         8 * torch.Size(call.shape).numel(), call.op, call.key, sender, receiver
     )
-    words = (int.from_bytes(drawn[k : k + 8], "little") for k in range(0, len(drawn), 8))
+    words = (
+        int.from_bytes(random_data[k : k + 8], "little") for k in range(0, len(random_data), 8)
+    )
     sign = 1 if call.dtype == torch.uint8 else (-1) ** call.key
     numbers = [sign * (limit - word % (1 + limit // 64)) for word in words]
     return torch.tensor(numbers, dtype=call.dtype).view(call.shape)
@@ -84,12 +86,15 @@ def largest_integers(call: CollectiveCall, sender: int, receiver: int) -> Tensor
 @lru_cache(maxsize=4096)
 def rounding_floats(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
     """Numbers of both signs and of very different sizes: every order of adding them rounds."""
-    drawn = pseudorandom_bytes(
+    random_data = pseudorandom_bytes(
         8 * torch.Size(call.shape).numel(), call.op, call.key, sender, receiver
     )
     numbers = [
-        math.ldexp(int.from_bytes(drawn[k : k + 7], "little", signed=True), drawn[k + 7] % 8 - 52)
-        for k in range(0, len(drawn), 8)
+        math.ldexp(
+            int.from_bytes(random_data[k : k + 7], "little", signed=True),
+            random_data[k + 7] % 8 - 52,
+        )
+        for k in range(0, len(random_data), 8)
     ]
     return torch.tensor(numbers, dtype=torch.float64).to(call.dtype).view(call.shape)
 
@@ -139,9 +144,9 @@ def _play_sums(ctx: RankContext, program: Program) -> Play:
         _require_sum(comm, issued)
     for _ in range(REPEATS):
         again = yield from run_calls(ctx, comm, calls, PlainBuffers(ctx), sum_inputs)
-        for one, other in zip(again, first, strict=True):
-            what = f"rank {comm.rank}, once more the same {one.call}"
-            require_equal("D1", one.result, other.result, what)
+        for repeat, original in zip(again, first, strict=True):
+            what = f"rank {comm.rank}, once more the same {repeat.call}"
+            require_equal("D1", repeat.result, original.result, what)
     sums = [to_host(issued.result) for issued in first if issued.call.op == "all_reduce"]
     return [raw_bytes(total).tolist() for total in sums]
 
@@ -158,11 +163,11 @@ def _require_sum(comm: Communicator, issued: InflightCall) -> None:
         parts = [part[comm.rank] for part in parts]
     columns = zip(*(part.flatten().tolist() for part in parts), strict=True)
     epsilon = torch.finfo(issued.call.dtype).eps
-    for place, (column, seen) in enumerate(
+    for place, (column, total) in enumerate(
         zip(columns, to_host(issued.result).double().flatten().tolist(), strict=True)
     ):
         most = comm.size * epsilon * math.fsum(map(abs, column))
-        off = abs(seen - math.fsum(column))
+        off = abs(total - math.fsum(column))
         what = f"rank {comm.rank} after {issued.call}: element {place} is {off:g} off"
         require("D1", off <= most, f"{what}, {most:g} is what rounding explains")
 

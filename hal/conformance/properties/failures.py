@@ -97,8 +97,8 @@ def _play_failed_wait(ctx: RankContext, program: Program) -> Play:
         _use_failing_stream(ctx, waiting, step)
         yield NEXT
     yield Until(work.done, f"the failure of {op}")
-    raised = catch(partial(work.result, ctx.timeout), CommunicatorFailed)
-    require("P3", raised, f"rank {ctx.rank}: {op}, which nobody answers, ended well")
+    error = catch(partial(work.result, ctx.timeout), CommunicatorFailed)
+    require("P3", error, f"rank {ctx.rank}: {op}, which nobody answers, ended well")
     if comm.capabilities.abort:
         comm.abort()  # a device blocks the stream until then: only this ends the operation
     if not refused:  # at the call it was not known yet
@@ -150,12 +150,12 @@ def _close_programs(traits: Traits) -> st.SearchStrategy[Program]:
     close = st.builds(lambda rank: Step("close", (), rank), UNCLIPPED_RANKS)
     step = st.one_of(operations(traits), close)
 
-    def made(size: int, steps: list[Step]) -> Program:
-        placed = [replace(s, rank=s.rank % size) if s.op == "close" else s for s in steps]
-        return make_program(deduplicate_messages(clip_to_group(placed, size)), size)
+    def build(size: int, steps: list[Step]) -> Program:
+        clipped_steps = [replace(s, rank=s.rank % size) if s.op == "close" else s for s in steps]
+        return make_program(deduplicate_messages(clip_to_group(clipped_steps, size)), size)
 
     return st.builds(
-        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_CLOSE_STEPS)
+        build, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_CLOSE_STEPS)
     )
 
 
@@ -177,9 +177,9 @@ def _play_close(ctx: RankContext, program: Program) -> Play:
     refused = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
     require("E5", refused, f"rank {ctx.rank}: issued on a communicator that was closed")
     for work in works:
-        left = catch(lambda work=work: work.result(ctx.timeout), EquipoiseError)  # type: ignore[misc]
-        waits = isinstance(left, ResultPending)
-        require("E5", not waits, f"rank {ctx.rank}: a work in flight outlives the close: {left}")
+        error = catch(lambda work=work: work.result(ctx.timeout), EquipoiseError)  # type: ignore[misc]
+        waits = isinstance(error, ResultPending)
+        require("E5", not waits, f"rank {ctx.rank}: a work in flight outlives the close: {error}")
     require_junk_untouched("E5", junk)
     _require_threads_ended(ctx, before)
 
@@ -188,16 +188,16 @@ def _issue_unless_failed(
     ctx: RankContext, comm: Communicator, step: Step, number: int
 ) -> IssuedOperation | None:
     """Issue, unless a peer that has closed has failed the communicator already."""
-    made: list[IssuedOperation | None] = [None]
-    catch(lambda: made.append(issue_step(ctx, comm, step, number)), CommunicatorFailed)
-    return made[-1]
+    outcome: list[IssuedOperation | None] = [None]
+    catch(lambda: outcome.append(issue_step(ctx, comm, step, number)), CommunicatorFailed)
+    return outcome[-1]
 
 
 def _keep_work_only(transfer: IssuedOperation | None, works: list[Work], sizes: list[int]) -> None:
     """Keep the work and forget the buffers."""
     if transfer is not None:
         works.append(transfer.work)
-        buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
+        buffers = [*transfer.operands, *(output for output, _ in transfer.outputs)]
         sizes += [buffer.nbytes for buffer in buffers]
 
 
@@ -287,13 +287,13 @@ def _soft_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.sampled_from(ELEMENT_COUNTS),
         UNCLIPPED_RANKS,
     )
-    drawn = st.lists(_messages() | joint, min_size=1, max_size=MAX_SOFT_STEPS)
+    step_lists = st.lists(_messages() | joint, min_size=1, max_size=MAX_SOFT_STEPS)
 
-    def made(size: int, first: list[Step], steps: list[Step]) -> Program:
+    def build(size: int, first: list[Step], steps: list[Step]) -> Program:
         shared = [_clip_late_rank(step, size) for step in steps if step.op == "message" or size > 1]
         return make_program([*first, *deduplicate_messages(clip_to_group(shared, size))], size)
 
-    return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
+    return st.builds(build, one_common_size(traits), optional_warm_step(), step_lists)
 
 
 def _clip_late_rank(step: Step, size: int) -> Step:
@@ -315,8 +315,8 @@ def _play_soft(ctx: RankContext, program: Program) -> Play:
         early, late = _parties(step, ctx.size)
         given_up = f"{comm.purpose}/step {number} was given up"
         if ctx.rank in early:
-            kept, sizes = _give_up(ctx, comm, step, number)
-            transfers.append(kept)
+            transfer, sizes = _give_up(ctx, comm, step, number)
+            transfers.append(transfer)
             junk += occupy_freed_memory(ctx, *sizes)
             control_plane(ctx).cast(given_up, b"")
         elif ctx.rank == late:
@@ -379,8 +379,8 @@ def _play_cancel(ctx: RankContext, program: Program) -> Play:
         control_plane(ctx).cast(cancelled, b"")
         yield NEXT
         _require_cancelled(ctx, work)
-        raised = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
-        require("E4", raised, f"rank {ctx.rank}: issued after a cancel as if nothing had happened")
+        refusal = catch(lambda: issue_operation(ctx, comm, "barrier"), CommunicatorFailed)
+        require("E4", refusal, f"rank {ctx.rank}: issued after a cancel as if nothing had happened")
         yield from gather_ballots(ctx, ended, [other])
         _require_cancelled(ctx, work)
         require_junk_untouched("E4", junk)
@@ -396,9 +396,9 @@ def _require_cancelled(ctx: RankContext, work: Work) -> None:
     """It has ended for its issuer, and has failed, whatever the other end does."""
     what = f"rank {ctx.rank}: an operation that was cancelled"
     require("E4", work.done(), f"{what} is not done")
-    raised = catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
-    named = f"{type(raised).__name__}: {raised}" if raised else "nothing"
-    require("E4", isinstance(raised, CommunicatorFailed), f"{what}: its result raises {named}")
+    error = catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
+    description = f"{type(error).__name__}: {error}" if error else "nothing"
+    require("E4", isinstance(error, CommunicatorFailed), f"{what}: its result raises {description}")
 
 
 def _cancel(ctx: RankContext, comm: Communicator, step: Step) -> Work:
@@ -450,7 +450,7 @@ def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
         st.lists(later, max_size=MAX_OPERATIONS),
     )
 
-    def made(
+    def build(
         size: int, first: list[Step], alone: Step, steps: list[Step], laters: list[Step]
     ) -> Program:
         return make_program(
@@ -458,7 +458,7 @@ def _unmatched_programs(traits: Traits) -> st.SearchStrategy[Program]:
         )
 
     return st.builds(
-        made, one_common_size(traits), optional_warm_step(), unmatched_steps(), sound, after
+        build, one_common_size(traits), optional_warm_step(), unmatched_steps(), sound, after
     )
 
 
@@ -490,13 +490,13 @@ def _require_named_failure(ctx: RankContext, broken: Communicator, op: str, work
     error = yield from wait_for_outcome(ctx, work, f"{op}, which nobody answers")
     what = f"rank {ctx.rank}: {op} that nobody answered"
     require("P3", isinstance(error, CommunicatorFailed), f"{what} ended with {error!r}")
-    named = op in str(error) and broken.purpose in str(error)
-    require("E1", named, f"{what} of {broken.purpose!r}: the error says only {str(error)!r}")
+    is_named = op in str(error) and broken.purpose in str(error)
+    require("E1", is_named, f"{what} of {broken.purpose!r}: the error says only {str(error)!r}")
 
 
 def _require_refusal(ctx: RankContext, broken: Communicator, op: str) -> None:
-    raised = catch(lambda: issue_operation(ctx, broken, op), CommunicatorFailed)
-    require("E2", raised, f"rank {ctx.rank}: {op} was accepted by a communicator that had failed")
+    refusal = catch(lambda: issue_operation(ctx, broken, op), CommunicatorFailed)
+    require("E2", refusal, f"rank {ctx.rank}: {op} was accepted by a communicator that had failed")
 
 
 def _require_other_communicator_works(
@@ -520,14 +520,15 @@ def _rebuild_programs(traits: Traits) -> st.SearchStrategy[Program]:
     steps = st.lists(operations(traits), min_size=1, max_size=MAX_OPERATIONS)
     whole = st.lists(_stale_like_messages(), max_size=MAX_OPERATIONS)
 
-    def made(size: int, gone: list[int], drawn: list[Step], like: list[Step]) -> Program:
-        leave = sorted({rank % size for rank in gone})[: size - 1]
-        sized = clip_to_group([*like, *drawn], size - len(leave))
+    def build(size: int, leaving_ranks: list[int], steps: list[Step], like: list[Step]) -> Program:
+        leave = sorted({rank % size for rank in leaving_ranks})[: size - 1]
+        clipped_steps = clip_to_group([*like, *steps], size - len(leave))
         return make_program(
-            [*(Step("leave", (rank,)) for rank in leave), *deduplicate_messages(sized)], size
+            [*(Step("leave", (rank,)) for rank in leave), *deduplicate_messages(clipped_steps)],
+            size,
         )
 
-    return st.builds(made, one_common_size(traits), leaving, steps, whole)
+    return st.builds(build, one_common_size(traits), leaving, steps, whole)
 
 
 def _stale_like_messages() -> st.SearchStrategy[Step]:
@@ -541,12 +542,12 @@ def _stale_like_messages() -> st.SearchStrategy[Step]:
 
 def _play_rebuild(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    left = {int(step.args[0]) for step in program.steps if step.op == "leave"}
+    leavers = {int(step.args[0]) for step in program.steps if step.op == "leave"}
     stale = issue_operation(ctx, comm, "isend")
     yield from wait_for_outcome(ctx, stale, "a message that nobody receives")
-    if ctx.rank in left:
+    if ctx.rank in leavers:
         return
-    survivors = [rank for rank in range(ctx.size) if rank not in left]
+    survivors = [rank for rank in range(ctx.size) if rank not in leavers]
     comm.rebuild(survivors)
     place = (comm.rank, comm.size)
     expected = (survivors.index(ctx.rank), len(survivors))

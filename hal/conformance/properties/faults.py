@@ -62,8 +62,8 @@ def operation_steps(traits: Traits, size: int) -> st.SearchStrategy[Step]:
     """Any step that this communicator can do, for that many ranks."""
     summed = REDUCE_OPS if torch.int64 in traits.comm_capabilities.reductions else ()
     rank = st.integers(0, size - 1)
-    others = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
-    args = others.map(lambda a: (a[0], a[1], (a[1] + a[2]) % size))
+    argument_parts = st.tuples(st.integers(1, 64), rank, st.integers(1, size - 1))
+    args = argument_parts.map(lambda a: (a[0], a[1], (a[1] + a[2]) % size))
     return st.builds(Step, st.sampled_from((*summed, *OTHER_OPS)), args)
 
 
@@ -101,14 +101,14 @@ class _OperationBuilder:
     count: int
 
     @property
-    def _all(self) -> frozenset[int]:
+    def _all_ranks(self) -> frozenset[int]:
         return frozenset(range(self.ctx.size))
 
     def all_reduce(self) -> RankOperation:
         value = self.ctx.copy_of(self._row(self.ctx.rank).long())
-        expected = sum((self._row(rank).long() for rank in self._all), torch.zeros(1).long())
+        expected = sum((self._row(rank).long() for rank in self._all_ranks), torch.zeros(1).long())
         return RankOperation(
-            "all_reduce", lambda: self.group.all_reduce(value), self._all, value, expected
+            "all_reduce", lambda: self.group.all_reduce(value), self._all_ranks, value, expected
         )
 
     def reduce_scatter(self) -> RankOperation:
@@ -116,14 +116,14 @@ class _OperationBuilder:
         out = self.ctx.full((self.count,), 0, torch.int64)
         expected = self._rows(lambda other: (other, self.ctx.rank)).long().sum(0)
         issue = lambda: self.group.reduce_scatter(out, mine)  # noqa: E731
-        return RankOperation("reduce_scatter", issue, self._all, out, expected)
+        return RankOperation("reduce_scatter", issue, self._all_ranks, out, expected)
 
     def all_gather(self) -> RankOperation:
         mine = self.ctx.copy_of(self._row(self.ctx.rank))
         out = self.ctx.full((self.ctx.size, self.count), 0)
         expected = self._rows(lambda other: (other, 0))
         return RankOperation(
-            "all_gather", lambda: self.group.all_gather(out, mine), self._all, out, expected
+            "all_gather", lambda: self.group.all_gather(out, mine), self._all_ranks, out, expected
         )
 
     def all_to_all(self) -> RankOperation:
@@ -131,7 +131,7 @@ class _OperationBuilder:
         out = self.ctx.full((self.ctx.size, self.count), 0)
         expected = self._rows(lambda other: (other, self.ctx.rank))
         return RankOperation(
-            "all_to_all", lambda: self.group.all_to_all(out, mine), self._all, out, expected
+            "all_to_all", lambda: self.group.all_to_all(out, mine), self._all_ranks, out, expected
         )
 
     def broadcast(self, source: int) -> RankOperation:
@@ -140,7 +140,7 @@ class _OperationBuilder:
         return RankOperation("broadcast", issue, frozenset({source}), value, self._row(source))
 
     def barrier(self) -> RankOperation:
-        return RankOperation("barrier", self.group.barrier, self._all)
+        return RankOperation("barrier", self.group.barrier, self._all_ranks)
 
     def message(self, source: int, destination: int) -> list[RankOperation]:
         if self.ctx.rank == source:
@@ -234,8 +234,8 @@ def fault_plan(program: Program) -> FaultPlan:
         RankFault(str(program.setting("fault"))),
         program.int_setting("at") % len(program.steps),
     )
-    kept = program.steps[: at + 1] if fault is RankFault.DROP else program.steps
-    return FaultPlan(fault, program.int_setting("victim"), at, program.int_setting("window"), kept)
+    steps = program.steps[: at + 1] if fault is RankFault.DROP else program.steps
+    return FaultPlan(fault, program.int_setting("victim"), at, program.int_setting("window"), steps)
 
 
 def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -256,8 +256,8 @@ def fault_programs(traits: Traits) -> st.SearchStrategy[Program]:
                 "window": st.sampled_from([0, 1, MAX_STEPS]),
             }
         )
-        drawn = st.lists(operation_steps(traits, size), min_size=1, max_size=MAX_STEPS)
-        return st.builds(lambda found, how: make_program(found, size, how), drawn, settings)
+        step_lists = st.lists(operation_steps(traits, size), min_size=1, max_size=MAX_STEPS)
+        return st.builds(lambda steps, how: make_program(steps, size, how), step_lists, settings)
 
     return st.sampled_from(sizes).flatmap(of)
 
@@ -333,9 +333,9 @@ class _FaultRunner:
         expected = any(self.plan.may_fail(earlier) for earlier in range(number + 1))
         require("E1", expected, f"step {number}, {operation.op} was not to fail: {text}")
         require("E1", isinstance(error, CommunicatorFailed), f"{operation.op} raised {text}")
-        named = operation.op in str(error) and self.communicator.purpose in str(error)
+        is_named = operation.op in str(error) and self.communicator.purpose in str(error)
         require(
-            "E1", named, f"{operation.op} of {self.communicator.purpose!r} is not named: {text}"
+            "E1", is_named, f"{operation.op} of {self.communicator.purpose!r} is not named: {text}"
         )
 
     def check_reported_loss(self) -> Play:
@@ -362,11 +362,11 @@ def _barrier_of(
     """Wait for these ranks, this one among them, by the control plane alone."""
     control.cast(question, b"")
 
-    def come() -> bool:
-        looked = catch(lambda: control.collect(question, 0.0, ranks), BallotIncomplete)
-        return looked is None
+    def all_present() -> bool:
+        missing = catch(lambda: control.collect(question, 0.0, ranks), BallotIncomplete)
+        return missing is None
 
-    yield Until(come, f"the others at {question!r}")
+    yield Until(all_present, f"the others at {question!r}")
     control.collect(question, ctx.timeout, ranks)
 
 

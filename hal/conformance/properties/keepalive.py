@@ -87,11 +87,11 @@ class _VerbRunner:
             self.fixture.store.unpack(self._blob(version), [slot], stream)
             self.expected_versions[slot] = version
         else:
-            made = self.fixture.make_source(self._blob(version))
+            source = self.fixture.make_source(self._blob(version))
             self.fixture.keepalive.clear()
-            sizes = [segment.nbytes for segment in made]
-            self.fixture.store.write([slot], [made], stream)
-            del made
+            sizes = [segment.nbytes for segment in source]
+            self.fixture.store.write([slot], [source], stream)
+            del source
             self.expected_versions[slot] = version
         self.junk += occupy_freed_memory(self.fixture.ctx, *sizes)
         if step.op == "unpack":
@@ -108,9 +108,11 @@ def _play_verbs(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     ctx.drain(*(ctx.accelerator.stream(Role(role)) for role in SLOT_ROLES))
     for slot, expected in enumerate(runner.expected_versions):
-        seen = versions_in(runner.fixture.read_slot(slot))
+        versions = versions_in(runner.fixture.read_slot(slot))
         require(
-            "K1", seen == [expected], f"slot {slot} holds {format_versions(seen)}, not {expected}"
+            "K1",
+            versions == [expected],
+            f"slot {slot} holds {format_versions(versions)}, not {expected}",
         )
     require_junk_untouched("K1", runner.junk)
 
@@ -132,25 +134,25 @@ MAX_WORKS = 3
 QUESTIONS = ("result", "done", "wait")
 
 
-def _question(which: int, call: str, host: int) -> Step:
-    return Step("look", (which, call), thread=host)
+def _question(number: int, call: str, host: int) -> Step:
+    return Step("look", (number, call), thread=host)
 
 
 def _questions(count: int) -> st.SearchStrategy[list[Step]]:
     """Queries of works by either thread."""
-    which, host = st.integers(0, count - 1), st.integers(0, THREADS - 1)
-    return st.lists(st.builds(_question, which, st.sampled_from(QUESTIONS), host), max_size=6)
+    number, host = st.integers(0, count - 1), st.integers(0, THREADS - 1)
+    return st.lists(st.builds(_question, number, st.sampled_from(QUESTIONS), host), max_size=6)
 
 
 def _ended_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
+    step_lists = st.lists(operations(traits), min_size=1, max_size=MAX_WORKS)
 
-    def made(size: int, steps: list[Step], queries: list[Step]) -> Program:
-        fitted = deduplicate_messages(clip_to_group(steps, size))
-        valid = [look for look in queries if int(look.args[0]) < len(fitted)]
-        return make_program([*fitted, *valid], size)
+    def build(size: int, steps: list[Step], queries: list[Step]) -> Program:
+        unique_steps = deduplicate_messages(clip_to_group(steps, size))
+        valid = [look for look in queries if int(look.args[0]) < len(unique_steps)]
+        return make_program([*unique_steps, *valid], size)
 
-    return st.builds(made, one_common_size(traits), drawn, _questions(MAX_WORKS))
+    return st.builds(build, one_common_size(traits), step_lists, _questions(MAX_WORKS))
 
 
 def _play_ended(ctx: RankContext, program: Program) -> Play:
@@ -179,8 +181,8 @@ def _issue_all(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     transfers = {}
     for number, step in enumerate(program.steps):
-        if step.op != "look" and (made := issue_step(ctx, comm, step, number)) is not None:
-            transfers[number] = made
+        if step.op != "look" and (transfer := issue_step(ctx, comm, step, number)) is not None:
+            transfers[number] = transfer
         yield NEXT
     return transfers
 
@@ -196,26 +198,26 @@ def _ask_succeeded(work: Work, question: str, ctx: RankContext) -> None:
 
 
 def _done_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(operations(traits, SINGLE_WORK_OPS), min_size=1, max_size=MAX_WORKS)
+    step_lists = st.lists(operations(traits, SINGLE_WORK_OPS), min_size=1, max_size=MAX_WORKS)
     return st.builds(
         lambda n, steps: make_program(deduplicate_messages(clip_to_group(steps, n)), n),
         one_common_size(traits),
-        drawn,
+        step_lists,
     )
 
 
 def _play_done(ctx: RankContext, program: Program) -> Play:
     for transfer in (yield from _issue_all(ctx, program)).values():
-        raised = yield from result_after_done(ctx, transfer.work, transfer.what)
-        require("K5", raised is None, f"{transfer.what} is done, yet result() gives {raised!r}")
+        error = yield from result_after_done(ctx, transfer.work, transfer.what)
+        require("K5", error is None, f"{transfer.what} is done, yet result() gives {error!r}")
         transfer.check_outputs("K5")
 
 
 def _failed_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    def made(size: int, alone: Step, queries: list[Step]) -> Program:
+    def build(size: int, alone: Step, queries: list[Step]) -> Program:
         return make_program([alone, *queries], size)
 
-    return st.builds(made, one_common_size(traits), unmatched_steps(), _questions(1))
+    return st.builds(build, one_common_size(traits), unmatched_steps(), _questions(1))
 
 
 def _play_failed(ctx: RankContext, program: Program) -> Play:
@@ -223,11 +225,11 @@ def _play_failed(ctx: RankContext, program: Program) -> Play:
     failed = thread_future(ctx, "failed")
     if ctx.thread == 0:
         comm = yield from ctx.communicator()
-        op, made = issue_unmatched(ctx, comm, program.steps[0])
-        raised = yield from result_after_done(ctx, made, f"the failure of {op}")
-        what = f"rank {ctx.rank}: {op} is done, nobody answered it, and result() gives {raised!r}"
-        require("K5", _failure(raised), what)
-        failed.set_result(made)
+        op, failing_work = issue_unmatched(ctx, comm, program.steps[0])
+        error = yield from result_after_done(ctx, failing_work, f"the failure of {op}")
+        what = f"rank {ctx.rank}: {op} is done, nobody answered it, and result() gives {error!r}"
+        require("K5", _failure(error), what)
+        failed.set_result(failing_work)
     work: Work = yield from failed.wait_for_result(ctx, "what failed")
     for step in program.steps_of(ctx.rank, ctx.thread):
         if step.op == "look":
@@ -247,8 +249,8 @@ def _result_error(work: Work) -> Exception | None:
     return catch(lambda: work.result(0.0), CommunicatorFailed, ResultPending)
 
 
-def _failure(raised: Exception | None) -> bool:
-    return isinstance(raised, CommunicatorFailed)
+def _failure(error: Exception | None) -> bool:
+    return isinstance(error, CommunicatorFailed)
 
 
 def _ask_failed(ctx: RankContext, work: Work, question: str) -> None:
@@ -315,11 +317,11 @@ MAX_HELD_OPERATIONS = 2
 def _dropped_programs(traits: Traits) -> st.SearchStrategy[Program]:
     step = st.one_of(operations(traits), st.just(Step("blindly")))
 
-    def made(size: int, steps: list[Step]) -> Program:
+    def build(size: int, steps: list[Step]) -> Program:
         return make_program(deduplicate_messages(clip_to_group(steps, size)), size)
 
     return st.builds(
-        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
+        build, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
     )
 
 
@@ -349,7 +351,7 @@ def _issue_and_drop_buffers(
     transfer = issue_step(ctx, comm, step, number)
     if transfer is None:
         return
-    dropped = [*transfer.operands, *(found for found, _ in transfer.outputs if blind)]
+    dropped = [*transfer.operands, *(output for output, _ in transfer.outputs if blind)]
     sizes = [buffer.nbytes for buffer in dropped]
     bare.append(replace(transfer, operands=(), outputs=() if blind else transfer.outputs))
     del transfer, dropped
@@ -360,40 +362,40 @@ def _works_programs(traits: Traits) -> st.SearchStrategy[Program]:
     drop = st.builds(lambda rank: Step("drop", (), rank), UNCLIPPED_RANKS)
     step = st.one_of(operations(traits), drop)
 
-    def made(size: int, steps: list[Step]) -> Program:
-        placed = [replace(s, rank=s.rank % size) if s.op == "drop" else s for s in steps]
-        return make_program(deduplicate_messages(clip_to_group(placed, size)), size)
+    def build(size: int, steps: list[Step]) -> Program:
+        clipped_steps = [replace(s, rank=s.rank % size) if s.op == "drop" else s for s in steps]
+        return make_program(deduplicate_messages(clip_to_group(clipped_steps, size)), size)
 
     return st.builds(
-        made, one_common_size(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2)
+        build, one_common_size(traits), st.lists(step, min_size=2, max_size=MAX_OPERATIONS + 2)
     )
 
 
 def _play_works(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    held: list[IssuedOperation] = []
+    transfers: list[IssuedOperation] = []
     dropped: list[list[IsFreed]] = []
     for number, step in enumerate(program.steps):
         if step.op == "drop":
             if step.rank == ctx.rank:
-                dropped += [_freed_checks(transfer) for transfer in held]
-                held.clear()
+                dropped += [_freed_checks(transfer) for transfer in transfers]
+                transfers.clear()
                 ctx.scribble_freed_memory()
         else:
-            _keep_work(held, issue_step(ctx, comm, step, number))
+            _keep_work(transfers, issue_step(ctx, comm, step, number))
         yield NEXT
-    yield from wait_and_check(ctx, held, "K1")
+    yield from wait_and_check(ctx, transfers, "K1")
     yield from _require_freed(ctx, comm, dropped)
 
 
-def _keep_work(held: list[IssuedOperation], transfer: IssuedOperation | None) -> None:
+def _keep_work(transfers: list[IssuedOperation], transfer: IssuedOperation | None) -> None:
     if transfer is not None:
-        held.append(transfer)
+        transfers.append(transfer)
 
 
 def _freed_checks(transfer: IssuedOperation) -> list[IsFreed]:
     """Whether the memory of each buffer has been released; does not keep it alive."""
-    buffers = [*transfer.operands, *(found for found, _ in transfer.outputs)]
+    buffers = [*transfer.operands, *(output for output, _ in transfer.outputs)]
     return [_freed_check(buffer) for buffer in buffers]
 
 
@@ -406,7 +408,7 @@ def _require_freed(ctx: RankContext, comm: Communicator, dropped: list[list[IsFr
     """Make later calls, as many on every rank, and count the operations that are still alive."""
     for _ in range(LATER_CALLS):
         yield from wait_for_success(ctx, comm.barrier(), "a later call")
-    alive = sum(not all(gone() for gone in buffers) for buffers in dropped)
+    alive = sum(not all(is_freed() for is_freed in buffers) for buffers in dropped)
     what = (
         f"{alive} of {len(dropped)} dropped works hold memory {LATER_CALLS} calls after their end"
     )
@@ -415,41 +417,41 @@ def _require_freed(ctx: RankContext, comm: Communicator, dropped: list[list[IsFr
 
 def _order_programs(traits: Traits) -> st.SearchStrategy[Program]:
     finish_one = st.builds(
-        lambda which: Step("finish", (which,)), st.integers(0, MAX_OPERATIONS - 1)
+        lambda number: Step("finish", (number,)), st.integers(0, MAX_OPERATIONS - 1)
     )
     step = st.one_of(operations(traits, BATCHES), finish_one)
 
-    def made(size: int, steps: list[Step]) -> Program:
+    def build(size: int, steps: list[Step]) -> Program:
         return make_program(_valid_finishes(deduplicate_messages(clip_to_group(steps, size))), size)
 
     return st.builds(
-        made, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
+        build, one_common_size(traits), st.lists(step, min_size=1, max_size=MAX_OPERATIONS)
     )
 
 
 def _valid_finishes(steps: list[Step]) -> list[Step]:
     """Each *finish* names the place, in the program, of an operation before it."""
-    kept: list[Step] = []
+    valid: list[Step] = []
     for step in steps:
         if step.op == "finish":
-            issued = [place for place, earlier in enumerate(kept) if earlier.op != "finish"]
+            issued = [place for place, earlier in enumerate(valid) if earlier.op != "finish"]
             if not issued:
                 continue
             step = Step("finish", (issued[int(step.args[0]) % len(issued)],))
-        kept.append(step)
-    return kept
+        valid.append(step)
+    return valid
 
 
 def _play_order(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    flying: dict[int, IssuedOperation] = {}
+    in_flight: dict[int, IssuedOperation] = {}
     for number, step in enumerate(program.steps):
         if step.op == "finish":
-            yield from wait_and_check(ctx, [flying.pop(int(step.args[0]), None)], "K4")
+            yield from wait_and_check(ctx, [in_flight.pop(int(step.args[0]), None)], "K4")
         elif (transfer := issue_step(ctx, comm, step, number)) is not None:
-            flying[number] = transfer
+            in_flight[number] = transfer
         yield NEXT
-    yield from wait_and_check(ctx, reversed(flying.values()), "K4")
+    yield from wait_and_check(ctx, reversed(in_flight.values()), "K4")
 
 
 PROPERTIES = (

@@ -69,7 +69,7 @@ def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
     """Every expert has a slot; the others, and the shares, are drawn."""
     spare = SLOTS - EXPERTS
     return st.builds(
-        lambda layer, turn, rest, weights: Step("table", (layer, turn, *rest, *weights)),
+        lambda layer, turn, experts, weights: Step("table", (layer, turn, *experts, *weights)),
         layer,
         st.integers(0, SLOTS - 1),
         st.lists(st.integers(0, EXPERTS - 1), min_size=spare, max_size=spare),
@@ -80,10 +80,10 @@ def _tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
 def _table(step: Step) -> tuple[RoutingTable, RoutingTable]:
     """What a table step installs, and the same slots with other shares."""
     turn, *numbers = (int(number) for number in step.args[1:])
-    held = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
-    held, weights = [*held[turn:], *held[:turn]], numbers[SLOTS - EXPERTS :]
-    return routing_tables.make_table(held, weights), routing_tables.make_table(
-        held, [4 - weight for weight in weights]
+    placement = [*range(EXPERTS), *numbers[: SLOTS - EXPERTS]]
+    placement, weights = [*placement[turn:], *placement[:turn]], numbers[SLOTS - EXPERTS :]
+    return routing_tables.make_table(placement, weights), routing_tables.make_table(
+        placement, [4 - weight for weight in weights]
     )
 
 
@@ -149,55 +149,55 @@ class _KernelValueRunner:
         else:
             calls[step.op](*step.args)
 
-    def install(self, layer: int, made: RoutingTable, solved: RoutingTable) -> None:
-        self.host_tables[layer], self.solved_tables[layer] = made, solved
+    def install(self, layer: int, table: RoutingTable, solved: RoutingTable) -> None:
+        self.host_tables[layer], self.solved_tables[layer] = table, solved
         self.kernels.commit_tables(
-            routing_tables.make_update(layer, made), self.tables, self.stream
+            routing_tables.make_update(layer, table), self.tables, self.stream
         )
         self.ctx.drain(self.stream)
 
-    def count(self, repeat: int, *drawn: int) -> None:
-        ids = _ids(repeat, drawn)
+    def count(self, repeat: int, *values: int) -> None:
+        ids = _ids(repeat, values)
         out = routing_tables.empty_output(self.ctx, 0, EXPERTS)
         self.kernels.count(self.ctx.copy_of(ids), out.counts, self.stream)
         self.ctx.drain(self.stream)
         self.judge_counts(ids, out.counts, "count")
 
-    def checksum(self, repeat: int, *drawn: int) -> None:
-        data = torch.tensor(drawn * repeat, dtype=torch.uint8)
+    def checksum(self, repeat: int, *values: int) -> None:
+        data = torch.tensor(values * repeat, dtype=torch.uint8)
         out = self.ctx.empty((1,), torch.int64)
         self.kernels.checksum(self.ctx.copy_of(data), out, self.stream)
         self.ctx.drain(self.stream)
         expected = torch.tensor([as_int64(checksum(data))])
         require_equal("G4", out, expected, f"checksum of {data.numel()} bytes")
 
-    def solve(self, layer: int, *drawn: int) -> None:
-        counts, known = torch.tensor(drawn), self.host_tables[layer]
+    def solve(self, layer: int, *values: int) -> None:
+        counts, table = torch.tensor(values), self.host_tables[layer]
         out = self.ctx.empty((SLOTS,), torch.int32)
         self.kernels.solve_shares(self.ctx.copy_of(counts), self.tables, layer, out, self.stream)
         self.ctx.drain(self.stream)
-        expected = solve_cumulative(counts, known, self.tables.ranks)
-        require_equal("G4", out, expected, f"shares for {drawn}")
+        expected = solve_cumulative(counts, table, self.tables.ranks)
+        require_equal("G4", out, expected, f"shares for {values}")
 
-    def hashed(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), self.host_tables[layer]
+    def hashed(self, layer: int, rank: int, counter: int, repeat: int, *values: int) -> None:
+        ids, table = _ids(repeat, values), self.host_tables[layer]
         salt = Salt(rank, layer, counter)
         out = routing_tables.launch_routing(
             self.ctx, self.ctx.copy_of(ids), self.tables, salt, self.stream
         )
         self.ctx.drain(self.stream)
-        self.judge(ids, out, route_hashed(ids, known, rank, layer, counter)[0], f"hashed {salt}")
+        self.judge(ids, out, route_hashed(ids, table, rank, layer, counter)[0], f"hashed {salt}")
 
-    def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *drawn: int) -> None:
-        ids, known = _ids(repeat, drawn), self.solved_tables[layer]
+    def apportioned(self, layer: int, rank: int, counter: int, repeat: int, *values: int) -> None:
+        ids, table = _ids(repeat, values), self.solved_tables[layer]
         salt = Salt(rank, layer, counter)
         out = routing_tables.empty_output(self.ctx, ids.numel(), EXPERTS)
-        shares = self.ctx.copy_of(known.cumulative)
+        shares = self.ctx.copy_of(table.cumulative)
         self.kernels.route_apportioned(
             self.ctx.copy_of(ids), self.tables, shares, salt, out.slots, out.counts, self.stream
         )
         self.ctx.drain(self.stream)
-        self.judge(ids, out, route_apportioned(ids, known, rank, layer)[0], f"apportioned {salt}")
+        self.judge(ids, out, route_apportioned(ids, table, rank, layer)[0], f"apportioned {salt}")
 
     def judge(
         self, ids: Tensor, out: routing_tables.RoutingOutput, expected: Tensor, what: str
@@ -216,8 +216,8 @@ class _KernelValueRunner:
         require_equal("G4", counts, expected, f"{what}: counts")
 
 
-def _ids(repeat: int, drawn: Sequence[int]) -> Tensor:
-    return torch.tensor([*drawn] * repeat, dtype=torch.int32)
+def _ids(repeat: int, values: Sequence[int]) -> Tensor:
+    return torch.tensor([*values] * repeat, dtype=torch.int32)
 
 
 def _play_values(ctx: RankContext, program: Program) -> Play:
@@ -228,7 +228,7 @@ def _play_values(ctx: RankContext, program: Program) -> Play:
         yield NEXT
 
 
-def _salted(_: Traits) -> st.SearchStrategy[Program]:
+def _salted_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Routing passes over the same ids, by ranks and layers."""
     numbers = st.integers(0, 3), st.integers(0, LAYERS - 1)
     route = st.builds(lambda rank, layer: Step("route", (rank, layer)), *numbers)
@@ -239,17 +239,17 @@ def _play_salted(ctx: RankContext, program: Program) -> Play:
     live = routing_tables.zeroed_tables(ctx, LAYERS, 1, 2, 1)
     stream = ctx.accelerator.stream(Role.COMPUTE)
     for layer in range(LAYERS):
-        made = routing_tables.make_update(layer, routing_tables.make_table([0, 0], [1, 1]))
-        ctx.accelerator.kernels.commit_tables(made, live, stream)
+        update = routing_tables.make_update(layer, routing_tables.make_table([0, 0], [1, 1]))
+        ctx.accelerator.kernels.commit_tables(update, live, stream)
     ids = ctx.full((TOKENS,), 0, torch.int32)
-    seen: dict[tuple[int, ...], Step] = {}
+    step_by_choices: dict[tuple[int, ...], Step] = {}
     for step in program.steps:
         rank, layer = (int(number) for number in step.args)
         out = routing_tables.launch_routing(ctx, ids, live, Salt(rank, layer, 0), stream)
         yield NEXT
         ctx.drain(stream)
         choices = tuple(out.slots.tolist())
-        twin = seen.setdefault(choices, step)
+        twin = step_by_choices.setdefault(choices, step)
         require("G5", twin is step, f"{step} makes the choices of {twin}, {TOKENS} out of {TOKENS}")
 
 
@@ -266,7 +266,7 @@ SALTED = Property(
     family=FAMILY,
     clauses=("G5",),
     claim="The same ids on other ranks or layers go to other replicas.",
-    programs=_salted,
+    programs=_salted_programs,
     play=_play_salted,
 )
 
@@ -297,9 +297,9 @@ def _rule_tables(layer: st.SearchStrategy[int]) -> st.SearchStrategy[Step]:
 
 def _rule_table(turn: int) -> RoutingTable:
     """All shares on one replica, since the rules read none."""
-    held = [*RULE_PLACEMENT[turn:], *RULE_PLACEMENT[:turn]]
+    placement = [*RULE_PLACEMENT[turn:], *RULE_PLACEMENT[:turn]]
     return routing_tables.make_table(
-        held, [held.index(expert) == slot for slot, expert in enumerate(held)]
+        placement, [placement.index(expert) == slot for slot, expert in enumerate(placement)]
     )
 
 
@@ -350,24 +350,24 @@ class _RuleRunner:
 
     def install(self, layer: int, turn: int) -> None:
         self.host_tables[layer] = _rule_table(turn)
-        made = routing_tables.make_update(layer, self.host_tables[layer])
-        self.ctx.accelerator.kernels.commit_tables(made, self.tables, self.stream)
+        update = routing_tables.make_update(layer, self.host_tables[layer])
+        self.ctx.accelerator.kernels.commit_tables(update, self.tables, self.stream)
         self.ctx.drain(self.stream)
 
-    def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *drawn: int) -> None:
+    def row_hash(self, layer: int, top_k: int, rows: int, repeat: int, *values: int) -> None:
         counted = torch.tensor([rows], dtype=torch.int32)
         rule = RowHash(top_k, self.ctx.copy_of(counted))
-        self.judge(layer, rule, RowHash(top_k, counted), [*drawn] * repeat)
+        self.judge(layer, rule, RowHash(top_k, counted), [*values] * repeat)
 
-    def block_turns(self, layer: int, offset: int, repeat: int, *drawn: int) -> None:
+    def block_turns(self, layer: int, offset: int, repeat: int, *values: int) -> None:
         rule = BlockTurns(offset)
-        self.judge(layer, rule, rule, [*drawn] * repeat)
+        self.judge(layer, rule, rule, [*values] * repeat)
 
     def judge(
-        self, layer: int, rule: ReplicaRule, reference: ReplicaRule, drawn: list[int]
+        self, layer: int, rule: ReplicaRule, reference: ReplicaRule, values: list[int]
     ) -> None:
         """First the padding, then every bit; `reference` is the same rule on the host."""
-        ids = torch.tensor(drawn, dtype=torch.int32)
+        ids = torch.tensor(values, dtype=torch.int32)
         out = routing_tables.empty_output(self.ctx, ids.numel(), EXPERTS)
         self.ctx.accelerator.kernels.route_by_rule(
             rule, self.ctx.copy_of(ids), self.tables, layer, out.slots, out.counts, self.stream

@@ -72,14 +72,14 @@ def _play_graph(ctx: RankContext, program: Program) -> Play:
         expected.extend(inside if step.op == "replay" else (step,))
         yield NEXT
     ctx.drain(stream)
-    wanted = [int(step.args[0]) for step in expected]
-    seen = _digits(int(number))
-    require("B7", seen == wanted, f"ran {seen}, not {wanted}")
+    expected_digits = [int(step.args[0]) for step in expected]
+    digits = _digits(int(number))
+    require("B7", digits == expected_digits, f"ran {digits}, not {expected_digits}")
 
 
 def _other_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`capture(role)`, then launches and replays on another stream, while the first is held."""
-    roles = st.permutations(ROLES).map(lambda drawn: drawn[:2])
+    roles = st.permutations(ROLES).map(lambda roles: roles[:2])
     after = st.lists(st.sampled_from((Step("replay"), Step("launch", (2,)))), max_size=4)
     return st.builds(
         lambda pair, steps: make_program(
@@ -112,18 +112,18 @@ def _play_other_stream(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     stuck = catch(partial(ctx.drain, second), StreamTimeout)
     require("B7", not stuck, f"a replay on {second.role} waits for {first.role}, which is held")
-    seen = _digits(int(to_host(number)))
-    require("B7", seen == expected, f"on {second.role} ran {seen}, not {expected}")
+    digits = _digits(int(to_host(number)))
+    require("B7", digits == expected, f"on {second.role} ran {digits}, not {expected}")
     release()
     release = ctx.hold(second)
     graph.replay(second)
     ctx.drain(first)
-    seen = _digits(int(to_host(number)))
-    require("B7", seen == expected, f"{seen} ran, though {second.role} is held: not {expected}")
+    digits = _digits(int(to_host(number)))
+    require("B7", digits == expected, f"{digits} ran, though {second.role} is held: not {expected}")
     release()
     ctx.drain()
-    seen = _digits(int(to_host(number)))
-    require("B7", seen == [*expected, 1, 3], f"in the end ran {seen}, not {[*expected, 1, 3]}")
+    digits = _digits(int(to_host(number)))
+    require("B7", digits == [*expected, 1, 3], f"in the end ran {digits}, not {[*expected, 1, 3]}")
 
 
 def _digits(number: int) -> list[int]:
@@ -167,8 +167,12 @@ def _kernel_programs(traits: Traits) -> st.SearchStrategy[Program]:
     if graph_support(traits) is None:
         steps.append(kernel.map(lambda name: Step("replay", (name,))))
     holds = [[]] if holdable_stream(traits) else [[], [Step("hold")]]
-    drawn = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)
-    return st.builds(lambda hold, rest: make_program([*hold, *rest]), st.sampled_from(holds), drawn)
+    step_lists = st.lists(st.one_of(steps), min_size=1, max_size=MAX_KERNEL_STEPS)
+    return st.builds(
+        lambda hold, following: make_program([*hold, *following]),
+        st.sampled_from(holds),
+        step_lists,
+    )
 
 
 @dataclass
@@ -255,10 +259,10 @@ def _kernel_runner(ctx: RankContext) -> _KernelRunner:
     """With tables in which every expert has one slot, and ids of expert 0."""
     stream, of = ctx.accelerator.stream(Role.COMPUTE), partial(ctx.full, (EXPERTS,))
     live = routing_tables.zeroed_tables(ctx, 1, EXPERTS, EXPERTS, 1)
-    made = routing_tables.make_update(0, routing_tables.make_table(range(EXPERTS), [1] * EXPERTS))
+    update = routing_tables.make_update(0, routing_tables.make_table(range(EXPERTS), [1] * EXPERTS))
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
     ctx.accelerator.kernels.warm(live, stream)
-    ctx.accelerator.kernels.commit_tables(made, live, stream)
+    ctx.accelerator.kernels.commit_tables(update, live, stream)
     ctx.drain(stream)
     return _KernelRunner(
         ctx,
@@ -300,8 +304,10 @@ def _play_kernels(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     runner.release()
     ctx.drain()
-    for (step, wanted), row in zip(expected, runner.rows, strict=True):
-        require("G3", row.tolist() == wanted, f"{step} leaves {row.tolist()}, not {wanted}")
+    for (step, expected_row), row in zip(expected, runner.rows, strict=True):
+        require(
+            "G3", row.tolist() == expected_row, f"{step} leaves {row.tolist()}, not {expected_row}"
+        )
 
 
 STREAM_ORDER = Property(

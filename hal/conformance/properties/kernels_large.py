@@ -71,26 +71,28 @@ def _generator(key: int, *more: int) -> torch.Generator:
 @lru_cache(maxsize=256)
 def _table(experts: int, slots: int, key: int, layer: int) -> RoutingTable:
     """Every expert has a slot, some have many; shares as drawn, of which some are 0."""
-    drawn = _generator(key, experts, layer)
-    spare = torch.randint(0, REPLICATED_EXPERTS, (slots - experts,), generator=drawn)
-    held = torch.cat([torch.arange(experts), spare])[torch.randperm(slots, generator=drawn)]
-    weights = torch.randint(0, 4, (slots,), generator=drawn)
+    generator = _generator(key, experts, layer)
+    spare = torch.randint(0, REPLICATED_EXPERTS, (slots - experts,), generator=generator)
+    placement = torch.cat([torch.arange(experts), spare])[
+        torch.randperm(slots, generator=generator)
+    ]
+    weights = torch.randint(0, 4, (slots,), generator=generator)
     shares = torch.zeros(slots, dtype=torch.int64)
     for expert in range(experts):
-        run = (held == expert).nonzero()[:, 0]
+        run = (placement == expert).nonzero()[:, 0]
         parts = weights[run] if int(weights[run].sum()) else torch.ones_like(run)
         ends = SHARE_ONE * parts.cumsum(0) // parts.sum()
         shares[run] = ends.diff(prepend=ends.new_zeros(1))
-    return build_table(held.int(), shares.int(), experts)
+    return build_table(placement.int(), shares.int(), experts)
 
 
-def update_of_layers(layers: Sequence[int], made: Sequence[RoutingTable]) -> TableUpdate:
+def update_of_layers(layers: Sequence[int], tables: Sequence[RoutingTable]) -> TableUpdate:
     """What installs these tables as those of these layers, in one commit."""
     return TableUpdate(
         tuple(layers),
-        torch.stack([table.start for table in made]),
-        torch.stack([table.replicas for table in made]),
-        torch.stack([table.cumulative for table in made]),
+        torch.stack([table.start for table in tables]),
+        torch.stack([table.replicas for table in tables]),
+        torch.stack([table.cumulative for table in tables]),
     )
 
 
@@ -112,8 +114,8 @@ class _LargeModelRunner:
         """New tables of these layers, in one commit."""
         slots, experts = self.tables.slots, self.tables.experts
         self.host_tables.update({layer: _table(experts, slots, key, layer) for layer in layers})
-        made = update_of_layers(layers, [self.host_tables[layer] for layer in layers])
-        self.kernels.commit_tables(made, self.tables, self.stream)
+        update = update_of_layers(layers, [self.host_tables[layer] for layer in layers])
+        self.kernels.commit_tables(update, self.tables, self.stream)
         self.ctx.drain(self.stream)
 
     def check_installed(self) -> None:
@@ -121,15 +123,15 @@ class _LargeModelRunner:
         words = to_host(self.tables.generation).tolist()
         for layer, table in self.host_tables.items():
             for name in ("start", "replicas", "cumulative"):
-                found = to_host(getattr(self.tables, name))[words[layer] & 1, layer]
+                contents = to_host(getattr(self.tables, name))[words[layer] & 1, layer]
                 what = f"{name} of layer {layer} of {self.tables.layers}, generation {words[layer]}"
-                require_equal("G10", found, getattr(table, name), what)
+                require_equal("G10", contents, getattr(table, name), what)
 
     def route(self, layer: int, tokens: int) -> None:
         """Every kernel over one batch."""
         ctx, experts, table = self.ctx, self.tables.experts, self.host_tables[layer]
-        drawn = _generator(self.key, tokens, layer)
-        ids = torch.randint(-1, experts + 1, (tokens,), generator=drawn, dtype=torch.int32)
+        generator = _generator(self.key, tokens, layer)
+        ids = torch.randint(-1, experts + 1, (tokens,), generator=generator, dtype=torch.int32)
         near, salt = ctx.copy_of(ids), Salt(layer % 5, layer, self.key)
         rows = torch.tensor([tokens // TOP_K - 1], dtype=torch.int32)
         place = (salt.rank, salt.layer, salt.step)
@@ -189,8 +191,8 @@ class _LargeModelRunner:
     def count_and_solve(self, layer: int, tokens: int) -> None:
         """Counts of a skewed batch, and the shares that level them."""
         experts = self.tables.experts
-        drawn = _generator(self.key, tokens, layer, 1)
-        ids = (torch.rand(tokens, generator=drawn) ** 3 * experts).int()
+        generator = _generator(self.key, tokens, layer, 1)
+        ids = (torch.rand(tokens, generator=generator) ** 3 * experts).int()
         out = self.ctx.empty((experts,), torch.int32)
         self.kernels.count(self.ctx.copy_of(ids), out, self.stream)
         load = count_experts(ids, experts).long()
@@ -242,15 +244,15 @@ def _expected_checksum(length: int, key: int) -> int:
 
 
 def _play_checksums(ctx: RankContext, program: Program) -> Play:
-    stream, seen = ctx.accelerator.stream(Role.COMPUTE), []
+    stream, checksums = ctx.accelerator.stream(Role.COMPUTE), []
     for step in program.steps:
         length, key = (int(number) for number in step.args)
         data, out = ctx.copy_of(random_bytes(length, key)), ctx.empty((1,), torch.int64)
         ctx.accelerator.kernels.checksum(data, out, stream)
-        seen.append((length, key, data, out))
+        checksums.append((length, key, data, out))
         yield NEXT
     ctx.drain(stream)
-    for length, key, _, out in seen:
+    for length, key, _, out in checksums:
         require(
             "G4",
             int(to_host(out)) == _expected_checksum(length, key),

@@ -96,10 +96,10 @@ class _OperandRunner:
 
     def commit(self, layers: tuple[int, ...], **parts: Tensor) -> None:
         table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
-        made = replace(
+        update = replace(
             update_of_layers(range(len(layers)), [table] * len(layers)), layers=layers, **parts
         )
-        self.kernels.commit_tables(made, self.tables, self.stream)
+        self.kernels.commit_tables(update, self.tables, self.stream)
 
     def strided(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         """A column: every second element."""
@@ -192,9 +192,11 @@ def _play(ctx: RankContext, program: Program) -> Play:
     before = _table_contents(runner.tables)
     for step in program.steps:
         refusal = catch(partial(BAD_CALLS[step.op], runner), Exception)
-        named = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
+        description = f"{type(refusal).__name__}: {refusal}" if refusal else "nothing"
         require(
-            "G11", isinstance(refusal, KernelError), f"{step} raised {named}, not a KernelError"
+            "G11",
+            isinstance(refusal, KernelError),
+            f"{step} raised {description}, not a KernelError",
         )
         yield NEXT
     ctx.drain(runner.stream)
@@ -220,20 +222,20 @@ def _overwritten_update_programs(_: Traits) -> st.SearchStrategy[Program]:
 def _play_overwritten_update(ctx: RankContext, program: Program) -> Play:
     runner = _operand_runner(ctx)
     table = routing_tables.make_table(PLACEMENT, [1] * SLOTS)
-    made = update_of_layers([1], [table])
+    update = update_of_layers([1], [table])
     # Where a kernel is compiled and loaded with its first launch, that waits for a held stream.
     runner.kernels.warm(runner.tables, runner.stream)
     ctx.drain(runner.stream)
     release = ctx.hold(runner.stream)
-    runner.kernels.commit_tables(made, runner.tables, runner.stream)
+    runner.kernels.commit_tables(update, runner.tables, runner.stream)
     yield NEXT
-    getattr(made, str(program.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
+    getattr(update, str(program.steps[0].args[0])).fill_(UNTOUCHED_VALUE)
     release()
     ctx.drain(runner.stream)
     for name in ("start", "replicas", "cumulative"):
-        seen = to_host(getattr(runner.tables, name))[1, 1]
+        contents = to_host(getattr(runner.tables, name))[1, 1]
         require_equal(
-            "G10", seen, getattr(table, name), f"{name}, of an update that was changed later"
+            "G10", contents, getattr(table, name), f"{name}, of an update that was changed later"
         )
 
 
@@ -253,9 +255,11 @@ def _play_unsolved_layer(ctx: RankContext, program: Program) -> Play:
         yield NEXT
         stuck = catch(partial(ctx.drain, runner.stream), Exception)
         require("G12", not stuck, f"solving a layer without tables failed its stream: {stuck!r}")
-        left = to_host(out).tolist()
+        shares = to_host(out).tolist()
         require(
-            "G12", left == [UNTOUCHED_VALUE] * SLOTS, f"shares of a layer without tables are {left}"
+            "G12",
+            shares == [UNTOUCHED_VALUE] * SLOTS,
+            f"shares of a layer without tables are {shares}",
         )
 
 

@@ -38,7 +38,7 @@ def _table_programs(_: Traits) -> st.SearchStrategy[Program]:
     kind = st.integers(0, len(PLACEMENTS) - 1)
     commit = kind.map(lambda kind: Step("commit", (kind,)))
     steps = st.lists(st.one_of(commit, st.just(Step("read"))), max_size=MAX_TABLE_STEPS)
-    return st.builds(lambda first, rest: make_program([first, *rest]), commit, steps)
+    return st.builds(lambda first, following: make_program([first, *following]), commit, steps)
 
 
 @dataclass
@@ -62,9 +62,9 @@ class _TableRunner:
             copy.wait(self.last_read)
         self.last_read = self.ctx.accelerator.event()
         compute.record(self.last_read)
-        made = routing_tables.make_update(0, _table(kind))
-        self.keepalive.append(made)
-        self.ctx.accelerator.kernels.commit_tables(made, self.tables, copy)
+        update = routing_tables.make_update(0, _table(kind))
+        self.keepalive.append(update)
+        self.ctx.accelerator.kernels.commit_tables(update, self.tables, copy)
         self.last_commit = self.ctx.accelerator.event()
         copy.record(self.last_commit)
 
@@ -97,8 +97,8 @@ def _read_tables(runner: _TableRunner) -> Tensor:
 @cache
 def _expected_tables(kind: int) -> tuple[int, ...]:
     """What a look at these tables sees."""
-    made = _table(kind)
-    return tuple(torch.cat([made.start, made.replicas, made.cumulative]).tolist())
+    table = _table(kind)
+    return tuple(torch.cat([table.start, table.replicas, table.cumulative]).tolist())
 
 
 def _ids() -> Tensor:
@@ -153,10 +153,14 @@ def _play_commits(
             reads.append((len(kinds) - 1, runner.read(read)))
         yield NEXT
     ctx.drain()
-    for number, (latest, seen) in enumerate(reads):
+    for number, (latest, contents) in enumerate(reads):
         allowed = {expected(kind) for kind in kinds[latest : latest + 2]}
         what = f"read {number} comes after commit {latest}, beside at most the next: it sees"
-        require(clause, tuple(seen.tolist()) in allowed, f"{what} {seen.tolist()}, not {allowed}")
+        require(
+            clause,
+            tuple(contents.tolist()) in allowed,
+            f"{what} {contents.tolist()}, not {allowed}",
+        )
 
 
 def _play_table_reads(ctx: RankContext, program: Program) -> Play:
@@ -209,9 +213,9 @@ def _weight_programs(_: Traits) -> st.SearchStrategy[Program]:
         st.integers(0, WEIGHT_EXPERTS - 1), min_size=WEIGHT_SLOTS, max_size=WEIGHT_SLOTS
     )
     role = st.sampled_from((Role.COMPUTE.value, Role.COPY.value))
-    place = st.builds(lambda role, held: Step("place", (role, *held)), role, placement)
+    place = st.builds(lambda role, placement: Step("place", (role, *placement)), role, placement)
     steps = st.lists(st.one_of(place, st.just(Step("read"))), min_size=2, max_size=MAX_WEIGHT_STEPS)
-    return steps.map(lambda drawn: make_program(filter(_has_every_expert, drawn)))
+    return steps.map(lambda steps: make_program(filter(_has_every_expert, steps)))
 
 
 def _has_every_expert(step: Step) -> bool:
@@ -234,25 +238,27 @@ class _LayerRunner:
     def stream(self, role: str) -> Stream:
         return self.ctx.accelerator.stream(Role(role))
 
-    def place(self, role: str, *held: int) -> Play:
+    def place(self, role: str, *placement: int) -> Play:
         """Commit the slots that change, and the tables, between two reads."""
         stream, compute = self.stream(role), self.stream(Role.COMPUTE)
-        moved = [slot for slot in range(WEIGHT_SLOTS) if held[slot] != self.placement[slot]]
-        blob = self.ctx.copy_of(_weights(held)[moved]).reshape(-1)
+        moved = [slot for slot in range(WEIGHT_SLOTS) if placement[slot] != self.placement[slot]]
+        blob = self.ctx.copy_of(_weights(placement)[moved]).reshape(-1)
         self.keepalive.append(blob)
         self.store.unpack(blob, range(len(moved)), stream)
         self.order_after(stream, compute)
         yield NEXT
         self.store.commit(list(enumerate(moved)), stream)
         yield NEXT
-        self.commit_tables(held, stream)
+        self.commit_tables(placement, stream)
         self.order_after(compute, stream)
-        self.placement = list(held)
+        self.placement = list(placement)
 
-    def commit_tables(self, held: tuple[int, ...], stream: Stream) -> None:
-        made = routing_tables.make_update(0, routing_tables.make_table(held, [1] * WEIGHT_SLOTS))
-        self.keepalive.append(made)
-        self.ctx.accelerator.kernels.commit_tables(made, self.routing_tables, stream)
+    def commit_tables(self, placement: tuple[int, ...], stream: Stream) -> None:
+        update = routing_tables.make_update(
+            0, routing_tables.make_table(placement, [1] * WEIGHT_SLOTS)
+        )
+        self.keepalive.append(update)
+        self.ctx.accelerator.kernels.commit_tables(update, self.routing_tables, stream)
 
     def order_after(self, later: Stream, earlier: Stream) -> None:
         """What is launched on `later` from now on comes after what is on `earlier`."""
@@ -267,20 +273,20 @@ class _LayerRunner:
         out = routing_tables.launch_routing(
             self.ctx, self.ids, self.routing_tables, Salt(0, 0, 0), compute
         )
-        seen = self.ctx.empty((WEIGHT_TOKENS, SLOT_BYTES))
+        output = self.ctx.empty((WEIGHT_TOKENS, SLOT_BYTES))
         self.keepalive.append(out)
 
         def make_program() -> None:
             slots = out.slots.long().clamp(0, WEIGHT_SLOTS - 1)
-            torch.index_select(self.weights, 0, slots, out=seen)
+            torch.index_select(self.weights, 0, slots, out=output)
 
         compute.launch(make_program)
-        return seen
+        return output
 
 
-def _weights(held: tuple[int, ...]) -> Tensor:
-    """uint8 [len(held), SLOT_BYTES]."""
-    return torch.tensor(held, dtype=torch.uint8)[:, None].add(1).repeat(1, SLOT_BYTES)
+def _weights(placement: tuple[int, ...]) -> Tensor:
+    """uint8 [len(placement), SLOT_BYTES]."""
+    return torch.tensor(placement, dtype=torch.uint8)[:, None].add(1).repeat(1, SLOT_BYTES)
 
 
 def _layer_runner(ctx: RankContext) -> _LayerRunner:
@@ -299,12 +305,12 @@ def _play_weights(ctx: RankContext, program: Program) -> Play:
         if step.op == "read":
             reads.append(layer.read())
         else:
-            yield from layer.place(str(step.args[0]), *(int(held) for held in step.args[1:]))
+            yield from layer.place(str(step.args[0]), *(int(expert) for expert in step.args[1:]))
         yield NEXT
     ctx.drain()
     expected = (to_host(layer.ids) + 1).to(torch.uint8)
-    for number, seen in enumerate(reads):
-        wrong = (to_host(seen) != expected[:, None]).any(1).nonzero().flatten().tolist()
+    for number, output in enumerate(reads):
+        wrong = (to_host(output) != expected[:, None]).any(1).nonzero().flatten().tolist()
         require("V3", not wrong, f"read {number}: tokens {wrong} find another expert's weights")
 
 

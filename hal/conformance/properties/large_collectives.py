@@ -65,13 +65,13 @@ def _values(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
 def _collectives(traits: Traits) -> st.SearchStrategy[Program]:
     """`operation(key)` of every kind, each at every size; `key` draws the contents."""
 
-    def made(size: int, key: int) -> Program:
+    def build(size: int, key: int) -> Program:
         ops = [op for op in (*COPY_OPS, *REDUCE_OPS) if size > 1 or op not in POINT_TO_POINT_OPS]
         kinds = {"moved": copyable_dtypes(traits)[:1], "summed": reducible_dtypes(traits)[:2]}
         names = {name: "+".join(map(dtype_name, some)) for name, some in kinds.items()}
         return make_program([Step(op, (key + place,)) for place, op in enumerate(ops)], size, names)
 
-    return st.builds(made, one_common_size(traits), st.integers(0, 255))
+    return st.builds(build, one_common_size(traits), st.integers(0, 255))
 
 
 def _calls(program: Program, step: Step) -> list[CollectiveCall]:
@@ -98,7 +98,7 @@ def _play_collectives(ctx: RankContext, program: Program) -> Play:
     require_results("X4", comm, issued, _values)
 
 
-def _uneven(traits: Traits) -> st.SearchStrategy[Program]:
+def _uneven_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`uneven(key)`: the first rank gives nearly all of its rows to the last, others few."""
     return st.builds(
         lambda size, key: make_program([Step("uneven", (key,))], size),
@@ -132,17 +132,17 @@ def _play_uneven(ctx: RankContext, program: Program) -> Play:
 def _messages(traits: Traits) -> st.SearchStrategy[Program]:
     """`message` and `exchange` of every length, from rank 0 to rank 1; `key` draws the bytes."""
 
-    def made(size: int, key: int) -> Program:
+    def build(size: int, key: int) -> Program:
         return make_program(
             [Step("long", (length, key + k)) for k, length in enumerate(MESSAGE_BYTES)], size
         )
 
-    return st.builds(made, one_common_size(traits), st.integers(0, 255))
+    return st.builds(build, one_common_size(traits), st.integers(0, 255))
 
 
 def _play_messages(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    arrived: list[tuple[Tensor, Tensor, str]] = []
+    outputs: list[tuple[Tensor, Tensor, str]] = []
     for step in program.steps:
         length, key = (int(number) for number in step.args)
         message, blob = random_bytes(length, key), random_bytes(length, key + 1)
@@ -159,10 +159,10 @@ def _play_messages(ctx: RankContext, program: Program) -> Play:
             second = comm.exchange(Exchange((), (PeerBuffer(0, part),)))
             for work in (first, second):
                 yield from wait_for_success(ctx, work)
-            arrived.append((out, message, f"a message of {length} bytes"))
-            arrived.append((part, blob, f"a blob of {length} bytes"))
-    for seen, expected, what in arrived:
-        require_equal("S1", seen, expected, what)
+            outputs.append((out, message, f"a message of {length} bytes"))
+            outputs.append((part, blob, f"a blob of {length} bytes"))
+    for output, expected, what in outputs:
+        require_equal("S1", output, expected, what)
 
 
 def _many_messages(traits: Traits) -> st.SearchStrategy[Program]:
@@ -203,7 +203,7 @@ SHAPES = (
         family="shapes",
         clauses=("S3",),
         claim="One rank gives thousands of rows to another, and few or none to the rest.",
-        programs=_uneven,
+        programs=_uneven_programs,
         play=_play_uneven,
         scope=PropertyScope.GROUP,
         large=True,

@@ -42,7 +42,9 @@ def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
     """The slots that the writer writes in each turn; the model reads all of them."""
     slots = st.sets(st.integers(0, SLOTS - 1), min_size=1).map(sorted)
     turns = st.lists(slots, min_size=1, max_size=MAX_TURNS)
-    return turns.map(lambda drawn: make_program(step for slots in drawn for step in _turn(slots)))
+    return turns.map(
+        lambda slot_lists: make_program(step for slots in slot_lists for step in _turn(slots))
+    )
 
 
 def _turn(slots: list[int]) -> tuple[Step, Step]:
@@ -135,10 +137,12 @@ def _require_turns(program: Program, rows: Tensor) -> None:
     for turn, (step, row) in enumerate(zip(program.steps_of(0, MOVER), rows.tolist(), strict=True)):
         for slot in step.args:
             expected[int(slot)] = turn + 1
-        for slot, (seen, wanted) in enumerate(zip(row, expected, strict=True)):
-            what = f"in turn {turn} slot {slot} reads as {seen}, not as {wanted} throughout"
-            require("O5", max(seen) <= wanted, f"the writer overtook a reader: {what}")
-            require("L7", min(seen) >= wanted, f"released onto what was not written yet: {what}")
+        for slot, (values, turn_due) in enumerate(zip(row, expected, strict=True)):
+            what = f"in turn {turn} slot {slot} reads as {values}, not as {turn_due} throughout"
+            require("O5", max(values) <= turn_due, f"the writer overtook a reader: {what}")
+            require(
+                "L7", min(values) >= turn_due, f"released onto what was not written yet: {what}"
+            )
 
 
 TURNS = Property(
@@ -167,8 +171,8 @@ def _waiters(traits: Traits, least: int) -> st.SearchStrategy[list[Step]]:
 
 def _one_signal_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Waiters, the signal before or between them, and at least one waiter."""
-    drawn = st.tuples(_waiters(traits, 0), st.just([Step("signal")]), _waiters(traits, 0))
-    both = st.tuples(drawn, _waiters(traits, 1))
+    first_thread = st.tuples(_waiters(traits, 0), st.just([Step("signal")]), _waiters(traits, 0))
+    both = st.tuples(first_thread, _waiters(traits, 1))
     return both.map(lambda parts: make_program(chain(*parts[0], parts[1])))
 
 
@@ -194,8 +198,10 @@ def _play_one_signal(ctx: RankContext, program: Program) -> Play:
     require("L1", _any_reached(ctx, entered), "one signal was given, and no waiter goes on")
     for event in entered:
         catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout)
-    gone = _reached_count(entered)
-    require("L1", gone == 1, f"one signal let {gone} of {len(entered)} waiters go on")
+    passed_count = _reached_count(entered)
+    require(
+        "L1", passed_count == 1, f"one signal let {passed_count} of {len(entered)} waiters go on"
+    )
     lock.poison()
     ctx.drain()
 
@@ -233,8 +239,8 @@ def _play_unsignalled(ctx: RankContext, program: Program) -> Play:
     require("L6", not late, "the deadline of the lock has passed, and a stream still waits")
     _require_poisoned(lock)
     epoch = lock.drain(ctx.timeout)
-    raised = catch(lock.check, LockPoisoned)
-    require("L6", not raised, f"epoch {epoch} begins poisoned: {raised}")
+    error = catch(lock.check, LockPoisoned)
+    require("L6", not error, f"epoch {epoch} begins poisoned: {error}")
 
 
 def _require_poisoned(lock: StreamLock) -> None:
@@ -296,18 +302,18 @@ VALUE_BYTES = 8
 def _captured_lock_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Replays and turns of the writer, either of which may be ahead of the other."""
     steps = st.lists(st.sampled_from(("replay", "write")).map(Step), min_size=1, max_size=8)
-    return steps.map(lambda drawn: make_program(_valid_replays(drawn)))
+    return steps.map(lambda steps: make_program(_valid_replays(steps)))
 
 
 def _valid_replays(steps: list[Step]) -> list[Step]:
     """The writer writes again only after the replay that reads was launched."""
-    kept: list[Step] = []
+    valid: list[Step] = []
     for step in steps:
-        launched = kept.count(Step("replay"))
+        launched = valid.count(Step("replay"))
         most = MAX_TURNS if step.op == "replay" else min(MAX_TURNS, launched + 1)
-        if kept.count(step) < most:
-            kept.append(step)
-    return kept
+        if valid.count(step) < most:
+            valid.append(step)
+    return valid
 
 
 @dataclass
@@ -426,18 +432,18 @@ MAX_ROUNDS = 4
 def _lock_programs(_: Traits) -> st.SearchStrategy[Program]:
     verbs = st.lists(st.sampled_from(LOCK_OPS), min_size=1, max_size=MAX_LOCK_STEPS)
     rounds = st.lists(st.sampled_from(HANDOVER_ROUNDS), min_size=2, max_size=MAX_ROUNDS)
-    drawn = st.one_of(verbs, rounds.map(lambda found: list(chain(*found))))
-    return drawn.map(lambda ops: make_program(_valid_lock_steps([Step(op) for op in ops])))
+    op_lists = st.one_of(verbs, rounds.map(lambda parts: list(chain(*parts))))
+    return op_lists.map(lambda ops: make_program(_valid_lock_steps([Step(op) for op in ops])))
 
 
 def _valid_lock_steps(steps: list[Step]) -> list[Step]:
     """Nobody is late in the first epoch."""
-    model, kept = LockModel(), []
+    model, valid = LockModel(), []
     for step in steps:
         if model.epoch or not step.op.startswith("late"):
             _expected_errors(model, step.op)
-            kept.append(step)
-    return kept
+            valid.append(step)
+    return valid
 
 
 def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
@@ -469,10 +475,10 @@ class _LockRunner:
         epoch, clause = self.model.epoch, self.clause(op)
         expected = _expected_errors(self.model, op)
         patience = EXPIRING_WAIT if expected == (StreamTimeout,) else self.ctx.timeout
-        raised = catch(partial(self.call, op, epoch, patience), StreamError)
-        fits = isinstance(raised, expected) if expected else raised is None
-        names = " or ".join(error.__name__ for error in expected) or "nothing"
-        require(clause, fits, f"{op} in epoch {epoch} raised {raised!r}, not {names}")
+        error = catch(partial(self.call, op, epoch, patience), StreamError)
+        fits = isinstance(error, expected) if expected else error is None
+        names = " or ".join(kind.__name__ for kind in expected) or "nothing"
+        require(clause, fits, f"{op} in epoch {epoch} raised {error!r}, not {names}")
 
     def call(self, op: str, epoch: int, patience: float) -> None:
         lock = self.lock
@@ -504,8 +510,8 @@ class _LockRunner:
         """Compare the state that the host can query at any time."""
         model, clause = self.model, self.clause("look")
         require("L3", self.lock.epoch == model.epoch, f"epoch {self.lock.epoch}, not {model.epoch}")
-        raised = catch(self.lock.check, *model.check() or (StreamError,))
-        require(clause, bool(raised) == model.poisoned, f"check says {raised!r}")
+        error = catch(self.lock.check, *model.check() or (StreamError,))
+        require(clause, bool(error) == model.poisoned, f"check says {error!r}")
         inside = sum(event.query() for event in self.section_events)
         what = f"{inside} sections have begun, though only {model.sections_passed} may"
         require(clause, inside <= model.sections_passed, what)

@@ -27,10 +27,10 @@ def _failed_stream_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Calls on one stream; one of them launches what raises."""
     step = st.sampled_from(("launch", "record", "raise")).map(Step)
     steps = st.lists(step, max_size=MAX_FAILED_STREAM_STEPS // 2)
-    drawn = st.tuples(steps, st.just([Step("raise")]), steps)
+    step_lists = st.tuples(steps, st.just([Step("raise")]), steps)
     role = st.sampled_from([role.value for role in Role])
     return st.builds(
-        lambda parts, role: make_program(chain(*parts), settings={"role": role}), drawn, role
+        lambda parts, role: make_program(chain(*parts), settings={"role": role}), step_lists, role
     )
 
 
@@ -129,8 +129,8 @@ def _last_calls(
 
 def _passed_on(ctx: RankContext, stream: Stream, runner: _FailedStreamRunner) -> None:
     """A stream that waits for a failed recording fails, at the call or when it gets there."""
-    others = [ctx.accelerator.stream(role) for role in Role if role != stream.role]
-    for event, other in zip(runner.events, others, strict=False):
+    other_streams = [ctx.accelerator.stream(role) for role in Role if role != stream.role]
+    for event, other in zip(runner.events, other_streams, strict=False):
         refusal = catch(partial(other.wait, event), StreamFailed)
         refusal = refusal or catch(partial(other.synchronize, ctx.timeout), StreamFailed)
         require("E7", refusal, "a stream that waits for a recording which failed goes on")
@@ -164,7 +164,7 @@ def _event_programs(_: Traits) -> st.SearchStrategy[Program]:
     )
     first = st.builds(lambda r, e: Step("launch", (r, e)), role, event)
     return st.builds(
-        lambda first, rest: make_program([first, *rest]),
+        lambda first, following: make_program([first, *following]),
         first,
         st.lists(steps, max_size=MAX_EVENT_STEPS),
     )
@@ -223,8 +223,10 @@ class _EventRunner:
         """Launches before its recording have run."""
         self.reached.add(event)
         role, count = self.expected[event]
-        seen = int(to_host(self.marks[role]))
-        require("O7", seen >= count, f"event {event}: {why}, ahead of launch {count} on {role}")
+        launch_count = int(to_host(self.marks[role]))
+        require(
+            "O7", launch_count >= count, f"event {event}: {why}, ahead of launch {count} on {role}"
+        )
 
 
 def _play_events(ctx: RankContext, program: Program) -> Play:
@@ -274,7 +276,7 @@ def _steps(roles: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[l
         st.builds(_hand_over, event, st.permutations(roles), st.integers(0, 1)),
         st.just([Step("pause")]),
     )
-    return st.lists(pieces, min_size=least, max_size=most).map(lambda drawn: list(chain(*drawn)))
+    return st.lists(pieces, min_size=least, max_size=most).map(lambda parts: list(chain(*parts)))
 
 
 def _launch_and_record(launch: Step, event: int) -> list[Step]:
@@ -297,15 +299,15 @@ def _hand_over(event: int, roles: list[str], again: int) -> list[Step]:
 
 def _valid(steps: list[Step]) -> list[Step]:
     """Without waits on what was never recorded, and with a bounded number of launches."""
-    order, kept = HappensBefore(), []
+    order, valid = HappensBefore(), []
     for step in steps:
         if step.op == "wait" and not order.is_recorded(int(step.args[1])):
             continue
         if step.op == "launch" and len(order.launches) >= MOST_LAUNCHES:
             continue
         _apply_to_model(order, step)
-        kept.append(step)
-    return kept
+        valid.append(step)
+    return valid
 
 
 def _apply_to_model(order: HappensBefore, step: Step) -> None:
@@ -327,8 +329,8 @@ def _held_programs(traits: Traits) -> st.SearchStrategy[Program]:
     roles = concurrent_roles(traits)[: len(ROLES)]
     steps = _steps(roles, least=0, most=3)
     hold = st.builds(_hold, st.sampled_from(roles), st.integers(0, 1))
-    drawn = st.tuples(steps, hold, steps)
-    return drawn.map(lambda parts: make_program(_valid(list(chain(*parts)))))
+    step_lists = st.tuples(steps, hold, steps)
+    return step_lists.map(lambda parts: make_program(_valid(list(chain(*parts)))))
 
 
 def _hold(role: str, records: int) -> list[Step]:
@@ -398,11 +400,11 @@ class _LaunchRunner:
         """Drain, then compare what every launch saw with what it had to see."""
         stuck = catch(self.ctx.drain, StreamTimeout)
         require(clause, not stuck, f"a stream stands still though nothing is due any more: {stuck}")
-        seen = self.rows.cpu().to(torch.bool).tolist()
+        matrix = self.rows.cpu().to(torch.bool).tolist()
         for first, second in order.pairs():
-            blamed = "O1" if order.same_stream(first, second) else clause
+            violated_clause = "O1" if order.same_stream(first, second) else clause
             early = f"launch {second} ran before launch {first}"
-            require(blamed, seen[second][first] and not seen[first][second], early)
+            require(violated_clause, matrix[second][first] and not matrix[first][second], early)
 
 
 def _launch_runner(ctx: RankContext) -> _LaunchRunner:
@@ -454,7 +456,7 @@ def _play_held(ctx: RankContext, program: Program) -> Play:
     runner.judge(order, clause)
 
 
-def _unrecorded(_: Traits) -> st.SearchStrategy[Program]:
+def _unrecorded_programs(_: Traits) -> st.SearchStrategy[Program]:
     return st.builds(lambda s: make_program([Step("wait", (s, 0))]), st.sampled_from(ROLES))
 
 
@@ -469,8 +471,8 @@ def _play_unrecorded(ctx: RankContext, program: Program) -> Play:
         ("stream.wait", lambda: stream.wait(event)),
         ("event.synchronize", lambda: event.synchronize(ctx.timeout)),
     ):
-        raised = catch(call, EventNotRecorded)
-        require("O3", raised, f"{what} on an event that was never recorded raised nothing")
+        error = catch(call, EventNotRecorded)
+        require("O3", error, f"{what} on an event that was never recorded raised nothing")
 
 
 PROPERTIES = (
@@ -498,7 +500,7 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("O3",),
         claim="Waiting on a never-recorded event raises, on streams and on the host.",
-        programs=_unrecorded,
+        programs=_unrecorded_programs,
         play=_play_unrecorded,
     ),
 )

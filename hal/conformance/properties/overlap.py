@@ -56,9 +56,9 @@ def measure_overlap(ctx: RankContext) -> OverlapTimes:
     source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=here) for _ in range(2))
     sync_current_stream(target)
     jobs = _jobs(ctx, square, source, target)
-    _timed(ctx, jobs)  # the first use of everything
+    _time_jobs(ctx, jobs)  # the first use of everything
     pairs = [
-        (_timed(ctx, jobs[:1]) + _timed(ctx, jobs[1:]), _timed(ctx, jobs))
+        (_time_jobs(ctx, jobs[:1]) + _time_jobs(ctx, jobs[1:]), _time_jobs(ctx, jobs))
         for _ in range(MEASUREMENTS)
     ]
     apart, together = zip(*pairs, strict=True)
@@ -77,7 +77,7 @@ def _jobs(
     )
 
 
-def _timed(ctx: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
+def _time_jobs(ctx: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
     """Seconds from the first launch to the end of all."""
     began = time.perf_counter()
     for launch in jobs:
@@ -89,8 +89,8 @@ def _timed(ctx: RankContext, jobs: Sequence[Callable[[], None]]) -> float:
 def _play_measure(ctx: RankContext, _: Program) -> Play:
     """Returns the figures; whatever they are, nothing is violated."""
     yield NEXT
-    found = measure_overlap(ctx)
-    return [found.sequential, found.concurrent, found.spread]
+    overlap = measure_overlap(ctx)
+    return [overlap.sequential, overlap.concurrent, overlap.spread]
 
 
 def _format_times(_: Program, answers: Sequence[Any]) -> str:

@@ -82,14 +82,14 @@ def _warm_programs(traits: Traits) -> st.SearchStrategy[Program]:
     links = st.lists(st.tuples(UNCLIPPED_RANKS, UNCLIPPED_RANKS, st.just(0)), max_size=6)
     messages = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_ROUNDS)
 
-    def made(size: int, pairs: list[tuple[int, int, int]], steps: list[Step]) -> Program:
+    def build(size: int, pairs: list[tuple[int, int, int]], steps: list[Step]) -> Program:
         warm = [Step("message", pair) for pair in pairs]
         flat = [n for step in clip_to_group(warm, size) for n in int_arguments(step)[:2]]
         return make_program(
             [Step("warm", tuple(flat)), *deduplicate_messages(clip_to_group(steps, size))], size
         )
 
-    return st.builds(made, one_common_size(traits), links, messages)
+    return st.builds(build, one_common_size(traits), links, messages)
 
 
 def _play_warm(ctx: RankContext, program: Program) -> Play:
@@ -146,11 +146,11 @@ def _ordered_programs(traits: Traits) -> st.SearchStrategy[Program]:
     roles = st.builds(lambda *pair: Step("on", pair), role, role)
     step = st.one_of(operations(traits, ("message",)), roles)
 
-    def made(size: int, first: list[Step], steps: list[Step]) -> Program:
+    def build(size: int, first: list[Step], steps: list[Step]) -> Program:
         return make_program([*first, *deduplicate_messages(clip_to_group(steps, size))], size)
 
-    drawn = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
-    return st.builds(made, one_common_size(traits), optional_warm_step(), drawn)
+    step_lists = st.lists(step, min_size=1, max_size=2 * MAX_STREAM_OPERATIONS)
+    return st.builds(build, one_common_size(traits), optional_warm_step(), step_lists)
 
 
 def _play_ordered(ctx: RankContext, program: Program) -> Play:
@@ -197,14 +197,14 @@ def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
     )
     step = st.one_of(operations(traits), awaits)
 
-    def made(size: int, steps: list[Step]) -> Program:
+    def build(size: int, steps: list[Step]) -> Program:
         valid = _valid_awaits(deduplicate_messages(clip_to_group(steps, size)))
         if traits.accelerator.streams == 1:  # such a stream may run launches inside the call
             valid = _awaits_last(valid)
         return make_program(valid, size)
 
     return st.builds(
-        made,
+        build,
         one_common_size(traits),
         st.lists(step, min_size=2, max_size=2 * MAX_STREAM_OPERATIONS),
     )
@@ -212,15 +212,15 @@ def _awaited_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
 def _valid_awaits(steps: list[Step]) -> list[Step]:
     """Each *await* names the place of an operation before it."""
-    kept: list[Step] = []
+    valid: list[Step] = []
     for step in steps:
         if step.op == "await":
-            issued = [place for place, earlier in enumerate(kept) if earlier.op != "await"]
+            issued = [place for place, earlier in enumerate(valid) if earlier.op != "await"]
             if not issued:
                 continue
             step = Step("await", (issued[int(step.args[0]) % len(issued)], step.args[1]))
-        kept.append(step)
-    return kept
+        valid.append(step)
+    return valid
 
 
 def _awaits_last(steps: list[Step]) -> list[Step]:
@@ -242,15 +242,17 @@ class _Copies:
     def copy_after(self, transfer: IssuedOperation, stream: Stream) -> None:
         """Copy the results after the operation, on the stream."""
         transfer.work.wait(stream)
-        for found, expected in transfer.outputs:
-            seen = self.ctx.full(found.shape, INITIAL_BYTE, found.dtype)
-            stream.launch(lambda seen=seen, found=found: seen.copy_(found))  # type: ignore[misc]
-            self.pairs.append((seen, expected, f"{transfer.what}, seen by a stream that waited"))
+        for output, expected in transfer.outputs:
+            result_copy = self.ctx.full(output.shape, INITIAL_BYTE, output.dtype)
+            stream.launch(lambda result_copy=result_copy, output=output: result_copy.copy_(output))  # type: ignore[misc]
+            self.pairs.append(
+                (result_copy, expected, f"{transfer.what}, seen by a stream that waited")
+            )
 
     def check(self) -> None:
         """Demand that all saw the end."""
-        for seen, expected, what in self.pairs:
-            require_equal("X7", seen, expected, what)
+        for result_copy, expected, what in self.pairs:
+            require_equal("X7", result_copy, expected, what)
 
 
 def _play_awaited(ctx: RankContext, program: Program) -> Play:
@@ -259,8 +261,8 @@ def _play_awaited(ctx: RankContext, program: Program) -> Play:
     copies = _Copies(ctx)
     for number, step in enumerate(program.steps):
         if step.op != "await":
-            if (made := issue_step(ctx, comm, step, number)) is not None:
-                transfers[number] = made
+            if (transfer := issue_step(ctx, comm, step, number)) is not None:
+                transfers[number] = transfer
         elif step.args[0] in transfers:
             stream = ctx.accelerator.stream(Role(str(step.args[1])))
             copies.copy_after(transfers[int(step.args[0])], stream)
@@ -304,14 +306,16 @@ OVERLAPPING_COUNTS = (4, 33)
 
 
 def _in_place_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    one = st.builds(
+    step = st.builds(
         lambda op, count, overlap: Step(op, (count, overlap)),
         st.sampled_from(OVERLAPPING_OPS),
         st.sampled_from(OVERLAPPING_COUNTS),
         st.sampled_from(OVERLAPS),
     )
-    drawn = st.lists(one, min_size=1, max_size=MAX_IN_PLACE_CALLS)
-    return st.builds(lambda size, steps: make_program(steps, size), one_common_size(traits), drawn)
+    step_lists = st.lists(step, min_size=1, max_size=MAX_IN_PLACE_CALLS)
+    return st.builds(
+        lambda size, steps: make_program(steps, size), one_common_size(traits), step_lists
+    )
 
 
 def _play_in_place(ctx: RankContext, program: Program) -> Play:
@@ -355,7 +359,7 @@ def _operands(
 ) -> tuple[Tensor, Tensor]:
     """Output and input of these shapes, in one piece of memory."""
     if overlap == "shifted":
-        return _shifted(ctx, values, expected)
+        return _shifted_operands(ctx, values, expected)
     if values.numel() > expected.numel():
         whole = ctx.empty(values.shape, values.dtype)
         return whole[rank], whole
@@ -363,7 +367,7 @@ def _operands(
     return whole, whole if values.shape == expected.shape else whole[rank]
 
 
-def _shifted(ctx: RankContext, values: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+def _shifted_operands(ctx: RankContext, values: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
     whole = ctx.empty((max(values.numel(), 1 + expected.numel()),), values.dtype)
     tensor = whole[: values.numel()].view(values.shape)
     return whole[1 : 1 + expected.numel()].view(expected.shape), tensor
@@ -391,11 +395,11 @@ PURPOSES = ("first", "second")
 
 
 def _ring_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    drawn = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_OPERATIONS)
+    step_lists = st.lists(operations(traits, ("message",)), min_size=1, max_size=MAX_OPERATIONS)
     return st.builds(
         lambda n, steps: make_program(deduplicate_messages(clip_to_group(steps, n)), n),
         one_common_size(traits),
-        drawn,
+        step_lists,
     )
 
 
@@ -430,10 +434,10 @@ def _operations_by_thread(
 ) -> st.SearchStrategy[list[Step]]:
     """Operations, each issued by one thread of every rank."""
     thread = st.integers(0, THREADS - 1)
-    one = st.builds(
+    step_of_thread = st.builds(
         lambda step, thread: replace(step, thread=thread), operations(traits, kinds), thread
     )
-    return st.lists(one, min_size=2, max_size=most)
+    return st.lists(step_of_thread, min_size=2, max_size=most)
 
 
 def _groups_programs(traits: Traits) -> st.SearchStrategy[Program]:
@@ -500,11 +504,11 @@ def _early_close_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """`leave(rank)`: ranks that close what they have just opened."""
     leaving = st.lists(UNCLIPPED_RANKS, min_size=1, max_size=MAX_OPERATIONS, unique=True)
 
-    def made(size: int, gone: Sequence[int]) -> Program:
-        ranks = sorted({rank % size for rank in gone})
+    def build(size: int, leaving_ranks: Sequence[int]) -> Program:
+        ranks = sorted({rank % size for rank in leaving_ranks})
         return make_program([Step("leave", (rank,)) for rank in ranks], size)
 
-    return st.builds(made, one_common_size(traits), leaving)
+    return st.builds(build, one_common_size(traits), leaving)
 
 
 def _play_early_close(ctx: RankContext, program: Program) -> Play:

@@ -74,9 +74,11 @@ def _play_declarations(ctx: RankContext, program: Program) -> Play:
             _probe(ctx)
         else:
             now = ctx.backend.capabilities
-            kept = isinstance(now, Capabilities) and _capabilities_json(now) == step.args[0]
+            is_unchanged = isinstance(now, Capabilities) and _capabilities_json(now) == step.args[0]
             require(
-                "B2", kept, f"declared {step.args[0]} before the device was opened, {now} since"
+                "B2",
+                is_unchanged,
+                f"declared {step.args[0]} before the device was opened, {now} since",
             )
         yield NEXT
 
@@ -134,20 +136,20 @@ class _DeviceRunner:
             self.adopt()
 
     def stream(self, role: str) -> None:
-        found = self.ctx.accelerator.stream(Role(role))
-        known = self.streams.setdefault(role, found)
-        require("B4", found is known, f"stream({role}) is another stream than before")
-        require("B4", found.role == role, f"stream({role}) says that its role is {found.role}")
+        stream = self.ctx.accelerator.stream(Role(role))
+        first_stream = self.streams.setdefault(role, stream)
+        require("B4", stream is first_stream, f"stream({role}) is another stream than before")
+        require("B4", stream.role == role, f"stream({role}) says that its role is {stream.role}")
 
     def pinned(self, nbytes: int) -> None:
-        made = self.ctx.accelerator.pinned(nbytes)
-        kind = f"{made.dtype} {list(made.shape)} on {made.device}"
-        fits = (made.dtype, made.device.type, made.shape) == (torch.uint8, "cpu", (nbytes,))
+        buffer = self.ctx.accelerator.pinned(nbytes)
+        kind = f"{buffer.dtype} {list(buffer.shape)} on {buffer.device}"
+        fits = (buffer.dtype, buffer.device.type, buffer.shape) == (torch.uint8, "cpu", (nbytes,))
         require("B6", fits, f"pinned({nbytes}) is {kind}, not uint8 [{nbytes}] on the host")
         if self.ctx.accelerator.device.type != "cpu":
-            locked = self.ctx.backend.capabilities.pinned_memory
-            require("B6", made.is_pinned() or not locked, f"pinned({nbytes}) is not page-locked")
-        self.memory.append(made.fill_(len(self.memory)))
+            can_pin = self.ctx.backend.capabilities.pinned_memory
+            require("B6", buffer.is_pinned() or not can_pin, f"pinned({nbytes}) is not page-locked")
+        self.memory.append(buffer.fill_(len(self.memory)))
 
     def adopt(self) -> None:
         """What no engine owns cannot be a stream; what is current on the device can."""
@@ -156,25 +158,25 @@ class _DeviceRunner:
         device = self.ctx.accelerator.device
         if device.type != "cpu":
             stream = self.ctx.accelerator.adopt(native_stream(device))
-            seen = self.ctx.full((1,), 0)
-            stream.launch(lambda: seen.fill_(1))
+            flag = self.ctx.full((1,), 0)
+            stream.launch(lambda: flag.fill_(1))
             stream.synchronize(self.ctx.timeout)
-            require("B5", int(to_host(seen)), "a launch on an adopted stream has not run")
+            require("B5", int(to_host(flag)), "a launch on an adopted stream has not run")
             refusal = catch(lambda: stream.launch(_raise), StreamFailed)
             cause = refusal.__cause__ if refusal is not None else None
             text = f"a launch on an adopted stream whose program raised raised {refusal!r}"
             require("E7", isinstance(cause, ZeroDivisionError), text)
-            stream.launch(lambda: seen.fill_(2))
+            stream.launch(lambda: flag.fill_(2))
             stream.synchronize(self.ctx.timeout)
             require(
-                "E7", int(to_host(seen)) == 2, "an adopted stream does not go on after a failure"
+                "E7", int(to_host(flag)) == 2, "an adopted stream does not go on after a failure"
             )
 
     def end(self) -> None:
         """No two buffers share memory."""
-        for number, made in enumerate(self.memory):
+        for number, buffer in enumerate(self.memory):
             require(
-                "B6", bool((made == number).all()), f"pinned memory {number} was handed out twice"
+                "B6", bool((buffer == number).all()), f"pinned memory {number} was handed out twice"
             )
 
 
@@ -250,7 +252,7 @@ print("threads", tasks() - before, "devices", int(awake()))
 def _started_by_import(module: str) -> str:
     """What an interpreter says that has imported `module` and nothing else of the backend's."""
     paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", IMPORT_PROBE, module],
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
@@ -258,8 +260,8 @@ def _started_by_import(module: str) -> str:
         timeout=SPAWN_TIMEOUT,
         check=False,
     )
-    last = (done.stdout or done.stderr).strip().splitlines()[-1:]
-    return last[0] if last else f"nothing, exit status {done.returncode}"
+    last = (process.stdout or process.stderr).strip().splitlines()[-1:]
+    return last[0] if last else f"nothing, exit status {process.returncode}"
 
 
 def _import(_: Traits) -> st.SearchStrategy[Program]:
@@ -389,25 +391,25 @@ def _play_uses(ctx: RankContext, program: Program) -> Play:
         yield NEXT
         gc.collect(1)
         bases.append(ctx.environment.leftovers())
-    remembered = [name for cycle in cycles[:-1] for name, made in cycle if _is_alive(made)]
-    require("R1", not remembered, f"{len(remembered)} used up and still alive: {remembered}")
+    alive = [name for cycle in cycles[:-1] for name, reference in cycle if _is_alive(reference)]
+    require("R1", not alive, f"{len(alive)} used up and still alive: {alive}")
     require_no_more("R1", bases[0], bases[-1], f"after {REPEATS} cycles")
 
 
 def _use(ctx: RankContext, use: str) -> list[tuple[str, weakref.ref[object]]]:
     """Weak references to what one use makes, where its class allows any."""
-    found = []
-    for made in USES[use](ctx):
+    references = []
+    for product in USES[use](ctx):
         with suppress(TypeError):
-            found.append((type(made).__name__, weakref.ref(made)))
-    return found
+            references.append((type(product).__name__, weakref.ref(product)))
+    return references
 
 
-def _is_alive(made: weakref.ref[object]) -> bool:
+def _is_alive(reference: weakref.ref[object]) -> bool:
     """Whether it is still alive after garbage collection."""
-    if made() is not None:
+    if reference() is not None:
         gc.collect()
-    return made() is not None
+    return reference() is not None
 
 
 REPEATED_USE = (
@@ -427,7 +429,7 @@ THREAD_EXIT_TIMEOUT = 5.0
 """Seconds that a thread may take to end after `close`."""
 
 
-def _closed(_: Traits) -> st.SearchStrategy[Program]:
+def _close_programs(_: Traits) -> st.SearchStrategy[Program]:
     """`launch(role)` on a device of its own, which is then closed, once or twice."""
     launches = st.lists(st.sampled_from(ALL_ROLES), max_size=4)
     return st.builds(
@@ -482,8 +484,8 @@ def _play_descriptions(ctx: RankContext, program: Program) -> Play:
         yield NEXT
     require("B10", first.index == 0, f"device 0 says that its index is {first.index}")
     name, backend = accelerator.name, ctx.backend.name
-    named = name.startswith(backend) and name.endswith(str(first.index))
-    require("B10", named, f"device 0 of {backend} is called {name!r}")
+    is_named = name.startswith(backend) and name.endswith(str(first.index))
+    require("B10", is_named, f"device 0 of {backend} is called {name!r}")
 
 
 def _require_memory(memory: Memory) -> None:
@@ -502,7 +504,7 @@ CLOSED_DEVICES = (
         family=FAMILY,
         clauses=("E5",),
         claim="After close every launch is refused, no thread is left, and close may come again.",
-        programs=_closed,
+        programs=_close_programs,
         play=_play_closed,
     ),
     Property(

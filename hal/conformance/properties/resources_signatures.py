@@ -29,11 +29,11 @@ def protocol_members(protocol: type) -> dict[str, Any]:
     return {name: m for name, m in vars(protocol).items() if not name.startswith("_")}
 
 
-def signature_differences(protocol: type, found: object) -> list[str]:
-    """What is not as the protocol says, one line each; `found` is an object or its class."""
+def signature_differences(protocol: type, implementation: object) -> list[str]:
+    """What is not as the protocol says, a line each; `implementation` is an object or its class."""
     lines = []
     for name, member in protocol_members(protocol).items():
-        own = inspect.getattr_static(found, name, None)
+        own = inspect.getattr_static(implementation, name, None)
         if own is None:
             lines.append(f"has no {name}")
         elif isinstance(member, property) and callable(own):
@@ -41,15 +41,15 @@ def signature_differences(protocol: type, found: object) -> list[str]:
         elif inspect.isfunction(member) and not callable(own):
             lines.append(f"{name} is an attribute, not a method")
         elif inspect.isfunction(member):
-            lines += _compare(name, _parameters(member), _parameters(getattr(found, name)))
-    kind = found if isinstance(found, type) else type(found)
+            lines += _compare(name, _parameters(member), _parameters(getattr(implementation, name)))
+    kind = implementation if isinstance(implementation, type) else type(implementation)
     return [f"{kind.__name__} for {protocol.__name__}: {line}" for line in lines]
 
 
 def _parameters(function: Any) -> list[Parameter]:
     """In order, without `self`."""
-    found = inspect.signature(function).parameters.values()
-    return [(p.name, p.kind, p.default) for p in found if p.name != "self"]
+    parameters = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind, p.default) for p in parameters if p.name != "self"]
 
 
 def _compare(name: str, expected: list[Parameter], own: list[Parameter]) -> list[str]:
@@ -59,8 +59,10 @@ def _compare(name: str, expected: list[Parameter], own: list[Parameter]) -> list
 
 
 def _format_parameters(parameters: list[Parameter]) -> str:
-    made = [inspect.Parameter(name, kind, default=default) for name, kind, default in parameters]
-    return str(inspect.Signature(made))
+    unannotated = [
+        inspect.Parameter(name, kind, default=default) for name, kind, default in parameters
+    ]
+    return str(inspect.Signature(unannotated))
 
 
 def _empty_program(_: Traits) -> st.SearchStrategy[Program]:
@@ -68,8 +70,8 @@ def _empty_program(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _require_signatures(pairs: Iterable[tuple[type, object]]) -> None:
-    for protocol, found in pairs:
-        wrong = signature_differences(protocol, found)
+    for protocol, implementation in pairs:
+        wrong = signature_differences(protocol, implementation)
         require("R3", not wrong, "; ".join(wrong))
 
 

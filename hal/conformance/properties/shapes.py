@@ -112,8 +112,8 @@ def _subgroup_programs(traits: Traits) -> st.SearchStrategy[Program]:
 
     def sized(size: int) -> st.SearchStrategy[Program]:
         call = st.tuples(any_collective_step(traits, st.just("3"), SUBGROUP_OPS), _members(size))
-        drawn = st.lists(call.map(_step), min_size=1, max_size=MAX_SUBGROUP_CALLS)
-        return drawn.map(lambda steps: make_program(filter(_possible, steps), size))
+        step_lists = st.lists(call.map(_step), min_size=1, max_size=MAX_SUBGROUP_CALLS)
+        return step_lists.map(lambda steps: make_program(filter(_possible, steps), size))
 
     return programs_by_size(traits.group_sizes, sized)
 
@@ -124,8 +124,8 @@ def _members(size: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.just(tuple(range(size))) | some.map(tuple)
 
 
-def _step(drawn: tuple[Step, tuple[int, ...]]) -> Step:
-    call, members = drawn
+def _step(pair: tuple[Step, tuple[int, ...]]) -> Step:
+    call, members = pair
     return Step(call.op, (*call.args, shape_text(members)))
 
 
@@ -179,7 +179,7 @@ def _plain(traits: Traits) -> st.SearchStrategy[Program]:
     )
 
 
-def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
+def _shaped_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """Up to four dimensions, each of 0 to 3: also empty ones, and single bytes."""
     any_shape = st.lists(st.integers(0, 3), max_size=4).map(shape_text)
     shapes = st.sampled_from(("1", "", "0")) | any_shape
@@ -190,11 +190,11 @@ def _shaped(traits: Traits) -> st.SearchStrategy[Program]:
 
 
 def _lists(calls: st.SearchStrategy[Step], size: int) -> st.SearchStrategy[Program]:
-    drawn = st.lists(calls, min_size=1, max_size=MAX_CALLS)
-    return drawn.map(lambda steps: make_program(steps, size))
+    step_lists = st.lists(calls, min_size=1, max_size=MAX_CALLS)
+    return step_lists.map(lambda steps: make_program(steps, size))
 
 
-def _misaligned(traits: Traits) -> st.SearchStrategy[Program]:
+def _misaligned_programs(traits: Traits) -> st.SearchStrategy[Program]:
     """At every distance that is whole elements: no address of an element may be odd for it."""
     calls = st.lists(
         any_collective_step(traits, st.integers(2, 5).map(str), COLLECTIVE_OPS),
@@ -253,7 +253,7 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("S1",),
         claim="Every dtype travels at zero to four dimensions, empty, and as a single byte.",
-        programs=_shaped,
+        programs=_shaped_programs,
         play=_play_shaped,
         scope=PropertyScope.GROUP,
     ),
@@ -262,7 +262,7 @@ PROPERTIES = (
         family=FAMILY,
         clauses=("S4", "A4"),
         claim="Addresses 1, 2 and 4 bytes off work, and nothing beside a buffer is written.",
-        programs=_misaligned,
+        programs=_misaligned_programs,
         play=_play_misaligned,
         scope=PropertyScope.GROUP,
     ),

@@ -50,12 +50,12 @@ INITIAL_BYTE = 0x01  # of every byte; also a legal truth value
 
 def _layout_programs(traits: Traits) -> st.SearchStrategy[Program]:
     shapes = st.sampled_from(("2x2", "2x3", "3x2"))
-    laid = st.tuples(st.sampled_from(LAYOUT_KINDS), st.sampled_from(("input", "output")))
+    layout = st.tuples(st.sampled_from(LAYOUT_KINDS), st.sampled_from(("input", "output")))
 
     def sized(size: int) -> st.SearchStrategy[Program]:
-        one = st.builds(_step, any_collective_step(traits, shapes, LAYOUT_OPS), laid)
-        drawn = st.lists(one, min_size=1, max_size=MAX_CALLS)
-        return drawn.map(lambda steps: make_program(filter(_possible, steps), size))
+        step = st.builds(_step, any_collective_step(traits, shapes, LAYOUT_OPS), layout)
+        step_lists = st.lists(step, min_size=1, max_size=MAX_CALLS)
+        return step_lists.map(lambda steps: make_program(filter(_possible, steps), size))
 
     return programs_by_size(common_sizes(traits), sized)
 
@@ -67,10 +67,10 @@ def _step(call: Step, laid: tuple[str, str]) -> Step:
 
 def _possible(step: Step) -> bool:
     """In-place has one operand; nothing can arrive right where several elements are one."""
-    kind, which = step.args[3:]
+    kind, operand = step.args[3:]
     if step.op in IN_PLACE_OPS:
-        return which == "input" and kind != "expanded"
-    return kind != "expanded" or which == "input"
+        return operand == "input" and kind != "expanded"
+    return kind != "expanded" or operand == "input"
 
 
 def identical_rows(call: CollectiveCall, sender: int, receiver: int) -> Tensor:
@@ -100,30 +100,30 @@ class LaidOutBuffers:
         """Device memory with a copy of `values`."""
         kind, shape = self._kind("input"), tuple(values.shape)
         flat = _flat(kind, shape, values.dtype)
-        made = _view(flat, kind, shape)
+        view = _view(flat, kind, shape)
         if kind == "expanded":
-            made[..., :1, :].copy_(values[..., :1, :])
+            view[..., :1, :].copy_(values[..., :1, :])
         else:
-            made.copy_(values)
-        return self._brought(flat, kind, shape)
+            view.copy_(values)
+        return self._on_device(flat, kind, shape)
 
     def output(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Device memory for a result."""
         kind = self._kind("output")
-        return self._brought(_flat(kind, tuple(shape), dtype), kind, tuple(shape))
+        return self._on_device(_flat(kind, tuple(shape), dtype), kind, tuple(shape))
 
     def untouched(self) -> bool:
         """Whether every operand is as it was made, and what lies between its elements too."""
         return all(torch.equal(to_host(now), was) for now, was in self.initial_bytes)
 
-    def _kind(self, which: str) -> str:
-        return self.kind if which == self.operand else CONTIGUOUS
+    def _kind(self, operand: str) -> str:
+        return self.kind if operand == self.operand else CONTIGUOUS
 
-    def _brought(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
+    def _on_device(self, flat: Tensor, kind: str, shape: tuple[int, ...]) -> Tensor:
         data = flat.view(torch.uint8)
-        made = self.ctx.copy_of(data)
-        self.initial_bytes.append((made, data))
-        return _view(made.view(flat.dtype), kind, shape)
+        memory = self.ctx.copy_of(data)
+        self.initial_bytes.append((memory, data))
+        return _view(memory.view(flat.dtype), kind, shape)
 
 
 def _flat(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -177,20 +177,22 @@ def _values(operands: LaidOutBuffers) -> InputValues:
 
 def _play_layouts(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    tried = []
+    attempts = []
     for call, step in zip(calls_in(program), program.steps, strict=True):
-        tried.append(_attempt_call(ctx, comm, call, step))
+        attempts.append(_attempt_call(ctx, comm, call, step))
         yield NEXT
     probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
     require_results("S2", comm, probes)
-    for one in tried:
-        if one.flight is not None:
-            yield from one.flight.wait(ctx)
-            require_results("S2", comm, [one.flight], _values(one.operands))
-        where = f"rank {comm.rank}: {one.operands.operand} {one.operands.kind}, {one.call}"
-        kept = one.flight is not None or one.operands.untouched()
-        require("S2", kept, f"{where}: rejected, but its operands changed")
-    return [one.flight is not None for one in tried]
+    for attempt in attempts:
+        if attempt.flight is not None:
+            yield from attempt.flight.wait(ctx)
+            require_results("S2", comm, [attempt.flight], _values(attempt.operands))
+        where = (
+            f"rank {comm.rank}: {attempt.operands.operand} {attempt.operands.kind}, {attempt.call}"
+        )
+        is_untouched = attempt.flight is not None or attempt.operands.untouched()
+        require("S2", is_untouched, f"{where}: rejected, but its operands changed")
+    return [attempt.flight is not None for attempt in attempts]
 
 
 def _judge(program: Program, answers: Sequence[Any]) -> None:
@@ -230,9 +232,9 @@ BAD_ROW_COUNTS = ("too few counts", "a negative count", "more rows than there ar
 
 
 def _unsupported_programs(traits: Traits) -> st.SearchStrategy[Program]:
-    one = st.one_of([kind for kind in _kinds(traits) if not kind.is_empty])
-    drawn = st.tuples(st.lists(one, min_size=1, max_size=MAX_CALLS), one_common_size(traits))
-    return drawn.map(lambda pair: make_program(*pair))
+    step = st.one_of([kind for kind in _kinds(traits) if not kind.is_empty])
+    arguments = st.tuples(st.lists(step, min_size=1, max_size=MAX_CALLS), one_common_size(traits))
+    return arguments.map(lambda pair: make_program(*pair))
 
 
 def _kinds(traits: Traits) -> list[st.SearchStrategy[Step]]:
@@ -334,14 +336,14 @@ def _require_refusal(wrong: _UnsupportedCalls, step: Step) -> None:
 
 def _play_unsupported(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
-    kept = []
+    operands_by_step = []
     for step in program.steps:
-        kept.append(LaidOutBuffers(ctx, CONTIGUOUS, "input"))
-        _require_refusal(_UnsupportedCalls(comm, kept[-1]), step)
+        operands_by_step.append(LaidOutBuffers(ctx, CONTIGUOUS, "input"))
+        _require_refusal(_UnsupportedCalls(comm, operands_by_step[-1]), step)
         yield NEXT
     probes = yield from run_calls(ctx, comm, [PROBE_CALL], PlainBuffers(ctx))
     require_results(CLAUSE, comm, probes)
-    for step, operands in zip(program.steps, kept, strict=True):
+    for step, operands in zip(program.steps, operands_by_step, strict=True):
         what = f"rank {comm.rank}: {step} was refused, but its operands changed"
         require(CLAUSE, operands.untouched(), what)
 

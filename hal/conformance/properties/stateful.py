@@ -339,11 +339,11 @@ class SystemRunner:
         # Not blocking: the host must not wait for a stream that waits for its signal.
         stream.launch(lambda: blob.copy_(cell, non_blocking=True))
         lock.release(stream)
-        read = f"step {number}, acquire on {role}", blob
+        waiting_read = f"step {number}, acquire on {role}", blob
         if self.model.lock_turn is LockTurn.SIGNALLED:
-            self.expected_reads.append(("L7", *read, self.signed_version))
+            self.expected_reads.append(("L7", *waiting_read, self.signed_version))
         else:
-            self.waiting_read = read
+            self.waiting_read = waiting_read
         self.model.acquire()
 
     def renew(self, number: int) -> None:
@@ -365,18 +365,18 @@ class SystemRunner:
 
     # ----- tables --------------------------------------------------------------------------------
 
-    def install(self, _: int, which: int) -> None:
+    def install(self, _: int, placement: int) -> None:
         """One of the placements becomes the one that is routed by."""
         device = self.fixture.ctx.accelerator
         if self.tables is None:
             self.tables = Tables.empty(1, 2, 2, 1, device.device)
-        rows = [[0, 1, 2], list(PLACEMENTS[which]), [FULL_SHARE, FULL_SHARE]]
+        rows = [[0, 1, 2], list(PLACEMENTS[placement]), [FULL_SHARE, FULL_SHARE]]
         parts = [torch.tensor([row], dtype=torch.int32) for row in rows]
         self.fixture.keepalive += parts
         device.kernels.commit_tables(
             TableUpdate((0,), *parts), self.tables, self.fixture.stream(ROUTER_ROLE)
         )
-        self.model.tables = which
+        self.model.tables = placement
 
     def route(self, _: int) -> None:
         """Both experts are routed."""
@@ -401,13 +401,17 @@ class SystemRunner:
             self.pack(number, slot, ROUTER_ROLE)
         self.fixture.ctx.drain()
         for clause, what, blob, version in self.expected_reads:
-            seen = versions_in(blob)
+            actual = versions_in(blob)
             require(
-                clause, seen == [version], f"{what}: version {format_versions(seen)}, not {version}"
+                clause,
+                actual == [version],
+                f"{what}: version {format_versions(actual)}, not {version}",
             )
-        for slots, counts, which in self.routing_passes:
-            seen, expected = slots.tolist(), list(PLACEMENTS[which])
-            require("G2", seen == expected, f"routed to slots {seen}, installed were {expected}")
+        for slots, counts, placement in self.routing_passes:
+            actual, expected = slots.tolist(), list(PLACEMENTS[placement])
+            require(
+                "G2", actual == expected, f"routed to slots {actual}, installed were {expected}"
+            )
             require("G2", counts.tolist() == [1, 1], f"counted {counts.tolist()}, not 1 each")
 
 
@@ -592,11 +596,11 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
         self.add_step("renew")
         self.model.lock_turn = LockTurn.MOVER
 
-    @rule(which=st.integers(0, 1))
-    def install(self, which: int) -> None:
+    @rule(placement=st.integers(0, 1))
+    def install(self, placement: int) -> None:
         """New tables."""
-        self.add_step("install", which)
-        self.model.tables = which
+        self.add_step("install", placement)
+        self.model.tables = placement
         self.model.order.launch(ROUTER_ROLE)
 
     @precondition(lambda self: self.model.tables is not None)

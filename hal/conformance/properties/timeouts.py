@@ -128,23 +128,23 @@ def _expiring_wait_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_expiring_waits(ctx: RankContext, program: Program) -> Play:
-    held = _hold_stream(ctx, str(program.setting("role")))
+    stopped = _hold_stream(ctx, str(program.setting("role")))
     yield NEXT
     for step in program.steps:
         name = str(step.args[0])
-        raised = catch(partial(held.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
+        error = catch(partial(stopped.waits()[name], EXPIRING_WAIT), StreamTimeout, PoolExhausted)
         expected = PoolExhausted if name == "pool" else StreamTimeout
-        text = "nothing" if raised is None else f"{type(raised).__name__}: {raised}"
+        text = "nothing" if error is None else f"{type(error).__name__}: {error}"
         what = f"a wait of {EXPIRING_WAIT:g} s for a {name} that stands still raised {text}"
-        require("E11", isinstance(raised, expected), what)
-        require("E11", not held.event.query(), f"{what}, after the point was reached")
+        require("E11", isinstance(error, expected), what)
+        require("E11", not stopped.event.query(), f"{what}, after the point was reached")
         yield NEXT
-    held.release()
+    stopped.release()
     yield NEXT
     for name in ("event", "stream", "accelerator", "lock", "pool"):
-        failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
+        failed = catch(partial(stopped.waits()[name], ctx.timeout), EquipoiseError)
         require("E11", not failed, f"after a time-out, a wait for the {name} raised {failed!r}")
-    failed = catch(partial(held.event.synchronize, 0.0), EquipoiseError)
+    failed = catch(partial(stopped.event.synchronize, 0.0), EquipoiseError)
     require(
         "E11", not failed, f"a wait without time for a point that was reached raised {failed!r}"
     )
@@ -171,15 +171,15 @@ def _call_after(seconds: float, call: Callable[[], None]) -> Iterator[None]:
 def _play_late_release(ctx: RankContext, program: Program) -> Play:
     for step in program.steps:
         name = str(step.args[0])
-        held = _hold_stream(ctx, str(program.setting("role")))
-        with _call_after(RELEASE_DELAY, held.release):
-            failed = catch(partial(held.waits()[name], ctx.timeout), EquipoiseError)
+        stopped = _hold_stream(ctx, str(program.setting("role")))
+        with _call_after(RELEASE_DELAY, stopped.release):
+            failed = catch(partial(stopped.waits()[name], ctx.timeout), EquipoiseError)
         text = f"raised {failed!r}, which was ahead of its time-out"
         require(
             "E11", not failed, f"a wait for a {name} that comes after {RELEASE_DELAY:g} s {text}"
         )
         ctx.drain()
-        poisoned = catch(held.gate.check, LockPoisoned)
+        poisoned = catch(stopped.gate.check, LockPoisoned)
         require("E11", not poisoned, f"a lock was poisoned ahead of its deadline: {poisoned}")
         yield NEXT
 

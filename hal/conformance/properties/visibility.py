@@ -64,12 +64,12 @@ class _ReaderRunner:
 
     def run_step(self, version: int, step: Step) -> None:
         """Make one call; its version is the number of its step, from 1."""
-        role, everything = str(step.args[-1]), range(len(self.states[0]))
+        role, all_slots = str(step.args[-1]), range(len(self.states[0]))
         if step.op == "look":
             what = f"step {version}: {role} saw"
-            self.reads.append((what, self.fixture.read_in_launch(everything, role)))
+            self.reads.append((what, self.fixture.read_in_launch(all_slots, role)))
             return
-        slots = [slot for slot in everything if int(step.args[0]) >> slot & 1]
+        slots = [slot for slot in all_slots if int(step.args[0]) >> slot & 1]
         if step.op == "write":
             self.fixture.write(slots, version, role)
         else:
@@ -104,9 +104,11 @@ def _play_torn(ctx: RankContext, program: Program) -> Play:
     """Whether a look saw the right version is for A12 to say: here it must be one."""
     runner = yield from _play_readers(ctx, program, 1, TWO_SEGMENT_SLOT)
     for what, blob in runner.reads:
-        seen = versions_in(blob)
+        versions = versions_in(blob)
         require(
-            "V2", len(seen) == 1, f"{what} a slot torn between versions {format_versions(seen)}"
+            "V2",
+            len(versions) == 1,
+            f"{what} a slot torn between versions {format_versions(versions)}",
         )
 
 
@@ -114,9 +116,11 @@ def _play_batches(ctx: RankContext, program: Program) -> Play:
     """Slots of one byte cannot be torn, so what is seen of a batch is judged by itself."""
     runner = yield from _play_readers(ctx, program, BATCH_SLOTS, ONE_BYTE_SLOT)
     for what, blob in runner.reads:
-        seen = blob.tolist()
+        versions = blob.tolist()
         require(
-            "V4", seen in runner.states, f"{what} versions {seen} of the slots: half of a batch"
+            "V4",
+            versions in runner.states,
+            f"{what} versions {versions} of the slots: half of a batch",
         )
 
 
@@ -205,11 +209,11 @@ class _StoreRunner:
 
 def _require_versions(clause: str, expected: Sequence[tuple[str, Tensor, int]]) -> None:
     for what, blob, version in expected:
-        found = versions_in(blob)
+        versions = versions_in(blob)
         require(
             clause,
-            found == [version],
-            f"{what} holds version {format_versions(found)}, not {version}",
+            versions == [version],
+            f"{what} holds version {format_versions(versions)}, not {version}",
         )
 
 
@@ -236,22 +240,22 @@ def _play_issue_order(ctx: RankContext, program: Program) -> Play:
 
 def _staging_reuse_programs(_: Traits) -> st.SearchStrategy[Program]:
     buffer = st.integers(0, STAGING - 1)
-    drawn = st.lists(
+    step_lists = st.lists(
         st.one_of(step_of("unpack", buffer, STREAM), step_of("commit", buffer, STREAM)),
         min_size=2,
         max_size=MAX_STORE_STEPS,
     )
-    return drawn.map(lambda steps: make_program(_without_unfilled_commits(steps)))
+    return step_lists.map(lambda steps: make_program(_without_unfilled_commits(steps)))
 
 
 def _without_unfilled_commits(steps: list[Step]) -> list[Step]:
     """Without commits of staging that nothing was unpacked into."""
-    kept: list[Step] = []
+    valid: list[Step] = []
     for step in steps:
-        filled = {other.args[0] for other in kept if other.op == "unpack"}
+        filled = {other.args[0] for other in valid if other.op == "unpack"}
         if step.op == "unpack" or step.args[0] in filled:
-            kept.append(step)
-    return kept
+            valid.append(step)
+    return valid
 
 
 def _play_staging_reuse(ctx: RankContext, program: Program) -> Play:
