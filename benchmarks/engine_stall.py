@@ -93,7 +93,7 @@ def serve_all(runs: Sequence[Run], seconds: float) -> Told:
 Floats = npt.NDArray[np.float64]
 NONE, AGAIN, PERFECT, STOP = "none", "none again", "perfect", "stop-the-world"
 OURS = "boundary", "locked"
-SLOW, FEWER, PART = 1.05, 20.0, 0.8
+SLOW, LESS_STALL, PART = 1.05, 20.0, 0.8
 """The bars: P99 at most, times less stall at least, part of the gain at least."""
 MILLI = 1e3
 
@@ -398,7 +398,7 @@ def missed(bars: Found) -> list[str]:
     """Which bars a path misses at a point, by medians; a figure that is no number meets none."""
     held = {
         "P99": bars["p99"][0] <= SLOW,
-        "stall": bars["stall"][0] >= FEWER,
+        "stall": bars["stall"][0] >= LESS_STALL,
         "throughput": bars["gain"][0] >= PART,
     }
     return [name for name, met in held.items() if not met]

@@ -91,7 +91,10 @@ def _backends(results: Results) -> list[str]:
 def _column(row: Row, cells: Row) -> str:
     """What was run for a column, and when."""
     cases = f", {cells['cases']:,} cases" if "cases" in cells else ""
-    return f"{cells['backend']}: `{cells['command']}`{cases}, commit {row['commit']}, {row['date']}"
+    # A record keeps the command of its commit; whoever types it today needs the present option.
+    renamed = " (`--steer` is `--schedule-from` now)" if " --steer " in cells["command"] else ""
+    command = f"`{cells['command']}`{renamed}"
+    return f"{cells['backend']}: {command}{cases}, commit {row['commit']}, {row['date']}"
 
 
 def _rejecting(results: Results) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,32 @@
+"""The bars that `benchmarks/engine_stall.py` judges, and what its kept results say of them."""
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+from helpers.paths import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def imported() -> Any:
+    """`engine_stall`; the folder of benchmarks is no package."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return import_module("engine_stall")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+def test_stall_bar_is_twenty_times_less_than_stop_the_world() -> None:
+    bars = {"p99": [1.0], "stall": [19.9], "gain": [0.9]}
+    assert imported().missed(bars) == ["stall"]
+    assert imported().missed({**bars, "stall": [20.0]}) == []
+
+
+def test_kept_stall_results_are_judged_by_these_bars() -> None:
+    kept = json.loads((BENCHMARKS / "results" / "engine_stall.json").read_text("utf-8"))
+    for point in kept["tables"]["points"]:
+        wrong = imported().missed(point)
+        assert point["met"] == (f"**no**: {', '.join(wrong)}" if wrong else "yes"), point["point"]
