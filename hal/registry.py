@@ -56,8 +56,18 @@ def _find(group: str, name: str, kind: type[T]) -> T:
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # also ":X", ".x:X"
         raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
     if isinstance(backend, type) or not isinstance(backend, kind):
-        raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {backend!r}")
+        raise BackendUnavailable(
+            f"backend {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
+        )
     return backend
+
+
+def _difference(found: object, kind: type) -> str:
+    """Which members it lacks: what the author of a backend has to write."""
+    if isinstance(found, type):
+        return f"{found!r} is a class, not an object"
+    members = (name for name in vars(kind) if not name.startswith("_"))
+    return f"{found!r} lacks {', '.join(name for name in members if not hasattr(found, name))}"
 
 
 def _load(group: str, name: str) -> object:
