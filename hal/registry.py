@@ -62,12 +62,13 @@ def _find(group: str, name: str, kind: type[T]) -> T:
     return backend
 
 
-def _difference(found: object, kind: type) -> str:
-    """Which members it lacks: what the author of a backend has to write."""
-    if isinstance(found, type):
-        return f"{found!r} is a class, not an object"
+def _difference(backend: object, kind: type) -> str:
+    """Returns how an object differs from a protocol: the members that it lacks, by name."""
+    if isinstance(backend, type):
+        return f"{backend!r} is a class, not an object"
     members = (name for name in vars(kind) if not name.startswith("_"))
-    return f"{found!r} lacks {', '.join(name for name in members if not hasattr(found, name))}"
+    lacking = ", ".join(name for name in members if not hasattr(backend, name))
+    return f"{backend!r} lacks {lacking}"
 
 
 def _load(group: str, name: str) -> object:
