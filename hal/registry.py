@@ -56,8 +56,19 @@ def _find(group: str, name: str, kind: type[T]) -> T:
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # also ":X", ".x:X"
         raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
     if isinstance(backend, type) or not isinstance(backend, kind):
-        raise BackendUnavailable(f"backend {name!r} is not a {kind.__name__}: {backend!r}")
+        raise BackendUnavailable(
+            f"backend {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
+        )
     return backend
+
+
+def _difference(backend: object, kind: type) -> str:
+    """Returns how an object differs from a protocol: the members that it lacks, by name."""
+    if isinstance(backend, type):
+        return f"{backend!r} is a class, not an object"
+    members = (name for name in vars(kind) if not name.startswith("_"))
+    lacking = ", ".join(name for name in members if not hasattr(backend, name))
+    return f"{backend!r} lacks {lacking}"
 
 
 def _load(group: str, name: str) -> object:

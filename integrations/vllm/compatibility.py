@@ -6,6 +6,7 @@ before anything is changed.
 """
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -41,9 +42,18 @@ class Release:
         names = ", ".join(self.distributions)
         raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
 
+    def is_tested(self, installed_version: str) -> bool:
+        """Whether a version was tested, or is a post-release of one that was.
+
+        A post-release differs in minor ways by PEP 440, and every symbol is checked in any case.
+        """
+        return POST_RELEASE.sub("", installed_version) in self.tested_versions
+
     def version_problem(self, installed_version: str, environment: Mapping[str, str]) -> str | None:
         """Return one line if the version is neither tested nor accepted, else None."""
-        if installed_version in (*self.tested_versions, environment.get(self.accept_variable)):
+        if self.is_tested(installed_version):
+            return None
+        if installed_version == environment.get(self.accept_variable):
             return None
         return (
             f"version {installed_version} was not tested "
@@ -60,6 +70,8 @@ class Release:
                 + "; nothing of it was changed"
             )
 
+
+POST_RELEASE = re.compile(r"\.post\d+$")
 
 ANY_SIGNATURE = "..."
 """Any signature: of an attribute, or of something that is only replaced."""

@@ -36,8 +36,9 @@ def examine() -> Iterator[Finding]:
 
 def version_finding(release: Release, installed: str) -> Finding:
     """Whether a version was tested or is accepted."""
-    if installed in release.tested_versions:
-        return release.engine, True, f"{installed}, which was tested"
+    if release.is_tested(installed):
+        what = "which" if installed in release.tested_versions else "a post-release of one that"
+        return release.engine, True, f"{installed}, {what} was tested"
     if os.environ.get(release.accept_variable) == installed:
         return (
             release.engine,

@@ -12,7 +12,7 @@ from equipoise.balancer.requests.catalogue import FORMATS, WORKLOADS
 from equipoise.cli import kinds
 from equipoise.cli.files import write_file
 from equipoise.cli.offline import check_outputs, print_written, request_values
-from equipoise.cli.option import Option
+from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.route import read_api_keys
 from equipoise.cli.route_workers import parse_url
 from equipoise.cli.validation import check_count
@@ -23,7 +23,7 @@ ENDPOINTS = kinds.ENDPOINTS
 
 OPTIONS = (
     Option(key="url", kind=kinds.NAME, group=WHERE, metavar="URL",
-           shown_default="none: has to be given", help="of the server, or of the proxy"),
+           shown_default=REQUIRED, help="of the server, or of the proxy"),
     Option(key="model", kind=kinds.NAME, group=WHERE, metavar="NAME",
            shown_default="the first that the server has", help="model to ask for"),
     Option(key="endpoint", kind=kinds.ENDPOINT, group=WHERE, metavar="|".join(ENDPOINTS),

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from equipoise.cli.kinds import OptionKind
 
+REQUIRED = "required"
+"""In place of a default: the command has none, and says so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
@@ -17,7 +20,8 @@ class Option:
         metavar: how `--help` shows its value; None for a switch.
         flag: where it is not made of the key.
         short: a short form of the flag.
-        shown_default: default as `--help` shows it, where it is not that of a field of settings.
+        shown_default: default as `--help` shows it, where it is not that of a field of settings;
+            or `REQUIRED`.
     """
 
     key: str

@@ -31,7 +31,7 @@ from equipoise.cli.kinds import (
     WORKERS,
     OptionKind,
 )
-from equipoise.cli.option import Option
+from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.run_options import OPTIONS, default_of
 from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
@@ -39,10 +39,10 @@ from equipoise.hal.errors import UsageError
 DESCRIPTION = "Keeps Mixture-of-Experts serving in balance on any accelerator."
 EXAMPLES = """\
 examples:
-  equipoise run                             four ranks, shipped texts, a report
-  equipoise run --ranks 2 --slots 36        two ranks with four redundant experts
-  equipoise run --text a.txt b.txt          your own texts, one phase each
-  equipoise run --variants exact            one way to serve instead of four
+  equipoise run                             # four ranks, shipped texts, a report
+  equipoise run --ranks 2 --slots 36        # two ranks with four redundant experts
+  equipoise run --text a.txt b.txt          # your own texts, one phase each
+  equipoise run --variants exact            # one way to serve instead of four
   equipoise run --config run.yaml --json figures.json
 """
 RUN = """\
@@ -61,9 +61,9 @@ layer took at every step, in a folder with a file for each rank (page Formats). 
 take what a finished run has counted, by --run."""
 RECORD_EXAMPLES = """\
 examples:
-  equipoise record -o recorded/                      120 steps on four ranks
-  equipoise record --range 40-80 -o recorded/        of these, steps 40 to 79
-  equipoise record --balance on -o recorded/         while experts move
+  equipoise record -o recorded/                      # 120 steps on four ranks
+  equipoise record --range 40-80 -o recorded/        # of these, steps 40 to 79
+  equipoise record --balance on -o recorded/         # while experts move
   equipoise record --run equipoise-run -o counts.npz what a run has counted
 
 exit code: 0 recorded, 2 bad input, nothing was started or written, 3 it failed or
@@ -351,7 +351,9 @@ def _add_options(command: Any, options: Sequence[Option]) -> None:
 
 
 def _add_option(group: Any, option: Option) -> None:
-    text = f"{option.help} (default: {default_of(option)})".replace("%", "%%")
+    default = default_of(option)
+    note = default if default == REQUIRED else f"default: {default}"
+    text = f"{option.help} ({note})".replace("%", "%%")
     if option.name == "--no-balance":
         group.add_argument(
             option.name, dest="balance", action="store_const", const=Balance.OFF, help=text

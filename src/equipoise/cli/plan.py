@@ -26,7 +26,7 @@ from equipoise.cli.offline import (
     warn,
     warn_of_dropped_layers,
 )
-from equipoise.cli.option import Option
+from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.validation import check_count
 from equipoise.hal.errors import PlacementError, UsageError
 
@@ -83,7 +83,7 @@ OPTIONS = (
     Option(key="node_cost", kind=kinds.REAL, group=SPARING, metavar="X", shown_default="1",
            help="what a copy from another node costs incremental, in copies within one"),
     Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="FILE",
-           shown_default="none: has to be given", help="write the placement there"),
+           shown_default=REQUIRED, help="write the placement there"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
            shown_default="as the suffix says, .json is equipoise",
            help=f"format of the placement: {', '.join(PLACEMENT_FORMAT_NAMES)}"),

@@ -19,7 +19,7 @@ from equipoise.cli.files import (
     probe_folder,
 )
 from equipoise.cli.offline import check_outputs, print_written, usage_errors, warn
-from equipoise.cli.option import Option
+from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import BY_KEY as RUN
 from equipoise.cli.run_options import RECORD_FILE, merge_sources, run_settings
@@ -48,7 +48,7 @@ OPTIONS = (
     *(RUN[key] for key in ("slots", "num_redundant_experts", "shares")),
     *(RUN[key] for key in ("window_size", "step_interval")),
     Option(key="out", short="-o", kind=kinds.PATH, group=OUTPUT, metavar="DIR|FILE",
-           shown_default="none: has to be given",
+           shown_default=REQUIRED,
            help="write the statistics there: a new or empty folder, or a file"),
     Option(key="format", kind=kinds.NAME, group=OUTPUT, metavar="NAME",
            shown_default=f"as the suffix says, a folder is {FOLDER_FORMAT_NAME}",

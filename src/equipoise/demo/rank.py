@@ -370,6 +370,10 @@ def _record(run_context: RunContext, served: list[Served], progress: RunProgress
     )
 
 
+CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that no character begins with."""
+
+
 def _samples(
     traffic: Traffic, scheduler: RequestScheduler
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -380,7 +384,11 @@ def _samples(
 
 
 def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
-    """Both as text; a character that the prompt leaves unfinished goes with the continuation."""
+    """Both as text; a character that the prompt leaves unfinished goes with the continuation.
+
+    A prompt is cut from a text at any byte: what is left of the character before it is dropped.
+    """
+    prompt = prompt.lstrip(CONTINUATION_BYTES)
     whole = (prompt + continuation).decode(errors="replace")
     pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
     kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -12,6 +12,14 @@ from equipoise.integrations.vllm.settings import EplbSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+REFUSED = {
+    "reload_weights": "relies on the slots",
+    "update_weights": "relies on the slots",
+    "save_sharded_state": "relies on the slots",
+    "save_tensorized_model": "relies on the slots",
+    "checkpoint_prepare": "ends vLLM's groups",
+}
+
 
 class MegaMoe:
     """An expert path of its own, as some models have."""
@@ -100,17 +108,14 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
     device = torch.device("cpu")
     config = SimpleNamespace(parallel_config=ours, model_config=object())
-    worker = SimpleNamespace(
-        vllm_config=config, reload_weights=lambda: None, checkpoint_prepare=lambda: None
-    )
+    worker = SimpleNamespace(vllm_config=config, **dict.fromkeys(REFUSED, lambda: None))
     with install_eplb_state(worker, EplbSettings()):
         second = EPLBController(ours, device)
         second.prepare_load()
         assert type(second.state) is EquipoiseEplbState
         assert type(gpu_model_runner.EplbState(ours, device)) is EquipoiseEplbState
         assert type(gpu_model_runner.EplbState(theirs, device)) is EplbState
-        with pytest.raises(IntegrationError, match="reload_weights relies on the slots"):
-            worker.reload_weights()
-        with pytest.raises(IntegrationError, match="checkpoint_prepare ends vLLM's groups"):
-            worker.checkpoint_prepare()
+        for name, reason in REFUSED.items():
+            with pytest.raises(IntegrationError, match=f"{name} {reason}"):
+                getattr(worker, name)()
     assert type(gpu_model_runner.EplbState(ours, device)) is EplbState

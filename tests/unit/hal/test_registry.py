@@ -50,6 +50,15 @@ def test_registry_refuses_object_that_is_no_backend(group: object) -> None:
         group("equipoise:__version__")
 
 
+def test_registry_names_members_that_a_backend_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = SimpleNamespace(name="half", probe=None, open=None)
+    monkeypatch.setattr("equipoise.half", half, raising=False)
+    with pytest.raises(
+        BackendUnavailable, match=r"is not a Backend: .* lacks communicator, capabilities, devices$"
+    ):
+        registry.accelerator("equipoise:half")
+
+
 def test_registry_refuses_backend_of_other_kind() -> None:
     with pytest.raises(BackendUnavailable, match="is not a CommunicatorBackend"):
         registry.communicator("equipoise.backends.cpu:BACKEND")

@@ -159,7 +159,7 @@ def _figures(summary: RunSummary) -> str:
 
 def _smaller(summary: RunSummary) -> str:
     before, after = summary.imbalance_unbalanced, summary.imbalance_balanced
-    return f"{before / after:.1f}\u00d7" if before is not None and after else "\u2013"
+    return f"{before / after:.1f}" if before is not None and after else "\u2013"
 
 
 def _decimal(value: float | None) -> str:

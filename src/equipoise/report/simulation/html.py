@@ -153,7 +153,7 @@ def _spread(found: SimulationResult) -> list[tuple[str, str]]:
     ranked = sorted(known, key=lambda result: result.interval("throughput").mean)
     gain = ranked[-1].relative_to(ranked[0], "throughput").mean
     names = f"{ranked[-1].named_policy.label} over {ranked[0].named_policy.label}"
-    return [(f"{gain:+.1%}", f"tokens a second, {names}")]
+    return [(f"{gain:+z.1%}", f"tokens a second, {names}")]
 
 
 def _tables(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
@@ -212,7 +212,7 @@ def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn)
     value: Interval = result.relative_to(found.reference, column.figure)
     if value.mean != value.mean:
         return "\u2013", "alike"
-    text = f"{value.mean * 100:+,.1f} \u00b1{value.half * 100:,.1f}"
+    text = f"{value.mean * 100:+z,.1f} \u00b1{value.half * 100:,.1f}"
     return text, "alike" if value.low <= 0 <= value.high else ""
 
 

@@ -47,6 +47,12 @@ def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.M
     assert found()["vLLM"][0]
 
 
+def test_doctor_passes_post_release_of_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "installed", lambda: "0.32.0.post2")
+    says = "0.32.0.post2, a post-release of one that was tested"
+    assert found()["vLLM"] == (True, says)
+
+
 def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -141,6 +141,14 @@ def test_worker_refuses_untested_release_unless_allowed(
     assert made({"eplb_policy": True}).done == ["init"]
 
 
+def test_worker_takes_post_release_of_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Release, "installed", lambda _: "0.23.0.post1")
+    assert made({"eplb_policy": True}).done == ["init"]
+    monkeypatch.setattr(Release, "installed", lambda _: "0.23.0rc1")
+    with pytest.raises(EngineUnsupported, match=r"0\.23\.0rc1 was not tested"):
+        made({"eplb_policy": True})
+
+
 def test_worker_import_failure_is_engine_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm_ascend.worker.worker", None)
     with pytest.raises(EngineUnsupported, match="worker cannot be imported"):

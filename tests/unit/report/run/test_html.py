@@ -71,6 +71,13 @@ def test_run_page_has_every_section(
     assert len(page.encode()) < 2_000_000
 
 
+def test_run_page_tile_says_times_once(make_record: MakeRecord) -> None:
+    record = make_record()
+    lagged = replace(record.variants["lagged"], name="exact")
+    page, _ = outline(replace(record, variants={**record.variants, "exact": lagged}))
+    assert re.search(r"<b>[0-9.]+</b><span>times smaller</span>", page)
+
+
 def test_run_page_is_self_contained(make_record: MakeRecord) -> None:
     page, parsed = outline(make_record())
     assert all(load.startswith(("data:", "#")) for load in parsed.loads)

@@ -4,13 +4,15 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from equipoise.balancer.requests.policy_comparison import PolicyResult
+from equipoise.balancer.requests.policy_comparison import Interval, PolicyResult
 from equipoise.cli.simulate_setup import known_policies
-from equipoise.report.simulation.html import pictures, render_html
+from equipoise.report.simulation.html import _beside, pictures, render_html
 from equipoise.report.simulation.json_output import to_json
 from equipoise.report.simulation.load_plots import worker_load_plot
 from equipoise.report.simulation.plot_style import policy_colour
@@ -168,3 +170,9 @@ def test_simulation_verdict_names_few_indistinguishable_policies(
     many = replace(found, results=(best, *near))
     assert "cannot be told from it: n0<" in outline(replace(few, plot_data={}))[0]
     assert "cannot be told from it: 5 others<" in outline(replace(many, plot_data={}))[0]
+
+
+def test_simulation_difference_of_nothing_has_no_minus_sign() -> None:
+    nearly: Any = SimpleNamespace(relative_to=lambda *_: Interval(-1e-6, 1e-6))
+    nothing: Any = SimpleNamespace(reference=None, figure="throughput")
+    assert _beside(nearly, nothing, nothing) == ("+0.0 \u00b10.0", "alike")

@@ -1,0 +1,29 @@
+"""The tests and properties that docs/design/defects.md names exist."""
+
+import ast
+import re
+
+from helpers.paths import ROOT
+
+PAGE = (ROOT / "docs" / "design" / "defects.md").read_text(encoding="utf-8")
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED_PROPERTY = re.compile(r"property `([a-z0-9-]+)`")
+
+
+def test_defects_page_names_tests_that_exist() -> None:
+    found = NAMED_TEST.findall(PAGE)
+    assert len(found) > 50
+    for path, name in found:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in names, f"{path} has no {name}"
+
+
+def test_defects_page_names_properties_that_exist() -> None:
+    properties = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "hal" / "conformance" / "properties").glob("*.py")
+    )
+    named = NAMED_PROPERTY.findall(PAGE)
+    assert named != []
+    assert [name for name in named if f'name="{name}"' not in properties] == []

@@ -1,0 +1,73 @@
+"""Commands on pages and in `--help` can be pasted, and pages list the folders that there are."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from helpers.paths import ROOT
+
+from equipoise.cli.parser import build_parser
+
+PAGES = sorted(
+    path
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if path.name != "cli.md"  # its first block is a list of commands with their meaning
+)
+UNCOMMENTED = re.compile(r"^\s*(\$ )?equipoise [^#]*\S {2,}[^#\s\\]")
+SERVE = re.compile(r"^vllm serve (?:.*\\\n)*.*$", re.MULTILINE)
+FOLDER = re.compile(r"`([a-z_/]+)/`")
+LISTED_BELOW = ("backends", "balancer", "src/equipoise")
+
+
+def helps() -> Iterator[str]:
+    """The help of every command."""
+    parser = build_parser()
+    yield parser.format_help()
+    for action in parser._subparsers._group_actions:  # type: ignore[union-attr]
+        yield from (command.format_help() for command in action.choices.values())  # type: ignore[union-attr]
+
+
+def test_words_behind_a_command_on_a_page_are_a_comment() -> None:
+    assert [
+        f"{path.name}: {line}"
+        for path in PAGES
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if UNCOMMENTED.match(line)
+    ] == []
+
+
+def test_words_behind_a_command_in_help_are_a_comment() -> None:
+    lines = [line for text in helps() for line in text.splitlines()]
+    assert len(lines) > 100
+    assert [line for line in lines if UNCOMMENTED.match(line)] == []
+
+
+@pytest.mark.parametrize("word", ["none: has to be given", "(default: required)"])
+def test_help_says_required_for_options_without_default(word: str) -> None:
+    lines = " ".join(" ".join(helps()).split())
+    assert "write the placement there (required)" in lines
+    assert word not in lines
+
+
+def test_vllm_commands_with_eplb_have_several_ranks() -> None:
+    """vLLM refuses `--enable-eplb` on one expert-parallel rank (`ParallelConfig`)."""
+    found = [
+        command
+        for path in PAGES
+        for command in SERVE.findall(path.read_text(encoding="utf-8"))
+        if "--enable-eplb" in command
+    ]
+    assert found != []
+    assert [c for c in found if not re.search(r"--(tensor|data)-parallel-size [2-9]", c)] == []
+
+
+def test_architecture_page_lists_every_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = {name for row in text.splitlines() if row[:2] == "| " for name in FOLDER.findall(row)}
+    there = {
+        str(init.parent.relative_to(ROOT))
+        for folder in LISTED_BELOW
+        for init in (ROOT / folder).glob("*/__init__.py")
+        if not init.parent.is_symlink()  # a link: listed by its own path
+    }
+    assert there - listed == set()
