@@ -190,8 +190,10 @@ class AsyncIntermediateTensors:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AsyncIntermediateTensors):
             return NotImplemented
-        own, theirs = self.tensors, other.tensors
-        return own.keys() == theirs.keys() and all(_same(own[n], theirs[n]) for n in own)
+        own, other_tensors = self.tensors, other.tensors
+        return own.keys() == other_tensors.keys() and all(
+            _same(own[n], other_tensors[n]) for n in own
+        )
 
     __hash__ = object.__hash__
 

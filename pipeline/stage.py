@@ -298,10 +298,10 @@ def open_stage_channels(pipeline: PipelineSpec, context: EdgeContext) -> StageCh
     unsliced = replace(context, slice_group=None)
     for source, destination, spec in pipeline.channel_specs():
         if destination == 0 and stage in (source, destination):
-            opened = (
+            tokens_end = (
                 open_sender(spec, unsliced) if stage == source else open_receiver(spec, unsliced)
             )
-            ends = replace(ends, tokens=opened)
+            ends = replace(ends, tokens=tokens_end)
         elif stage == source:
             ends = replace(ends, to_next=open_sender(spec, context))
         elif stage == destination:

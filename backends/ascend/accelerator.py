@@ -96,8 +96,10 @@ class AscendBackend:
         answer = self.probe()
         if isinstance(answer, Unavailable):
             raise BackendUnavailable(answer.reason)
-        found = npu_runtime.RUNTIME.devices()
-        if not 0 <= index < found:
-            raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
+        device_count = npu_runtime.RUNTIME.devices()
+        if not 0 <= index < device_count:
+            raise BackendUnavailable(
+                f"there are {device_count} device(s), from 0: no device {index}"
+            )
         npu_runtime.RUNTIME.select_device(index)
         return AscendAccelerator(index)

@@ -35,14 +35,14 @@ def empty_private(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     if len(shape) < 2:
         raise Unsupported(f"FRACTAL_NZ holds matrices, not {list(shape)}")
     try:
-        made: Tensor = _module().empty_with_format(
+        tensor: Tensor = _module().empty_with_format(
             list(shape), dtype=dtype, device=device, acl_format=FRACTAL_NZ
         )
     except RuntimeError as error:
         raise Unsupported(f"no FRACTAL_NZ of {dtype}: {str(error).splitlines()[0]}") from error
-    if not is_private(made):
+    if not is_private(tensor):
         raise Unsupported(f"no FRACTAL_NZ of {dtype}: torch_npu made a plain tensor")
-    return made
+    return tensor
 
 
 def is_private(tensor: Tensor) -> bool:

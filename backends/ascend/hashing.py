@@ -55,8 +55,8 @@ def device_checksum(data: Tensor) -> Tensor:
 
 def _words(data: Tensor) -> Tensor:
     """Little-endian 32-bit words as int64; one byte at a time, so that any offset will do."""
-    padded = torch.nn.functional.pad(data, (0, -data.numel() % 4)).reshape(-1, 4).long()
-    first, second, third, fourth = padded.unbind(1)
+    word_bytes = torch.nn.functional.pad(data, (0, -data.numel() % 4)).reshape(-1, 4).long()
+    first, second, third, fourth = word_bytes.unbind(1)
     return first + second * (1 << 8) + third * (1 << 16) + fourth * (1 << 24)
 
 

@@ -109,8 +109,8 @@ class Hccl:
 
     def device(self, rank: int) -> int:
         """The device that this process has opened, else the one of the rank's number."""
-        opened = self.runtime.selected_device()
-        return rank % self.runtime.devices() if opened is None else opened
+        device_index = self.runtime.selected_device()
+        return rank % self.runtime.devices() if device_index is None else device_index
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""

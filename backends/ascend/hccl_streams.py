@@ -66,9 +66,9 @@ class HcclStreamPool:
         with self._lock:
             place = self._place(number)
             self._last = place
-            other = self._holders.setdefault(number, owner)
-            if other != owner:
-                raise CommunicatorFailed(f"HCCL runs {owner} on the stream of {other}")
+            holder = self._holders.setdefault(number, owner)
+            if holder != owner:
+                raise CommunicatorFailed(f"HCCL runs {owner} on the stream of {holder}")
             return self._ring[place]
 
     def release(self, stream: PoolStream) -> None:
@@ -113,6 +113,8 @@ _making = threading.Lock()
 
 def hccl_stream_pool(npu: Any, index: int) -> HcclStreamPool:
     """The pool of this process for device `index`; `npu` is `torch.npu`."""
+    # One at a time: the order of the pool is learned by drawing, and another thread's draws
+    # would be taken for part of it.
     with _making:
         if index not in _pools:
             _pools[index] = HcclStreamPool(lambda: npu.Stream(device=index, priority=-1))

@@ -161,15 +161,15 @@ class AscendKernels:
         def program() -> None:
             record_stream_use(stream, counts, cumulative)
             table = routing_ops.live_table(tables, layer)
-            given = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
+            inputs = torch.cat([counts.long(), table.start.long(), table.replicas.long()])
             job = self._solver.job(on, table.experts, table.slots, tables.ranks)
-            copy(job.inputs, given)
+            copy(job.inputs, inputs)
             job.enqueue()
-            solved = torch.empty_like(cumulative)
-            copy(solved, job.result)
+            shares = torch.empty_like(cumulative)
+            copy(shares, job.result)
             # Before the first commit there is no order in which shares could be written.
-            known = tables.generation[layer : layer + 1] > 0
-            copy(cumulative, torch.where(known, solved, cumulative))
+            has_tables = tables.generation[layer : layer + 1] > 0
+            copy(cumulative, torch.where(has_tables, shares, cumulative))
 
         stream.launch(program)
 
@@ -198,7 +198,7 @@ def _install(
     block: Tensor, positions: Tensor, tables: Tables, replicas: ReplicaTables, stream: Stream
 ) -> None:
     """On the routing stream: the idle sets first, the words last (clause G2)."""
-    rows, found = (_on_device(part, tables) for part in (block, positions))
+    rows, device_positions = (_on_device(part, tables) for part in (block, positions))
     widths = [1, tables.experts + 1, tables.slots, tables.slots]
     numbers, *parts = torch.split(rows, widths, dim=1)
     layers = numbers[:, 0].long()
@@ -207,11 +207,11 @@ def _install(
     for table, part in zip((tables.start, tables.replicas, tables.cumulative), parts, strict=True):
         table.view(2 * tables.layers, -1).index_copy_(0, places, part)
     replicas.record_use(stream)
-    replicas.install(found, parts[0], parts[1], layers, words)
+    replicas.install(device_positions, parts[0], parts[1], layers, words)
     tables.generation.index_copy_(0, layers, words)
 
 
 def _on_device(block: Tensor, tables: Tables) -> Tensor:
-    made = torch.empty_like(block, device=tables.start.device, pin_memory=False)
-    copy(made, block)
-    return made
+    device_block = torch.empty_like(block, device=tables.start.device, pin_memory=False)
+    copy(device_block, block)
+    return device_block

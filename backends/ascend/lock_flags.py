@@ -92,7 +92,7 @@ def one_on_device(device: Device) -> Tensor:
     if device.index not in _ones:
         stream = device.cached_stream(SIGNAL_STREAM)
         with device.runtime.current(stream):
-            made = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
+            tensor = torch.ones(1, dtype=torch.int32, pin_memory=True).to(device.torch)
         stream.synchronize()
-        _ones[device.index] = made
+        _ones[device.index] = tensor
     return _ones[device.index]

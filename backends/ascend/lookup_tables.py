@@ -54,10 +54,10 @@ class ReplicaTables:
     def __init__(self, tables: Tables, stream: Stream) -> None:
         self.experts = tables.experts
         self.centre = tables.experts + 1
-        made = empty_tables(tables.layers, tables.experts, tables.slots, torch.device("cpu"))
-        self._all = tuple(copy_to_device(table, stream) for table in made)
+        host_tables = empty_tables(tables.layers, tables.experts, tables.slots, torch.device("cpu"))
+        self._all = tuple(copy_to_device(table, stream) for table in host_tables)
         self.replicas, self.runs, self.slots, self.words, self.padding = self._all
-        self._known: set[object] = set()
+        self._recorded_streams: set[object] = set()
 
     @property
     def nbytes(self) -> int:
@@ -69,10 +69,10 @@ class ReplicaTables:
         own = own_stream(stream)
         if own.capturing:
             return  # the graph keeps the program, and with it these
-        if own.native_stream not in self._known:
+        if own.native_stream not in self._recorded_streams:
             for table in self._all:
                 table.record_stream(own.native_stream)
-            self._known.add(own.native_stream)
+            self._recorded_streams.add(own.native_stream)
 
     def install(
         self, update: Tensor, start: Tensor, replicas: Tensor, layers: Tensor, words: Tensor
@@ -103,8 +103,8 @@ class ReplicaTables:
         places = layers[:, None] * self.slots.shape[1] + second * count
         places = (places + torch.arange(count, device=device)).view(-1)
         self.slots.view(-1).index_copy_(0, places, replicas.reshape(-1))
-        signed = torch.cat([signs * POSITIONS, signs], dim=1).int().t().contiguous()
-        self.words.index_copy_(1, layers, signed)
+        layer_words = torch.cat([signs * POSITIONS, signs], dim=1).int().t().contiguous()
+        self.words.index_copy_(1, layers, layer_words)
 
 
 def empty_tables(
@@ -141,7 +141,7 @@ def slots_by_position(update: TableUpdate) -> Tensor:
     layers, experts = update.start.shape[0], update.start.shape[1] - 1
     width = experts * POSITIONS
     block = pinned(layers * width * torch.int32.itemsize).view(torch.int32).view(layers, width)
-    for made, start, replicas, cumulative in zip(
+    for row, start, replicas, cumulative in zip(
         block, update.start, update.replicas, update.cumulative, strict=True
     ):
         ends = position_counts(cumulative)
@@ -150,13 +150,13 @@ def slots_by_position(update: TableUpdate) -> Tensor:
         before[start[:-1].long().clamp(0, len(ends) - 1)] = 0
         lengths = (ends - before).clamp(0, POSITIONS)
         # NumPy's is five times as fast as torch's.
-        found = np.repeat(replicas.numpy(), lengths.numpy())[:width]
-        made[: len(found)] = torch.from_numpy(found)
-        made[len(found) :] = 0
+        repeats = np.repeat(replicas.numpy(), lengths.numpy())[:width]
+        row[: len(repeats)] = torch.from_numpy(repeats)
+        row[len(repeats) :] = 0
     return block
 
 
-_made: dict[int, ReplicaTables] = {}
+_tables_by_identity: dict[int, ReplicaTables] = {}
 """By the identity of the generation words, for as long as these live."""
 _making = threading.Lock()
 
@@ -167,20 +167,20 @@ def replica_tables_of(tables: Tables, stream: Stream) -> ReplicaTables:
     Raises `KernelError` in a capture that asks first: a graph would make them anew at each replay.
     """
     key = id(tables.generation)
-    found = _made.get(key)
-    if found is not None:
-        return found
+    replica_tables = _tables_by_identity.get(key)
+    if replica_tables is not None:
+        return replica_tables
     # The gate first: who launches holds it, and may come here.
     with own_stream(stream).issue_lock, _making:
-        found = _made.get(key)
-        if found is None:
+        replica_tables = _tables_by_identity.get(key)
+        if replica_tables is None:
             if is_captured(stream):
                 raise KernelError(
                     "tables: first used while a stream is captured; call `warm` or commit before"
                 )
-            found = _made[key] = ReplicaTables(tables, stream)
-            weakref.finalize(tables.generation, _made.pop, key, None).atexit = False
-    return found
+            replica_tables = _tables_by_identity[key] = ReplicaTables(tables, stream)
+            weakref.finalize(tables.generation, _tables_by_identity.pop, key, None).atexit = False
+    return replica_tables
 
 
 def is_captured(stream: Stream) -> bool:
@@ -200,11 +200,11 @@ def copy_to_device(values: Tensor, stream: Stream) -> Tensor:
         staging = pinned(values.nbytes).view(values.dtype).view(values.shape).copy_(values)
         side = own.device.cached_stream("tables")
         with own.device.runtime.current(side):
-            made = torch.empty_like(values, device=own.device.torch)
-            copy(made, staging)
+            device_tensor = torch.empty_like(values, device=own.device.torch)
+            copy(device_tensor, staging)
         if not poll(side.query, COPY_SECONDS):
             raise StreamTimeout(f"tables of replicas: not copied within {COPY_SECONDS:g} s")
-    return made
+    return device_tensor
 
 
 SHORT_RUNS = 22
@@ -245,30 +245,30 @@ class BatchIndices:
         self, key: object, make: Make, begin: int, count: int, stream: Stream, windows: int = 0
     ) -> Tensor:
         end, own = begin + count, own_stream(stream)
-        held = self._latest.get(key)
-        if held is None or held.numel() < end:
+        indices = self._latest.get(key)
+        if indices is None or indices.numel() < end:
             if is_captured(stream):
                 # During a capture nothing can be copied from the host, so the graph computes it.
                 return make(torch.arange(begin, end, device=own.device.torch))
-            held = self._grown(key, make, end, stream, windows)
-        own.keep_alive(held)
-        return held[begin:end]
+            indices = self._grow(key, make, end, stream, windows)
+        own.keep_alive(indices)
+        return indices[begin:end]
 
-    def _grown(self, key: object, make: Make, end: int, stream: Stream, windows: int) -> Tensor:
+    def _grow(self, key: object, make: Make, end: int, stream: Stream, windows: int) -> Tensor:
         """The sequence with at least `end` elements. Made under the issue lock, so that no two
         threads make the same one."""
         with own_stream(stream).issue_lock:
-            held = self._latest.get(key)
-            if held is not None and held.numel() >= end:
-                return held
-            if held is not None:
+            indices = self._latest.get(key)
+            if indices is not None and indices.numel() >= end:
+                return indices
+            if indices is not None:
                 # Kept: a captured graph or a launch may still read the shorter one.
-                self._outgrown.append(held)
+                self._outgrown.append(indices)
             size = windows + MIN_SEQUENCE
             while size < end:
                 size = windows + 2 * (size - windows)
-            self._latest[key] = made = copy_to_device(make(torch.arange(size)), stream)
-            return made
+            self._latest[key] = longer_indices = copy_to_device(make(torch.arange(size)), stream)
+            return longer_indices
 
 
 def _draws(base: int, places: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def make_process_group(
         buffer: MiB of each of the communicator's two.
         timeout: of the watchdog, and of each operation.
     """
-    kind = _found(import_module(MODULE), GROUP)
+    kind = _attribute(import_module(MODULE), GROUP)
     options = kind.Options()
     options._timeout = timeout
     options.op_timeout = timeout
@@ -97,11 +97,11 @@ def _core() -> Any:
 
 def _has(module: Any, name: str) -> bool:
     try:
-        _found(module, name)
+        _attribute(module, name)
     except AttributeError:
         return False
     return True
 
 
-def _found(module: Any, name: str) -> Any:
+def _attribute(module: Any, name: str) -> Any:
     return reduce(getattr, name.split("."), module)

@@ -61,11 +61,11 @@ def route_apportioned(
     ids: Tensor, table: RoutingTable, cumulative: Tensor, counts: Tensor, salt: Salt
 ) -> Tensor:
     """Slots, int32 [n], by whole quotas of this batch's `counts`."""
-    counted, owners = counts.long(), _owners(table)
-    first = counted.cumsum(0) - counted
+    expert_counts, owners = counts.long(), _owners(table)
+    first = expert_counts.cumsum(0) - expert_counts
     experts = torch.arange(table.experts, device=ids.device)
     dither = shift_right(mix32(experts, salt.rank, salt.layer, 0), 16)
-    quotas = cumulative.long() * counted.index_select(0, owners)
+    quotas = cumulative.long() * expert_counts.index_select(0, owners)
     ends = shift_right(quotas + dither.index_select(0, owners), SHARE_BITS)
     sorted_by = ids.masked_fill(padding_mask(ids, table.experts), table.experts)
     # As float32, which is exact here: the device sorts no integers but on its own processors.
@@ -73,8 +73,8 @@ def route_apportioned(
     # Sorted by expert, an element's position is its occurrence plus the experts before it.
     positions = torch.arange(ids.numel(), device=ids.device)
     position = torch.zeros_like(order).index_copy_(0, order, positions)
-    chosen = torch.searchsorted(ends + first.index_select(0, owners), position, right=True)
-    return slots_at(ids, table, chosen)
+    entries = torch.searchsorted(ends + first.index_select(0, owners), position, right=True)
+    return slots_at(ids, table, entries)
 
 
 def padding_mask(ids: Tensor, experts: int) -> Tensor:
@@ -85,8 +85,8 @@ def padding_mask(ids: Tensor, experts: int) -> Tensor:
 def _owners(table: RoutingTable) -> Tensor:
     """The expert of each entry of the table, int64 [slots]; before the first commit, any."""
     places = torch.arange(table.slots, device=table.start.device)
-    found = torch.searchsorted(table.start[1:].long(), places, right=True)
-    return found.clamp(max=table.experts - 1)
+    owners = torch.searchsorted(table.start[1:].long(), places, right=True)
+    return owners.clamp(max=table.experts - 1)
 
 
 def slots_at(ids: Tensor, table: RoutingTable, chosen: Tensor) -> Tensor:
@@ -110,13 +110,13 @@ def route_by_row_hash(
     Returns:
         The kinds, int32 [n].
     """
-    found = kinds(ids, tables.experts)
-    columns = torch.addcmul(tables.padding, found, live_word(tables, 1, layer))
+    element_kinds = kinds(ids, tables.experts)
+    columns = torch.addcmul(tables.padding, element_kinds, live_word(tables, 1, layer))
     first, copies = torch.index_select(tables.runs[layer], 1, columns)
     # No turn is negative, and torch_npu's `remainder` warns of a format that nobody asked for.
     entries = torch.fmod(turns, copies).add_(first)
     torch.index_select(tables.slots[layer], 0, entries, out=slots)
-    return found
+    return element_kinds
 
 
 def count_rows(found: Tensor, numbers: Tensor, rows: Tensor, counts: Tensor) -> None:
@@ -128,8 +128,8 @@ def count_rows(found: Tensor, numbers: Tensor, rows: Tensor, counts: Tensor) -> 
         rows: how many are counted.
         counts: int32 [experts], written.
     """
-    counted = torch.gt(rows, numbers, out=torch.empty_like(numbers))
-    count_experts(found.mul_(counted), counts, first=1)
+    row_mask = torch.gt(rows, numbers, out=torch.empty_like(numbers))
+    count_experts(found.mul_(row_mask), counts, first=1)
 
 
 def route_by_block_turns(ids: Tensor, table: RoutingTable, offset: int) -> Tensor:
@@ -147,23 +147,23 @@ def _numbers(ids: Tensor, size: int) -> Tensor:
 def _earlier(ids: Tensor, experts: int) -> Tensor:
     """How many elements of the same block and kind come before each, int64 [n]."""
     blocks = -(-ids.numel() // BLOCK)
-    held = torch.full((blocks * BLOCK,), experts, dtype=torch.int64, device=ids.device)
-    held[: ids.numel()].copy_(ids.masked_fill(padding_mask(ids, experts), experts))
+    expert_ids = torch.full((blocks * BLOCK,), experts, dtype=torch.int64, device=ids.device)
+    expert_ids[: ids.numel()].copy_(ids.masked_fill(padding_mask(ids, experts), experts))
     # As float32, which is exact here: the device sorts no integers but on its own processors.
-    order = torch.argsort(held.view(blocks, BLOCK).float(), dim=1, stable=True)
+    order = torch.argsort(expert_ids.view(blocks, BLOCK).float(), dim=1, stable=True)
     # Sorted within its block, an element's place is its turn plus what stands before its kind.
-    firsts = _firsts(held, blocks, experts)
+    firsts = _firsts(expert_ids, blocks, experts)
     places = torch.arange(BLOCK, device=ids.device).expand(blocks, BLOCK)
     place = torch.zeros_like(order).scatter_(1, order, places)
     return (place.view(-1) - firsts)[: ids.numel()]
 
 
-def _firsts(held: Tensor, blocks: int, experts: int) -> Tensor:
+def _firsts(expert_ids: Tensor, blocks: int, experts: int) -> Tensor:
     """How many elements of its block are of a lower kind than each, int64 [blocks * BLOCK]."""
-    keys = held + _numbers(held, BLOCK) * (experts + 1)
-    counted = torch.zeros(blocks * (experts + 1), dtype=torch.int32, device=held.device)
-    counted.scatter_add_(0, keys, torch.ones_like(held, dtype=torch.int32))
-    table = counted.view(blocks, experts + 1).long()
+    keys = expert_ids + _numbers(expert_ids, BLOCK) * (experts + 1)
+    block_counts = torch.zeros(blocks * (experts + 1), dtype=torch.int32, device=expert_ids.device)
+    block_counts.scatter_add_(0, keys, torch.ones_like(expert_ids, dtype=torch.int32))
+    table = block_counts.view(blocks, experts + 1).long()
     return (table.cumsum(1) - table).view(-1).index_select(0, keys)
 
 

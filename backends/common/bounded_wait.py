@@ -27,11 +27,11 @@ def poll(ready: Callable[[], bool], timeout: float) -> bool:
     """Poll until `ready`. Returns whether it was within `timeout` seconds. Polls at least once."""
     began, pause = time.monotonic(), MIN_PAUSE
     while not ready():
-        waited = time.monotonic() - began
-        if waited >= timeout:
+        elapsed = time.monotonic() - began
+        if elapsed >= timeout:
             return False
-        if waited >= SPIN_SECONDS:
-            time.sleep(min(pause, timeout - waited))
+        if elapsed >= SPIN_SECONDS:
+            time.sleep(min(pause, timeout - elapsed))
             pause = min(2 * pause, MAX_PAUSE)
     return True
 
@@ -64,7 +64,7 @@ class _Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
         self._outcome: list[T] = []
         self._error: BaseException | None = None
 
@@ -73,10 +73,10 @@ class _Call(Generic[T]):
             self._outcome.append(self._function())
         except BaseException as error:  # raised by `result`
             self._error = error
-        self._ended.set()
+        self._end_event.set()
 
     def result(self, timeout: float) -> T:
-        if not self._ended.wait(timeout):
+        if not self._end_event.wait(timeout):
             raise TimeoutError
         if self._error is not None:
             raise self._error

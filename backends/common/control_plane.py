@@ -88,14 +88,16 @@ class StoreControlPlane:
 
     def cast(self, question: str, ballot: bytes) -> None:
         """Put this rank's ballot; a second one on the same question is an error."""
-        mine = _ballot(question, self.rank)
+        key = _ballot(question, self.rank)
         try:
-            kept = self.call_store(lambda: self._store.compare_set(mine, "", _encode(ballot)))
+            stored_ballot = self.call_store(
+                lambda: self._store.compare_set(key, "", _encode(ballot))
+            )
         except DistError as error:
             raise ControlPlaneLost(
                 f"ballot {question!r} was not taken: {short_message(error)}"
             ) from error
-        if _decode(as_text(kept)) != ballot:
+        if _decode(as_text(stored_ballot)) != ballot:
             raise ControlPlaneLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
@@ -120,35 +122,37 @@ class StoreControlPlane:
         question: str,
         timeout: float,
         members: tuple[int, ...],
-        read: Callable[[list[str]], list[bytes | str] | None],
+        read_ballots: Callable[[list[str]], list[bytes | str] | None],
     ) -> tuple[bytes, ...]:
         keys = [_ballot(question, rank) for rank in members]
         began = time.monotonic()
         while True:
-            waited = time.monotonic() - began
-            left = max(timeout - waited, 0.0)
+            elapsed = time.monotonic() - began
+            remaining = max(timeout - elapsed, 0.0)
             try:
-                found = read(keys)
+                ballots = read_ballots(keys)
             except DistError as error:
                 raise ControlPlaneLost(
                     f"ballots on {question!r} unreadable: {short_message(error)}"
                 ) from error
-            if found is not None:
-                return tuple(_decode(as_text(value)) for value in found)
-            if left == 0.0:
+            if ballots is not None:
+                return tuple(_decode(as_text(value)) for value in ballots)
+            if remaining == 0.0:
                 raise BallotIncomplete(question, self._absent(question, members))
-            time.sleep(min(max(MIN_POLL, POLL_BACKOFF * waited), MAX_POLL, left))
+            time.sleep(min(max(MIN_POLL, POLL_BACKOFF * elapsed), MAX_POLL, remaining))
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins."""
         try:
             key = _decision(question)
-            won = self.call_store(lambda: self._store.compare_set(key, "", _encode(value)))
+            winning_value = self.call_store(
+                lambda: self._store.compare_set(key, "", _encode(value))
+            )
         except DistError as error:
             raise ControlPlaneLost(
                 f"outcome of {question!r} unknown: {short_message(error)}"
             ) from error
-        return _decode(as_text(won))
+        return _decode(as_text(winning_value))
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:
         """Let go of ballots and of the decision."""
@@ -166,12 +170,12 @@ class StoreControlPlane:
 
         For ballots that every member reads when it likes: none may delete its own before that.
         """
-        counted = f"read/{question}"
+        counter_key = f"read/{question}"
         try:
-            readers = self.call_store(lambda: self._store.add(counted, 1))
+            readers = self.call_store(lambda: self._store.add(counter_key, 1))
             if readers == len(ranks):
                 self.forget(question, ranks)
-                self.call_store(lambda: self._store.delete_key(counted))
+                self.call_store(lambda: self._store.delete_key(counter_key))
         except DistError as error:
             raise ControlPlaneLost(
                 f"{question!r} was not forgotten: {short_message(error)}"
@@ -192,9 +196,9 @@ class StoreControlPlane:
         """Which rank was lost, waiting for evidence."""
         expiry = time.monotonic() + timeout
         while True:
-            found = self._reported_loss() or self._silent_rank()
-            if found is not None or time.monotonic() >= expiry:
-                return found
+            loss = self._reported_loss() or self._silent_rank()
+            if loss is not None or time.monotonic() >= expiry:
+                return loss
             time.sleep(HEARTBEAT_INTERVAL / 5)
 
     def close(self) -> None:
@@ -230,16 +234,16 @@ class StoreControlPlane:
         torch logs two lines at each time-out.
         """
 
-        def found() -> list[bytes | str] | None:
+        def read_if_present() -> list[bytes | str] | None:
             return list(self._store.multi_get(keys)) if self._store.check(keys) else None
 
-        return self.call_store(found, STORE_TIMEOUT)
+        return self.call_store(read_if_present, STORE_TIMEOUT)
 
     def _peek(self, keys: list[str]) -> list[bytes | str] | None:
         """As `_read`; never waits, not even for a key that is deleted in between."""
         if not self.call_store(lambda: self._store.check(keys), STORE_TIMEOUT):
             return None
-        found: list[bytes | str] = []
+        values: list[bytes | str] = []
         for key in keys:
             # Without such a key the store answers with what was expected, and sets nothing.
             value = self.call_store(
@@ -247,8 +251,8 @@ class StoreControlPlane:
             )
             if as_text(value) == NO_BALLOT:
                 return None
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def _absent(self, question: str, members: tuple[int, ...]) -> tuple[int, ...]:
 

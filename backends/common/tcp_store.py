@@ -45,7 +45,7 @@ def connect_store(rendezvous: Rendezvous) -> Store:
     return PrefixStore(rendezvous.namespace, store) if rendezvous.namespace else store
 
 
-_HELD: dict[int, TCPStore] = {}
+_STORES_BY_PORT: dict[int, TCPStore] = {}
 """Stores that this process holds, by port. To its end: a peer that connects again might still reach
 one that is about to close."""
 
@@ -56,11 +56,11 @@ def hold(rendezvous: Rendezvous) -> None:
     Does nothing where somebody listens there already: that is the store. Raises `ControlPlaneLost`.
     """
     host, port = rendezvous.host, rendezvous.port
-    if port in _HELD:
+    if port in _STORES_BY_PORT:
         return
     try:
         with _listener(host, port) as listener:
-            _HELD[port] = TCPStore(
+            _STORES_BY_PORT[port] = TCPStore(
                 host,
                 port,
                 None,
@@ -148,12 +148,12 @@ class StoreHost:
 
     def report_loss(self, rank: int, how: str) -> None:
         """Tell the ranks who is gone."""
-        report_lost_rank(self._held(), rank, how)
+        report_lost_rank(self._open_store(), rank, how)
 
     def beat(self, rank: int) -> tuple[int, str]:
         """How many times `rank` has beaten, and what it was doing then; (0, "start-up") before."""
         key = f"beat/{rank}"
-        store = self._held()
+        store = self._open_store()
         if not store.check([key]):
             return 0, "start-up"
         count, _, operation = as_text(store.get(key)).partition(" ")
@@ -163,7 +163,7 @@ class StoreHost:
         """Let go of the store; its port closes with it. Further calls do nothing."""
         self._store = None
 
-    def _held(self) -> TCPStore:
+    def _open_store(self) -> TCPStore:
         """The store. Raises `ControlPlaneLost` once it was closed."""
         if self._store is None:
             raise ControlPlaneLost(f"the store on {self._interface}:{self._port} was closed")

@@ -38,15 +38,15 @@ class GlooFabric:
         if purpose in self._purposes:
             raise Unsupported(f"communicator {purpose!r} was opened before")
         self._open = [communicator for communicator in self._open if not communicator.closed]
-        made = self._control.call_store(
+        communicator = self._control.call_store(
             lambda: GlooCommunicator(
                 self._control.store, purpose, members, where.rank, where.deadline
             ),
             where.deadline + STORE_TIMEOUT,
         )
-        self._open.append(made)
+        self._open.append(communicator)
         self._purposes.add(purpose)
-        return made
+        return communicator
 
     def close(self) -> None:
         """Close every communicator, then the control plane."""

@@ -146,9 +146,12 @@ class GlooCommunicator:
         check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
         check_apart("all_to_all", out, tensor)
         into, source = _bytes(out), _bytes(tensor)
-        receive_bytes, given = [n * width for n in receives], [n * width for n in sends]
+        receive_bytes, send_bytes = [n * width for n in receives], [n * width for n in sends]
         return self._collective(
-            "all_to_all", lambda g: g.alltoall_base(into, source, receive_bytes, given), out, tensor
+            "all_to_all",
+            lambda g: g.alltoall_base(into, source, receive_bytes, send_bytes),
+            out,
+            tensor,
         )
 
     def barrier(self) -> GlooWork:
@@ -159,17 +162,17 @@ class GlooCommunicator:
         """Send to one rank."""
         check_transferable(self.capabilities, tensor)
         view = _bytes(tensor)
-        what = f"isend to {destination}"
-        check_rank(what, destination, self._peers())
-        return self._message(what, lambda g: g.send([view], destination, 0), tensor)
+        operation = f"isend to {destination}"
+        check_rank(operation, destination, self._peers())
+        return self._message(operation, lambda g: g.send([view], destination, 0), tensor)
 
     def irecv(self, tensor: Tensor, source: int) -> GlooWork:
         """Receive from one rank."""
         check_transferable(self.capabilities, tensor)
         view = _bytes(tensor)
-        what = f"irecv from {source}"
-        check_rank(what, source, self._peers())
-        return self._message(what, lambda g: g.recv([view], source, 0), tensor)
+        operation = f"irecv from {source}"
+        check_rank(operation, source, self._peers())
+        return self._message(operation, lambda g: g.recv([view], source, 0), tensor)
 
     def exchange(self, round: Exchange) -> GlooWork:
         """One round of blobs; empty blobs do not travel."""
@@ -237,49 +240,53 @@ class GlooCommunicator:
         self._failure = None
 
     def _collective(
-        self, what: str, issue: Callable[[GlooGroup], GlooOperation], *buffers: Tensor
+        self, operation: str, issue: Callable[[GlooGroup], GlooOperation], *buffers: Tensor
     ) -> GlooWork:
         with self._issuing:
-            native = self._issue(what, issue)
-            work = self._work([native], what, buffers)
+            native = self._issue(operation, issue)
+            work = self._work([native], operation, buffers)
             self._inflight[work] = lambda: work.poll(native.is_completed)
         return work
 
     def _message(
-        self, what: str, issue: Callable[[GlooGroup], GlooOperation], tensor: Tensor
+        self, operation: str, issue: Callable[[GlooGroup], GlooOperation], tensor: Tensor
     ) -> GlooWork:
-        """One message; `what` names its direction and its peer."""
+        """One message; `operation` names its direction and its peer."""
         with self._issuing:
-            work = self._work([self._issue(what, issue)], what, (tensor,))
+            work = self._work([self._issue(operation, issue)], operation, (tensor,))
             self._inflight[work] = None  # whoever waits for it forgets it
-            work.watch(partial(self._waiters.put, what))  # in the order in which they are issued
+            work.watch(
+                partial(self._waiters.put, operation)
+            )  # in the order in which they are issued
         return work
 
     def _bundle(
-        self, what: str, issue: Callable[[GlooGroup], list[GlooOperation]], *buffers: Tensor
+        self, operation: str, issue: Callable[[GlooGroup], list[GlooOperation]], *buffers: Tensor
     ) -> GlooWork:
         with self._issuing:
-            natives = self._issue(what, issue)
-            work = self._work(natives, what, buffers)
+            natives = self._issue(operation, issue)
+            work = self._work(natives, operation, buffers)
             self._inflight[work] = work.done
         work.watch()  # gloo's messages and reduce_scatter never complete unless waited for
         return work
 
-    def _issue(self, what: str, issue: Callable[[GlooGroup], T]) -> T:
+    def _issue(self, operation: str, issue: Callable[[GlooGroup], T]) -> T:
         self._reap()
-        self._refuse_failed(what)
+        self._refuse_failed(operation)
         try:
             return issue(self._group)
         except RuntimeError as error:
-            self._failure = CommunicatorFailed(f"{what} of {self._purpose!r}: {error}")
+            self._failure = CommunicatorFailed(f"{operation} of {self._purpose!r}: {error}")
             # Not the kept one: its traceback would keep the frames, and with them the tensors.
             raise CommunicatorFailed(str(self._failure)) from error
 
-    def _refuse_failed(self, what: str) -> None:
+    def _refuse_failed(self, operation: str) -> None:
         if self._failure is not None:
-            raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure}")
+            raise CommunicatorFailed(f"{operation} of {self._purpose!r}: {self._failure}")
 
-    def _work(self, natives: list[GlooOperation], what: str, buffers: Sequence[Tensor]) -> GlooWork:
+    def _work(
+        self, natives: list[GlooOperation], operation: str, buffers: Sequence[Tensor]
+    ) -> GlooWork:
         def finish(seconds: float) -> None:
             # Gloo's own time-out is per message, and a collective is many: a peer that trickles
             # would never pass it. This one is per operation.
@@ -294,15 +301,15 @@ class GlooCommunicator:
             if incarnation == self._rebuilds:
                 self._failure = self._failure or failure
 
-        label = f"{what} of {self._purpose!r}"
-        ended = partial(self._forget, self._inflight)
-        return GlooWork(finish, buffers, label, self._deadline, failed, ended)
+        label = f"{operation} of {self._purpose!r}"
+        on_end = partial(self._forget, self._inflight)
+        return GlooWork(finish, buffers, label, self._deadline, failed, on_end)
 
     def _reap(self) -> None:
         """Look for what has ended; whatever is in flight keeps its buffers, dropped or not."""
-        for ended in list(self._inflight.values()):  # whole: waiters take what has ended out
-            if ended is not None:
-                ended()
+        for poll_work in list(self._inflight.values()):  # whole: waiters take what has ended out
+            if poll_work is not None:
+                poll_work()
 
     def _forget(self, inflight: dict[GlooWork, Callable[[], bool] | None], work: GlooWork) -> None:
         """It has ended: gloo's own handle, which keeps its tensors, goes at once."""

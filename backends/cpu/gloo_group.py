@@ -103,8 +103,8 @@ def _await_connected(store: Store, rank: int, size: int, expiry: float) -> None:
     store and not by a barrier of gloo, because a rank that leaves does not take its key away.
     """
     store.set(f"{CONNECTED}/{rank}", "yes")
-    left = timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT))
-    store.wait([f"{CONNECTED}/{peer}" for peer in range(size)], left)
+    remaining = timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT))
+    store.wait([f"{CONNECTED}/{peer}" for peer in range(size)], remaining)
 
 
 def _forget(store: Store, flags: Sequence[str], size: int) -> None:
@@ -131,7 +131,7 @@ def _devices(gloo: Any) -> list[Any]:
     names = [name for name in os.environ.get(INTERFACES, "").split(",") if name]
     try:
         # Not lazy, whatever TORCH_GLOO_LAZY_INIT says: the addresses are deleted from the store.
-        made = [gloo.create_device(interface=name, lazy_init=False) for name in names]
-        return made or [gloo.create_default_device(lazy_init=False)]
+        devices = [gloo.create_device(interface=name, lazy_init=False) for name in names]
+        return devices or [gloo.create_default_device(lazy_init=False)]
     except RuntimeError as error:
         raise CommunicatorFailed(f"{INTERFACES}={','.join(names)}: no such interface") from error

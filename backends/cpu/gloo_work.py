@@ -47,12 +47,12 @@ class GlooWork:
     ) -> None:
         self.buffers = tuple(buffers)
         self._finish = finish
-        self._what = what
+        self._label = what
         self._expiry = time.monotonic() + deadline
         self._on_failed = failed
         self._on_ended = ended
         self._failure: CommunicatorFailed | None = None
-        self._ended = Latch()
+        self._end_latch = Latch()
         self._settling = threading.Lock()
         self._finishing = threading.Lock()
         self._finished = False
@@ -60,19 +60,19 @@ class GlooWork:
 
     def done(self) -> bool:
         """Whether the operation ended, well or not."""
-        if not self._ended.is_set():
+        if not self._end_latch.is_set():
             self.watch()
-        return self._ended.is_set()
+        return self._end_latch.is_set()
 
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
-        if self._ended.is_set():
+        if self._end_latch.is_set():
             self._raise_failure()
         stream.launch(lambda: self.result(self._remaining() + REPORT_SLACK))
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""
-        if not self._ended.is_set():
+        if not self._end_latch.is_set():
             self._await(timeout)
         self._raise_failure()
 
@@ -82,30 +82,30 @@ class GlooWork:
         Fails the communicator even after the end: whether that came first is a matter of luck.
         """
         self.watch()
-        failure = CommunicatorFailed(f"{self._what} was cancelled")
+        failure = CommunicatorFailed(f"{self._label} was cancelled")
         self._on_failed(failure)
         self._settle(failure)
 
     def watch(self, by: Callable[[Callable[[], None]], object] | None = None) -> None:
         """Have somebody wait to the end, unless one does: `by`, or else a thread of its own."""
-        with self._finishing_or_skip() as mine:
-            if mine and not self._watched and not self._ended.is_set():
+        with self._finishing_or_skip() as has_lock:
+            if has_lock and not self._watched and not self._end_latch.is_set():
                 self._watched = True
                 (by or self._by_a_thread)(self._end)
 
     def poll(self, completed: Callable[[], bool]) -> bool:
         """Whether it ended, for operations that gloo can poll; never blocks."""
-        if not self._ended.is_set() and completed():
+        if not self._end_latch.is_set() and completed():
             self._end()
-        return self._ended.is_set()
+        return self._end_latch.is_set()
 
     def _await(self, timeout: float) -> None:
         if timeout >= self._remaining():
             self._end()
             return
         self.watch()
-        if not self._ended.wait(timeout):
-            raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
+        if not self._end_latch.wait(timeout):
+            raise ResultPending(f"{self._label} has not ended within {timeout:g} s")
 
     def _end(self) -> None:
         with self._finishing:
@@ -115,7 +115,7 @@ class GlooWork:
             try:
                 self._finish(max(self._remaining(), MIN_WAIT))
             except RuntimeError as error:
-                failure = _explain(self._what, error)
+                failure = _explain(self._label, error)
                 failure.__cause__ = error
                 self._on_failed(failure)
             self._finish = _nothing
@@ -127,9 +127,9 @@ class GlooWork:
     def _settle(self, failure: CommunicatorFailed | None) -> None:
         """Let everybody know of the end, unless a cancel came first."""
         with self._settling:
-            if not self._ended.is_set():
+            if not self._end_latch.is_set():
                 self._failure = failure
-                self._ended.set()
+                self._end_latch.set()
 
     def _raise_failure(self) -> None:
         """Afresh: a kept exception grows by the frames of everybody who it is raised to."""
@@ -137,7 +137,7 @@ class GlooWork:
             raise type(self._failure)(str(self._failure)) from self._failure.__cause__
 
     def _by_a_thread(self, wait: Callable[[], None]) -> None:
-        threading.Thread(target=NATIVE_CALL_GUARD(wait), name=self._what, daemon=True).start()
+        threading.Thread(target=NATIVE_CALL_GUARD(wait), name=self._label, daemon=True).start()
 
     def _remaining(self) -> float:
         return self._expiry - time.monotonic()
@@ -151,14 +151,14 @@ class _Attempt:
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._mine = False
+        self._has_lock = False
 
     def __enter__(self) -> bool:
-        self._mine = self._lock.acquire(blocking=False)
-        return self._mine
+        self._has_lock = self._lock.acquire(blocking=False)
+        return self._has_lock
 
     def __exit__(self, *_: object) -> None:
-        if self._mine:
+        if self._has_lock:
             self._lock.release()
 
 
@@ -166,8 +166,8 @@ def _nothing(_: float) -> None:
     """Stands where `finish` stood, so that what it closed over can go."""
 
 
-def _explain(what: str, error: RuntimeError) -> CommunicatorFailed:
+def _explain(label: str, error: RuntimeError) -> CommunicatorFailed:
     text = str(error).splitlines()[0]
     if "imed out" in text or "timeout" in text.lower():
-        return OperationTimeout(f"{what} passed its deadline")
-    return CommunicatorFailed(f"{what} lost its peer")
+        return OperationTimeout(f"{label} passed its deadline")
+    return CommunicatorFailed(f"{label} lost its peer")

@@ -61,7 +61,7 @@ class CpuStreamLock:
             self._check_epoch(epoch)
             if self._state is _CpuLockState.WRITES:
                 raise LockMisuse("the mover waits for slots that it owns")
-            self._changed.wait_for(lambda: self._released(epoch), timeout)
+            self._changed.wait_for(lambda: self._is_released(epoch), timeout)
             self._check_epoch(epoch)
             if self._state is not _CpuLockState.EMPTY:
                 raise StreamTimeout(f"no release within {timeout:g} s: {self._state.value}")
@@ -116,12 +116,12 @@ class CpuStreamLock:
             return passing
 
     def _launch(self, program: Callable[[], None], stream: CpuStream) -> None:
-        passed = CpuEvent()
+        end_event = CpuEvent()
         with self._changed:  # so that no drain ends between the launch and its registration
             stream.launch(program)
-            stream.record(passed)
+            stream.record(end_event)
             self._pending_events = [event for event in self._pending_events if not event.query()]
-            self._pending_events.append(passed)
+            self._pending_events.append(end_event)
 
     def _on_acquire(self) -> None:
         """Runs on the worker: wait for the signal."""
@@ -143,7 +143,7 @@ class CpuStreamLock:
                 self._state = _CpuLockState.EMPTY
                 self._changed.notify_all()
 
-    def _released(self, epoch: int) -> bool:
+    def _is_released(self, epoch: int) -> bool:
         return self._state is _CpuLockState.EMPTY or self._poisoned or self._epoch != epoch
 
     def _check_epoch(self, epoch: int) -> None:

@@ -61,7 +61,7 @@ class CpuSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         rows = self._rows(blob, len(indices))
 
         def program() -> None:
@@ -73,7 +73,7 @@ class CpuSlotStore:
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        indices = self._known(staging, "staging")
+        indices = self._valid_numbers(staging, "staging")
         rows = self._rows(blob, len(indices))
 
         def program() -> None:
@@ -86,7 +86,7 @@ class CpuSlotStore:
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         if len(indices) != len(sources):
             raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [self._source(source) for source in sources]
@@ -100,8 +100,8 @@ class CpuSlotStore:
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
-        buffers = self._known([staging for staging, _ in copies], "staging")
-        indices = self._known([slot for _, slot in copies], "slot")
+        buffers = self._valid_numbers([staging for staging, _ in copies], "staging")
+        indices = self._valid_numbers([slot for _, slot in copies], "slot")
 
         def program() -> None:
             for staging, slot in zip(buffers, indices, strict=True):
@@ -112,7 +112,7 @@ class CpuSlotStore:
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         check_checksum_out(out, len(indices))
 
         def program() -> None:
@@ -127,7 +127,7 @@ class CpuSlotStore:
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        indices = self._known(staging, "staging")
+        indices = self._valid_numbers(staging, "staging")
         check_checksum_out(out, len(indices))
 
         def program() -> None:
@@ -142,7 +142,7 @@ class CpuSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.acquire(self._known(slots, "slot"))
+        return self._leases.acquire(self._valid_numbers(slots, "slot"))
 
     @property
     def conversions(self) -> int:
@@ -175,10 +175,10 @@ class CpuSlotStore:
         """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
 
         def issue(on: CpuStream) -> None:
-            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as done:
-                held = self._readers.wait_for_readers(on)
+            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as end_event:
+                readers = self._readers.wait_for_readers(on)
                 on.launch(program)
-            self._readers.resume_readers(held, done)
+            self._readers.resume_readers(readers, end_event)
 
         own_stream(stream).issue(CpuStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 
@@ -190,9 +190,9 @@ class CpuSlotStore:
         check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
-    def _known(self, indices: Sequence[int], what: str) -> tuple[int, ...]:
+    def _valid_numbers(self, indices: Sequence[int], kind: str) -> tuple[int, ...]:
         return check_numbers(
-            indices, len(self._slots) if what == "slot" else len(self._staging), what
+            indices, len(self._slots) if kind == "slot" else len(self._staging), kind
         )
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:

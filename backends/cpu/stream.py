@@ -239,9 +239,9 @@ class CpuStream:
             raise Unsupported(f"stream {self._name} cannot be synchronised while it is captured")
         if self._worker is None and not self._closed:
             return  # nothing was ever launched
-        done = CpuEvent()
-        self.record(done)
-        done.latest().wait(timeout, f"the end of stream {self._name}")
+        end_event = CpuEvent()
+        self.record(end_event)
+        end_event.latest().wait(timeout, f"the end of stream {self._name}")
 
     def issue(self, *ops: CpuStreamOp) -> None:
         """Issue operations back to back, or capture them.

@@ -106,8 +106,10 @@ class CudaBackend:
         answer = self.probe()
         if isinstance(answer, Unavailable):
             raise BackendUnavailable(answer.reason)
-        found = cuda_runtime.RUNTIME.devices()
-        if not 0 <= index < found:
-            raise BackendUnavailable(f"there are {found} device(s), from 0: no device {index}")
+        device_count = cuda_runtime.RUNTIME.devices()
+        if not 0 <= index < device_count:
+            raise BackendUnavailable(
+                f"there are {device_count} device(s), from 0: no device {index}"
+            )
         cuda_runtime.RUNTIME.select_device(index)
         return CudaAccelerator(index)

@@ -61,10 +61,10 @@ class CudaByteOps:
             into, out_of = zip(*group, strict=True)
             torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
-            for part, given in zip(
+            for part, source_part in zip(
                 torch.split(to, COPY_CHUNK), torch.split(source, COPY_CHUNK), strict=True
             ):
-                copy(part, given)
+                copy(part, source_part)
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
         """Checksum of all parts, in place."""

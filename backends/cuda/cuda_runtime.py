@@ -71,9 +71,9 @@ def stream_memory() -> str:
     Since CUDA 12 they need no permission. With some settings a stream that waits would block all
     others, or the host.
     """
-    for name, wrong, what in BLOCKING_SETTINGS:
+    for name, wrong, effect in BLOCKING_SETTINGS:
         if wrong(text := os.environ.get(name, "")):
-            return f"{name}={text} is set: with it {what}; unset it"
+            return f"{name}={text} is set: with it {effect}; unset it"
     if not _installed(DRIVER.partition(".")[0]):
         return f"cuda-bindings is not installed: {INSTALL}"
     try:
@@ -103,18 +103,18 @@ class _Thread(threading.local):
     """Whether its capture mode is relaxed, for its life."""
 
 
-_this = _Thread()
+_thread_state = _Thread()
 
 
 def _relax() -> bool:
     """Relax the calling thread's capture mode for its life. Returns whether that was possible: it
     needs cuda-bindings."""
     try:
-        known = driver()
+        bindings = driver()
     except ImportError:
         return False
-    relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    check(known.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
+    relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    check(bindings.cuThreadExchangeStreamCaptureMode(relaxed), "cuThreadExchangeStreamCaptureMode")
     return True
 
 
@@ -144,10 +144,10 @@ class CudaRuntime(DeviceRuntime):
     def set_thread_device(self, index: int) -> None:
         """Make it the calling thread's device, and relax the capture mode of a thread of ours."""
         super().set_thread_device(index)
-        if not _this.settled:
-            _this.settled = True
+        if not _thread_state.settled:
+            _thread_state.settled = True
             if threading.current_thread().name.startswith(THREAD_PREFIX):
-                _this.relaxed = _relax()
+                _thread_state.relaxed = _relax()
 
     def end_capture(self, graph: Any) -> None:
         """End the capture, without a warning if it is empty."""
@@ -159,16 +159,16 @@ class CudaRuntime(DeviceRuntime):
     def allowed_in_capture(self) -> Iterator[None]:
         """Relax the calling thread's capture mode for a block. Nothing in the block may be meant as
         part of a capture."""
-        if _this.relaxed:
+        if _thread_state.relaxed:
             yield
             return
         try:
-            known = driver()
+            bindings = driver()
         except ImportError:
             yield
             return
-        exchange = known.cuThreadExchangeStreamCaptureMode
-        relaxed = known.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        exchange = bindings.cuThreadExchangeStreamCaptureMode
+        relaxed = bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         (before,) = check(exchange(relaxed), "cuThreadExchangeStreamCaptureMode")
         try:
             yield
@@ -219,16 +219,16 @@ def shared_queues() -> str:
     The driver cannot be asked; this reports what it was asked for before it was initialised.
     """
     name, most = QUEUES
-    asked = _initial(name) or _queues
-    if asked is None and not cuda().is_initialized():
-        asked = os.environ.get(name, most)  # as `RUNTIME.select_device` will ask
-    if asked is None:
+    queue_count = _initial(name) or _queues
+    if queue_count is None and not cuda().is_initialized():
+        queue_count = os.environ.get(name, most)  # as `RUNTIME.select_device` will ask
+    if queue_count is None:
         return (
             f"CUDA was initialised without {name}={most}, so that streams share queues: "
             "set it where the process is started"
         )
-    if not asked.isdigit() or int(asked) < int(most):
-        return f"{name}={asked} is set, so that streams share queues: unset it, or set {most}"
+    if not queue_count.isdigit() or int(queue_count) < int(most):
+        return f"{name}={queue_count} is set, so that streams share queues: unset it, or set {most}"
     return ""
 
 
@@ -250,13 +250,13 @@ _queues: str | None = None
 def bind_context(index: int) -> None:
     """Bind the device's context to the calling thread, for functions of the driver. Asks the device
     nothing, so that it never waits for what hangs there."""
-    known = driver()
-    (current_one,) = check(known.cuCtxGetCurrent(), "cuCtxGetCurrent")
+    bindings = driver()
+    (current_one,) = check(bindings.cuCtxGetCurrent(), "cuCtxGetCurrent")
     if int(current_one):
         return
-    (device,) = check(known.cuDeviceGet(index), "cuDeviceGet")
-    (context,) = check(known.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
-    check(known.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    (device,) = check(bindings.cuDeviceGet(index), "cuDeviceGet")
+    (context,) = check(bindings.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+    check(bindings.cuCtxSetCurrent(context), "cuCtxSetCurrent")
 
 
 def _lacks() -> tuple[str, ...]:

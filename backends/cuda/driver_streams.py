@@ -76,11 +76,11 @@ def new_stream(device: Device) -> DriverStream:
         driver.cuCtxGetStreamPriorityRange(), "cuCtxGetStreamPriorityRange"
     )
     flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    (made,) = cuda_runtime.check(
+    (handle,) = cuda_runtime.check(
         driver.cuStreamCreateWithPriority(flag, first), "cuStreamCreateWithPriority"
     )
-    stream = cuda_runtime.cuda().ExternalStream(int(made), device=device.index)
-    return DriverStream(stream, int(made))
+    stream = cuda_runtime.cuda().ExternalStream(int(handle), device=device.index)
+    return DriverStream(stream, int(handle))
 
 
 _pools: dict[int, DriverStreamPool] = {}
@@ -96,6 +96,7 @@ def driver_streams(device: Device) -> DriverStreamPool:
 
 def release_stream(device: Device) -> DriverStream:
     """The stream of this process on which nothing ever waits, to release others from."""
+    # Not under `_making`, which this takes itself.
     streams = driver_streams(device)
     with _making:
         if device.index not in _release_streams:

@@ -59,13 +59,13 @@ class Workspaces:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._made: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
+        self._by_stream: WeakKeyDictionary[object, dict[Sizes, Workspace]] = WeakKeyDictionary()
 
     def get(self, stream: DeviceStream, sizes: "Sizes") -> "Workspace":
         """The workspace for a program of the stream. It is made on another stream: on this one the
         making would become part of a graph, or synchronise a stream that is being captured."""
-        made = self._made.setdefault(stream.launch_target, {})
-        if sizes not in made:
+        by_sizes = self._by_stream.setdefault(stream.launch_target, {})
+        if sizes not in by_sizes:
             device = self._device
             runtime = device.runtime
             with (
@@ -73,12 +73,12 @@ class Workspaces:
                 runtime.current(device.cached_stream(WORKSPACE_STREAM)),
             ):
                 workspace = kernel_module("workspace").Workspace.make(sizes, device.torch)
-            made[sizes] = workspace
+            by_sizes[sizes] = workspace
             # Its memory belongs to the workspace stream: a dropped workspace may still be in use
             # here.
             record_stream_use(stream, *workspace.tensors)
-        stream.keep_alive(made[sizes])
-        return made[sizes]
+        stream.keep_alive(by_sizes[sizes])
+        return by_sizes[sizes]
 
 
 class CudaKernels:
@@ -219,18 +219,18 @@ class CudaKernels:
         # A kernel can read host memory, but the host's allocator records the streams of copies
         # only, and would reuse a dropped block while the kernel still reads it.
         near = [part if part.device.type != HOST_TYPE else self._near(part) for part in parts]
-        found = (
+        device_out = (
             out if out.device.type != HOST_TYPE else torch.empty_like(out, device=space.sums.device)
         )
         with _compiling(stream):
-            kernel_module("checksums").checksum_parts(near, found, space)
-        if found is not out:
-            copy(out, found)
+            kernel_module("checksums").checksum_parts(near, device_out, space)
+        if device_out is not out:
+            copy(out, device_out)
 
     def _near(self, data: Tensor) -> Tensor:
-        made = torch.empty(data.shape, dtype=data.dtype, device=self._device.torch)
-        copy(made, data)
-        return made
+        device_copy = torch.empty(data.shape, dtype=data.dtype, device=self._device.torch)
+        copy(device_copy, data)
+        return device_copy
 
     def _launch(
         self, stream: Stream, sizes: "Sizes", program: Callable[["Workspace"], None]

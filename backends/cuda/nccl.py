@@ -122,8 +122,8 @@ class Nccl:
 
     def device(self, rank: int) -> int:
         """The device that this process has opened, else the one of the rank's number."""
-        opened = self.runtime.selected_device()
-        return rank % self.runtime.devices() if opened is None else opened
+        device_index = self.runtime.selected_device()
+        return rank % self.runtime.devices() if device_index is None else device_index
 
     def capturing(self) -> bool:
         """Whether the calling thread's current stream is being captured."""
@@ -185,11 +185,11 @@ class Nccl:
 
     def _why_unusable(self) -> str:
         try:
-            found = self._load().version()
+            version = self._load().version()
         except (OSError, AttributeError, RuntimeError) as error:
             return f"NCCL does not load: {error}"
-        if found[: len(MIN_VERSION)] < MIN_VERSION:
-            older, oldest = (".".join(map(str, numbers)) for numbers in (found, MIN_VERSION))
+        if version[: len(MIN_VERSION)] < MIN_VERSION:
+            older, oldest = (".".join(map(str, numbers)) for numbers in (version, MIN_VERSION))
             return f"NCCL {older} is too old: {oldest} is needed"
         return ""
 
@@ -213,11 +213,11 @@ def connect_algorithms(group: CclComm, size: int, device: Any) -> tuple[Tensor, 
 def _where(api: NcclApi, spec: CommSpec, bootstrap: Bootstrap) -> bytes:
     """The unique id. The first member publishes it, and goes on when all others have read it, so
     that all of them are about to join."""
-    first, *others = bootstrap.ranks
+    first, *other_ranks = bootstrap.ranks
     if spec.rank == 0:
         where = api.unique_id()
         bootstrap.publish("where", where)
-        bootstrap.wait_for("heard", tuple(others))
+        bootstrap.wait_for("heard", tuple(other_ranks))
         return where
     (where,) = bootstrap.wait_for("where", (first,))
     bootstrap.publish("heard")

@@ -116,25 +116,25 @@ class NcclApi:
 
     def version(self) -> tuple[int, int, int]:
         """Major, minor, patch."""
-        found = _INT()
-        self._call("ncclGetVersion", ctypes.byref(found))
+        code = _INT()
+        self._call("ncclGetVersion", ctypes.byref(code))
         # Before 2.9 the numbers stood one place further to the right.
-        unit = 1_000 if found.value < 10_000 else 10_000
-        return found.value // unit, found.value % unit // 100, found.value % 100
+        unit = 1_000 if code.value < 10_000 else 10_000
+        return code.value // unit, code.value % unit // 100, code.value % 100
 
     def unique_id(self) -> bytes:
         """A place where the members of a new communicator may meet."""
-        made = NcclUniqueId()
-        self._call("ncclGetUniqueId", ctypes.byref(made))
-        return ctypes.string_at(ctypes.addressof(made), ID_BYTES)
+        identifier = NcclUniqueId()
+        self._call("ncclGetUniqueId", ctypes.byref(identifier))
+        return ctypes.string_at(ctypes.addressof(identifier), ID_BYTES)
 
     def join(self, where: bytes, size: int, rank: int, max_ctas: int) -> NcclCommHandle:
         """Begin a communicator on the thread's device; it is in progress until all have come."""
-        place, made, config = NcclUniqueId(), NcclCommHandle(), NcclConfig.non_blocking(max_ctas)
+        place, comm, config = NcclUniqueId(), NcclCommHandle(), NcclConfig.non_blocking(max_ctas)
         ctypes.memmove(ctypes.addressof(place), where, ID_BYTES)
-        made_at, how = ctypes.byref(made), ctypes.byref(config)
+        made_at, how = ctypes.byref(comm), ctypes.byref(config)
         self._call("ncclCommInitRankConfig", made_at, size, place, rank, how)
-        return made
+        return comm
 
     def in_progress(self, comm: NcclCommHandle) -> bool:
         """Whether its last call has not come through yet. Raises `NcclError` if that failed.
@@ -215,9 +215,9 @@ class NcclApi:
         self._call("ncclRecv", address, nbytes, NCCL_DTYPES[torch.int8], peer, comm, stream)
 
     def _state(self, comm: NcclCommHandle) -> int:
-        found = _INT()
-        self._call("ncclCommGetAsyncError", comm, ctypes.byref(found))
-        return found.value
+        state = _INT()
+        self._call("ncclCommGetAsyncError", comm, ctypes.byref(state))
+        return state.value
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
@@ -225,9 +225,9 @@ class NcclApi:
             raise NcclError(f"{name}: {self._text(code)}")
 
     def _text(self, code: int) -> str:
-        said = self._library.ncclGetErrorString(code)
+        message = self._library.ncclGetErrorString(code)
         last = self._library.ncclGetLastError(None)
-        words = [b"" if text is None else text for text in (said, last)]
+        words = [b"" if text is None else text for text in (message, last)]
         kind, detail = (" ".join(word.decode(errors="replace").split()) for word in words)
         return f"{kind} ({detail})" if detail else kind
 

@@ -136,11 +136,11 @@ class NcclComm:
     def message(self, operation: str, blob: Tensor, peer: int) -> NcclHandle:
         """A message and its answer, as one launch."""
         there, back = [(peer, blob)], [(peer, self._answer)]
-        received, sent = (there, back) if operation == "irecv" else (back, there)
+        receives, sends = (there, back) if operation == "irecv" else (back, there)
 
         def launch(comm: NcclCommHandle, to: int) -> None:
             with self._api.group(comm):
-                self._launch_messages(received, sent, comm, to)
+                self._launch_messages(receives, sends, comm, to)
 
         return self._launch(launch)
 
@@ -204,7 +204,7 @@ class NcclComm:
         self._wait_for_current_stream()
         # Under the guard, so that `abort` on another thread cannot free the communicator meanwhile.
         with self._guard:
-            launch(self._held(), self._driver_stream.handle)
+            launch(self._live_comm(), self._driver_stream.handle)
         if not poll(self._launched, self._deadline):
             raise NcclError(f"NCCL did not launch within {self._deadline:g} s")
         end = self._device.runtime.event()
@@ -215,9 +215,9 @@ class NcclComm:
         """Whether NCCL has launched. One thread at a time, like `error`: NCCL completes a launch
         inside this call."""
         with self._guard:
-            return not self._api.in_progress(self._held())
+            return not self._api.in_progress(self._live_comm())
 
-    def _held(self) -> NcclCommHandle:
+    def _live_comm(self) -> NcclCommHandle:
         if self._comm is None:
             raise NcclError("the communicator was given back")
         return self._comm

@@ -28,10 +28,10 @@ NCCL_BLOCKING_SETTINGS = (
 
 def blocking_setting() -> str:
     """Which setting makes streams or the host wait, against the contract; empty if none does."""
-    for name, wrong, what in NCCL_BLOCKING_SETTINGS:
+    for name, wrong, effect in NCCL_BLOCKING_SETTINGS:
         text = os.environ.get(name, "")
         if wrong(text):
-            return f"{name}={text} is set: with it {what}; unset it"
+            return f"{name}={text} is set: with it {effect}; unset it"
     return ""
 
 

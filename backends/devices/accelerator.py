@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.backends.devices import memory
 from equipoise.backends.devices.event import DeviceEvent
 from equipoise.backends.devices.graph import DeviceGraph, release_dropped
-from equipoise.backends.devices.issuing import IssueLock
+from equipoise.backends.devices.issue_lock import IssueLock
 from equipoise.backends.devices.lock import DeviceStreamLock, LockWatchdog
 from equipoise.backends.devices.lock_flags import LockFlags
 from equipoise.backends.devices.runtime import Device
@@ -65,8 +65,8 @@ _open: weakref.WeakSet["DeviceAccelerator"] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for opened in list(_open):
-        opened.close()
+    for accelerator in list(_open):
+        accelerator.close()
 
 
 @cache
@@ -119,12 +119,12 @@ class DeviceAccelerator:
 
     def adopt(self, native_stream: object) -> DeviceStream:
         """Wrap a stream that an engine owns; the same one for the same stream."""
-        known = self._device.runtime.wrap_stream(self._device.index, native_stream)
+        runtime_stream = self._device.runtime.wrap_stream(self._device.index, native_stream)
         with self._issue_lock:
             for own in (*self._streams.values(), *self._adopted):
-                if own.wraps(known):
+                if own.wraps(runtime_stream):
                     return own
-            self._adopted.append(self._stream(Role.COMPUTE, known, adopted=True))
+            self._adopted.append(self._stream(Role.COMPUTE, runtime_stream, adopted=True))
             return self._adopted[-1]
 
     def event(self) -> DeviceEvent:

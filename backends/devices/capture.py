@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import DeviceStreamOp
+from equipoise.backends.devices.issue_lock import DeviceStreamOp
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
@@ -125,12 +125,12 @@ class Capture:
         return self._open
 
     def _end(self) -> None:
-        made, self._open = self._open, None
-        if made is None:
+        segment, self._open = self._open, None
+        if segment is None:
             return
         with self._runtime.current(self._stream):
-            self._runtime.end_capture(made.graph)
-        self._parts.append(GraphSegment(made.graph, tuple(made.verbs), tuple(made.kept)))
+            self._runtime.end_capture(segment.graph)
+        self._parts.append(GraphSegment(segment.graph, tuple(segment.verbs), tuple(segment.kept)))
 
 
 _turn = threading.Lock()
@@ -141,11 +141,11 @@ _here = threading.local()
 @contextmanager
 def try_capture_lock() -> Iterator[bool]:
     """Yields whether no thread captures; if so, none can start until the end of the block."""
-    mine = _turn.acquire(blocking=False)
+    has_lock = _turn.acquire(blocking=False)
     try:
-        yield mine
+        yield has_lock
     finally:
-        if mine:
+        if has_lock:
             _turn.release()
 
 

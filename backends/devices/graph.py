@@ -26,20 +26,20 @@ class _GraphBody:
         return not self.replays
 
 
-_dropped: deque[_GraphBody] = deque()
+_dropped_bodies: deque[_GraphBody] = deque()
 """Bodies of dropped graphs that a stream may still run. A deque and no lock: the garbage collector
 may drop a graph at any point, also on a thread that holds the lock; appends and pops are atomic."""
 
 
 def release_dropped() -> None:
     """Free the dropped graphs that no stream runs any more."""
-    for _ in range(len(_dropped)):
+    for _ in range(len(_dropped_bodies)):
         try:
-            body = _dropped.popleft()
+            body = _dropped_bodies.popleft()
         except IndexError:  # another thread is doing the same
             return
         if not body.idle():
-            _dropped.append(body)
+            _dropped_bodies.append(body)
 
 
 class DeviceGraph:
@@ -55,23 +55,23 @@ class DeviceGraph:
             raise Unsupported(why)
         self._body = _GraphBody()
         # Not at exit: the driver may be gone by then, and the process frees everything anyway.
-        weakref.finalize(self, _dropped.append, self._body).atexit = False
+        weakref.finalize(self, _dropped_bodies.append, self._body).atexit = False
 
     def capture(self, stream: Stream, program: Callable[[], object]) -> None:
         """Capture what `program` launches on `stream` from this thread; nothing of it runs."""
         release_dropped()
         parts = own_stream(stream).capture(program)
         # The old parts may still run: they are freed like those of a dropped graph.
-        _dropped.append(_GraphBody(self._body.parts, self._body.replays))
+        _dropped_bodies.append(_GraphBody(self._body.parts, self._body.replays))
         self._body.parts, self._body.replays = parts, []
 
     def replay(self, stream: Stream) -> None:
         """Launch the captured work, on this stream or another."""
-        on, passed = own_stream(stream), DeviceEvent()
+        on, end_event = own_stream(stream), DeviceEvent()
         self._body.idle()
         try:
             on.replay(self._body.parts)
         finally:
             # Also when the replay raised: a part of it may have been launched, and uses the memory.
-            self._body.replays.append(passed)
-            on.record(passed)
+            self._body.replays.append(end_event)
+            on.record(end_event)

@@ -169,10 +169,10 @@ class HostStagedCommunicator:
 
     def exchange(self, round: Exchange) -> HostStagedWork:
         """See `Communicator`."""
-        sent = self._to_host(*(buffer.blob for buffer in round.sends))
+        host_sends = self._to_host(*(buffer.blob for buffer in round.sends))
         into = [self._like(buffer.blob) for buffer in round.receives]
         staged = Exchange(
-            sends=_parcels(round.sends, sent), receives=_parcels(round.receives, into)
+            sends=_parcels(round.sends, host_sends), receives=_parcels(round.receives, into)
         )
         blobs = [buffer.blob for buffer in round.receives]
         return self._work(self._inner.exchange(staged), *zip(blobs, into, strict=True))

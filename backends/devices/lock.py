@@ -23,7 +23,7 @@ from typing import Protocol
 
 from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import DeviceStreamOp
+from equipoise.backends.devices.issue_lock import DeviceStreamOp
 from equipoise.backends.devices.lock_flags import AcquireFlag, LockFlags
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import own_stream
@@ -253,9 +253,9 @@ class DeviceStreamLock:
         """Raise `LockPoisoned` if this epoch was poisoned."""
         with self._changed:
             if self._poisoned:
-                said = f"the stream lock was poisoned in epoch {self._epoch}"
+                message = f"the stream lock was poisoned in epoch {self._epoch}"
                 why = f": {self._failure}" if self._failure is not None else ""
-                raise LockPoisoned(said + why) from self._failure
+                raise LockPoisoned(message + why) from self._failure
 
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, after everything of this one has passed on the device.
@@ -266,13 +266,13 @@ class DeviceStreamLock:
         """
         expiry = time.monotonic() + timeout
         while not self._next_epoch():
-            left = max(expiry - time.monotonic(), 0.0)
+            remaining = max(expiry - time.monotonic(), 0.0)
             event = next(iter(self._pending_events), None)
             if event is not None:
                 # A failed stream runs nothing any more, so there is nothing to wait for.
                 with suppress(StreamFailed):
-                    event.synchronize(left)
-            elif not poll(lambda: not self._issuing_count, left):
+                    event.synchronize(remaining)
+            elif not poll(lambda: not self._issuing_count, remaining):
                 raise StreamTimeout(f"an operation of epoch {self._epoch} is still being issued")
         return self._epoch
 
@@ -318,10 +318,10 @@ class DeviceStreamLock:
                 earlier = [s for s in self._acquires if s.flag is flag and s.stream is not stream]
                 self._acquires.append(acquire)
             try:
-                for other in earlier:
+                for earlier_acquire in earlier:
                     # Two streams that replay one graph wait for the same flag. Without an order
                     # between them one signal would let both continue.
-                    stream.wait(other.after_wait)
+                    stream.wait(earlier_acquire.after_wait)
                 stream.record(acquire.before_wait)
                 # Before the wait is launched: the launch may block until the wait has passed (a
                 # full queue), so nothing after it can be relied on to deliver the signal.
@@ -353,18 +353,18 @@ class DeviceStreamLock:
         """Surrounds the setting of the release flag, or a replay that contains it."""
         with self._issuing():
             with self._changed:
-                acquire, left = self._unreleased(stream), DeviceEvent()
+                acquire, release_event = self._unreleased(stream), DeviceEvent()
                 if acquire is None:
                     raise LockMisuse("a replayed release has no acquire to follow")
                 acquire.release_issued = True
             try:
                 yield
-                stream.record(left)
+                stream.record(release_event)
             except BaseException:
                 acquire.release_issued = False
                 raise
             with self._changed:
-                self._pending_events.append(left)
+                self._pending_events.append(release_event)
 
     def _unreleased(self, stream: Stream) -> _PendingAcquire | None:
         """The acquire that a release on `stream` belongs to: the first of the same stream, else the
@@ -411,12 +411,12 @@ class DeviceStreamLock:
         for acquire in first.values():
             if acquire.waiting_since is None and acquire.before_wait.query():
                 acquire.waiting_since = now
-        waited = [
+        wait_times = [
             now - acquire.waiting_since
             for acquire in first.values()
             if acquire.waiting_since is not None
         ]
-        return max(waited, default=0.0) > self._deadline
+        return max(wait_times, default=0.0) > self._deadline
 
     def _collect_done(self) -> None:
         """Drop the acquires that have passed; their flags can be used again."""

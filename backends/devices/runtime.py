@@ -35,7 +35,7 @@ class DeviceRuntime:
     def __init__(self) -> None:
         self._cached: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
-        self._chosen: int | None = None
+        self._selected_index: int | None = None
 
     def module(self) -> Any:
         """Torch's module of the devices: `torch.cuda`, `torch.npu`."""
@@ -48,14 +48,14 @@ class DeviceRuntime:
     def select_device(self, index: int) -> None:
         """Make `index` the calling thread's device, and the process's `selected_device`."""
         self.set_thread_device(index)
-        self._chosen = index
+        self._selected_index = index
 
     def selected_device(self) -> int | None:
         """The device that was selected last, on any thread; None before that.
 
         The calling thread's own device is no answer: it is device 0 until the thread selects one.
         """
-        return self._chosen
+        return self._selected_index
 
     def set_thread_device(self, index: int) -> None:
         """Make device `index` the calling thread's.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.backends.devices.event import DeviceEvent
-from equipoise.backends.devices.issuing import DeviceStreamOp
+from equipoise.backends.devices.issue_lock import DeviceStreamOp
 from equipoise.backends.devices.memory import (
     check_reachable,
     is_pageable,
@@ -90,7 +90,7 @@ class DeviceSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         rows = self._rows(blob, len(indices))
         check_reachable(blob, "the blob")
         pairs = [
@@ -105,9 +105,9 @@ class DeviceSlotStore:
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        indices = self._known(staging, "staging")
+        indices = self._valid_numbers(staging, "staging")
         check_packed_blob(self._layout, blob, len(indices))
-        source = self._staged(blob)
+        source = self._as_pinned(blob)
         rows = self._rows(source, len(indices))
         pairs = [(self._staging[n], row) for n, row in zip(indices, rows, strict=True)]
 
@@ -121,25 +121,25 @@ class DeviceSlotStore:
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         if len(indices) != len(sources):
             raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [source_segments(self._layout, source) for source in sources]
-        given = [segment for block in blocks for segment in block]
+        segments = [segment for block in blocks for segment in block]
         views = [view for slot in indices for view in self._slots[slot]]
-        pieces = [self._staged(self._byte_ops.view(segment)) for segment in given]
+        pieces = [self._as_pinned(self._byte_ops.view(segment)) for segment in segments]
         pairs = list(zip(views, pieces, strict=True))
 
         def program() -> None:
-            record_stream_use(stream, *(segment.data for segment in given))
+            record_stream_use(stream, *(segment.data for segment in segments))
             self._byte_ops.copy(pairs)
 
         self._issue_write(program, stream, indices)
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
-        buffers = self._known([staging for staging, _ in copies], "staging")
-        indices = self._known([slot for _, slot in copies], "slot")
+        buffers = self._valid_numbers([staging for staging, _ in copies], "staging")
+        indices = self._valid_numbers([slot for _, slot in copies], "slot")
 
         moves = zip(buffers, indices, strict=True)
         pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
@@ -150,7 +150,7 @@ class DeviceSlotStore:
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        indices = self._known(slots, "slot")
+        indices = self._valid_numbers(slots, "slot")
         self._check_sums(out, len(indices))
 
         def program() -> None:
@@ -162,7 +162,7 @@ class DeviceSlotStore:
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        indices = self._known(staging, "staging")
+        indices = self._valid_numbers(staging, "staging")
         self._check_sums(out, len(indices))
 
         def program() -> None:
@@ -178,7 +178,7 @@ class DeviceSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.acquire(self._known(slots, "slot"))
+        return self._leases.acquire(self._valid_numbers(slots, "slot"))
 
     @property
     def conversions(self) -> int:
@@ -194,12 +194,12 @@ class DeviceSlotStore:
         writes: Iterable[Buffer] = (),
     ) -> None:
         """Issue after the earlier operations that touch the same buffers (clause V5)."""
-        read, written = tuple(reads), tuple(writes)
+        read_slots, written_slots = tuple(reads), tuple(writes)
 
         @contextmanager
         def around(on: Stream) -> Iterator[None]:
             self._register_stream(own_stream(on))
-            with self._hazards.track(on, reads=read, writes=written):
+            with self._hazards.track(on, reads=read_slots, writes=written_slots):
                 yield
 
         own_stream(stream).issue(DeviceStreamOp(lambda _: program(), scope=around))
@@ -213,15 +213,15 @@ class DeviceSlotStore:
     ) -> None:
         """Issue an operation that writes slots: readers see all of it or nothing (A11), and leases
         forbid it (A12)."""
-        read, written = tuple(reads), _slots(slots)
+        read_slots, written_slots = tuple(reads), _slots(slots)
 
         @contextmanager
         def around(on: Stream) -> Iterator[None]:
             self._register_stream(own_stream(on))
-            with self._hazards.track(on, reads=read, writes=written) as done:
-                held = self._readers.wait_for_readers(on)
+            with self._hazards.track(on, reads=read_slots, writes=written_slots) as end_event:
+                readers = self._readers.wait_for_readers(on)
                 yield
-            self._readers.resume_readers(held, done)
+            self._readers.resume_readers(readers, end_event)
 
         op = DeviceStreamOp(lambda _: program(), lambda: self._leases.exclude_leased(slots), around)
         own_stream(stream).issue(op)
@@ -247,16 +247,16 @@ class DeviceSlotStore:
         check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
-    def _staged(self, source: Tensor) -> Tensor:
+    def _as_pinned(self, source: Tensor) -> Tensor:
         """Memory that a copy may read later on its stream; also works during a capture."""
         if not is_pageable(source):
             return source
         with self._device.runtime.allowed_in_capture():
             return to_pinned(source)
 
-    def _known(self, indices: Sequence[int], what: str) -> tuple[int, ...]:
+    def _valid_numbers(self, indices: Sequence[int], kind: str) -> tuple[int, ...]:
         return check_numbers(
-            indices, len(self._slots) if what == "slot" else self._layout.staging, what
+            indices, len(self._slots) if kind == "slot" else self._layout.staging, kind
         )
 
     def _check_sums(self, out: Tensor, count: int) -> None:
@@ -267,9 +267,9 @@ class DeviceSlotStore:
 def _zeros(layout: SlotLayout, device: Device) -> tuple[Tensor, DeviceEvent]:
     """The staging buffers, and an event after their zeroing, which runs on the current stream."""
     shape, born = (layout.staging, layout.slot_bytes), DeviceEvent()
-    made = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
+    staging = torch.zeros(shape, dtype=torch.uint8, device=device.torch)
     born.start_recording(device).record(device.runtime.current_stream(device.index))
-    return made, born
+    return staging, born
 
 
 def _slots(indices: Iterable[int]) -> tuple[Buffer, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from equipoise.backends.common.bounded_wait import poll
 from equipoise.backends.devices.capture import Capture, GraphPart, capturing
 from equipoise.backends.devices.event import DeviceRecording, own_event
-from equipoise.backends.devices.issuing import DeviceStreamOp, IssueLock
+from equipoise.backends.devices.issue_lock import DeviceStreamOp, IssueLock
 from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import StreamFailed, StreamTimeout, Unsupported
 from equipoise.hal.stream import Event, Role, Stream

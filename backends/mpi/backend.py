@@ -51,10 +51,10 @@ class MpiFabric:
         May be called again, by all members, after a member has not come in time.
         """
         members = tuple(range(self._where.size) if ranks is None else ranks)
-        what = f"communicator {purpose!r}"
-        check_members(what, self._where, members)
+        label = f"communicator {purpose!r}"
+        check_members(label, self._where, members)
         if purpose in self._purposes:
-            raise Unsupported(f"{what} was opened before")
+            raise Unsupported(f"{label} was opened before")
         self._purposes.add(purpose)
         self._queues = [queue for queue in self._queues if not queue.release(0.0)]
         self._meet(purpose, members)
@@ -64,7 +64,7 @@ class MpiFabric:
                 members, tag, self._where.deadline + STORE_TIMEOUT
             )
         except TimeoutError as error:
-            raise CommunicatorFailed(f"{what}: MPI did not make it in time") from error
+            raise CommunicatorFailed(f"{label}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline
         queue = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
         self._queues.append(queue)

@@ -60,7 +60,7 @@ def copy_if_overlapping(tensor: Tensor, *written: Tensor) -> Tensor:
 
     So an in-place call equals the out-of-place one; MPI itself forbids such aliases (clause A3).
     """
-    return tensor.clone() if any(_overlap(tensor, other) for other in written) else tensor
+    return tensor.clone() if any(_overlap(tensor, output) for output in written) else tensor
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -159,17 +159,21 @@ class MpiCommQueue:
         self._closing_comm.Free()
         return True
 
-    def _issue(self, what: str, starts: Sequence[Start], buffers: Sequence[Tensor]) -> MpiWork:
-        self.refuse_failed(what)
+    def _issue(self, operation: str, starts: Sequence[Start], buffers: Sequence[Tensor]) -> MpiWork:
+        self.refuse_failed(operation)
+        # Before the start: an operation that cannot be started is counted down as any that ended.
         with self._counting:
             self._pending += 1
-        work = MpiWork(f"{what} of {self.purpose!r}", self._deadline, self._ended, self._failed)
+        work = MpiWork(
+            f"{operation} of {self.purpose!r}", self._deadline, self._ended, self._failed
+        )
         requests: list[MpiRequest] = []
         try:
             for start in starts:
                 requests.append(start(self._comm))
         except self.mpi.Exception as error:
             work.fail(f"was not started: {error}")
+        # Also where a later part was not started: MPI uses the buffers of those that were.
         self._progress.add(MpiInflightOp(self.mpi, work, requests, buffers))
         return work
 
@@ -304,16 +308,16 @@ class MpiCommunicator:
     def isend(self, tensor: Tensor, destination: int) -> MpiWork:
         """Send to one rank."""
         check_transferable(self.capabilities, tensor)
-        what = f"isend to {destination}"
-        check_rank(what, destination, self._peers())
-        return self._queue.issue(what, [self._send(tensor, destination)], [tensor])
+        operation = f"isend to {destination}"
+        check_rank(operation, destination, self._peers())
+        return self._queue.issue(operation, [self._send(tensor, destination)], [tensor])
 
     def irecv(self, tensor: Tensor, source: int) -> MpiWork:
         """Receive from one rank."""
         check_transferable(self.capabilities, tensor)
-        what = f"irecv from {source}"
-        check_rank(what, source, self._peers())
-        return self._queue.issue(what, [self._receive(tensor, source)], [tensor])
+        operation = f"irecv from {source}"
+        check_rank(operation, source, self._peers())
+        return self._queue.issue(operation, [self._receive(tensor, source)], [tensor])
 
     def exchange(self, round: Exchange) -> MpiWork:
         """One round of blobs; empty blobs do not travel."""
@@ -352,10 +356,10 @@ class MpiCommunicator:
         """Blocks of so many rows each."""
         width = prod(tensor.shape[1:]) * tensor.element_size()
         source, mpi = copy_if_overlapping(tensor, out), self._mpi
-        given = (byte_span(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
-        taken = (byte_span(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
+        send_spec = (byte_span(mpi, source)[0], [n * width for n in sends], mpi.BYTE)
+        receive_spec = (byte_span(mpi, out)[0], [n * width for n in receives], mpi.BYTE)
         return self._queue.collective(
-            "all_to_all", lambda c: c.Ialltoallv(given, taken), out, source
+            "all_to_all", lambda c: c.Ialltoallv(send_spec, receive_spec), out, source
         )
 
     def _peers(self) -> list[int]:

@@ -124,7 +124,7 @@ class ProgressThread:
         self._changed = threading.Condition()
         self._inflight: list[MpiInflightOp] = []
         self._last_change = time.monotonic()
-        self._closed = ""
+        self._close_reason = ""
         self._thread = threading.Thread(target=self._run, name="equipoise.mpi", daemon=True)
         self._thread.start()
 
@@ -133,8 +133,8 @@ class ProgressThread:
         with self._changed:
             self._inflight.append(inflight)  # also then: MPI still uses its buffers
             self._last_change = time.monotonic()
-            if self._closed:
-                inflight.work.fail(self._closed)
+            if self._close_reason:
+                inflight.work.fail(self._close_reason)
             self._changed.notify()
 
     def stop(self, timeout: float) -> tuple[MpiInflightOp, ...]:
@@ -151,40 +151,44 @@ class ProgressThread:
             while self._await():
                 self._poll_all()
         except BaseException as error:
+            # Nothing else polls, nor looks at deadlines: what is in flight would never end.
             self._shut(f"lost its progress thread: {error!r}")
             raise
 
     def _await(self) -> bool:
         """Sleep until there is something to poll. Returns False once it was closed."""
         with self._changed:
-            while not self._inflight and not self._closed:
+            while not self._inflight and not self._close_reason:
                 self._changed.wait()
             pause = self._pause()
-            if pause and not self._closed:
+            if pause and not self._close_reason:
                 self._changed.wait(pause)
-            return not self._closed
+            return not self._close_reason
 
     def _pause(self) -> float:
-        waited = time.monotonic() - self._last_change
-        if waited < BUSY_SECONDS:
+        idle_seconds = time.monotonic() - self._last_change
+        if idle_seconds < BUSY_SECONDS:
             return 0.0
         if all(inflight.work.done() for inflight in self._inflight):
             return QUARANTINE_PAUSE
-        return min(PAUSE_FRACTION * waited, MAX_PAUSE)
+        return min(PAUSE_FRACTION * idle_seconds, MAX_PAUSE)
 
     def _poll_all(self) -> None:
         with self._changed:
             operations = tuple(self._inflight)
+        # Outside the lock, so that `add` does not wait for MPI.
         landed = {id(inflight) for inflight in operations if inflight.poll()}
         with self._changed:
+            # From the list as it is now: `add` may have appended meanwhile.
             self._inflight = [inflight for inflight in self._inflight if id(inflight) not in landed]
             if landed:
                 self._last_change = time.monotonic()
 
     def _shut(self, reason: str) -> None:
         with self._changed:
-            self._closed = self._closed or reason
+            self._close_reason = self._close_reason or reason
             operations = tuple(self._inflight)
             self._changed.notify()
+        # Outside the lock: a failure calls communicators, which take locks of their own.
         for inflight in operations:
             inflight.work.fail(reason)

@@ -28,17 +28,17 @@ class MpiWork:
         ended: Callable[[], None],
         failed: Callable[[CommunicatorFailed], None],
     ) -> None:
-        self._what = what
+        self._label = what
         self._expiry = time.monotonic() + deadline
         self._on_ended = ended
         self._on_failed = failed
         self._failure: CommunicatorFailed | None = None
         self._ending = threading.Lock()
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
 
     def done(self) -> bool:
         """Whether the operation ended, well or not."""
-        return self._ended.is_set()
+        return self._end_event.is_set()
 
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for the end. Raises what it has failed with already (clause E10)."""
@@ -48,8 +48,8 @@ class MpiWork:
 
     def result(self, timeout: float) -> None:
         """Block until the end; raises `ResultPending` after `timeout` seconds."""
-        if not self._ended.wait(max(timeout, 0.0)):
-            raise ResultPending(f"{self._what} has not ended within {timeout:g} s")
+        if not self._end_event.wait(max(timeout, 0.0)):
+            raise ResultPending(f"{self._label} has not ended within {timeout:g} s")
         self._raise_failure()
 
     def cancel(self) -> None:
@@ -57,14 +57,14 @@ class MpiWork:
 
         Fails the communicator even after the end: whether that came first is a matter of luck.
         """
-        failure = CommunicatorFailed(f"{self._what} was cancelled")
+        failure = CommunicatorFailed(f"{self._label} was cancelled")
         self._on_failed(failure)
         self._end(failure)
 
     def expire(self) -> None:
         """End it with `OperationTimeout` if its deadline has passed."""
         if not self.done() and self._remaining() <= 0.0:
-            self._end(OperationTimeout(f"{self._what} passed its deadline"))
+            self._end(OperationTimeout(f"{self._label} passed its deadline"))
 
     def complete(self) -> None:
         """End it well, unless it has ended."""
@@ -72,17 +72,19 @@ class MpiWork:
 
     def fail(self, reason: str) -> None:
         """End it with `CommunicatorFailed`, unless it has ended."""
-        self._end(CommunicatorFailed(f"{self._what} {reason}"))
+        self._end(CommunicatorFailed(f"{self._label} {reason}"))
 
     def _end(self, failure: CommunicatorFailed | None) -> None:
         with self._ending:
-            if self._ended.is_set():
+            if self._end_event.is_set():
                 return
+            # In this order: whoever sees the end finds its failure, and the communicator failed
+            # already.
             self._failure = failure
             if failure is not None:
                 self._on_failed(failure)
             self._on_ended()
-            self._ended.set()
+            self._end_event.set()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

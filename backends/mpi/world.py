@@ -61,8 +61,8 @@ class MpiWorld:
         self.open_fabrics: list[ClosedBeforeFinalize] = []
         self.never_released: list[object] = []
         self._in_step = True
-        self._ours = not mpi.Is_initialized()
-        if self._ours:
+        self._owns_mpi = not mpi.Is_initialized()
+        if self._owns_mpi:
             mpi.Init_thread(mpi.THREAD_MULTIPLE)
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise BackendUnavailable("MPI was initialised without MPI_THREAD_MULTIPLE")
@@ -79,9 +79,9 @@ class MpiWorld:
 
         Raises `ControlPlaneLost` when rank 0 does not come within `timeout` seconds.
         """
-        held = bytearray(note.encode().ljust(NOTE_BYTES))
-        self._wait_for(self._all.Ibcast(held, 0), timeout, "joining", held)
-        return held.decode().rstrip()
+        buffer = bytearray(note.encode().ljust(NOTE_BYTES))
+        self._wait_for(self._all.Ibcast(buffer, 0), timeout, "joining", buffer)
+        return buffer.decode().rstrip()
 
     def make_communicators(
         self, ranks: Sequence[int], tag: int, timeout: float
@@ -94,11 +94,14 @@ class MpiWorld:
 
         def make() -> tuple[MPI.Intracomm, MPI.Intracomm]:
             members = self._all.group.Incl(ranks)
-            made = self._all.Create_group(members, tag), self._all.Create_group(members, tag)
+            communicators = (
+                self._all.Create_group(members, tag),
+                self._all.Create_group(members, tag),
+            )
             members.Free()
-            for communicator in made:
+            for communicator in communicators:
                 communicator.Set_errhandler(self.mpi.ERRORS_RETURN)
-            return made
+            return communicators
 
         return self._in_time(make, timeout)
 
@@ -119,13 +122,17 @@ class MpiWorld:
             self.never_released.append(thread)
             raise
 
-    def _wait_for(self, request: MPI.Request, timeout: float, what: str, *held: object) -> None:
+    def _wait_for(
+        self, request: MPI.Request, timeout: float, purpose: str, *buffers: object
+    ) -> None:
         expiry = time.monotonic() + timeout
         while not request.Test():
             if time.monotonic() >= expiry:
-                self.never_released.append((request, held))
+                self.never_released.append((request, buffers))
                 self._in_step = False
-                raise ControlPlaneLost(f"the ranks did not all come within {timeout:g} s: {what}")
+                raise ControlPlaneLost(
+                    f"the ranks did not all come within {timeout:g} s: {purpose}"
+                )
             time.sleep(POLL_INTERVAL)
 
     def _unlink(self, timeout: float) -> None:
@@ -140,7 +147,7 @@ class MpiWorld:
     def _end(self) -> None:
         for fabric in tuple(self.open_fabrics):
             fabric.close()
-        if not self._ours or self.mpi.Is_finalized():
+        if not self._owns_mpi or self.mpi.Is_finalized():
             return
         if self._in_step:
             self._wait_for(self._all.Ibarrier(), math.inf, "leaving")

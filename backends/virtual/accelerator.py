@@ -32,17 +32,17 @@ class VirtualPagePool(PagePool):
 
     def take(self, timeout: float) -> PoolPage:
         """A page that no copy reads any more."""
-        found: list[PoolPage] = []
+        pages: list[PoolPage] = []
 
         def look() -> bool:
             page = self._free()
             if page is not None:
-                found.append(page)
+                pages.append(page)
             return page is not None
 
         if not self._device.world.until(look, timeout):
             raise PoolExhausted(f"no page became free within {timeout:g} s")
-        return found[0]
+        return pages[0]
 
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class VirtualAccelerator:
 
     def memory(self) -> Memory:
         """What it says it has."""
-        used = self._device.arena.bytes_lent
-        return Memory(total=MEMORY, free=MEMORY - used)
+        lent_bytes = self._device.arena.bytes_lent
+        return Memory(total=MEMORY, free=MEMORY - lent_bytes)
 
     def synchronize(self, timeout: float) -> None:
         """Drain every stream."""

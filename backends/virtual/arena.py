@@ -43,7 +43,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._chunk: Bytes = np.empty(0, np.uint8)
-        self._used = 0
+        self._chunk_offset = 0
         self._free: list[Bytes] = []
         self._lent: dict[int, _Lent] = {}
         self._pattern = 0
@@ -68,7 +68,7 @@ class Arena:
         """Forget what is free; what is lent stays as long as its tensors."""
         self._free.clear()
         self._chunk = self._chunk[:0]
-        self._used = 0
+        self._chunk_offset = 0
 
     def _lend(self, view: Bytes, whole: Bytes) -> Tensor:
         """A tensor whose storage is `view`; `whole` comes back when both are gone."""
@@ -95,11 +95,11 @@ class Arena:
         return self._fresh(-(-nbytes // ALIGNMENT) * ALIGNMENT)
 
     def _fresh(self, size: int) -> Bytes:
-        if self._used + size > len(self._chunk):
+        if self._chunk_offset + size > len(self._chunk):
             self._chunk = np.empty(max(CHUNK, size + ALIGNMENT), np.uint8)
-            self._used = -self._chunk.ctypes.data % ALIGNMENT
-        block = self._chunk[self._used : self._used + size]
-        self._used += size + GAP
+            self._chunk_offset = -self._chunk.ctypes.data % ALIGNMENT
+        block = self._chunk[self._chunk_offset : self._chunk_offset + size]
+        self._chunk_offset += size + GAP
         self._scribble(block)
         return block
 

@@ -160,7 +160,7 @@ class CommunicatorEndpoint:
 
     def _issue(
         self,
-        what: str,
+        label: str,
         after: VirtualRecording | None,
         post: Post,
         tensors: Sequence[Tensor],
@@ -169,21 +169,21 @@ class CommunicatorEndpoint:
     ) -> VirtualWork:
         """Put an operation that was admitted into the outbox; the network does the rest."""
         parts = self.world.parts
-        operation = parts.operation(self, what, tensors, peers, after, post, links)
+        operation = parts.operation(self, label, tensors, peers, after, post, links)
         self._network.pending[operation] = None
         self.outbox.push(operation)
         self.world.submitted()
         return parts.work(operation)
 
-    def _admit(self, what: str) -> VirtualRecording | None:
+    def _admit(self, label: str) -> VirtualRecording | None:
         """Refuse an operation before any side effect; the point behind which it starts."""
-        self._check_usable(what)
+        self._check_usable(label)
         return self._after()
 
-    def _check_usable(self, what: str) -> None:
+    def _check_usable(self, label: str) -> None:
         """Raise `CommunicatorFailed` after a failure (clause E2)."""
         if self._failure is not None:
-            raise CommunicatorFailed(f"{what} of {self._purpose!r}: {self._failure[1]}")
+            raise CommunicatorFailed(f"{label} of {self._purpose!r}: {self._failure[1]}")
 
     def _after(self) -> VirtualRecording | None:
         """The point of the current stream behind which an operation starts (clause X6)."""
@@ -310,32 +310,32 @@ class VirtualCommunicator(CommunicatorEndpoint):
             group.join(index, rank, make(native=native))
             return [native]
 
-        others = frozenset(self._members) - {self.member}
-        return self._issue(kind, after, post, tensors, others, ())
+        other_members = frozenset(self._members) - {self.member}
+        return self._issue(kind, after, post, tensors, other_members, ())
 
     def _messages(
         self,
-        what: str,
+        label: str,
         sends: Sequence[tuple[int, Tensor]],
         receives: Sequence[tuple[int, Tensor]],
     ) -> VirtualWork:
         """Messages of one operation; receives are posted before sends."""
         group, here = self._group, self.rank
-        taken = [(bytes_of(tensor), (peer, here)) for peer, tensor in receives]
-        given = [(bytes_of(tensor), (here, peer)) for peer, tensor in sends]
+        incoming = [(bytes_of(tensor), (peer, here)) for peer, tensor in receives]
+        outgoing = [(bytes_of(tensor), (here, peer)) for peer, tensor in sends]
 
         def post(operation: VirtualOperation) -> Sequence[NetworkHandle]:
-            natives = group.batch(operation, len(taken) + len(given))
-            for place, (buffer, pair) in enumerate((*taken, *given)):
-                put = group.receive if place < len(taken) else group.send
-                put(natives[place % len(natives)], buffer, pair)
+            natives = group.batch(operation, len(incoming) + len(outgoing))
+            for place, (buffer, pair) in enumerate((*incoming, *outgoing)):
+                enqueue = group.receive if place < len(incoming) else group.send
+                enqueue(natives[place % len(natives)], buffer, pair)
             return natives
 
         both = (*receives, *sends)
         peers = frozenset(self._members[peer] for peer, _ in both)
         links = {(min(here, peer), max(here, peer)) for peer, _ in both}
-        after = self._admit(what)
-        return self._issue(what, after, post, [t for _, t in both], peers, tuple(sorted(links)))
+        after = self._admit(label)
+        return self._issue(label, after, post, [t for _, t in both], peers, tuple(sorted(links)))
 
 
 def _full(buffers: Sequence[PeerBuffer]) -> list[tuple[int, Tensor]]:

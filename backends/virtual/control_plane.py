@@ -23,11 +23,11 @@ class VirtualStore:
         self.ballots: dict[tuple[str, int], bytes] = {}
         self.decisions: dict[str, bytes] = {}
         self.first_loss: tuple[int, str] | None = None
-        self._lost = False
+        self._is_lost = False
 
     def check_reachable(self) -> "VirtualStore":
         """The store itself. Raises `ControlPlaneLost` once it is lost (clause C6)."""
-        if self._lost:
+        if self._is_lost:
             raise ControlPlaneLost("the store of the virtual world is gone")
         return self
 
@@ -38,7 +38,7 @@ class VirtualStore:
 
     def lose(self) -> None:
         """The launcher is gone."""
-        self._lost = True
+        self._is_lost = True
 
 
 class VirtualControlPlane:
@@ -61,20 +61,20 @@ class VirtualControlPlane:
 
     def cast(self, question: str, ballot: bytes) -> None:
         """Put this rank's ballot; a different one on the same question is an error (clause C1)."""
-        kept = self._store.ballots.setdefault((question, self._rank), ballot)
-        if kept != ballot:
+        stored_ballot = self._store.ballots.setdefault((question, self._rank), ballot)
+        if stored_ballot != ballot:
             raise ControlPlaneLost(f"ballot {question!r} was cast twice, differently")
 
     def collect(
         self, question: str, timeout: float, ranks: Sequence[int] | None = None
     ) -> tuple[bytes, ...]:
         """The ballots of these ranks; names those that are missing (clause C4)."""
-        asked = range(self.size) if ranks is None else ranks
-        self._world.until(lambda: not self._missing(question, asked), timeout)
-        missing = self._missing(question, asked)
+        voters = range(self.size) if ranks is None else ranks
+        self._world.until(lambda: not self._missing(question, voters), timeout)
+        missing = self._missing(question, voters)
         if missing:
             raise BallotIncomplete(question, missing)
-        return tuple(self._store.ballots[question, rank] for rank in asked)
+        return tuple(self._store.ballots[question, rank] for rank in voters)
 
     def decide(self, question: str, value: bytes) -> bytes:
         """Settle a question; the first value wins (clause C2)."""
@@ -112,8 +112,8 @@ class VirtualControlPlane:
         return tuple(rank for rank in ranks if (question, rank) not in self._store.ballots)
 
     def _evidence(self) -> RankLost | None:
-        told = self._world.store.first_loss
-        if told is not None and told[0] != self._rank:
-            return RankLost(*told, self._operation)
+        loss = self._world.store.first_loss
+        if loss is not None and loss[0] != self._rank:
+            return RankLost(*loss, self._operation)
         silent = next(iter(sorted(self._world.silent - {self._rank})), None)
         return None if silent is None else RankLost(silent, "fell silent", self._operation)

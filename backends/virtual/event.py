@@ -108,11 +108,11 @@ class OneShotRecording(VirtualRecording):
 class LaggingRecording(VirtualRecording):
     """A recording whose end the host's queries see some micro-steps late."""
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_is_visible",)
 
     def __init__(self, device: "VirtualDevice") -> None:
         super().__init__(device)
-        self._seen = False
+        self._is_visible = False
 
     def reach(self) -> None:
         """The news is on its way to the host."""
@@ -121,11 +121,11 @@ class LaggingRecording(VirtualRecording):
 
     def visible(self) -> bool:
         """Whether the news has come. A failure is seen at once."""
-        return self._seen or self.failure is not None
+        return self._is_visible or self.failure is not None
 
     def show(self) -> None:
         """The news has come."""
-        self._seen = True
+        self._is_visible = True
 
 
 class VirtualEvent:

@@ -45,9 +45,9 @@ class VirtualFabric:
         check_rank(f"communicator {purpose!r}", self.rank, members)
         opening = self._openings.get(purpose, 0)
         self._openings[purpose] = opening + 1
-        made = self.world.parts.communicator(self, purpose, opening, members)
-        self._open.append(made)
-        return made
+        communicator = self.world.parts.communicator(self, purpose, opening, members)
+        self._open.append(communicator)
+        return communicator
 
     def close(self) -> None:
         """Close every communicator, then the control plane."""

@@ -45,7 +45,7 @@ class VirtualStreamLock:
         self._check_epoch(epoch)
         if self._movers():
             raise LockMisuse("the mover waits for slots that it owns")
-        self._device.world.until(lambda: self._released(epoch), timeout)
+        self._device.world.until(lambda: self._is_released(epoch), timeout)
         self._check_epoch(epoch)
         if not self._empty:
             raise StreamTimeout(f"no release within {timeout:g} s")
@@ -90,7 +90,7 @@ class VirtualStreamLock:
         """Whether the mover owns the slots."""
         return not (self._full or self._empty or self._reading)
 
-    def _released(self, epoch: int) -> bool:
+    def _is_released(self, epoch: int) -> bool:
         return self._empty or self._poisoned or self._epoch != epoch
 
     def _drained(self) -> bool:

@@ -155,9 +155,9 @@ class Network:
         operation.drop(kind, text)
         for moving in [m for m in self.moving if operation in m.operations]:
             moving.cut()
-            for other in moving.operations:
-                if not other.over:
-                    self.cut(other, CommunicatorFailed, f"{other.what} lost its peer")
+            for partner in moving.operations:
+                if not partner.over:
+                    self.cut(partner, CommunicatorFailed, f"{partner.what} lost its peer")
 
     def expire(self) -> bool:
         """Deadlines strike; whether any did."""

@@ -106,20 +106,20 @@ class TaskQueue:
         task = self._tasks[0]
         self.running = task.owner
         try:
-            ended = task.owner.run(task)
+            has_ended = task.owner.run(task)
         finally:
             self.running = None
         # A step that failed its stream has emptied the queue of it already.
-        if ended and self._tasks and self._tasks[0] is task:
+        if has_ended and self._tasks and self._tasks[0] is task:
             self._tasks.popleft()
             task.owner.passed += 1
 
     def purge(self, owner: "VirtualStream", failure: BaseException) -> None:
         """Skip everything that `owner` has launched."""
-        mine = [task for task in self._tasks if task.owner is owner]
+        own_tasks = [task for task in self._tasks if task.owner is owner]
         self._tasks = deque(task for task in self._tasks if task.owner is not owner)
-        owner.passed += len(mine)
-        for task in mine:
+        owner.passed += len(own_tasks)
+        for task in own_tasks:
             task.skip(failure)
 
 
@@ -153,15 +153,15 @@ class Reports:
 class Schedule:
     """Choices taken from bytes, one each; when they are used up, always the first."""
 
-    __slots__ = ("_choices", "_taken")
+    __slots__ = ("_choices", "_position")
 
     def __init__(self, choices: bytes) -> None:
         self._choices = choices
-        self._taken = 0
+        self._position = 0
 
     def choose(self, count: int) -> int:
         """In [0, count). A choice among one costs no byte, so that none is wasted."""
-        if count < 2 or self._taken >= len(self._choices):
+        if count < 2 or self._position >= len(self._choices):
             return 0
-        self._taken += 1
-        return self._choices[self._taken - 1] % count
+        self._position += 1
+        return self._choices[self._position - 1] % count

@@ -42,9 +42,11 @@ class VirtualSlotStore:
     """
 
     def __init__(self, device: "VirtualDevice", layout: SlotLayout) -> None:
-        for wanted in layout.descriptor:
-            if wanted.format not in device.declared.slot_formats:
-                raise Unsupported(f"segment {wanted.name!r}: no {wanted.format} format here")
+        for segment_spec in layout.descriptor:
+            if segment_spec.format not in device.declared.slot_formats:
+                raise Unsupported(
+                    f"segment {segment_spec.name!r}: no {segment_spec.format} format here"
+                )
         self._device = device
         self._layout = layout
         self._slots = [[bytes_of(segment.bytes) for segment in slot] for slot in layout.slots]
@@ -62,7 +64,7 @@ class VirtualSlotStore:
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
         """Copy slots into a blob, back to back."""
-        indices = self._known(slots, len(self._slots), "slot")
+        indices = self._valid_numbers(slots, len(self._slots), "slot")
         rows = self._rows(blob, len(indices))
 
         def steps() -> Iterator[None]:
@@ -73,7 +75,7 @@ class VirtualSlotStore:
 
     def unpack(self, blob: Tensor, staging: Sequence[int], stream: Stream) -> None:
         """Copy a blob into staging buffers."""
-        indices = self._known(staging, len(self._staging), "staging")
+        indices = self._valid_numbers(staging, len(self._staging), "staging")
         rows = self._rows(blob, len(indices))
 
         def steps() -> Iterator[None]:
@@ -86,7 +88,7 @@ class VirtualSlotStore:
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
         """Fill slots from tensors that match the descriptor."""
-        indices = self._known(slots, len(self._slots), "slot")
+        indices = self._valid_numbers(slots, len(self._slots), "slot")
         if len(indices) != len(sources):
             raise SlotError(f"{len(indices)} slots, but sources for {len(sources)}")
         blocks = [self._source(source) for source in sources]
@@ -101,8 +103,10 @@ class VirtualSlotStore:
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         """Copy staging buffers into slots, in place."""
-        buffers = self._known([staging for staging, _ in copies], len(self._staging), "staging")
-        indices = self._known([slot for _, slot in copies], len(self._slots), "slot")
+        buffers = self._valid_numbers(
+            [staging for staging, _ in copies], len(self._staging), "staging"
+        )
+        indices = self._valid_numbers([slot for _, slot in copies], len(self._slots), "slot")
 
         def steps() -> Iterator[None]:
             pairs = zip(buffers, indices, strict=True)
@@ -114,7 +118,7 @@ class VirtualSlotStore:
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
-        indices = self._known(slots, len(self._slots), "slot")
+        indices = self._valid_numbers(slots, len(self._slots), "slot")
         check_checksum_out(out, len(indices))
 
         def steps() -> Iterator[None]:
@@ -127,7 +131,7 @@ class VirtualSlotStore:
 
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
-        indices = self._known(staging, len(self._staging), "staging")
+        indices = self._valid_numbers(staging, len(self._staging), "staging")
         check_checksum_out(out, len(indices))
 
         def steps() -> Iterator[None]:
@@ -144,7 +148,7 @@ class VirtualSlotStore:
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         """Hold slots against commits and writes."""
-        return self._leases.acquire(self._known(slots, len(self._slots), "slot"))
+        return self._leases.acquire(self._valid_numbers(slots, len(self._slots), "slot"))
 
     @property
     def conversions(self) -> int:
@@ -177,10 +181,10 @@ class VirtualSlotStore:
         """The same for what writes slots: readers see it whole, leases forbid it (A11, A12)."""
 
         def issue(on: VirtualStream) -> None:
-            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as done:
-                held = self._readers.wait_for_readers(on)
+            with self._hazards.track(on, reads=reads, writes=_slots(slots)) as end_event:
+                readers = self._readers.wait_for_readers(on)
                 on.perform(steps)
-            self._readers.resume_readers(held, done)
+            self._readers.resume_readers(readers, end_event)
 
         own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 
@@ -220,8 +224,8 @@ class VirtualSlotStore:
         check_packed_blob(self._layout, blob, count)
         return list(bytes_of(blob).reshape(count, self._layout.slot_bytes))
 
-    def _known(self, indices: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
-        return check_numbers(indices, limit, what)
+    def _valid_numbers(self, indices: Sequence[int], limit: int, kind: str) -> tuple[int, ...]:
+        return check_numbers(indices, limit, kind)
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
         return [bytes_of(segment.bytes) for segment in source_segments(self._layout, source)]

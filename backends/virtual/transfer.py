@@ -103,9 +103,9 @@ class MessageTransfer(InTransit):
         yield self._send.native.end
 
     def _refuse(self) -> None:
-        sent, room = len(self._send.buffer), len(self._receive.buffer)
+        sent_bytes, room = len(self._send.buffer), len(self._receive.buffer)
         for operation in self.operations:
-            text = f"{operation.what}: {sent} bytes were sent where {room} were awaited"
+            text = f"{operation.what}: {sent_bytes} bytes were sent where {room} were awaited"
             operation.drop(CommunicatorFailed, text)
 
 

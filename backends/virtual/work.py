@@ -50,8 +50,8 @@ class VirtualWork:
         self._operation.fail(CommunicatorFailed, f"{self._operation.what} was cancelled")
 
     def _await(self, timeout: float) -> None:
-        waited = self._softly if timeout < DEADLINE else self._to_the_deadline
-        if timeout <= 0 or not waited():
+        wait = self._softly if timeout < DEADLINE else self._to_the_deadline
+        if timeout <= 0 or not wait():
             raise ResultPending(f"{self._operation.what} has not ended within {timeout:g} s")
 
     def _softly(self) -> bool:

@@ -100,7 +100,7 @@ class Symbol:
     def problem(self) -> str | None:
         """Return one line if the symbol is missing or differs, else None."""
         try:
-            found = self.find()
+            target = self.find()
         except ImportError as error:
             return f"{self} is missing: {error}"
         except AttributeError:
@@ -109,13 +109,13 @@ class Symbol:
             return f"{self} cannot be imported: {error!r}"
         if self.signature == ANY_SIGNATURE:
             return None
-        return self._differs(found)
+        return self._differs(target)
 
-    def _differs(self, found: object) -> str | None:
+    def _differs(self, target: object) -> str | None:
         try:
-            actual = signature_of(found)
+            actual = signature_of(target)
         except (TypeError, ValueError):
-            return f"{self} has no signature: it is {found!r}"
+            return f"{self} has no signature: it is {target!r}"
         if actual == self.signature:
             return None
         return f"{self} has the signature ({actual}), not ({self.signature})"

@@ -98,10 +98,13 @@ class EplbSettings:
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 1 <= port <= MAX_PORT):
             raise ConfigError(f"metrics_port must be 1 to {MAX_PORT}, got {port!r}")
-        known = list(dict.fromkeys(name for names in COMMUNICATORS.values() for name in names))
-        if self.communicator is not None and self.communicator not in known:
+        communicators = list(
+            dict.fromkeys(name for names in COMMUNICATORS.values() for name in names)
+        )
+        if self.communicator is not None and self.communicator not in communicators:
             raise ConfigError(
-                f"communicator must be one of {', '.join(sorted(known))}, got {self.communicator!r}"
+                f"communicator must be one of {', '.join(sorted(communicators))}, "
+                f"got {self.communicator!r}"
             )
 
 
@@ -213,8 +216,8 @@ def _settings(features: Mapping[str, object]) -> Settings:
         raise ConfigError(
             f"{SETTINGS_KEY}: unknown {', '.join(unknown)}; features are {', '.join(parsers)}"
         )
-    parsed: dict[str, Any] = {name: parsers[name](value) for name, value in features.items()}
-    return Settings(**parsed)
+    settings: dict[str, Any] = {name: parsers[name](value) for name, value in features.items()}
+    return Settings(**settings)
 
 
 def _policy_by_name(value: object) -> object:
@@ -229,11 +232,12 @@ def _parse_feature(name: str, kind: type[T], value: object) -> T | None:
         return kind()
     if not isinstance(value, Mapping):
         raise ConfigError(f"{SETTINGS_KEY}.{name} must be true, false or an object, got {value!r}")
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    unknown = sorted(set(map(str, value)) - set(known))
+    option_names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    unknown = sorted(set(map(str, value)) - set(option_names))
     if unknown:
         raise ConfigError(
-            f"{SETTINGS_KEY}.{name}: unknown {', '.join(unknown)}; options are {', '.join(known)}"
+            f"{SETTINGS_KEY}.{name}: unknown {', '.join(unknown)}; "
+            f"options are {', '.join(option_names)}"
         )
     try:
         return kind(**value)

@@ -109,10 +109,10 @@ def check_worker(features: Iterable[str], environment: Mapping[str, str]) -> Non
 
 
 def _version_problems(environment: Mapping[str, str]) -> list[str]:
-    ours, vllm_problem = (
+    own_problem, vllm_problem = (
         each.version_problem(each.installed(), environment) for each in (RELEASE, VLLM_RELEASE)
     )
-    problems = [] if ours is None else [ours]
+    problems = [] if own_problem is None else [own_problem]
     return problems if vllm_problem is None else [*problems, f"its vLLM: {vllm_problem}"]
 
 

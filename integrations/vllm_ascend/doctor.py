@@ -18,11 +18,11 @@ def examine() -> Iterator[Finding]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     releases = compatibility.RELEASE, compatibility.VLLM_RELEASE
     try:
-        found = [(release, release.installed()) for release in releases]
+        release_versions = [(release, release.installed()) for release in releases]
     except EngineUnsupported as error:
         yield compatibility.RELEASE.engine, False, str(error)
         return
-    for release, version in found:
+    for release, version in release_versions:
         yield version_finding(release, version)
     yield plugin_finding()
     yield symbols_finding("worker", compatibility.WORKER_SYMBOLS)

@@ -103,8 +103,8 @@ class FallbackExchange:
         exchange = VariableSizeExchange(
             self._communicator, self._form.slots_per_rank, stream, self._deadline
         )
-        route, received = self.run(stream, lambda: self._dispatch(exchange, batch))
-        return FallbackDispatchHandle(self, exchange, route, received)
+        route, rows = self.run(stream, lambda: self._dispatch(exchange, batch))
+        return FallbackDispatchHandle(self, exchange, route, rows)
 
     def run(self, stream: Stream, program: Callable[[], T]) -> T:
         """Run `program` on `stream` and return its result.

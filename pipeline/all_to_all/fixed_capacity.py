@@ -236,6 +236,7 @@ class FixedCapacityExchange:
         batch.check(self._form)
         tracker = self._free()
         tracker.dispatch(batch, self._tickets + 1, stream)
+        # Only now: a dispatch that raised has taken no buffer set.
         self._tickets += 1
         return FixedDispatchHandle(self._form, tracker, self._tickets)
 
@@ -245,6 +246,7 @@ class FixedCapacityExchange:
         Raises:
             ExchangeMisuse: a dispatch has not been waited for.
         """
+        # All are checked before anything is launched: misuse has no side effect.
         for tracker in self._trackers:
             tracker.check_headers_merged()
         for tracker in self._trackers:

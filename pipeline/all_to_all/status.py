@@ -35,8 +35,8 @@ def merge_headers(status: Tensor, messages: DispatchMessages, own: Tensor, activ
         own: int64 [1], the generation that this rank sent.
         active: bool [ranks]; inactive ranks send nothing.
     """
-    seen = torch.where(active[:, None], messages.overflow.long(), 0).amax(0)
-    status[OVERFLOW].copy_(torch.maximum(status[OVERFLOW], seen))
+    overflows = torch.where(active[:, None], messages.overflow.long(), 0).amax(0)
+    status[OVERFLOW].copy_(torch.maximum(status[OVERFLOW], overflows))
     ranks = status[RANK_WORDS_START:].view(-1, 3)
     differs = active & (messages.generation != own)
     update = torch.stack(
@@ -81,12 +81,13 @@ def read_outcome(all_status: Sequence[Sequence[int]]) -> StepOutcome:
     """
     for status in all_status:
         for rank in range((len(status) - RANK_WORDS_START) // 3):
-            differs, theirs, ours = status[
+            differs, peer_generation, own_generation = status[
                 RANK_WORDS_START + 3 * rank : RANK_WORDS_START + 3 * rank + 3
             ]
             if differs:
                 raise GenerationMismatch(
-                    f"rank {rank} dispatched with generation {theirs}, this rank with {ours}: "
+                    f"rank {rank} dispatched with generation {peer_generation}, "
+                    f"this rank with {own_generation}: "
                     "discard what the step computed"
                 )
     rows, results = (max(status[place] for status in all_status) for place in range(2))

@@ -138,8 +138,8 @@ class TorchKernels:
     def _unpack_results(self, tokens: int, buffer_set: BufferSet) -> None:
         form, buffers = self._form, self._buffers[buffer_set.index]
         positions = buffers.result_positions[: tokens * form.top_k]
-        received = self._results(buffers.result_blobs[1])
-        results = received.index_select(0, positions.clamp(max=form.max_entries - 1))
+        result_rows = self._results(buffers.result_blobs[1])
+        results = result_rows.index_select(0, positions.clamp(max=form.max_entries - 1))
         missing = (positions == form.max_entries).view(-1, *[1] * len(form.result.shape))
         out = buffer_set.results[:tokens].view(form.result.integer_dtype)
         out.copy_(results.masked_fill_(missing, 0).view(out.shape))
@@ -166,7 +166,7 @@ class TorchKernels:
         )
 
     def _make_buffer_set(self, number: int, allocate: AllocateBytes) -> BufferSet:
-        form, received = self._form, self._buffers[number].received
+        form, recv_buffers = self._form, self._buffers[number].received
         shape = (form.max_tokens, form.top_k, *form.result.shape)
         results = allocate(prod(shape) * form.result.dtype.itemsize)
         return BufferSet(
@@ -174,12 +174,12 @@ class TorchKernels:
             received=ReceivedRows(
                 payloads=tuple(
                     bits.view(row.dtype)
-                    for bits, row in zip(received.payloads, form.payloads, strict=True)
+                    for bits, row in zip(recv_buffers.payloads, form.payloads, strict=True)
                 ),
                 entry_rows=allocate(8 * form.max_entries).view(torch.int64),
                 entry_slots=allocate(4 * form.max_entries).view(torch.int32),
-                rows_from_rank=received.row_counts,
-                loads=received.loads,
+                rows_from_rank=recv_buffers.row_counts,
+                loads=recv_buffers.loads,
             ),
             results=results.view(form.result.dtype).view(shape),
             status=allocate(8 * status.num_words(form.ranks)).view(torch.int64),

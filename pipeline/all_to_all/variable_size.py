@@ -71,15 +71,15 @@ class VariableSizeExchange:
         total = self._communicator.size * self._per_rank
         counts = torch.bincount(flat, minlength=total + 1)[:total]
         send_counts = counts.view(self._communicator.size, self._per_rank)
-        received, sent = self._swap_counts(send_counts, generation), send_counts.cpu()
+        recv_matrix, send_matrix = self._swap_counts(send_counts, generation), send_counts.cpu()
         numbers = torch.arange(self._per_rank).repeat(self._communicator.size)
         return DispatchRoute(
             tokens=slots.shape[0],
             top_k=slots.shape[1],
-            send_order=torch.argsort(flat, stable=True)[: int(sent.sum())],
-            send_counts=tuple(sent.sum(1).tolist()),
-            recv_counts=tuple(received.sum(1).tolist()),
-            local_slots=numbers.repeat_interleave(received.reshape(-1)).to(slots.device),
+            send_order=torch.argsort(flat, stable=True)[: int(send_matrix.sum())],
+            send_counts=tuple(send_matrix.sum(1).tolist()),
+            recv_counts=tuple(recv_matrix.sum(1).tolist()),
+            local_slots=numbers.repeat_interleave(recv_matrix.reshape(-1)).to(slots.device),
         )
 
     def dispatch(self, route: DispatchRoute, payloads: Sequence[Tensor]) -> list[Tensor]:
@@ -105,36 +105,36 @@ class VariableSizeExchange:
         Returns:
             [n, top_k, ...]; zeros if the slot was invalid.
         """
-        returned = self._move(rows, route.send_counts, route.recv_counts)
+        result_rows = self._move(rows, route.send_counts, route.recv_counts)
         out = rows.new_zeros((route.tokens * route.top_k, *rows.shape[1:]))
-        out[route.send_order] = returned
+        out[route.send_order] = result_rows
         return out.view(route.tokens, route.top_k, *rows.shape[1:])
 
-    def _swap_counts(self, sent: Tensor, generation: int) -> Tensor:
+    def _swap_counts(self, send_counts: Tensor, generation: int) -> Tensor:
         """Return the rows to receive, int64 [ranks, slots_per_rank] on the host.
 
         The generation is sent with the counts, so that a mismatch is found before any row is sent.
         """
         generation_column = torch.full(
-            (sent.shape[0], 1), generation, dtype=torch.int64, device=sent.device
+            (send_counts.shape[0], 1), generation, dtype=torch.int64, device=send_counts.device
         )
-        header = torch.cat([generation_column, sent], dim=1)
+        header = torch.cat([generation_column, send_counts], dim=1)
         received_header = torch.empty_like(header)
         self._communicator.all_to_all(received_header, header).result(self._deadline)
         received_header = received_header.cpu()
-        for rank, theirs in enumerate(received_header[:, 0].tolist()):
-            if theirs != generation:
+        for rank, peer_generation in enumerate(received_header[:, 0].tolist()):
+            if peer_generation != generation:
                 raise GenerationMismatch(
-                    f"rank {rank} dispatched with generation {theirs}, "
+                    f"rank {rank} dispatched with generation {peer_generation}, "
                     f"rank {self._communicator.rank} has {generation}"
                 )
         return received_header[:, 1:]
 
     def _move(self, rows: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Tensor:
-        received = rows.new_empty((sum(receives), *rows.shape[1:]))
-        into, source = _as_bytes(received), _as_bytes(rows)
+        recv_rows = rows.new_empty((sum(receives), *rows.shape[1:]))
+        into, source = _as_bytes(recv_rows), _as_bytes(rows)
         self._communicator.all_to_all_uneven(into, source, receives, sends).wait(self._stream)
-        return received
+        return recv_rows
 
 
 def _as_bytes(rows: Tensor) -> Tensor:

@@ -108,5 +108,6 @@ class ReleaseWaiter:
                 self._edge.stream.record(self._alive)  # raises where the stream has failed
             polls += 1
             self._changed.wait(POLL_SECONDS)
+            # A release between the wait and this is not missed: `is_free` is asked next.
             self._changed.clear()
         self._edge.counters.add_reader_wait(time.monotonic_ns() - began)

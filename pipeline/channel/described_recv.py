@@ -198,12 +198,12 @@ class DescribedReceivingEnd:
     def _layout(self, buffer: _DescribedRecvBuffer, header: Header) -> MessageLayout:
         """Return the layout of the schema that the message describes, or refers to by digest."""
         payload = header.nbytes - header.description_bytes
-        known = self._layouts.find(header.schema_digest)
+        layout = self._layouts.find(header.schema_digest)
         if header.description_bytes:
             text = buffer.message.memory[payload : header.nbytes]
             cached = self._layouts.lookup(MessageSchema.from_bytes(bytes(text.tolist())))
-        elif known is not None:
-            cached = CachedLayout(known, is_new=False)
+        elif layout is not None:
+            cached = CachedLayout(layout, is_new=False)
         else:
             raise self._undescribed()
         if cached.layout.nbytes != payload or cached.layout.schema.digest != header.schema_digest:

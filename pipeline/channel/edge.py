@@ -30,9 +30,9 @@ def as_equipoise_error(failure: BaseException, what: str) -> EquipoiseError:
     """
     if isinstance(failure, EquipoiseError):
         return failure
-    wrapped = ChannelError(f"{what}: {type(failure).__name__}: {failure}")
-    wrapped.__cause__ = failure
-    return wrapped
+    channel_error = ChannelError(f"{what}: {type(failure).__name__}: {failure}")
+    channel_error.__cause__ = failure
+    return channel_error
 
 
 class EdgeStatus:
@@ -251,9 +251,9 @@ def _unique_name(name: str, fabric: Fabric) -> str:
 
     Ballots and communicators are identified by name, and each name may be used once.
     """
-    opened = _OPENED.setdefault(fabric, Counter())
-    opened[name] += 1
-    return name if opened[name] == 1 else f"{name}, again {opened[name] - 1}"
+    open_counts = _OPENED.setdefault(fabric, Counter())
+    open_counts[name] += 1
+    return name if open_counts[name] == 1 else f"{name}, again {open_counts[name] - 1}"
 
 
 def _check_agreement(
@@ -262,9 +262,9 @@ def _check_agreement(
     control, question = context.fabric.control, f"channel/{name}"
     own = json.dumps(parameters, sort_keys=True).encode()
     control.cast(question, own)
-    for rank, theirs in zip(ends, control.collect(question, context.deadline, ends), strict=True):
-        if theirs != own:
+    for rank, ballot in zip(ends, control.collect(question, context.deadline, ends), strict=True):
+        if ballot != own:
             raise ShapeClassError(
-                f"{name}: rank {rank} opens it with {theirs.decode()}, rank {control.rank} with "
+                f"{name}: rank {rank} opens it with {ballot.decode()}, rank {control.rank} with "
                 f"{own.decode()}"
             )

@@ -99,7 +99,7 @@ class StreamGathering:
     def __init__(
         self, edge: Edge, slice_group: SliceGroup, message: Work, parts: Sequence[GatherSpec]
     ) -> None:
-        self._passed = edge.accelerator.event()
+        self._end_event = edge.accelerator.event()
         self._message = message
         comm = edge.accelerator.stream(Role.COMM)
         message.wait(comm)
@@ -109,7 +109,7 @@ class StreamGathering:
             ]
         for work in self._works:
             work.wait(comm)
-        comm.record(self._passed)
+        comm.record(self._end_event)
 
     def done(self) -> bool:
         """Whether all of them have ended."""
@@ -123,7 +123,7 @@ class StreamGathering:
 
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for them before whatever is launched next."""
-        stream.wait(self._passed)
+        stream.wait(self._end_event)
 
 
 class HostGathering:
@@ -144,14 +144,14 @@ class HostGathering:
         self._deadline = edge.deadline
         self._communicator = slice_group.gather_communicator
         self._failure: EquipoiseError | None = None
-        self._passed = edge.accelerator.event()
+        self._end_event = edge.accelerator.event()
         comm = edge.accelerator.stream(Role.COMM)
         comm.launch(lambda: self._gather(message, parts))
-        comm.record(self._passed)
+        comm.record(self._end_event)
 
     def done(self) -> bool:
         """Whether all of them have ended."""
-        return self._passed.query()
+        return self._end_event.query()
 
     def result(self, timeout: float) -> None:
         """Block the host until they have.
@@ -160,13 +160,13 @@ class HostGathering:
             CommunicatorFailed: the message, or a gather, failed.
             StreamTimeout: not within `timeout` seconds.
         """
-        self._passed.synchronize(timeout)
+        self._end_event.synchronize(timeout)
         if self._failure is not None:
             raise self._failure
 
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for them before whatever is launched next."""
-        stream.wait(self._passed)
+        stream.wait(self._end_event)
         stream.launch(lambda: self.result(self._deadline))
 
     def _gather(self, message: Work, parts: Sequence[GatherSpec]) -> None:
@@ -196,10 +196,12 @@ def check_replicated(
     slice_group.verify_communicator.all_gather(all_checksums, own).result(edge.deadline)
     differing = (all_checksums != all_checksums[0]).any(0).tolist()
     if any(differing):
-        which = ", ".join(name for name, differs in zip(names, differing, strict=True) if differs)
+        differing_names = ", ".join(
+            name for name, differs in zip(names, differing, strict=True) if differs
+        )
         raise NotReplicated(
-            f"{edge.name}: {which} is declared the same on {slice_group.size} ranks, and is not: "
-            "send it whole"
+            f"{edge.name}: {differing_names} is declared the same on {slice_group.size} ranks, "
+            "and is not: send it whole"
         )
 
 

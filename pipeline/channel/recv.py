@@ -302,6 +302,7 @@ class RecvBuffer:
 
     def release(self) -> None:
         """Record that the reader has launched its last read on the edge's stream."""
+        # A lease is released from any thread, also while `expect` clears the buffer.
         with self._lock:
             if isinstance(self.state, Taken):
                 self._record_reads_done()
@@ -445,6 +446,8 @@ class ReceivingEnd:
             ChannelError: no message is expected.
             CommunicatorFailed: a gather cannot be issued.
         """
+        # Without `_posting`: `expect` holds it while it waits for a buffer, which only becomes free
+        # once its message has been received.
         try:
             buffer = self._expected_buffers.popleft()
         except IndexError:
@@ -488,6 +491,7 @@ class ReceivingEnd:
     def _clear(self, buffer: RecvBuffer) -> None:
         """Check the message that the buffer held, and wait for its readers."""
         if isinstance(buffer.state, Taken | Released):
+            # Before the buffer is free: the next message overwrites the header that is checked.
             buffer.state.handle.verify()
             buffer.clear()
             self._order_after(buffer.reads_done)

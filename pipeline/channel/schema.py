@@ -92,12 +92,12 @@ class MessageSchema:
     def from_bytes(cls, text: bytes) -> "MessageSchema":
         """Parse what `to_bytes` wrote. Raises `ShapeClassError` for anything else."""
         try:
-            parsed = json.loads(text)
+            description = json.loads(text)
             fields = tuple(
                 TensorField(name, tuple(shape), _dtype(dtype), SliceMode(slice_mode))
-                for name, shape, dtype, slice_mode in parsed["fields"]
+                for name, shape, dtype, slice_mode in description["fields"]
             )
-            return cls(fields, tuple((name, value) for name, value in parsed["constants"]))
+            return cls(fields, tuple((name, value) for name, value in description["constants"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ShapeClassError(f"not a description of a schema: {error}") from error
 

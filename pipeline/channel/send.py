@@ -63,8 +63,8 @@ class SendHandle:
 
     def set_failure(self, failure: Exception) -> None:
         """Record that a program could not pack or issue the message; the first failure stays."""
-        what = f"message {self.sequence} could not be sent"
-        self._failure = self._failure or as_equipoise_error(failure, what)
+        summary = f"message {self.sequence} could not be sent"
+        self._failure = self._failure or as_equipoise_error(failure, summary)
 
     def is_completed(self) -> bool:
         """Whether `wait` would return or raise at once."""
@@ -319,6 +319,7 @@ class SendingEnd:
             self._status.check_open()
             check_matches_schema(self._edge, schema, tensors)
             cached, buffer = self._layouts.lookup(schema), self._next()
+            # `borrow_outputs` has waited for the buffer already.
             if buffer.borrow_state is not BorrowState.OPEN:
                 self._wait_until_free(buffer)
             frame = self._prepare(buffer, cached, tensors)
@@ -331,6 +332,7 @@ class SendingEnd:
         """
         with self._sending:
             handles = [buffer.last_send for buffer in self._buffers]
+        # Without the lock: a wait lasts up to the deadline, and another thread may send meanwhile.
         for handle in handles:
             if handle is not None:
                 handle.wait()

@@ -34,8 +34,8 @@ class EdgeStatistics:
 
     def since(self, before: "EdgeStatistics") -> "EdgeStatistics":
         """Return the difference of these counts to earlier ones."""
-        mine, theirs = vars(self), vars(before)
-        return EdgeStatistics(**{name: mine[name] - theirs[name] for name in mine})
+        counts, earlier_counts = vars(self), vars(before)
+        return EdgeStatistics(**{name: counts[name] - earlier_counts[name] for name in counts})
 
 
 class EdgeCounters:

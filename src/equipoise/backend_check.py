@@ -27,7 +27,7 @@ def check_backend(
     """Does a backend keep the hardware contract? Plays the conformance suite, for minutes.
 
         result = equipoise.check_backend("my_package:BACKEND", families=["ordering"])
-        broken = [found.clause for found in result.clauses() if found.status == "violated"]
+        broken = [finding.clause for finding in result.clauses() if finding.status == "violated"]
 
     `clauses()` of the result has an entry for each clause that was judged, in the order of the
     contract: `clause`, its identifier there, and `status`: `held`, `violated`, `unsupported` (the
@@ -55,8 +55,8 @@ def check_backend(
     from equipoise.hal.conformance.profile import Profile
     from equipoise.hal.conformance.runner import ConformanceRun
 
-    found = available(backend)
-    links = communicator or found.communicator
+    device_backend = available(backend)
+    links = communicator or device_backend.communicator
     if isinstance(probed := registry.communicator(links).probe(), Unavailable):
         raise BackendUnavailable(f"{links} cannot run here: {probed.reason}")
     wanted = tuple(FAMILIES if families is None else families)

@@ -62,12 +62,12 @@ def connect(
         ControlPlaneLost: the variables are incomplete, or nobody holds a store where they say.
     """
     number = next(_numbers)  # first: a call that fails counts on every rank
-    found = available(backend)
-    links = registry.communicator(communicator or found.communicator)
+    device_backend = available(backend)
+    links = registry.communicator(communicator or device_backend.communicator)
     if isinstance(probed := links.probe(), Unavailable):
         raise BackendUnavailable(f"{links.name} cannot run here: {probed.reason}")
     where, host = find_rendezvous(links.name, deadline), None
-    check_device_count(found, links, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    check_device_count(device_backend, links, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     if where is None:
         host = links.host()
         name, port = host.address
@@ -75,7 +75,7 @@ def connect(
     where = replace(where, namespace=f"{where.namespace}{number}/")
     fabric = links.connect(where)
     try:
-        accelerator = open_for_rank(found, where.rank)
+        accelerator = open_for_rank(device_backend, where.rank)
     except BaseException as error:
         fabric.control.announce_exit(f"failed ({error})")
         fabric.close()
@@ -199,10 +199,10 @@ class Connection:
 
 def available(backend: str) -> Backend:
     """The accelerator backend of that name. Raises `BackendUnavailable` where it cannot run."""
-    found = registry.accelerator(backend)
-    if isinstance(probed := found.probe(), Unavailable):
+    device_backend = registry.accelerator(backend)
+    if isinstance(probed := device_backend.probe(), Unavailable):
         raise BackendUnavailable(f"{backend} cannot run here: {probed.reason}")
-    return found
+    return device_backend
 
 
 def is_launched() -> bool:
@@ -274,8 +274,8 @@ def blame(control: ControlPlane, error: Exception, patience: float) -> Exception
     cause = error.__cause__ if failed else error
     assert isinstance(cause, Exception)
     missed = isinstance(cause, CommunicatorError | BallotIncomplete)
-    lost = control.lost_rank(patience) if missed else None
-    if lost is None:
+    loss = control.lost_rank(patience) if missed else None
+    if loss is None:
         control.announce_exit(f"failed ({cause})")
         return cause
-    return RankLost(lost.rank, lost.reason, f"{lost.operation}: {cause}")
+    return RankLost(loss.rank, loss.reason, f"{loss.operation}: {cause}")

@@ -85,7 +85,7 @@ def open_balancer(
     sinks = _Sinks(config, ranks.rank, events, metrics)
     start = ModelStart(_layout(model, placement, ranks.size), config)
     try:
-        opened = open_balancers(
+        balancers = open_balancers(
             ranks.accelerator,
             ranks.fabric,
             ModelSet((model,)),
@@ -96,7 +96,7 @@ def open_balancer(
     except BaseException:
         sinks.close()
         raise
-    return replace(opened[model.name], sinks=tuple(sinks.opened))
+    return replace(balancers[model.name], sinks=tuple(sinks.opened))
 
 
 class _Sinks:
@@ -116,16 +116,16 @@ class _Sinks:
         self.opened: list[AsyncEventSink] = []
 
     def __call__(self, group: LayerGroupContext) -> EventSink:
-        wanted = self._events or self._metrics or self._config.log_balancedness
-        if not wanted:
+        is_observed = self._events or self._metrics or self._config.log_balancedness
+        if not is_observed:
             return NO_EVENTS
         label = f"{self._config.name}.{group.group_number}"
-        told: list[EventSink] = [*log_sinks(replace(self._config, name=label), self._rank)]
+        sinks: list[EventSink] = [*log_sinks(replace(self._config, name=label), self._rank)]
         if self._metrics is not None:
-            told.append(PrometheusSink(self._metrics, label))
+            sinks.append(PrometheusSink(self._metrics, label))
         if self._events is not None:
-            told.append(_Listening(self._events))
-        self.opened.append(AsyncEventSink(told))
+            sinks.append(_Listening(self._events))
+        self.opened.append(AsyncEventSink(sinks))
         return self.opened[-1]
 
     def close(self) -> None:
@@ -159,9 +159,9 @@ def _layout(
         raise PlacementError(f"a placement is an array of integers, not of {placement.dtype}")
     # Before numbers are cut to 32 bits, and may look right.
     inside = (placement >= 0) & (placement < model.experts)
-    held = np.ascontiguousarray(np.where(inside, placement, -1), dtype=np.int32)
-    check_placement(held, shape)
-    return Layout(held, even_shares(held, model.experts))
+    slot_experts = np.ascontiguousarray(np.where(inside, placement, -1), dtype=np.int32)
+    check_placement(slot_experts, shape)
+    return Layout(slot_experts, even_shares(slot_experts, model.experts))
 
 
 def _staging_bytes(groups: tuple[LayerGroup, ...]) -> int:

@@ -29,12 +29,12 @@ PROGRAMS = 8
 @triton.jit
 def load_bytes(data: tl.tensor, lane: tl.tensor, length: tl.tensor) -> tl.tensor:
     """Words of the `length` bytes at `data`, uint64, little-endian; zeros behind them."""
-    made = tl.zeros_like(lane).to(tl.uint64)
+    words = tl.zeros_like(lane).to(tl.uint64)
     for part in tl.static_range(4):
         at = 4 * lane + part
         byte = tl.load(data + at, mask=at < length, other=0)
-        made |= byte.to(tl.uint64) << (8 * part)
-    return made
+        words |= byte.to(tl.uint64) << (8 * part)
+    return words
 
 
 @triton.jit
@@ -59,16 +59,16 @@ def sum_blocks(
 ) -> tl.tensor:
     """Sum of the mixed words of the whole blocks that come to this program, uint64."""
     lane, turn = tl.arange(0, BLOCK), tl.num_programs(0).to(tl.int64)
-    blocks, mine = nbytes // (4 * BLOCK), tl.program_id(0).to(tl.int64)
+    blocks, program = nbytes // (4 * BLOCK), tl.program_id(0).to(tl.int64)
     # The product with a word's number is carried along: an addition is cheaper.
-    steps = (before + mine * BLOCK + lane + 1).to(tl.uint64) * STEP_64
+    steps = (before + program * BLOCK + lane + 1).to(tl.uint64) * STEP_64
     onward = (turn * BLOCK).to(tl.uint64) * STEP_64
-    place, found = data + mine * 4 * BLOCK, tl.zeros([BLOCK], tl.uint64)
-    for _ in range(mine, blocks, turn):
-        found += mix64(load_block(place, lane, ALIGNED, BLOCK) + steps)
+    place, sums = data + program * 4 * BLOCK, tl.zeros([BLOCK], tl.uint64)
+    for _ in range(program, blocks, turn):
+        sums += mix64(load_block(place, lane, ALIGNED, BLOCK) + steps)
         steps += onward
         place += turn * 4 * BLOCK
-    return tl.sum(found, 0)
+    return tl.sum(sums, 0)
 
 
 @triton.jit
@@ -83,20 +83,20 @@ def sum_rest(
     which is 0 for a length of -1."""
     lane = tl.arange(0, BLOCK)
     first = nbytes // (4 * BLOCK) * BLOCK
-    left = nbytes - 4 * first
+    remaining = nbytes - 4 * first
     steps = (before + first + lane + 1).to(tl.uint64) * STEP_64
-    mixed = mix64(load_bytes(data + 4 * first, lane, left) + steps)
-    rest = tl.sum(tl.where(4 * lane < left, mixed, 0), 0)
+    mixed_words = mix64(load_bytes(data + 4 * first, lane, remaining) + steps)
+    rest = tl.sum(tl.where(4 * lane < remaining, mixed_words, 0), 0)
     return rest + mix64((-1 - length).to(tl.uint64))
 
 
-@triton.jit(do_not_specialize=["nbytes", "before", "length", "kept"])
+@triton.jit(do_not_specialize=["nbytes", "before", "length", "accumulate"])
 def checksum_kernel(
     data: tl.tensor,
     nbytes: tl.int64,
     before: tl.int64,
     length: tl.int64,
-    kept: tl.int64,
+    accumulate: tl.int64,
     stride: tl.int64,
     out: tl.tensor,
     sums: tl.tensor,
@@ -107,20 +107,20 @@ def checksum_kernel(
     """Sum one program's part of one buffer; the last of a buffer's programs finishes it.
 
     `before` are words that come before the buffer's; `length` is -1 where others come behind;
-    `kept` is 1 where the sum is added to what is there, else 0.
+    `accumulate` is 1 where the sum is added to what is there, else 0.
     """
     buffer = tl.program_id(1)
     data += buffer * stride
-    found = sum_blocks(data, nbytes, before, ALIGNED, BLOCK)
+    program_sum = sum_blocks(data, nbytes, before, ALIGNED, BLOCK)
     if tl.program_id(0) == tl.num_programs(0) - 1:
-        found += sum_rest(data, nbytes, before, length, BLOCK)
-    tl.atomic_add(sums + buffer, found.to(tl.int64, bitcast=True), sem="relaxed")
+        program_sum += sum_rest(data, nbytes, before, length, BLOCK)
+    tl.atomic_add(sums + buffer, program_sum.to(tl.int64, bitcast=True), sem="relaxed")
     # As in `histogram`: the additions before the ticket, whichever thread makes them.
     tl.debug_barrier()
-    drawn = tl.atomic_add(tickets + buffer, 1, sem="acq_rel")
-    if drawn == tl.num_programs(0) - 1:
+    ticket = tl.atomic_add(tickets + buffer, 1, sem="acq_rel")
+    if ticket == tl.num_programs(0) - 1:
         total = tl.atomic_xchg(sums + buffer, tl.zeros_like(length), sem="relaxed")
-        tl.store(out + buffer, total + kept * tl.load(out + buffer))
+        tl.store(out + buffer, total + accumulate * tl.load(out + buffer))
         tl.store(tickets + buffer, 0)
 
 
@@ -157,7 +157,7 @@ def checksum_rows(data: Tensor, out: Tensor, workspace: Workspace) -> None:
     if length > 1 and data.stride(1) != 1:
         raise ValueError(f"data: expected contiguous rows, got strides {data.stride()}")
     if number:
-        _launch(data, out, workspace, 0, length, kept=False)
+        _launch(data, out, workspace, 0, length, accumulate=False)
 
 
 def checksum_parts(parts: Sequence[Tensor], out: Tensor, workspace: Workspace) -> None:
@@ -173,7 +173,7 @@ def checksum_parts(parts: Sequence[Tensor], out: Tensor, workspace: Workspace) -
     for piece in pieces:
         last = piece is pieces[-1]
         length = 4 * before + piece.numel() if last else -1
-        _launch(piece[None], out, workspace, before, length, kept=before > 0)
+        _launch(piece[None], out, workspace, before, length, accumulate=before > 0)
         before += piece.numel() // 4
 
 
@@ -182,11 +182,11 @@ def cut_at_words(parts: Sequence[Tensor]) -> list[Tensor]:
     pieces: list[Tensor] = []
     word: list[Tensor] = []
     for number, part in enumerate(parts):
-        held = sum(piece.numel() for piece in word)
-        if held:
-            word.append(part[: 4 - held])
-            held, part = held + word[-1].numel(), part[4 - held :]
-            if held < 4:
+        word_bytes = sum(piece.numel() for piece in word)
+        if word_bytes:
+            word.append(part[: 4 - word_bytes])
+            word_bytes, part = word_bytes + word[-1].numel(), part[4 - word_bytes :]
+            if word_bytes < 4:
                 continue
             pieces.append(torch.cat(word))
             word = []
@@ -201,7 +201,7 @@ def cut_at_words(parts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _launch(
-    data: Tensor, out: Tensor, workspace: Workspace, before: int, length: int, kept: bool
+    data: Tensor, out: Tensor, workspace: Workspace, before: int, length: int, accumulate: bool
 ) -> None:
     number, nbytes = data.shape
     stride = data.stride(0) if number > 1 else 0
@@ -211,7 +211,7 @@ def _launch(
         nbytes,
         before,
         length,
-        int(kept),
+        int(accumulate),
         stride,
         out,
         workspace.sums,

@@ -28,8 +28,8 @@ def count_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(ids + at, mask=at < elements, other=-1)
     inside = (expert >= 0) & (expert < EXPERTS)
-    found = tl.histogram(expert, BINS, mask=inside)
-    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
+    histogram = tl.histogram(expert, BINS, mask=inside)
+    add_histogram(histogram, counts, totals, EXPERTS, BINS, ALONE)
     if draw_ticket(totals + BINS, ALONE):
         publish_totals(counts, totals, EXPERTS, BINS)
 

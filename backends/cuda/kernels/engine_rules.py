@@ -61,9 +61,9 @@ def row_hash_kernel(
     expert = tl.where(expert < EXPERTS, expert, -1)
     row = live_row(generation, layer, LAYERS)
     token = at // top_k
-    counted = (expert >= 0) & (token < tl.load(rows))
-    found = tl.histogram(expert, BINS, mask=counted)
-    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
+    is_counted = (expert >= 0) & (token < tl.load(rows))
+    histogram = tl.histogram(expert, BINS, mask=is_counted)
+    add_histogram(histogram, counts, totals, EXPERTS, BINS, ALONE)
     turn = token.to(tl.uint32, bitcast=True) * KNUTH_32
     slot = slot_of_turn(start + row * (EXPERTS + 1), replicas + row * SLOTS, expert, turn, SLOTS)
     last = draw_ticket(totals + BINS, ALONE)
@@ -98,8 +98,8 @@ def block_turns_kernel(
     expert = tl.load(ids + at, mask=at < elements, other=-1)
     expert = tl.where(expert < EXPERTS, expert, -1)
     row = live_row(generation, layer, LAYERS)
-    found = tl.histogram(expert, BINS, mask=expert >= 0)
-    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
+    histogram = tl.histogram(expert, BINS, mask=expert >= 0)
+    add_histogram(histogram, counts, totals, EXPERTS, BINS, ALONE)
     turns = here // TURNS
     earlier = count_equal(ids, expert, turns * TURNS, here, elements)
     earlier += count_earlier_in_block(ids, expert, at, elements, BLOCK)

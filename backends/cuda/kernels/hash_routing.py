@@ -61,8 +61,8 @@ def hash_kernel(
     row = live_row(generation, layer, LAYERS)
     inside = (expert >= 0) & (expert < EXPERTS)
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
-    found = tl.histogram(expert, BINS, mask=inside)
-    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
+    histogram = tl.histogram(expert, BINS, mask=inside)
+    add_histogram(histogram, counts, totals, EXPERTS, BINS, ALONE)
     sequence = tl.full((1,), SEQUENCE, tl.int32)
     position = mix32(at + begin, sequence) >> SHIFT
     draw = position.to(tl.int32) * WIDTH + WIDTH // 2

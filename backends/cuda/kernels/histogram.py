@@ -85,8 +85,8 @@ def draw_ticket(ticket: tl.tensor, ALONE: tl.constexpr) -> tl.tensor:
         return False
     # Every thread's additions come before the ticket, which one thread draws.
     tl.debug_barrier()
-    drawn = tl.atomic_add(ticket, 1, sem="acq_rel")
-    return drawn == tl.num_programs(0) - 1
+    number = tl.atomic_add(ticket, 1, sem="acq_rel")
+    return number == tl.num_programs(0) - 1
 
 
 @triton.jit
@@ -99,6 +99,6 @@ def publish_totals(
     """By the last program: the totals to the result, zeros in their place and in the ticket's."""
     bins = tl.arange(0, BINS)
     inside = bins < EXPERTS
-    found = tl.atomic_xchg(totals + bins, tl.zeros_like(bins), mask=inside, sem="relaxed")
-    tl.store(counts + bins, found, mask=inside)
+    sums = tl.atomic_xchg(totals + bins, tl.zeros_like(bins), mask=inside, sem="relaxed")
+    tl.store(counts + bins, sums, mask=inside)
     tl.store(totals + BINS, 0)

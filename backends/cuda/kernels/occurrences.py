@@ -27,11 +27,11 @@ def count_equal(
     ids: tl.tensor, expert: tl.tensor, since: tl.tensor, until: tl.tensor, elements: tl.tensor
 ) -> tl.tensor:
     """How many of the elements [since, until), whole chunks, are equal to each of `expert`."""
-    found = tl.zeros_like(expert)
+    matches = tl.zeros_like(expert)
     for first in range(since, until, CHUNK):
-        other, _ = load_chunk(ids, first, elements)
-        found += tl.sum((other == expert[None, :]).to(tl.int32), 0)
-    return found
+        other_ids, _ = load_chunk(ids, first, elements)
+        matches += tl.sum((other_ids == expert[None, :]).to(tl.int32), 0)
+    return matches
 
 
 @triton.jit
@@ -39,10 +39,10 @@ def count_earlier_in_block(
     ids: tl.tensor, expert: tl.tensor, at: tl.tensor, elements: tl.tensor, BLOCK: tl.constexpr
 ) -> tl.tensor:
     """How many earlier elements of this program's block are equal to each of `expert`."""
-    found = tl.zeros_like(expert)
+    matches = tl.zeros_like(expert)
     first = tl.program_id(0) * BLOCK
     for chunk in range(first, first + BLOCK, CHUNK):
-        other, place = load_chunk(ids, chunk, elements)
-        equal = (other == expert[None, :]) & (place < at[None, :])
-        found += tl.sum(equal.to(tl.int32), 0)
-    return found
+        other_ids, place = load_chunk(ids, chunk, elements)
+        equal = (other_ids == expert[None, :]) & (place < at[None, :])
+        matches += tl.sum(equal.to(tl.int32), 0)
+    return matches

@@ -51,8 +51,8 @@ def count_blocks_kernel(
     expert = tl.load(ids + at, mask=at < elements, other=-1)
     inside = (expert >= 0) & (expert < EXPERTS)
     bins = tl.arange(0, BINS)
-    found = tl.histogram(expert, BINS, mask=inside)
-    tl.store(blocks + block * EXPERTS + bins, found, mask=bins < EXPERTS)
+    histogram = tl.histogram(expert, BINS, mask=inside)
+    tl.store(blocks + block * EXPERTS + bins, histogram, mask=bins < EXPERTS)
 
 
 @triton.jit(do_not_specialize=["number"])
@@ -71,9 +71,9 @@ def add_up_kernel(
         row = first + tl.arange(0, ROWS)
         inside = (row < number)[:, None] & (expert < EXPERTS)[None, :]
         places = blocks + row[:, None] * EXPERTS + expert[None, :]
-        found = tl.load(places, mask=inside, other=0)
-        tl.store(places, tl.cumsum(found, 0) - found + total[None, :], mask=inside)
-        total += tl.sum(found, 0)
+        block_counts = tl.load(places, mask=inside, other=0)
+        tl.store(places, tl.cumsum(block_counts, 0) - block_counts + total[None, :], mask=inside)
+        total += tl.sum(block_counts, 0)
     tl.store(counts + expert, total, mask=expert < EXPERTS)
 
 
@@ -114,8 +114,8 @@ def apportion_small_kernel(
     inside = (expert >= 0) & (expert < EXPERTS)
     row = live_row(generation, layer, LAYERS)
     first, copies = find_run(start + row * (EXPERTS + 1), expert, inside)
-    found = tl.histogram(expert, BINS, mask=inside)
-    add_histogram(found, counts, totals, EXPERTS, BINS, ALONE)
+    histogram = tl.histogram(expert, BINS, mask=inside)
+    add_histogram(histogram, counts, totals, EXPERTS, BINS, ALONE)
     here = tl.program_id(0) * BLOCK
     before = count_equal(ids, expert, 0, here, elements)
     total = before + count_equal(ids, expert, here, elements, elements)

@@ -107,9 +107,9 @@ def line_up(
         at, there = base + other, other < copies
         missing -= tl.load(by_entry(places, WHOLE, SPARE) + at, mask=there, other=0)
         with_it = tl.load(by_entry(places, COPIES, SPARE) + at, mask=there, other=1)
-        left = tl.load(rests(water, SPARE, LANES) + at, mask=there, other=0) * shared
-        mine = rest * with_it
-        earlier = (left > mine) | ((left == mine) & (other < place))
+        other_rest = tl.load(rests(water, SPARE, LANES) + at, mask=there, other=0) * shared
+        own_rest = rest * with_it
+        earlier = (other_rest > own_rest) | ((other_rest == own_rest) & (other < place))
         ahead += (there & earlier).to(tl.int32)
     return missing, ahead
 

@@ -158,8 +158,8 @@ def list_entries(
     tl.store(by_expert(places, FIRST, SPARE) + owner, base, mask=inside)
     longest = tl.max(copies, 0)
     for place in range(longest):
-        mine = (place < copies) & (base + place < 2 * SPARE)
-        tl.store(by_entry(places, OWNER, SPARE) + base + place, owner, mask=mine)
+        entry_mask = (place < copies) & (base + place < 2 * SPARE)
+        tl.store(by_entry(places, OWNER, SPARE) + base + place, owner, mask=entry_mask)
     tl.debug_barrier()
     return tl.minimum(tl.sum(copies, 0), 2 * SPARE), longest
 

@@ -50,13 +50,13 @@ def make_waves(
     for owner in range(plural):
         row = grid(water, LINKS, SPARE, LANES) + owner * LANES + lane
         link = tl.load(row)
-        mine = link > 0
-        wave = tl.max(tl.where(mine, depth + 1, 0), 0)
+        has_link = link > 0
+        wave = tl.max(tl.where(has_link, depth + 1, 0), 0)
         tl.store(by_expert(places, WAVE, SPARE) + owner, wave - 1)
-        tl.store(row, tl.zeros_like(link), mask=mine)
-        written = mine | (tl.zeros_like(depth) + wave > waves)
-        move_row(owner, wave - 1, link, written, water, SPARE, LANES)
-        depth = tl.where(mine, wave, depth)
+        tl.store(row, tl.zeros_like(link), mask=has_link)
+        write_mask = has_link | (tl.zeros_like(depth) + wave > waves)
+        move_row(owner, wave - 1, link, write_mask, water, SPARE, LANES)
+        depth = tl.where(has_link, wave, depth)
         waves = tl.maximum(waves, wave)
     tl.debug_barrier()
     for wave in range(waves):
@@ -79,9 +79,9 @@ def move_row(
     """Write an expert's bins to a wave; zeros too where it begins."""
     lane = tl.arange(0, LANES)
     at, to = owner * LANES + lane, wave * LANES + lane
-    mine = link > 0
-    load = tl.load(grid(water, LOADS, SPARE, LANES) + at, mask=mine, other=0)
-    total = tl.load(grid(water, TOTALS, SPARE, LANES) + at, mask=mine, other=0)
+    has_link = link > 0
+    load = tl.load(grid(water, LOADS, SPARE, LANES) + at, mask=has_link, other=0)
+    total = tl.load(grid(water, TOTALS, SPARE, LANES) + at, mask=has_link, other=0)
     tl.store(grid(water, WAVES + LOADS, SPARE, LANES) + to, load, mask=written)
     tl.store(grid(water, WAVES + TOTALS, SPARE, LANES) + to, total, mask=written)
     tl.store(grid(water, WAVES + LINKS, SPARE, LANES) + to, link, mask=written)
@@ -93,9 +93,9 @@ def refill_pairs(
 ) -> tl.tensor:
     """The new loads of bins of which every expert has two."""
     onward = (link & PART).to(tl.int32)
-    other = tl.gather(level, onward, 0)
+    other_level = tl.gather(level, onward, 0)
     first = (tl.arange(0, LANES) < onward).to(tl.int64)
-    return tl.minimum(tl.maximum(load + ((other - level + first) >> 1), 0), total)
+    return tl.minimum(tl.maximum(load + ((other_level - level + first) >> 1), 0), total)
 
 
 @triton.jit
@@ -108,20 +108,20 @@ def refill_bins(
 ) -> tl.tensor:
     """The new loads of bins of which no expert has more than `most`."""
     below, bins = (link >> (2 * BITS)).to(tl.int32), ((link >> BITS) & PART).to(tl.int32)
-    onward, others = (link & PART).to(tl.int32), level - load
-    passing, depth = others, tl.zeros_like(load)
+    onward, other_loads = (link & PART).to(tl.int32), level - load
+    passing, depth = other_loads, tl.zeros_like(load)
     for turn in range(1, most):
         passing = tl.gather(passing, onward, 0)
-        depth += tl.where(turn < bins, tl.maximum(others - passing, 0), 0)
+        depth += tl.where(turn < bins, tl.maximum(other_loads - passing, 0), 0)
     wet = depth < total
-    passing, under = others, wet.to(tl.int32)
+    passing, under = other_loads, wet.to(tl.int32)
     volume, width, lower = total, under, tl.zeros_like(under)
     for turn in range(1, most):
         passing, under = tl.gather(passing, onward, 0), tl.gather(under, onward, 0)
-        seen = (turn < bins) & (under > 0)
-        volume += tl.where(seen, passing - others, 0)
-        width += seen.to(tl.int32)
-        lower += (seen & (below + turn >= bins)).to(tl.int32)
+        is_under = (turn < bins) & (under > 0)
+        volume += tl.where(is_under, passing - other_loads, 0)
+        width += is_under.to(tl.int32)
+        lower += (is_under & (below + turn >= bins)).to(tl.int32)
     divisor = tl.maximum(width, 1)
     height = volume // divisor
     rest = volume - height * divisor
@@ -170,13 +170,13 @@ def sweep_waves(
                 onward, water, places, SPARE, LANES
             )
             if most == 2:
-                made = refill_pairs(level, load, total, link, LANES)
+                new_load = refill_pairs(level, load, total, link, LANES)
             else:
-                made = refill_bins(level, load, total, link, most)
-            made = tl.where(link > 0, made, load)
-            tl.store(grid(water, WAVES + LOADS, SPARE, LANES) + wave * LANES + lane, made)
-            level += made - load
-            changed |= (made != load).to(tl.int32)
+                new_load = refill_bins(level, load, total, link, most)
+            new_load = tl.where(link > 0, new_load, load)
+            tl.store(grid(water, WAVES + LOADS, SPARE, LANES) + wave * LANES + lane, new_load)
+            level += new_load - load
+            changed |= (new_load != load).to(tl.int32)
             most, link, load, total = most_ahead, link_ahead, load_ahead, total_ahead
         moving = tl.max(changed, 0)
         sweep += 1

@@ -52,17 +52,17 @@ def search(
     load. A step asks three places at once, so that a run of up to four entries is one wait for
     memory, and one of up to sixteen is two. Where there are no copies the answer is `first`.
     """
-    left = copies
+    span = copies
     for _ in tl.static_range(STEPS):
-        stride = (left + 3) // 4
-        passed = tl.zeros_like(first)
+        stride = (span + 3) // 4
+        ends_before = tl.zeros_like(first)
         for part in tl.static_range(1, 4):
             probe = part * stride - 1
-            asked = (probe >= 0) & (probe < left - 1)
-            end = tl.load(ends + first + probe, mask=asked, other=0x7FFFFFFF)
-            passed += (end <= draw).to(tl.int32)
-        first += passed * stride
-        left = tl.minimum(stride, left - passed * stride)
+            probe_mask = (probe >= 0) & (probe < span - 1)
+            end = tl.load(ends + first + probe, mask=probe_mask, other=0x7FFFFFFF)
+            ends_before += (end <= draw).to(tl.int32)
+        first += ends_before * stride
+        span = tl.minimum(stride, span - ends_before * stride)
     return first
 
 
@@ -74,5 +74,5 @@ def load_slots(
 
     The place is held within the table: before the first commit runs have no length.
     """
-    held = tl.minimum(place, SLOTS - 1)
-    return tl.load(replicas + held, mask=inside, other=SLOTS)
+    safe_place = tl.minimum(place, SLOTS - 1)
+    return tl.load(replicas + safe_place, mask=inside, other=SLOTS)

@@ -41,11 +41,11 @@ def warm(like: Tables, workspace: Workspace) -> None:
     for size in sizes:
         _route(torch.zeros(size, dtype=torch.int32, device=device), tables, workspace)
     buffer = torch.zeros(64, dtype=torch.uint8, device=device)
-    found = torch.empty(2, dtype=torch.int64, device=device)
+    checksums = torch.empty(2, dtype=torch.int64, device=device)
     # Of several slots every other sum stands on no multiple of 16, and parts begin where they will.
     for offset in (0, 1, 4):
         for place in (0, 1):
-            checksum(buffer[offset:], found[place : place + 1], workspace)
+            checksum(buffer[offset:], checksums[place : place + 1], workspace)
 
 
 def _route(ids: Tensor, tables: Tables, workspace: Workspace) -> None:

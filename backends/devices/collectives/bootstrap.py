@@ -58,12 +58,14 @@ class Bootstrap:
     def wait_for(self, word: str, ranks: tuple[int, ...]) -> tuple[bytes, ...]:
         """What these ranks publish under `word`. Raises `BallotIncomplete` if one is late."""
         while True:
-            left = self._deadline.remaining
+            remaining = self._deadline.remaining
             try:
                 question = f"{self._question}/{word}"
-                return self._control.collect_retractable(question, min(POLL_SLICE, left), ranks)
+                return self._control.collect_retractable(
+                    question, min(POLL_SLICE, remaining), ranks
+                )
             except BallotIncomplete:
-                if left == 0.0:
+                if remaining == 0.0:
                     raise
 
     def barrier(self, word: str, ranks: tuple[int, ...]) -> None:
@@ -109,7 +111,7 @@ class InitLock:
         self._keys = tuple(f"{library}/turn/{rank}" for rank in sorted(ranks))
         self._token = f"{control.rank} {label}"
         self._deadline = deadline
-        self._held: list[str] = []
+        self._held_keys: list[str] = []
 
     def __enter__(self) -> None:
         """Take all locks. Raises `CommunicatorFailed` when one is not free in time."""
@@ -132,20 +134,20 @@ class InitLock:
     def _take(self, key: str) -> None:
         pause = MIN_PAUSE
         while (owner := self._try(key)) != self._token:
-            left = self._deadline.remaining
-            if left == 0.0:
+            remaining = self._deadline.remaining
+            if remaining == 0.0:
                 rank, _, label = owner.partition(" ")
                 raise CommunicatorFailed(
                     f"timed out waiting for the init lock that rank {rank} holds to make {label}"
                 )
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(2 * pause, MAX_PAUSE)
-        self._held.append(key)
+        self._held_keys.append(key)
 
     def _free(self) -> None:
         """Release every lock taken, even if the store does not answer for one of them."""
-        taken, self._held = self._held, []
-        for key in taken:
+        keys, self._held_keys = self._held_keys, []
+        for key in keys:
             with suppress(ControlError):
                 self._swap(key, self._token, FREE)
 
@@ -154,18 +156,18 @@ class InitLock:
         owner = self._swap(key, "", self._token)  # never taken so far
         if owner == FREE:
             owner = self._swap(key, FREE, self._token)
-        if owner != self._token and self._lost(owner):
+        if owner != self._token and self._is_lost(owner):
             owner = self._swap(key, owner, self._token)
         return owner
 
-    def _lost(self, owner: str) -> bool:
+    def _is_lost(self, owner: str) -> bool:
         loss = self._control.lost_rank(0.0)
         return loss is not None and owner.split()[0] == str(loss.rank)
 
     def _swap(self, key: str, expected: str, replacement: str) -> str:
         """Compare and set. Returns the value afterwards."""
         store = self._control.store
-        found = self._control.call_store(
+        value = self._control.call_store(
             lambda: store.compare_set(key, expected, replacement), STORE_TIMEOUT
         )
-        return found.decode() if isinstance(found, bytes) else str(found)
+        return value.decode() if isinstance(value, bytes) else str(value)

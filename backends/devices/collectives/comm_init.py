@@ -38,27 +38,27 @@ def warm_up_group(group: CclComm, rank: int, size: int, device: Any) -> WarmupOp
     """Use every kind of operation of a communicator once. The all-reduce comes last: it ends only
     when every member has called it, so its end means that all have done everything."""
     word, words = _zeros(1, torch.int32, device), _zeros(size, torch.int32, device)
-    into, given = _zeros(size, torch.int8, device), _zeros(size, torch.int8, device)
+    into, source = _zeros(size, torch.int8, device), _zeros(size, torch.int8, device)
     byte = _zeros(1, torch.int8, device)
     group.all_gather(into, byte)
     group.reduce_scatter(word, words)
     group.broadcast(byte, 0)
-    group.all_to_all(into, given, (), ())
-    group.all_to_all(into, given, [1] * size, [1] * size)
+    group.all_to_all(into, source, (), ())
+    group.all_to_all(into, source, [1] * size, [1] * size)
     peers = [peer for peer in range(size) if peer != rank]
     if peers:
         operations = ["irecv"] * len(peers) + ["isend"] * len(peers)
-        blobs = [part[peer : peer + 1] for part in (into, given) for peer in peers]
+        blobs = [part[peer : peer + 1] for part in (into, source) for peer in peers]
         group.batch(operations, blobs, peers + peers)
     last = group.all_reduce(word)
-    return WarmupOps(last, (word, words, into, given, byte), byte)
+    return WarmupOps(last, (word, words, into, source, byte), byte)
 
 
 def warm_up_link(group: CclComm, rank: int, size: int, device: Any) -> WarmupOps:
     """Send a byte from rank 0 to rank 1."""
     byte = _zeros(1, torch.int8, device)
-    sent = group.message("isend" if rank == 0 else "irecv", byte, 1 - rank)
-    return WarmupOps(sent, (byte,), byte)
+    handle = group.message("isend" if rank == 0 else "irecv", byte, 1 - rank)
+    return WarmupOps(handle, (byte,), byte)
 
 
 def _zeros(count: int, dtype: torch.dtype, device: Any) -> Tensor:
@@ -118,9 +118,9 @@ class PendingComms:
         """Forget what `builder` makes together with a lost rank: that never completes, and the
         survivors must be able to make others."""
         with self._lock:
-            for made, (owner, spec) in list(self._under_way.items()):
+            for future, (owner, spec) in list(self._under_way.items()):
                 if owner is builder and lost in spec.ranks:
-                    del self._under_way[made]
+                    del self._under_way[future]
 
     def names(self) -> tuple[str, ...]:
         """Names of what is being made."""
@@ -210,12 +210,12 @@ class CommBuilder:
         """The number of the first member's attempt, which this rank has not joined before."""
         (first, *_), name = spec.ranks, spec.name
         while True:
-            (said,) = bootstrap.wait_for("turn", (first,))
-            if int(said) > self._attempts.get(name, -1):
-                return int(said)
+            (attempt,) = bootstrap.wait_for("turn", (first,))
+            if int(attempt) > self._attempts.get(name, -1):
+                return int(attempt)
             if deadline.remaining == 0.0:
                 raise CommunicatorFailed(
-                    f"{name}: rank {first} is still in attempt {int(said)}, which failed here"
+                    f"{name}: rank {first} is still in attempt {int(attempt)}, which failed here"
                 )
             time.sleep(EARLIER_POLL_INTERVAL)
 
@@ -255,13 +255,13 @@ class CommBuilder:
 
     def _make(self, plan: CommPlan, bootstrap: Bootstrap, deadline: Deadline) -> CommStream:
         name, title = plan.spec.name, self._library.title
-        made: Future[CommStream] = Future()
-        PENDING_COMMS.add(made, self, plan.spec)
-        self._run_on_thread(lambda: self._init_and_warm_up(plan, bootstrap), made, name)
+        future: Future[CommStream] = Future()
+        PENDING_COMMS.add(future, self, plan.spec)
+        self._run_on_thread(lambda: self._init_and_warm_up(plan, bootstrap), future, name)
         try:
-            comm_stream = made.result(deadline.remaining)
+            comm_stream = future.result(deadline.remaining)
         except TimeoutError as error:
-            made.add_done_callback(_keep_late_comm)
+            future.add_done_callback(_keep_late_comm)
             raise CommunicatorFailed(f"{name}: {title} did not make it in time") from error
         except RuntimeError as error:
             why = " ".join(str(error).split())
@@ -299,7 +299,7 @@ class CommBuilder:
         threading.Thread(target=NATIVE_CALL_GUARD(run), name=title, daemon=True).start()
 
 
-def _keep_late_comm(made: Future[CommStream]) -> None:
+def _keep_late_comm(future: Future[CommStream]) -> None:
     """Keep a communicator that was made after its caller gave up, until it can be released."""
-    if made.exception() is None:
-        UNRELEASED_COMMS.keep(made.result())
+    if future.exception() is None:
+        UNRELEASED_COMMS.keep(future.result())

@@ -26,22 +26,22 @@ class CommMemoryLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, CommMemory] = {}
+        self._by_name: dict[str, CommMemory] = {}
 
     def add(self, name: str, nbytes: int) -> None:
         """Add a communicator that takes `nbytes`."""
         with self._lock:
-            self._held[name] = CommMemory(name, nbytes)
+            self._by_name[name] = CommMemory(name, nbytes)
 
     def remove(self, name: str) -> None:
         """Remove a communicator that was released; does nothing if it is not there."""
         with self._lock:
-            self._held.pop(name, None)
+            self._by_name.pop(name, None)
 
     def entries(self) -> tuple[CommMemory, ...]:
         """All communicators, in the order in which they were made."""
         with self._lock:
-            return tuple(self._held.values())
+            return tuple(self._by_name.values())
 
     def total(self) -> int:
         """Their bytes in all."""

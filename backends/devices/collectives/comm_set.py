@@ -151,13 +151,13 @@ class CommSet:
         """int8 [1], whose contents do not matter."""
         return self._comm_stream.scratch
 
-    def _work(self, what: str) -> DeviceWork:
+    def _work(self, operation: str) -> DeviceWork:
         self._comm_stream.collect_completed()
         for link in self._links.values():
             link.collect_completed()
-        label = f"{what} of {self._context.purpose!r}"
+        label = f"{operation} of {self._context.purpose!r}"
         work = DeviceWork(label, self._context.deadline, self._fail, self._releaser)
-        self._works = [kept for kept in self._works if not kept.has_ended]
+        self._works = [pending for pending in self._works if not pending.has_ended]
         self._works.append(work)
         return work
 

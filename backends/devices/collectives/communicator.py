@@ -125,9 +125,9 @@ class DeviceCommunicator:
             check_apart("all_gather", out, tensor)
         wide, narrow = as_bytes(out), as_bytes(tensor)
         # In place only through a copy: not every library documents that it may read its output.
-        given = narrow.clone() if own else narrow
+        source = narrow.clone() if own else narrow
         return self._collective(
-            "all_gather", lambda g: g.all_gather(wide, given), out, tensor, given
+            "all_gather", lambda g: g.all_gather(wide, source), out, tensor, source
         )
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> DeviceWork:
@@ -168,8 +168,8 @@ class DeviceCommunicator:
         check_shape("all_to_all", tensor, (sum(sends), *out.shape[1:]))
         check_apart("all_to_all", out, tensor)
         into, source = as_bytes(out), as_bytes(tensor)
-        taken, given = [n * width for n in receives], [n * width for n in sends]
-        launch: Launch = lambda g: g.all_to_all(into, source, taken, given)  # noqa: E731
+        receive_bytes, send_bytes = [n * width for n in receives], [n * width for n in sends]
+        launch: Launch = lambda g: g.all_to_all(into, source, receive_bytes, send_bytes)  # noqa: E731
         return self._issue("all_to_all", launch, out, tensor)
 
     def barrier(self) -> DeviceWork:
@@ -226,11 +226,11 @@ class DeviceCommunicator:
             raise Unsupported(
                 f"{library.title} cannot end an operation in flight; wait for its deadline"
             )
-        held = self._issuing.acquire(timeout=self._context.deadline)
+        has_lock = self._issuing.acquire(timeout=self._context.deadline)
         try:
             self._comms.abort()
         finally:
-            if held:
+            if has_lock:
                 self._issuing.release()
 
     def rebuild(self, ranks: Sequence[int]) -> None:
@@ -276,33 +276,35 @@ class DeviceCommunicator:
         check_device(self._context.device, tensors)
         self._context.ccl.check(tensors)
 
-    def _collective(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
+    def _collective(self, operation: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
         """An operation of all ranks on tensors of equal size. Libraries end an empty one at once,
         even if a rank does not take part, so a barrier replaces it."""
         with self._issuing:
             moves = any(buffer.numel() for buffer in buffers)
-            return self._issue(what, launch if moves else self._comms.barrier(), *buffers)
+            return self._issue(operation, launch if moves else self._comms.barrier(), *buffers)
 
-    def _issue(self, what: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
+    def _issue(self, operation: str, launch: Launch, *buffers: Tensor) -> DeviceWork:
         with self._issuing:
-            self._check_ready(what)
-            return self._comms.collective(what, launch, buffers)
+            self._check_ready(operation)
+            return self._comms.collective(operation, launch, buffers)
 
-    def _message(self, what: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
+    def _message(self, operation: str, pair: tuple[int, int], tensor: Tensor) -> DeviceWork:
         with self._issuing:
-            self._check_ready(what)
-            return self._comms.message(what, pair, as_bytes(tensor))
+            self._check_ready(operation)
+            return self._comms.message(operation, pair, as_bytes(tensor))
 
-    def _check_ready(self, what: str) -> None:
+    def _check_ready(self, operation: str) -> None:
         """Called before anything is launched. Raises `CommunicatorFailed`, and `Unsupported` during
         a capture: a captured operation has no handle that could say whether it has ended."""
-        self._check_usable(what)
+        self._check_usable(operation)
         self._context.device.set_current()
         if self._context.ccl.capturing():
-            raise Unsupported(f"{what} of {self.purpose!r}: it cannot be captured into a graph")
+            raise Unsupported(
+                f"{operation} of {self.purpose!r}: it cannot be captured into a graph"
+            )
 
-    def _check_usable(self, what: str) -> None:
+    def _check_usable(self, operation: str) -> None:
         """Raise `CommunicatorFailed` after a failure, and after closing (clause E2)."""
         failure = "it was closed" if self._closed else self._comms.failure
         if failure is not None:
-            raise CommunicatorFailed(f"{what} of {self.purpose!r}: {failure}")
+            raise CommunicatorFailed(f"{operation} of {self.purpose!r}: {failure}")

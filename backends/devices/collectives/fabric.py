@@ -66,12 +66,12 @@ class DeviceFabric:
             teardowns=self._teardowns,
         )
         try:
-            made = DeviceCommunicator(context, members)
+            communicator = DeviceCommunicator(context, members)
         except CommunicatorFailed as error:
             raise CommunicatorFailed(f"communicator {purpose!r} was not opened: {error}") from error
-        self._open.append(made)
+        self._open.append(communicator)
         self._purposes.add(purpose)
-        return made
+        return communicator
 
     def close(self) -> None:
         """Close every communicator, then the control plane; bounded by the deadline."""
@@ -88,8 +88,8 @@ class DeviceFabric:
         self._control.close()
 
     def _close_timeout(self) -> float:
-        lost = self._control.lost_rank(0.0) is not None
-        return CLOSE_TIMEOUT_AFTER_LOSS if lost else min(CLOSE_TIMEOUT, self._where.deadline)
+        has_loss = self._control.lost_rank(0.0) is not None
+        return CLOSE_TIMEOUT_AFTER_LOSS if has_loss else min(CLOSE_TIMEOUT, self._where.deadline)
 
 
 class DeviceCommunicatorBackend:

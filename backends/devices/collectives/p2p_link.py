@@ -241,8 +241,8 @@ class P2PLink:
     def _call(self, comm_stream: CommStream, tensor: Tensor) -> Launch:
         """An empty message travels as one byte: libraries end an empty one at once, whether or not
         the other end takes part."""
-        moved = tensor if tensor.numel() else comm_stream.scratch
-        return lambda group: group.message(self._spec.operation, moved, self._spec.peer)
+        payload = tensor if tensor.numel() else comm_stream.scratch
+        return lambda group: group.message(self._spec.operation, payload, self._spec.peer)
 
     def _deferred(self, work: DeviceWork, tensor: Tensor) -> DeferredMessage:
         device = self._spec.device

@@ -33,14 +33,14 @@ class UnreleasedComms:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[CommStream] = []
+        self._comm_streams: list[CommStream] = []
         self._guarded = False
 
     def keep(self, comm_stream: CommStream) -> None:
         """Take over a communicator; the caller does not use it any more."""
         comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name} was given up"))
         with self._lock:
-            self._kept.append(comm_stream)
+            self._comm_streams.append(comm_stream)
             if not self._guarded:
                 self._guarded = True
                 atexit.register(self._guard)
@@ -48,12 +48,14 @@ class UnreleasedComms:
     def release_idle(self) -> None:
         """Release what has become idle."""
         with self._lock:
-            self._kept = [comm_stream for comm_stream in self._kept if not _over(comm_stream)]
+            self._comm_streams = [
+                comm_stream for comm_stream in self._comm_streams if not _over(comm_stream)
+            ]
 
     def names(self) -> tuple[str, ...]:
         """Names of what is kept."""
         with self._lock:
-            return tuple(comm_stream.spec.name for comm_stream in self._kept)
+            return tuple(comm_stream.spec.name for comm_stream in self._comm_streams)
 
     def _guard(self) -> None:
         """At exit: end the process after `EXIT_TIMEOUT`, since the vendor would wait for the
@@ -130,8 +132,8 @@ class TeardownQueue:
         if self._abort():
             self._go_on(lambda: ABORT_TIMEOUT)
         with self._lock:
-            left, self._open = self._open, []
-        for teardown in left:
+            teardowns, self._open = self._open, []
+        for teardown in teardowns:
             UNRELEASED_COMMS.keep(teardown.comm_stream)
 
     def _go_on(self, timeout: Callable[[], float]) -> None:

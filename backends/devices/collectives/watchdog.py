@@ -31,7 +31,7 @@ class Watchdog:
         self._works: list[DeviceWork] = []
         self._next = float("inf")
         self._tearing_down = False
-        self._closed = ""
+        self._close_reason = ""
         name = f"equipoise.{library}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -39,14 +39,14 @@ class Watchdog:
     def watch(self, work: DeviceWork) -> None:
         """Fail the operation at its deadline, or at once if the watchdog has ended."""
         with self._changed:
-            closed = self._closed
-            self._works = [kept for kept in self._works if not kept.has_ended]
+            close_reason = self._close_reason
+            self._works = [pending for pending in self._works if not pending.has_ended]
             self._works.append(work)
             # Only then: waking the thread for each operation would cost a switch per message.
             if work.expiry < self._next:
                 self._changed.notify()
-        if closed:
-            work.fail(closed)
+        if close_reason:
+            work.fail(close_reason)
 
     def start_teardown(self) -> None:
         """Call `tick` from now on, until nothing is left."""
@@ -76,11 +76,11 @@ class Watchdog:
             pause = self._next - time.monotonic()
             if self._tearing_down:
                 pause = min(pause, TEARDOWN_INTERVAL)
-            if not self._closed and pause > 0.0:
+            if not self._close_reason and pause > 0.0:
                 # `wait` refuses an infinite timeout, which is what no operation and no release
                 # means.
                 self._changed.wait(pause if pause < threading.TIMEOUT_MAX else None)
-            return not self._closed
+            return not self._close_reason
 
     def _round(self) -> None:
         # Works are polled and failed outside the lock: that calls the device and the communicator.
@@ -96,7 +96,7 @@ class Watchdog:
 
     def _shut(self, reason: str) -> None:
         with self._changed:
-            self._closed = self._closed or reason
+            self._close_reason = self._close_reason or reason
             works, self._works = self._works, []
             self._changed.notify()
         for work in works:

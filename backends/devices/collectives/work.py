@@ -166,17 +166,17 @@ class DeviceWork:
         self._failure: CommunicatorFailed | None = None
         self._waiting_streams: list[WaitingStream] = []
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._end_event = threading.Event()
 
     @property
     def has_ended(self) -> bool:
         """Whether its end is known, without asking the device."""
-        return self._ended.is_set()
+        return self._end_event.is_set()
 
     def set_inflight(self, inflight: InflightOp, stream: Any) -> None:
         """The operation was launched; `stream` is the vendor's stream that it runs on."""
         with self._lock:
-            self._inflight = None if self._ended.is_set() else inflight
+            self._inflight = None if self._end_event.is_set() else inflight
             waiting_streams, self._waiting_streams = self._waiting_streams, []
         for waiting in waiting_streams:
             inflight.add_waiting_stream(waiting.stream)
@@ -184,9 +184,9 @@ class DeviceWork:
 
     def done(self) -> bool:
         """Whether the operation ended, well or not; asks the device, never blocks."""
-        if not self._ended.is_set():
+        if not self._end_event.is_set():
             self._poll()
-        return self._ended.is_set()
+        return self._end_event.is_set()
 
     def wait(self, stream: Stream) -> None:
         """Make `stream` wait for the end, without blocking the host. Raises `CommunicatorFailed` if
@@ -194,7 +194,7 @@ class DeviceWork:
         waiting: WaitingStream | None = None
         with self._lock:
             inflight = self._inflight
-            if inflight is None and not self._ended.is_set():
+            if inflight is None and not self._end_event.is_set():
                 waiting = WaitingStream(self._releaser.deferred_event(), stream)
                 self._waiting_streams.append(waiting)
         # Launched outside the lock: a launch may block, and the watchdog needs the lock to end it.
@@ -240,14 +240,14 @@ class DeviceWork:
 
     def _end(self, failure: CommunicatorFailed | None) -> None:
         with self._lock:
-            if self._ended.is_set():
+            if self._end_event.is_set():
                 return
             self._failure, inflight, self._inflight = failure, self._inflight, None
             waiting_streams, self._waiting_streams = self._waiting_streams, []
             # First the communicator, so that a caller who sees the end finds it failed.
             if failure is not None:
                 self._on_failed(failure)
-            self._ended.set()
+            self._end_event.set()
         if failure is not None and inflight is not None:
             inflight.fail(failure)  # also if the library cannot abort it
         for waiting in waiting_streams:

@@ -146,10 +146,10 @@ class RequestTable:
 
     def remove(self, request: DpRequest) -> None:
         """Remove a request that the engine will not report the end of."""
-        known = self.requests.pop(request.id, None) is not None
+        was_present = self.requests.pop(request.id, None) is not None
         self.queued.pop(request.id, None)
         request.messages.clear()
-        if known and request.state not in (
+        if was_present and request.state not in (
             DpRequestState.FALLBACK_QUEUED,
             DpRequestState.FALLBACK_RUNNING,
         ):

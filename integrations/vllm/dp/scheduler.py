@@ -179,9 +179,9 @@ class DpRequestScheduler:
                 messages[0].abort_immediately = True
                 await tracked.send(messages[0])
         unsent_ids = {one.id for one in unsent}
-        others = [one for one in request_ids if one not in unsent_ids]
-        if others:
-            await abort(others)
+        sent_ids = [one for one in request_ids if one not in unsent_ids]
+        if sent_ids:
+            await abort(sent_ids)
 
     def close(self) -> None:
         """Drop the policy; at the end of the client or of the process, before C++ objects are
@@ -214,12 +214,12 @@ class DpRequestScheduler:
 
     def _flush_events(self) -> None:
         """Notify the policy of what has been recorded."""
-        counts, ended = self._counts, self._finished
+        counts, end_events = self._counts, self._finished
         self._counts, self._finished = Counter(), []
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        self._table.on_step(counts, ended)
+        self._table.on_step(counts, end_events)
         if self.mode is RoutingMode.POLICY:
             self._table.on_reports(self._client.new_reports(self._table.rank_loads))
 

@@ -26,9 +26,9 @@ def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
 
     restore_policy()
     stock = EPLB_POLICIES[POLICY_NAME]
-    ours = policy_class(settings, stock)
-    setattr(ours, ORIGINAL_ATTRIBUTE, stock)
-    EPLB_POLICIES[POLICY_NAME] = ours
+    policy = policy_class(settings, stock)
+    setattr(policy, ORIGINAL_ATTRIBUTE, stock)
+    EPLB_POLICIES[POLICY_NAME] = policy
     try:
         yield
     finally:
@@ -37,8 +37,8 @@ def install_policy(settings: EplbPolicySettings) -> Iterator[None]:
 
 def restore_policy() -> None:
     """Restore the policy that ours has replaced; a third-party policy stays."""
-    loaded: Any = sys.modules.get(POLICY_MODULE)
-    policies = {} if loaded is None else loaded.EPLB_POLICIES
+    module: Any = sys.modules.get(POLICY_MODULE)
+    policies = {} if module is None else module.EPLB_POLICIES
     stock = getattr(policies.get(POLICY_NAME), ORIGINAL_ATTRIBUTE, None)
     if stock is not None:
         policies[POLICY_NAME] = stock
@@ -87,13 +87,13 @@ def install_eplb_state(worker: Any, settings: EplbSettings) -> Iterator[None]:
     EPLB_REQUESTS[id(parallel)] = EplbRequest(
         parallel, worker.vllm_config.model_config, settings, states
     )
-    refused = [name for name in REFUSED_METHODS if hasattr(worker, name)]
-    for name in refused:
+    refused_methods = [name for name in REFUSED_METHODS if hasattr(worker, name)]
+    for name in refused_methods:
         setattr(worker, name, partial(_refuse, name))
     try:
         yield
     finally:
-        for name in refused:
+        for name in refused_methods:
             delattr(worker, name)
         del EPLB_REQUESTS[id(parallel)]
         for state in states:
@@ -114,7 +114,7 @@ def _refuse(name: str, *_: Any, **__: Any) -> None:
     raise IntegrationError(f"{name} {REFUSED_METHODS[name]}: switch eplb off for that")
 
 
-def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _choose_state(stock: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(stock, updated=())
     def state(parallel_config: Any, device: Any) -> Any:
         request = EPLB_REQUESTS.get(id(parallel_config))
@@ -131,7 +131,7 @@ def _chosen(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 STATE_PATCHES = (
-    Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _chosen),
-    Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _chosen),
+    Patch("vllm.v1.worker.gpu_model_runner", "EplbState", _choose_state),
+    Patch("vllm.v1.worker.gpu.eplb_utils", "EplbState", _choose_state),
 )
 """Patches of both model runners: they create our state if the worker has `eplb`."""

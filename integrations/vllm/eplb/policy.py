@@ -75,18 +75,18 @@ class IncrementalEplbPolicy(AbstractEplbPolicy):  # type: ignore[misc]
         COUNTERS.add("eplb_policy_calls")
         old = old_global_expert_indices
         try:
-            ours = _plan(weight, old, num_replicas, num_ranks, cls.settings)
+            incremental_map = _plan(weight, old, num_replicas, num_ranks, cls.settings)
         except Exception:
             # Any exception: see the class docstring.
             COUNTERS.add("eplb_policy_failures")
             LOG.exception("equipoise eplb_policy failed; the current placement stays")
-            ours = _reusable_map(old, num_replicas)
-        if ours is not None:
-            return ours
-        theirs: Tensor = cls.stock.rebalance_experts(
+            incremental_map = _reusable_map(old, num_replicas)
+        if incremental_map is not None:
+            return incremental_map
+        stock_map: Tensor = cls.stock.rebalance_experts(
             weight, num_replicas, num_groups, num_nodes, num_ranks, old
         )
-        return theirs
+        return stock_map
 
 
 def policy_class(

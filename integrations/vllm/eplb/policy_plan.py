@@ -76,14 +76,14 @@ def plan_placement(
         return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
     planned = _incremental_placement(load, shape, installed, settings)
     worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_improvement)
-    chosen = np.where(worth[:, None], planned, installed).astype(np.int64)
-    differs = chosen != installed
+    placement = np.where(worth[:, None], planned, installed).astype(np.int64)
+    differs = placement != installed
     return PolicyPlan(
-        placement=chosen,
+        placement=placement,
         changed_layers=int(differs.any(axis=1).sum()),
         moved_slots=int(differs.sum()),
         balancedness_before=balancedness(load, installed, shape.ranks),
-        balancedness_after=balancedness(load, chosen.astype(np.int32), shape.ranks),
+        balancedness_after=balancedness(load, placement.astype(np.int32), shape.ranks),
     )
 
 

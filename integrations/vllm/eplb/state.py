@@ -82,19 +82,19 @@ class EventSinks:
         self._config = config
         self._rank = rank
         self._registry = registry
-        self._opened: list[AsyncEventSink] = []
+        self._async_sinks: list[AsyncEventSink] = []
 
     def __call__(self, context: LayerGroupContext) -> EventSink:
         """Return the sink of one layer group."""
         name = f"{self._config.name}.{context.group_number}"
         metric_sinks = () if self._registry is None else (PrometheusSink(self._registry, name),)
         lines = log_sinks(self._config, self._rank)
-        self._opened.append(AsyncEventSink((*lines, *metric_sinks, RebalanceCounter())))
-        return self._opened[-1]
+        self._async_sinks.append(AsyncEventSink((*lines, *metric_sinks, RebalanceCounter())))
+        return self._async_sinks[-1]
 
     def close(self) -> None:
         """Write pending events and close the sinks; bounded."""
-        for sink in self._opened:
+        for sink in self._async_sinks:
             sink.close()
 
 
@@ -273,13 +273,13 @@ class EquipoiseEplbState:
         self, model_config: Any, num_unpadded_tokens: int, ubatch_slices: Any = None
     ) -> None:
         """Announce the number of rows with a token in a model's next forward pass."""
-        known = self._by_config.get(id(model_config))
-        if known is None:
+        entry = self._by_config.get(id(model_config))
+        if entry is None:
             # The configuration object was replaced, so the model is unknown.
             for balanced in self.model_states.values():
                 balanced.count_all_rows()
             return
-        balanced = known[1]
+        balanced = entry[1]
         if not balanced.step_counter.announced_forwards:
             with self._connect().streams.ordered_section():
                 balanced.discard_step()  # forward passes of the warm-up are not traffic

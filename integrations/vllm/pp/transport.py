@@ -104,8 +104,8 @@ def _open_slice_group(context: WorkerContext, ranks: list[int]) -> SliceGroup | 
     if len(ranks) == 1:
         return None
     gather_communicator, verify_communicator = (
-        context.fabric.open(f"vllm slices {what} {min(ranks)}", ranks)
-        for what in ("gathering", "comparing")
+        context.fabric.open(f"vllm slices {purpose} {min(ranks)}", ranks)
+        for purpose in ("gathering", "comparing")
     )
     return SliceGroup(gather_communicator, verify_communicator)
 

@@ -112,12 +112,12 @@ def advise(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     _validate(request)
-    found = _advised(request)
+    advice = _advice(request)
     try:
         # Before the table: a closed standard output must not cost the file.
-        _write(request, found, command)
+        _write(request, advice, command)
     finally:
-        print(render(found, stdout_colour_mode()), flush=True)
+        print(render(advice, stdout_colour_mode()), flush=True)
     return 0
 
 
@@ -172,13 +172,13 @@ def _check_company(request: AdviseRequest) -> None:
         raise UsageError("--itl needs --hardware: without it nothing is known of time")
 
 
-def _advised(request: AdviseRequest) -> "Advice":
+def _advice(request: AdviseRequest) -> "Advice":
     from equipoise.report.advice.advice import advise as answers
     from equipoise.report.advice.inputs import AdviceInputs
 
     hardware = _hardware(request)
     statistics = load_statistics(request.statistics)
-    installed = _installed(request, statistics)
+    installed = _load_installed(request, statistics)
     ranks = request.ranks if installed is None else installed.ranks
     assert ranks is not None
     _check_slots(request, statistics.experts, ranks)
@@ -211,12 +211,12 @@ def _hardware(request: AdviseRequest) -> "Hardware | None":
     from equipoise.report.advice.hardware import find_hardware
 
     with usage_errors("--hardware"):
-        found = find_hardware(request.hardware)
+        hardware = find_hardware(request.hardware)
         for key in ("memory_gb", "memory_bandwidth_gbs", f"{request.precision}_tflops"):
-            found.figure(key)
+            hardware.figure(key)
         if request.itl is not None:
-            found.figure(f"{request.link}_link_gbs")
-    return found
+            hardware.figure(f"{request.link}_link_gbs")
+    return hardware
 
 
 def _expert(request: AdviseRequest) -> "Expert | None":
@@ -229,14 +229,16 @@ def _expert(request: AdviseRequest) -> "Expert | None":
     return Expert.of_dimensions(request.hidden, request.intermediate, request.precision)
 
 
-def _installed(request: AdviseRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
+def _load_installed(
+    request: AdviseRequest, statistics: "ExpertStatistics"
+) -> "ExpertPlacement | None":
     if request.installed is None:
         return None
     from equipoise.report.placement.spread import select_layers
 
-    found = load_placement("--installed", request.installed, request.ranks)
+    placement = load_placement("--installed", request.installed, request.ranks)
     with usage_errors(f"--installed: {request.installed}"):
-        return select_layers(found, statistics)
+        return select_layers(placement, statistics)
 
 
 def _check_slots(request: AdviseRequest, experts: int, ranks: int) -> None:
@@ -251,12 +253,12 @@ def _check_slots(request: AdviseRequest, experts: int, ranks: int) -> None:
         )
 
 
-def _write(request: AdviseRequest, found: "Advice", command: str) -> None:
+def _write(request: AdviseRequest, advice: "Advice", command: str) -> None:
     from equipoise.report.advice.json_output import to_json
 
     if request.json is None:
         return
     about = {"command": command, "statistics": str(request.statistics)}
-    text = json.dumps(about | to_json(found), indent=2, allow_nan=False)
+    text = json.dumps(about | to_json(advice), indent=2, allow_nan=False)
     place = write_file(request.json, text + "\n")
     print_written(request.progress, [f"figures: {place}"])

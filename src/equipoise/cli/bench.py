@@ -124,8 +124,8 @@ def bench(arguments: Namespace, command: str) -> int:
 
 def request_of(arguments: Mapping[str, Any]) -> BenchRequest:
     """What the command line asks for, its configuration file included."""
-    named = {key: value for key, value in arguments.items() if key in BY_KEY or key == "config"}
-    return BenchRequest(**request_values(named, BY_KEY))
+    options = {key: value for key, value in arguments.items() if key in BY_KEY or key == "config"}
+    return BenchRequest(**request_values(options, BY_KEY))
 
 
 def validate(request: BenchRequest) -> None:
@@ -162,14 +162,14 @@ def make_load_plan(request: BenchRequest) -> "LoadPlan":
     """Raises UsageError, FormatError."""
     from equipoise.serve.load_client import ClosedLoop, LoadPlan, OpenLoop
 
-    workload = _sized(request, _workload(request))
+    workload = _with_lengths(request, _workload(request))
     if request.rate is not None:
         timed = request.trace is not None and workload.arrivals is not None and workload.count > 1
         scaled = workload.scaled_to_rate(request.rate) if timed else None
         workload = scaled or workload.with_poisson_arrivals(request.rate, request.seed)
     elif request.concurrency is not None or workload.arrivals is None:
-        closed = ClosedLoop(request.concurrency or DEFAULT_CONCURRENCY)
-        return LoadPlan(workload, closed, request.seed)
+        loop = ClosedLoop(request.concurrency or DEFAULT_CONCURRENCY)
+        return LoadPlan(workload, loop, request.seed)
     return LoadPlan(workload, OpenLoop(), request.seed)
 
 
@@ -182,11 +182,11 @@ def _workload(request: BenchRequest) -> "Workload":
     from equipoise.cli.offline import usage_errors
 
     with usage_errors("--trace"):
-        found = read_trace(request.trace, most=request.requests)
-    return found.first(min(found.count, request.requests))
+        workload = read_trace(request.trace, most=request.requests)
+    return workload.first(min(workload.count, request.requests))
 
 
-def _sized(request: BenchRequest, workload: "Workload") -> "Workload":
+def _with_lengths(request: BenchRequest, workload: "Workload") -> "Workload":
     """With the lengths that were asked for instead of its own."""
     import numpy as np
 

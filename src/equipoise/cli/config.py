@@ -34,27 +34,27 @@ def _text(path: Path) -> str:
 def _mapping(path: Path, text: str) -> dict[object, object]:
     try:
         _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader), set())
-        loaded = yaml.safe_load(text)
+        document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not YAML: {_problem(error)}") from None
     except (ValueError, RecursionError) as error:
         # The loader lets through what a date that does not exist, or a thousand brackets, raise.
         raise UsageError(f"{path} is not YAML: {error}") from None
-    if loaded is None:
+    if document is None:
         return {}
-    if not isinstance(loaded, dict):
+    if not isinstance(document, dict):
         raise UsageError(f"{path} is not a mapping of options to values")
-    return loaded
+    return document
 
 
-def _refuse_repeated_keys(path: Path, node: object, seen: set[int]) -> None:
-    """The loader itself would silently keep the last; `seen`, because aliases may form a circle."""
-    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+def _refuse_repeated_keys(path: Path, node: object, visited_ids: set[int]) -> None:
+    """Refuse what the loader would silently resolve to the last; aliases may form a circle."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in visited_ids:
         return
-    seen.add(id(node))
+    visited_ids.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_repeated_keys(path, item, seen)
+            _refuse_repeated_keys(path, item, visited_ids)
         return
     keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
     for key, count in keys.items():
@@ -63,7 +63,7 @@ def _refuse_repeated_keys(path: Path, node: object, seen: set[int]) -> None:
                 f"{path}: key {key!r} is given twice from line {node.start_mark.line + 1} on"
             )
     for _, value in node.value:
-        _refuse_repeated_keys(path, value, seen)
+        _refuse_repeated_keys(path, value, visited_ids)
 
 
 def _problem(error: yaml.YAMLError) -> str:
@@ -73,11 +73,11 @@ def _problem(error: yaml.YAMLError) -> str:
     return str(error).splitlines()[0]
 
 
-def _value(path: Path, known: Mapping[str, Option], key: object, value: object) -> object:
-    option = known.get(key) if isinstance(key, str) else None
+def _value(path: Path, options: Mapping[str, Option], key: object, value: object) -> object:
+    option = options.get(key) if isinstance(key, str) else None
     if option is None:
-        close = get_close_matches(str(key), list(known), n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+        close = get_close_matches(str(key), list(options), n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(options)}"
         raise UsageError(f"{path}: unknown key {key!r}{hint}")
     try:
         return option.kind.from_yaml(value)

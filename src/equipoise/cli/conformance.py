@@ -280,13 +280,13 @@ def _write(request: ConformanceRequest, result: "SuiteResult", command: str) -> 
         "machine": describe_machine(),
         "finished": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
     }
-    written = []
+    lines = []
     if request.json is not None:
         text = json.dumps(about | result.to_json(), indent=2, ensure_ascii=False)
         place = write_file(request.json, text + "\n", request.out)
-        written.append(f"verdicts: {place}")
+        lines.append(f"verdicts: {place}")
     if request.html is not None:
         place = write_file(request.html, render_html(result, about), request.out)
-        written.append(f"page: {place}")
-    if written and request.progress == "shown":
-        print("\n".join(written), file=sys.stderr)
+        lines.append(f"page: {place}")
+    if lines and request.progress == "shown":
+        print("\n".join(lines), file=sys.stderr)

@@ -64,14 +64,14 @@ def convert(arguments: Namespace, command: str) -> int:
     check_ranks(request.ranks)
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
-    found = _read(request)
-    if not isinstance(found, formats.ExpertPlacement):
-        warn_of_dropped_layers(request.source, found)
+    contents = _read(request)
+    if not isinstance(contents, formats.ExpertPlacement):
+        warn_of_dropped_layers(request.source, contents)
     place = describe_path(request.out)
-    lost = _write(request, found)
-    if lost:
-        warn(f"{request.out}: {lost}")
-    print_written(request.progress, [f"{_origin(found.source)} -> {place}"])
+    loss = _write(request, contents)
+    if loss:
+        warn(f"{request.out}: {loss}")
+    print_written(request.progress, [f"{_origin(contents.source)} -> {place}"])
     return 0
 
 
@@ -93,16 +93,16 @@ def _read(request: ConvertRequest) -> "ExpertStatistics | ExpertPlacement":
         return read_either(request.source, ranks=request.ranks)
 
 
-def _write(request: ConvertRequest, found: "ExpertStatistics | ExpertPlacement") -> str | None:
+def _write(request: ConvertRequest, contents: "ExpertStatistics | ExpertPlacement") -> str | None:
     """What was lost, in words, or None."""
     from equipoise.balancer import formats
 
-    counted = isinstance(found, formats.ExpertStatistics)
-    choose = formats.statistics_format if counted else formats.placement_format
-    with usage_errors(f"{request.source} holds {'statistics' if counted else 'a placement'}"):
+    is_statistics = isinstance(contents, formats.ExpertStatistics)
+    choose = formats.statistics_format if is_statistics else formats.placement_format
+    with usage_errors(f"{request.source} holds {'statistics' if is_statistics else 'a placement'}"):
         choose(request.out, request.format)
     ensure_folder(request.out.parent)
     with usage_errors():
-        if isinstance(found, formats.ExpertStatistics):
-            return formats.write_statistics(request.out, found, request.format)
-        return formats.write_placement(request.out, found, request.format)
+        if isinstance(contents, formats.ExpertStatistics):
+            return formats.write_statistics(request.out, contents, request.format)
+        return formats.write_placement(request.out, contents, request.format)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise import __version__, install_command
 from equipoise.cli import engines
-from equipoise.cli.engines import Check
+from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.files import write_file
 from equipoise.cli.import_errors import explain_import_error
 from equipoise.cli.validation import check_file
@@ -68,14 +68,14 @@ class DoctorFindings:
     version: str
     accelerators: tuple[BackendFinding, ...]
     communicators: tuple[BackendFinding, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[DoctorCheck, ...]
     machine: dict[str, str]
     demo_memory: dict[str, int | None]
 
     @property
     def exit_code(self) -> int:
         """0 if at least one accelerator works."""
-        return 0 if any(found.works for found in self.accelerators) else 1
+        return 0 if any(backend.works for backend in self.accelerators) else 1
 
     def to_json(self) -> dict[str, object]:
         """Plain lists, numbers and strings."""
@@ -150,18 +150,18 @@ def _each(
 def _torch_problem() -> str | None:
     """Why torch does not import; None where it does."""
     try:
-        found = import_module(TORCH)
+        module = import_module(TORCH)
     except (ImportError, OSError) as error:
         return explain_import_error(error)
-    if hasattr(found, "Tensor"):
+    if hasattr(module, "Tensor"):
         return None
     # What an uninstall leaves behind imports as an empty package.
-    where = found.__file__ or next(iter(found.__path__))
+    where = module.__file__ or next(iter(module.__path__))
     return f"torch is not whole: {where} has no Tensor; install it again"
 
 
-def _torch(broken: str | None) -> Check:
-    return _package(TORCH) if broken is None else Check(TORCH, False, broken)
+def _torch(broken: str | None) -> DoctorCheck:
+    return _package(TORCH) if broken is None else DoctorCheck(TORCH, False, broken)
 
 
 def _demo_memory() -> dict[str, int | None]:
@@ -170,20 +170,20 @@ def _demo_memory() -> dict[str, int | None]:
     return demo_memory(RunSettings())
 
 
-def _package(name: str) -> Check:
+def _package(name: str) -> DoctorCheck:
     try:
-        return Check(name, True, metadata.version(name))
+        return DoctorCheck(name, True, metadata.version(name))
     except metadata.PackageNotFoundError:
         how = install_command(EXTRAS[name]) if name in EXTRAS else f"pip install {name}"
-        return Check(name, False, f"not installed: {how}")
+        return DoctorCheck(name, False, f"not installed: {how}")
 
 
-def _native_core() -> Check:
+def _native_core() -> DoctorCheck:
     try:
         core = import_module("equipoise._native")
     except ImportError as error:
-        return Check("native core", False, f"does not import: {error}")
-    return Check("native core", True, _compiler_of(Path(str(core.__file__))))
+        return DoctorCheck("native core", False, f"does not import: {error}")
+    return DoctorCheck("native core", True, _compiler_of(Path(str(core.__file__))))
 
 
 def _compiler_of(library: Path) -> str:
@@ -198,10 +198,10 @@ def _line_at(text: bytes, offset: int) -> str:
     return text[offset : text.index(b"\0", offset)].decode("ascii", "replace")
 
 
-def _invariance(broken: str | None) -> Check:
+def _invariance(broken: str | None) -> DoctorCheck:
     """Whether the demo's oracle holds on this processor: bits must not depend on the batch."""
     if broken is not None:
-        return Check("batch invariance", False, f"unknown: {NO_TORCH}")
+        return DoctorCheck("batch invariance", False, f"unknown: {NO_TORCH}")
     import torch
 
     from equipoise.demo.model.config import ModelConfig
@@ -212,10 +212,10 @@ def _invariance(broken: str | None) -> Check:
     try:
         check_batch_invariance(ModelConfig())
     except EquipoiseError as error:
-        return Check("batch invariance", False, str(error))
+        return DoctorCheck("batch invariance", False, str(error))
     finally:
         torch.set_num_threads(threads)
-    return Check("batch invariance", True, "a row's bits do not depend on its batch")
+    return DoctorCheck("batch invariance", True, "a row's bits do not depend on its batch")
 
 
 INDENT = 32
@@ -231,8 +231,8 @@ def doctor(arguments: Namespace) -> int:
     """
     if arguments.json is not None:
         check_file("--json", arguments.json)
-    if named := engines.requested(arguments):
-        return _engines(named, arguments.json)
+    if engine_names := engines.requested(arguments):
+        return _engines(engine_names, arguments.json)
     findings = collect_findings()
     if arguments.json is not None:
         write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
@@ -240,19 +240,21 @@ def doctor(arguments: Namespace) -> int:
     return findings.exit_code
 
 
-def _engines(named: tuple[str, ...], json_file: Path | None) -> int:
+def _engines(engine_names: tuple[str, ...], json_file: Path | None) -> int:
     """What is found of serving engines; 0 if all that can be had is as it must be, 1 otherwise."""
-    found = {name: engines.examine(name) for name in named}
+    findings = {name: engines.examine(name) for name in engine_names}
     if json_file is not None:
-        engines.write(json_file, found)
-    for name, checks in found.items():
+        engines.write(json_file, findings)
+    for name, checks in findings.items():
         print("\n".join([f"equipoise {__version__}", *_section(name, map(_check, checks))]))
-    seen = {check.passed for checks in found.values() for check in checks}
-    every = "every part that can be had" if None in seen else "every part"
+    results = {check.passed for checks in findings.values() for check in checks}
+    every = "every part that can be had" if None in results else "every part"
     print(
-        "\nsome of it is missing: see above" if False in seen else f"\n{every} can be switched on"
+        "\nsome of it is missing: see above"
+        if False in results
+        else f"\n{every} can be switched on"
     )
-    return 1 if False in seen else 0
+    return 1 if False in results else 0
 
 
 def render_findings(findings: DoctorFindings) -> str:
@@ -285,8 +287,8 @@ def _section(title: str, lines: Iterable[str]) -> list[str]:
     return ["", title, *(list(lines) or ["  none installed"])]
 
 
-def _backends(found: Iterable[BackendFinding]) -> Iterable[str]:
-    for backend in found:
+def _backends(findings: Iterable[BackendFinding]) -> Iterable[str]:
+    for backend in findings:
         yield _line(backend.name, f"{'works' if backend.works else 'no'}: {backend.detail}")
         if backend.devices is not None:
             yield _line("  devices", str(backend.devices))
@@ -297,7 +299,7 @@ def _backends(found: Iterable[BackendFinding]) -> Iterable[str]:
             yield _line("  " + name.replace("_", " "), describe_value(value))
 
 
-def _check(check: Check) -> str:
+def _check(check: DoctorCheck) -> str:
     before = {True: "", False: "MISSING: ", None: "not to be had: "}[check.passed]
     return _line(check.name, before + check.detail)
 
@@ -310,7 +312,7 @@ def _line(name: str, value: str) -> str:
 
 
 def _verdict(findings: DoctorFindings) -> str:
-    working = [found.name for found in findings.accelerators if found.works]
+    working = [backend.name for backend in findings.accelerators if backend.works]
     if not working:
         return "no accelerator works: see the reasons above"
     return f"ready: equipoise run --backend {working[0]}"

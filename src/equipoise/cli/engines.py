@@ -14,7 +14,7 @@ from equipoise.cli.files import write_file
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """Something that is so or is not; `detail` says what, or what would help.
 
     `passed` is None where it cannot be had, whatever is done about it, and `detail` says why.
@@ -35,14 +35,14 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
 
 
-def examine(name: str) -> tuple[Check, ...]:
+def examine(name: str) -> tuple[DoctorCheck, ...]:
     """What is found of one engine; an integration that does not import is a finding."""
     (point,) = entry_points(group=GROUP, name=name)
     try:
         look: Callable[[], Iterable[tuple[str, bool | None, str]]] = point.load()
-        return tuple(Check(*found) for found in look())
+        return tuple(DoctorCheck(*row) for row in look())
     except Exception as error:  # whatever an engine does when it is imported
-        return (Check(name, passed=False, detail=f"cannot be looked at: {error}"),)
+        return (DoctorCheck(name, passed=False, detail=f"cannot be looked at: {error}"),)
 
 
 def requested(arguments: Namespace) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def argument_name(name: str) -> str:
     return f"engine_{name.replace('-', '_')}"
 
 
-def write(path: Path, found: dict[str, tuple[Check, ...]]) -> None:
+def write(path: Path, found: dict[str, tuple[DoctorCheck, ...]]) -> None:
     """The findings as JSON: by engine, a list of checks."""
     plain = {name: [vars(check) for check in checks] for name, checks in found.items()}
     write_file(path, json.dumps(plain, indent=2) + "\n")

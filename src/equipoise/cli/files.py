@@ -81,19 +81,19 @@ def probe_folder(flag: str, path: Path) -> None:
     _try_below(flag, path, path / ".tried")
 
 
-def _try_below(flag: str, shown: Path, path: Path) -> None:
+def _try_below(flag: str, label: Path, path: Path) -> None:
     if LAUNCHER_VARIABLE in os.environ:
         return
-    made: list[Path] = []
+    new_folders: list[Path] = []
     try:
         for folder in reversed([one for one in path.parents if not one.exists()]):
             folder.mkdir()
-            made.append(folder)
+            new_folders.append(folder)
         _try(path)
     except OSError as error:
-        raise UsageError(f"{flag}: {shown} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{flag}: {label} cannot be written: {error.strerror}") from error
     finally:
-        for folder in reversed(made):
+        for folder in reversed(new_folders):
             with suppress(OSError):  # another process has put something there meanwhile: keep it
                 folder.rmdir()
 

@@ -43,10 +43,10 @@ def bytes_of_text(text: str) -> int:
 
     A part of a byte, none at all, and more than 2^60 are refused.
     """
-    found = NUMBER.fullmatch(text)
-    if found is None:
+    match = NUMBER.fullmatch(text)
+    if match is None:
         raise ValueError(text)
-    exact = Decimal(found[1]) * UNITS[found[2] or ""]
+    exact = Decimal(match[1]) * UNITS[match[2] or ""]
     return _bytes(exact, text)
 
 
@@ -129,13 +129,13 @@ def _read(source: str, path: Path) -> tuple[float, ...]:
         raise UsageError(f"{source}: is not text") from None
     except OSError as error:
         raise UsageError(f"{source}: cannot be read: {error.strerror}") from None
-    found = []
+    numbers = []
     for place, word in enumerate(words):
         try:
-            found.append(float(word))
+            numbers.append(float(word))
         except ValueError:
             raise UsageError(f"{source}: number {place} is {word[:40]!r}") from None
-    return tuple(found)
+    return tuple(numbers)
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ def _setting_from_text(value: str) -> tuple[str, object]:
     name, equals, text = value.partition("=")
     if not name or not equals:
         raise ValueError(value)
-    for read in (int, float):
+    for parse in (int, float):
         try:
-            return name, read(text)
+            return name, parse(text)
         except ValueError:
             continue
     return name, text

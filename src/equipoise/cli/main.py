@@ -61,19 +61,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         process.print_stderr("interrupted")
         return EXIT_INTERRUPTED
-    except TerminatedBySignal as ended:
-        process.print_stderr(f"terminated by {ended}")
-        return ended.exit_code
+    except TerminatedBySignal as termination:
+        process.print_stderr(f"terminated by {termination}")
+        return termination.exit_code
 
 
 def _run(arguments: Sequence[str]) -> int:
     parser = build_parser()
     try:
-        asked = parser.parse_args(arguments)
-        if asked.command is None:
+        options = parser.parse_args(arguments)
+        if options.command is None:
             parser.print_help()
             return 0
-        return _dispatch(asked, shlex.join(["equipoise", *arguments]))
+        return _dispatch(options, shlex.join(["equipoise", *arguments]))
     finally:
         # Also after `--help`, which leaves by SystemExit: an output that is full is noticed here.
         sys.stdout.flush()
@@ -107,6 +107,6 @@ def _dispatch(arguments: Namespace, command: str) -> int:
 
 def _fail(error: Exception, code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
-    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    process.print_stderr(f"error: {shown}")
+    printable = "".join(letter if letter.isprintable() else "?" for letter in line)
+    process.print_stderr(f"error: {printable}")
     return code

@@ -66,8 +66,8 @@ def render_memory_report(run: RunSettings) -> str:
     rows = [(entry.name, bytes_or_unknown(entry.nbytes), entry.reason) for entry in ledger.items]
     unknown = any(entry.nbytes is None for entry in ledger.items)
     rows.append(("total", bytes_or_unknown(ledger.total), "at least" if unknown else ""))
-    first = max(len(what) for what, _, _ in rows)
-    lines = [f"  {what:<{first}}  {size:>9}  {why}".rstrip() for what, size, why in rows]
+    first = max(len(name) for name, _, _ in rows)
+    lines = [f"  {name:<{first}}  {size:>9}  {why}".rstrip() for name, size, why in rows]
     return "\n".join(["device memory of a rank:", *lines])
 
 
@@ -102,15 +102,15 @@ def _backend(run: RunSettings) -> CommunicatorBackend:
 
 def _communicators(run: RunSettings) -> MemoryItem:
     """Experts, loads, and as configured moves and routing."""
-    opened = ["experts", "loads"]
+    names = ["experts", "loads"]
     if run.balance is Balance.ON and run.placement is None:
-        opened += ["moves"] if run.commit is CommitMode.STAGED else []
-        opened += ["routing"] if run.shares is ShareMode.EXACT else []
+        names += ["moves"] if run.commit is CommitMode.STAGED else []
+        names += ["routing"] if run.shares is ShareMode.EXACT else []
     try:
         backend = _backend(run)
     except BackendUnavailable:
         return MemoryItem("communicators", None, "no backend")
-    why = f"{len(opened)} of {backend.name}: {', '.join(opened)}"
+    why = f"{len(names)} of {backend.name}: {', '.join(names)}"
     if not isinstance(backend, EstimatesCommunicatorMemory):
         return MemoryItem("communicators", None, f"{why}; it does not say")
-    return MemoryItem("communicators", backend.device_bytes(len(opened), run.ranks - 1), why)
+    return MemoryItem("communicators", backend.device_bytes(len(names), run.ranks - 1), why)

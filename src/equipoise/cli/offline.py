@@ -29,8 +29,8 @@ MOST_SLOTS = 65_536
 def request_values(arguments: Mapping[str, Any], known: Mapping[str, Option]) -> dict[str, Any]:
     """Command line over configuration file, as the fields of a request."""
     file = read_config(arguments["config"], known) if "config" in arguments else {}
-    named = {key: value for key, value in arguments.items() if key not in ("command", "config")}
-    values = file | named
+    options = {key: value for key, value in arguments.items() if key not in ("command", "config")}
+    values = file | options
     values["progress"] = "hidden" if values.pop("quiet", False) else "shown"
     return values
 
@@ -96,14 +96,14 @@ def check_ranks(ranks: int | None) -> None:
 
 def check_outputs(inputs: Mapping[str, Path], outputs: Mapping[str, Path | None]) -> None:
     """Raises UsageError unless each output can be a file, and none is an input or another one."""
-    taken = {os.path.realpath(path): f"{name} is read from" for name, path in inputs.items()}
+    uses = {os.path.realpath(path): f"{name} is read from" for name, path in inputs.items()}
     for flag, path in outputs.items():
         if path is None:
             continue
         check_file(flag, path)
-        other = taken.setdefault(os.path.realpath(path), f"{flag} is written to")
-        if not other.startswith(f"{flag} "):
-            raise UsageError(f"{flag}: {path} is the file that {other}")
+        use = uses.setdefault(os.path.realpath(path), f"{flag} is written to")
+        if not use.startswith(f"{flag} "):
+            raise UsageError(f"{flag}: {path} is the file that {use}")
 
 
 def warn(what: str) -> None:

@@ -174,18 +174,18 @@ class Parser(argparse.ArgumentParser):
         Here, and not in `parse_args`: a command is parsed by a parser of its own, which alone has
         the options that may have been meant.
         """
-        found, unknown = super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             raise UsageError(self._unknown(unknown[0].partition("=")[0]))
-        return found, unknown
+        return options, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
         mistyped = CHOICE.match(message)
         if mistyped is None:
             raise UsageError(message)
-        known = re.findall(r"[\w-]+", mistyped[2])
-        raise UsageError(f"unknown command {mistyped[1]!r}{_suggestion(mistyped[1], known)}")
+        names = re.findall(r"[\w-]+", mistyped[2])
+        raise UsageError(f"unknown command {mistyped[1]!r}{_suggestion(mistyped[1], names)}")
 
     def _unknown(self, word: str) -> str:
         if not word.startswith("-"):
@@ -197,9 +197,9 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+def _suggestion(word: str, names: Sequence[str]) -> str:
+    close = get_close_matches(word, names, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(names)}"
 
 
 def build_parser() -> Parser:
@@ -312,8 +312,8 @@ def _add_route_report(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     about = "how fast a server answers"
-    measured = commands.add_parser("bench", help=about, description=BENCH, allow_abbrev=False)
-    subjects = measured.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
+    bench_parser = commands.add_parser("bench", help=about, description=BENCH, allow_abbrev=False)
+    subjects = bench_parser.add_subparsers(dest="subject", metavar="SUBJECT", required=True)
     serve = _command(subjects, "serve", "requests to a server", BENCH, BENCH_EXAMPLES)
     _add_options(serve, bench.OPTIONS)
 

@@ -151,12 +151,12 @@ def plan(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     validate(request)
-    read = load_statistics(request.statistics)
-    statistics = read.without_empty_layers()
-    if not read.empty_layers:
+    all_statistics = load_statistics(request.statistics)
+    statistics = all_statistics.without_empty_layers()
+    if not all_statistics.empty_layers:
         warn_of_dropped_layers(request.statistics, statistics)
-    installed = _installed(request, statistics)
-    request = _completed(request, installed)
+    installed = _load_installed(request, statistics)
+    request = _with_capacities(request, installed)
     forecast = _forecast(request, statistics, installed)
     _write(request, forecast, command)
     print(render(forecast, stdout_colour_mode()), flush=True)
@@ -203,20 +203,24 @@ def _check_files(request: PlanRequest) -> None:
         placement_format(request.out, request.format)
 
 
-def _installed(request: PlanRequest, statistics: "ExpertStatistics") -> "ExpertPlacement | None":
+def _load_installed(
+    request: PlanRequest, statistics: "ExpertStatistics"
+) -> "ExpertPlacement | None":
     """The installed placement, its layers those of the statistics."""
     if request.installed is None:
         return None
     from equipoise.report.placement.spread import select_layers
 
-    found = load_placement("--installed", request.installed, request.ranks)
-    if request.slots not in (None, found.slots):
-        raise UsageError(f"--installed: has {found.slots} slots, and --slots is {request.slots}")
+    placement = load_placement("--installed", request.installed, request.ranks)
+    if request.slots not in (None, placement.slots):
+        raise UsageError(
+            f"--installed: has {placement.slots} slots, and --slots is {request.slots}"
+        )
     with usage_errors(f"--installed: {request.installed}"):
-        return select_layers(found, statistics)
+        return select_layers(placement, statistics)
 
 
-def _completed(request: PlanRequest, installed: "ExpertPlacement | None") -> PlanRequest:
+def _with_capacities(request: PlanRequest, installed: "ExpertPlacement | None") -> PlanRequest:
     if installed is not None:
         request = replace(request, ranks=installed.ranks, slots=installed.slots)
     if request.capacities is None:
@@ -224,8 +228,8 @@ def _completed(request: PlanRequest, installed: "ExpertPlacement | None") -> Pla
     assert request.ranks is not None
     if request.policy == "greedy":
         warn("--capacities: greedy places as if all ranks were equal; only shares heed them")
-    found = resolve_numbers("--capacities", request.capacities, request.ranks)
-    return replace(request, capacities=found)
+    capacities = resolve_numbers("--capacities", request.capacities, request.ranks)
+    return replace(request, capacities=capacities)
 
 
 def _forecast(
@@ -236,9 +240,9 @@ def _forecast(
 
     assert request.ranks is not None
     began = time.perf_counter()
-    found = _planned(request, statistics, installed)
+    new_plan = _make_plan(request, statistics, installed)
     seconds = time.perf_counter() - began
-    layout = ExpertPlacement(found.placement, found.shares, request.ranks, statistics.layers)
+    layout = ExpertPlacement(new_plan.placement, new_plan.shares, request.ranks, statistics.layers)
     return forecast(
         statistics,
         layout,
@@ -250,8 +254,8 @@ def _forecast(
             expert_bytes=request.expert_bytes,
             sigma=request.sigma_for(statistics.windows),
         ),
-        moves=found.moves,
-        layer_moves=found.layer_moves,
+        moves=new_plan.moves,
+        layer_moves=new_plan.layer_moves,
         seconds=seconds,
     )
 
@@ -262,7 +266,7 @@ def _capacities(request: PlanRequest) -> tuple[float, ...] | None:
     return request.capacities
 
 
-def _planned(
+def _make_plan(
     request: PlanRequest, statistics: "ExpertStatistics", installed: "ExpertPlacement | None"
 ) -> "Plan":
     from equipoise.balancer.experts.planning import planner
@@ -311,15 +315,15 @@ def _write(request: PlanRequest, forecast: "Forecast", command: str) -> None:
     from equipoise.balancer.formats import write_placement
 
     assert request.out is not None
-    written = [f"placement: {describe_path(request.out)}"]
+    lines = [f"placement: {describe_path(request.out)}"]
     ensure_folder(request.out.parent)
-    lost = write_placement(request.out, forecast.layout, request.format)
-    if lost:
-        hint = "; --split even plans for engines without them" if "shares" in lost else ""
-        warn(f"{request.out}: {lost}{hint}")
+    loss = write_placement(request.out, forecast.layout, request.format)
+    if loss:
+        hint = "; --split even plans for engines without them" if "shares" in loss else ""
+        warn(f"{request.out}: {loss}{hint}")
     if request.json is not None:
-        about = {"command": command, "statistics": str(request.statistics), "lost": lost}
+        about = {"command": command, "statistics": str(request.statistics), "lost": loss}
         text = json.dumps(about | forecast.to_json(), indent=2, allow_nan=False)
         place = write_file(request.json, text + "\n")
-        written.append(f"figures: {place}")
-    print_written(request.progress, written)
+        lines.append(f"figures: {place}")
+    print_written(request.progress, lines)

@@ -77,13 +77,13 @@ def raise_on_signal() -> Iterator[None]:
 
     A signal that is ignored (`nohup`) or that the caller handles itself is left as it is.
     """
-    taken = _default_ones() if threading.current_thread() is threading.main_thread() else ()
+    numbers = _default_ones() if threading.current_thread() is threading.main_thread() else ()
     try:
-        for number in taken:
+        for number in numbers:
             signal.signal(number, _raise)
         yield
     finally:
-        for number in taken:
+        for number in numbers:
             signal.signal(number, signal.SIG_DFL)
 
 

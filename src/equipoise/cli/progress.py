@@ -216,17 +216,17 @@ class SimulationProgressLines:
     """A few, for logs."""
 
     def __init__(self, runs: int, stream: TextIO) -> None:
-        self._runs, self._stream, self._done = runs, stream, 0
+        self._runs, self._stream, self._finished_runs = runs, stream, 0
 
     def update(self, label: str, seed: int, part: float) -> None:
         """Shows nothing."""
 
     def finish_run(self) -> None:
         """Told where it completes an eighth of all."""
-        before = self._done * LINES // self._runs
-        self._done += 1
-        if self._done * LINES // self._runs > before:
-            print(f"{self._done}/{self._runs} runs", file=self._stream, flush=True)
+        before = self._finished_runs * LINES // self._runs
+        self._finished_runs += 1
+        if self._finished_runs * LINES // self._runs > before:
+            print(f"{self._finished_runs}/{self._runs} runs", file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing stays open."""

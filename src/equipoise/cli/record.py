@@ -80,9 +80,9 @@ def resolve_record_request(
     """Command line over configuration file over default. Raises UsageError."""
     values = merge_sources(command_line, file)
     own = {key: values[key] for key in RECORD_KEYS if key in values and key != "quiet"}
-    served = {key: value for key, value in values.items() if key not in RECORD_KEYS}
+    run_values = {key: value for key, value in values.items() if key not in RECORD_KEYS}
     return RecordRequest(
-        settings=run_settings({"balance": Balance.OFF} | served),
+        settings=run_settings({"balance": Balance.OFF} | run_values),
         progress="hidden" if values.get("quiet") else "shown",
         explicit_options=frozenset(values),
         **own,
@@ -101,11 +101,11 @@ def record(arguments: Namespace) -> int:
     request = request_of(vars(arguments))
     validate(request)
     if request.run is not None:
-        _taken(request)
+        _take_from_record(request)
     elif LAUNCHER_VARIABLE in os.environ:
-        _launched(request)
+        _serve_one_rank(request)
     else:
-        _served(request)
+        _serve(request)
     return 0
 
 
@@ -167,34 +167,36 @@ def _record_of(run: Path) -> Path:
     return run / RECORD_FILE if run.is_dir() else run
 
 
-def _taken(request: RecordRequest) -> None:
+def _take_from_record(request: RecordRequest) -> None:
     """Of a finished run: its record has the rows of all ranks in one sum."""
     from equipoise.balancer.formats import ExpertStatistics
     from equipoise.demo.run_record import load_record
 
     assert request.run is not None
     path = _record_of(request.run)
-    done = load_record(path)
+    run_record = load_record(path)
     with usage_errors(f"--run: {path}"):
-        found = ExpertStatistics(done.expert_rows, first_iteration=0, top_k=done.top_k)
+        statistics = ExpertStatistics(
+            run_record.expert_rows, first_iteration=0, top_k=run_record.top_k
+        )
     if request.range is not None:
         with usage_errors(f"--range: {path}"):
-            found = found.select_iterations(request.range)
-    _write(request, found, done.ranks)
-    print(f"a run keeps the sum of its ranks: `report` and `plan` need --ranks {done.ranks}")
+            statistics = statistics.select_iterations(request.range)
+    _write(request, statistics, run_record.ranks)
+    print(f"a run keeps the sum of its ranks: `report` and `plan` need --ranks {run_record.ranks}")
 
 
-def _served(request: RecordRequest) -> None:
+def _serve(request: RecordRequest) -> None:
     """Every rank writes its file under a temporary name; whole files are then moved into place."""
     from equipoise.balancer.formats import read_statistics
 
     with temporary_folder() as folder:
         _run(request, folder)
-        found = read_statistics(folder)
-        _write(request, found, request.settings.ranks)
+        statistics = read_statistics(folder)
+        _write(request, statistics, request.settings.ranks)
 
 
-def _launched(request: RecordRequest) -> None:
+def _serve_one_rank(request: RecordRequest) -> None:
     """One rank of a launcher, which may have others on other machines: it writes its own file."""
     assert request.out is not None
     _run(request, request.out)
@@ -218,19 +220,20 @@ def _steps(request: RecordRequest) -> IterationRange:
     return request.range or IterationRange(0, request.settings.steps)
 
 
-def _write(request: RecordRequest, found: "ExpertStatistics", ranks: int) -> None:
+def _write(request: RecordRequest, statistics: "ExpertStatistics", ranks: int) -> None:
     from equipoise.balancer.formats import write_statistics
 
     assert request.out is not None
     place = describe_path(request.out)
     ensure_folder(request.out.parent)
-    lost = write_statistics(request.out, found, request.format)
-    if lost:
-        warn(f"{request.out}: {lost}")
-    rows = f"{int(found.counts.sum()):,} rows"
-    layers, experts = len(found.layers), found.experts
+    loss = write_statistics(request.out, statistics, request.format)
+    if loss:
+        warn(f"{request.out}: {loss}")
+    rows = f"{int(statistics.counts.sum()):,} rows"
+    layers, experts = len(statistics.layers), statistics.experts
     print(
-        f"{_closing(found.iteration_range, ranks)}: {rows} of {layers} layers of {experts} experts"
+        f"{_closing(statistics.iteration_range, ranks)}: "
+        f"{rows} of {layers} layers of {experts} experts"
     )
     print_written(request.progress, [f"statistics: {place}"])
 

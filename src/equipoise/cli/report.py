@@ -72,12 +72,12 @@ def report(arguments: Namespace, command: str) -> int:
 
     request = request_of(vars(arguments))
     _validate(request)
-    found = _compared(request, load_statistics(request.statistics, request.range))
+    comparison = _compare(request, load_statistics(request.statistics, request.range))
     try:
         # Before the table: a closed standard output must not cost the files.
-        _write(request, found, command)
+        _write(request, comparison, command)
     finally:
-        print(render(found, stdout_colour_mode()), flush=True)
+        print(render(comparison, stdout_colour_mode()), flush=True)
     return 0
 
 
@@ -94,7 +94,7 @@ def _validate(request: ReportRequest) -> None:
     check_outputs(inputs, {"--json": request.json, "--html": request.html})
 
 
-def _compared(request: ReportRequest, statistics: "ExpertStatistics") -> "Comparison":
+def _compare(request: ReportRequest, statistics: "ExpertStatistics") -> "Comparison":
     from equipoise.report.placement.comparison import compare
 
     placement: ExpertPlacement | None = None
@@ -115,24 +115,24 @@ def _ranks(request: ReportRequest, statistics: "ExpertStatistics") -> int:
     return len(statistics.by_rank)
 
 
-def _write(request: ReportRequest, found: "Comparison", command: str) -> None:
+def _write(request: ReportRequest, comparison: "Comparison", command: str) -> None:
     about = {"command": command, "statistics": str(request.statistics)}
     if request.placement is not None:
         about["placement"] = str(request.placement)
     if request.range is not None:
         about["range"] = str(request.range)
-    written = []
+    lines = []
     if request.json is not None:
-        text = json.dumps(about | found.to_json(), indent=2, allow_nan=False)
+        text = json.dumps(about | comparison.to_json(), indent=2, allow_nan=False)
         place = write_file(request.json, text + "\n")
-        written.append(f"figures: {place}")
+        lines.append(f"figures: {place}")
     if request.html is not None:
         from equipoise.report.placement.comparison_html import render_html
         from equipoise.report.svg import PlotsMissing
 
         try:
-            place = write_file(request.html, render_html(found, about))
-            written.append(f"page: {place}")
+            place = write_file(request.html, render_html(comparison, about))
+            lines.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
-    print_written(request.progress, written)
+    print_written(request.progress, lines)

@@ -29,20 +29,20 @@ LIMITS, HEALTH, WATCHING = "limits", "health of workers", "watching"
 _ACCESS, _LIMITS, _TIMEOUTS, _HEALTH = AccessSettings(), Limits(), Timeouts(), HealthSettings()
 
 
-def _wait(key: str, default: float, what: str) -> Option:
+def _wait(key: str, default: float, help_text: str) -> Option:
     return Option(key=f"{key}_timeout", kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
-                  shown_default=f"{default:g}", help=what)  # fmt: skip
+                  shown_default=f"{default:g}", help=help_text)  # fmt: skip
 
 
-def _bytes(key: str, default: int, what: str) -> Option:
-    shown = f"{default >> 20}MiB" if default >= 1 << 20 else f"{default >> 10}KiB"
-    return Option(key=key, kind=kinds.BYTES, group=LIMITS, metavar="SIZE", shown_default=shown,
-                  help=what)  # fmt: skip
+def _bytes(key: str, default: int, help_text: str) -> Option:
+    default_text = f"{default >> 20}MiB" if default >= 1 << 20 else f"{default >> 10}KiB"
+    return Option(key=key, kind=kinds.BYTES, group=LIMITS, metavar="SIZE",
+                  shown_default=default_text, help=help_text)  # fmt: skip
 
 
-def _count(key: str, default: int, group: str, what: str) -> Option:
+def _count(key: str, default: int, group: str, help_text: str) -> Option:
     return Option(key=key, kind=kinds.WHOLE, group=group, metavar="N", shown_default=str(default),
-                  help=what)  # fmt: skip
+                  help=help_text)  # fmt: skip
 
 
 OPTIONS = (
@@ -172,14 +172,14 @@ def route(arguments: Namespace) -> int:
 def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     """What the command line asks for, its configuration file included."""
     file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
-    named = {key: value for key, value in arguments.items() if key in BY_KEY}
-    values = file | named
+    options = {key: value for key, value in arguments.items() if key in BY_KEY}
+    values = file | options
     own = {field.name for field in fields(RouteRequest)}
-    others = {key: values.pop(key) for key in set(values) - own}
+    limits = {key: values.pop(key) for key in set(values) - own}
     for key in ("workers", "policy_options", "metrics"):
         if key in values:
             values[key] = tuple(values[key])
-    return RouteRequest(**values, others=others)
+    return RouteRequest(**values, others=limits)
 
 
 def route_settings(request: RouteRequest) -> RouteSettings:
@@ -222,8 +222,8 @@ def _whole(values: Mapping[str, float]) -> dict[str, int]:
     return {key: int(value) for key, value in values.items()}
 
 
-def _check(others: Mapping[str, float]) -> None:
-    for key, value in others.items():
+def _check(limits: Mapping[str, float]) -> None:
+    for key, value in limits.items():
         option = BY_KEY[key]
         least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout") else 1)
         if option.group == WAITS or key.startswith("health_"):
@@ -237,14 +237,14 @@ def _check(others: Mapping[str, float]) -> None:
 
 def _access(request: RouteRequest) -> AccessSettings:
     path, own = request.worker_key_file, request.api_key_file
-    theirs = () if path is None else read_api_keys("--worker-key-file", path)
-    if len(theirs) > 1:
+    worker_keys = () if path is None else read_api_keys("--worker-key-file", path)
+    if len(worker_keys) > 1:
         raise UsageError(f"--worker-key-file: {path} has more than one key")
     return AccessSettings(
         host=request.host,
         port=request.port,
         keys=() if own is None else read_api_keys("--api-key-file", own),
-        worker_key=theirs[0] if theirs else None,
+        worker_key=worker_keys[0] if worker_keys else None,
         certificate=request.tls_cert,
         private_key=request.tls_key,
     )

@@ -91,16 +91,16 @@ def load_log(path: Path, run: int | None) -> "ProxyLog":
     from equipoise.report.proxy_log.requests import ProxyLog
     from equipoise.serve.request_log import read_log
 
-    cut: list[int] = []
+    cut_lines: list[int] = []
     runs: dict[float, list[RequestRecord]] = {}
     with usage_errors():
-        for record in read_log(path, cut.append):
+        for record in read_log(path, cut_lines.append):
             runs.setdefault(record.run, []).append(record)
-    records = _chosen(path, [runs[began] for began in sorted(runs)], run)
-    return ProxyLog(str(path), tuple(map(_trip, records)), len(cut))
+    records = _select_run(path, [runs[began] for began in sorted(runs)], run)
+    return ProxyLog(str(path), tuple(map(_trip, records)), len(cut_lines))
 
 
-def _chosen(
+def _select_run(
     path: Path, runs: "list[list[RequestRecord]]", run: int | None
 ) -> "list[RequestRecord]":
     if not runs:
@@ -138,18 +138,18 @@ def _write(
     about = {"command": command, "log": str(request.log)}
     if request.run is not None:
         about["run"] = str(request.run)
-    written = []
+    lines = []
     if request.json is not None:
         text = json.dumps(about | figures.to_json(), indent=2, allow_nan=False)
         place = write_file(request.json, text + "\n")
-        written.append(f"figures: {place}")
+        lines.append(f"figures: {place}")
     if request.html is not None:
         from equipoise.report.proxy_log.html import render_html
         from equipoise.report.svg import PlotsMissing
 
         try:
             place = write_file(request.html, render_html(log, figures, about))
-            written.append(f"page: {place}")
+            lines.append(f"page: {place}")
         except PlotsMissing as missing:
             warn(f"no page: {missing}")
-    print_written(request.progress, written)
+    print_written(request.progress, lines)

@@ -31,14 +31,14 @@ def worker_settings(
         raise UsageError("workers are needed: --workers URL ..., or `workers:` in --config")
     if len(entries) > MOST_WORKERS:
         raise UsageError(f"--workers: at most {MOST_WORKERS}, got {len(entries)}")
-    found = tuple(
+    workers = tuple(
         _worker(number, entry, slots, kv_tokens) for number, entry in enumerate(entries, start=1)
     )
-    names = [one.name for one in found]
+    names = [one.name for one in workers]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"workers: two are called {name}: give them names")
-    return found
+    return workers
 
 
 def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> WorkerSettings:
@@ -50,7 +50,7 @@ def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> Wo
     name = values.get("name", f"{urlsplit(url).netloc}{urlsplit(url).path}")
     if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= 128:
         raise UsageError(f"{where}: name has to be a short text, got {name!r}")
-    found = WorkerSettings(
+    worker = WorkerSettings(
         url=url,
         name=name,
         slots=_count(where, "slots", values.get("slots", slots), MOST_SLOTS),
@@ -58,8 +58,8 @@ def _worker(number: int, entry: object, slots: int, kv_tokens: int | None) -> Wo
     )
     limit = values.get("kv_tokens", kv_tokens)
     if limit is None:
-        return found
-    return replace(found, kv_tokens=_count(where, "kv_tokens", limit, MAX_KV_TOKENS))
+        return worker
+    return replace(worker, kv_tokens=_count(where, "kv_tokens", limit, MAX_KV_TOKENS))
 
 
 def _mapping(where: str, entry: object) -> Mapping[object, object]:
@@ -133,8 +133,8 @@ def report_settings(
     for key in ("waiting", "running"):
         if key not in values:
             raise UsageError(f"--metrics: {key} is needed: the name of a metric")
-    read: dict[str, Any] = {key: _read(key, value) for key, value in values.items()}
-    settings = ReportSettings(**read)
+    names: dict[str, Any] = {key: _read(key, value) for key, value in values.items()}
+    settings = ReportSettings(**names)
     _check(settings, workers)
     return settings
 

@@ -57,10 +57,12 @@ def with_placement(request: RunRequest) -> RunRequest:
     from equipoise.demo.placement_file import read_matching
 
     with usage_errors("--placement"), naming_ranks_option():
-        found = read_matching(path, settings.stage_ranks, LAYERS, EXPERTS)
-    if "slots" in request.explicit_options and settings.slots != found.slots:
-        raise UsageError(f"--placement: has {found.slots} slots, and --slots is {settings.slots}")
-    return replace(request, settings=replace(settings, slots=found.slots))
+        placement = read_matching(path, settings.stage_ranks, LAYERS, EXPERTS)
+    if "slots" in request.explicit_options and settings.slots != placement.slots:
+        raise UsageError(
+            f"--placement: has {placement.slots} slots, and --slots is {settings.slots}"
+        )
+    return replace(request, settings=replace(settings, slots=placement.slots))
 
 
 def _check_wishes(request: RunRequest) -> None:
@@ -122,18 +124,18 @@ def _write(request: RunRequest, record: RunRecord, summary: RunSummary, command:
 
     The trace comes last: it is the largest, and what a full disk may cost first.
     """
-    written: list[str] = []
+    output_lines: list[str] = []
     failed: list[str] = []
     for lines, write in _outputs(request, record, summary, command):
         try:
             write()
-            written += lines
+            output_lines += lines
         except PlotsMissing as missing:
             print(f"equipoise: no report: {missing}", file=sys.stderr)
         except EquipoiseError as error:
             failed.append(str(error))
-    if written and request.progress == "shown":
-        print("\n".join(written), file=sys.stderr)
+    if output_lines and request.progress == "shown":
+        print("\n".join(output_lines), file=sys.stderr)
     if failed:
         raise EquipoiseError("; ".join(failed))
 

@@ -184,8 +184,8 @@ def merge_sources(command_line: Mapping[str, Any], file: Mapping[str, Any]) -> d
 
 def run_settings(values: Mapping[str, Any]) -> RunSettings:
     """The settings among `values`; the others are defaults."""
-    known = {field.name for field in fields(RunSettings)}
-    return RunSettings(**{key: value for key, value in values.items() if key in known})
+    field_names = {field.name for field in fields(RunSettings)}
+    return RunSettings(**{key: value for key, value in values.items() if key in field_names})
 
 
 def default_of(option: Option) -> str:
@@ -203,12 +203,12 @@ def _with_shares(values: Mapping[str, Any]) -> dict[str, Any]:
     Another engine's rule goes with static shares only. Otherwise it is the last of the variants
     that are asked for, in the order of the table; with `unbalanced` alone nothing is balanced.
     """
-    asked = values.get("variants", ())
-    if set(asked) == {VariantName.UNBALANCED} and "placement" not in values:
+    variants = values.get("variants", ())
+    if set(variants) == {VariantName.UNBALANCED} and "placement" not in values:
         return {"balance": Balance.OFF} | dict(values)
     if values.get("routing_rule", RoutingRule.SHARES) is not RoutingRule.SHARES:
         return {"shares": Shares.STATIC} | dict(values)
-    modes = [mode for mode in Shares if VariantName(mode) in asked]
+    modes = [mode for mode in Shares if VariantName(mode) in variants]
     return ({"shares": modes[-1]} if modes else {}) | dict(values)
 
 

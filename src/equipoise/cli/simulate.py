@@ -223,20 +223,20 @@ def simulate(arguments: Namespace, command: str) -> int:
     request = request_of(vars(arguments))
     validate(request)
     with _refused():
-        found = run_simulation(request)
+        simulation = run_simulation(request)
     try:
         # Before the table: a closed standard output must not cost the files.
-        _write(request, found, command)
+        _write(request, simulation, command)
     finally:
-        print(render(found, stdout_colour_mode()), flush=True)
-    _check_served(request, found)
+        print(render(simulation, stdout_colour_mode()), flush=True)
+    _check_served(request, simulation)
     return 0
 
 
-def _check_served(request: SimulateRequest, found: "SimulationResult") -> None:
+def _check_served(request: SimulateRequest, simulation: "SimulationResult") -> None:
     """Raises EquipoiseError where every request failed: a table of dashes says nothing."""
-    points = () if found.sweep is None else found.sweep.points
-    results = [*found.results, *(result for point in points for result in point.results)]
+    points = () if simulation.sweep is None else simulation.sweep.points
+    results = [*simulation.results, *(result for point in points for result in point.results)]
     if any(result.interval("failed").mean < 1 for result in results):
         return
     bounds = {"--kv-tokens": request.kv_tokens, "--queue-timeout": request.queue_timeout}
@@ -268,8 +268,8 @@ def run_simulation(request: SimulateRequest) -> "SimulationResult":
     runs = len(staged.contenders) * request.seeds * (1 + len(points))
     progress = simulation_progress_for(request.progress, runs)
     try:
-        results = _compared(staged, progress, watch.keep)
-        sweep = _swept(request, points, trace, progress)
+        results = _compare(staged, progress, watch.keep)
+        sweep = _sweep(request, points, trace, progress)
     finally:
         progress.close()
     seeds = tuple(staged.trial.seeds)
@@ -285,7 +285,7 @@ def sweep_points(request: SimulateRequest) -> tuple[float, ...]:
     return request.points or (SWEEP_LOADS if request.sweep == "load" else SWEEP_WORKERS)
 
 
-def _swept(
+def _sweep(
     request: SimulateRequest,
     points: tuple[float, ...],
     trace: "Workload | None",
@@ -296,19 +296,19 @@ def _swept(
 
     if request.sweep is None:
         return None
-    found = []
+    sweep_points = []
     for value in points:
         there = (
             replace(request, load=value)
             if request.sweep == "load"
             else replace(request, workers=int(value))
         )
-        found.append(SweepPoint(value, _compared(set_up_trial(there, trace), progress)))
-    return Sweep(request.sweep, tuple(found))
+        sweep_points.append(SweepPoint(value, _compare(set_up_trial(there, trace), progress)))
+    return Sweep(request.sweep, tuple(sweep_points))
 
 
-def _compared(
-    staged: "TrialSetup", progress: "SimulationProgress", kept: "ResultCallback | None" = None
+def _compare(
+    staged: "TrialSetup", progress: "SimulationProgress", on_result: "ResultCallback | None" = None
 ) -> "tuple[PolicyResult, ...]":
     from equipoise.balancer.requests.policy_comparison import compare_policies
 
@@ -318,8 +318,8 @@ def _compared(
         progress.update(label, seed, done / count)
 
     def ended(contender: "NamedPolicy", seed: int, outcome: "SimulationRun") -> None:
-        if kept is not None:
-            kept(contender, seed, outcome)
+        if on_result is not None:
+            on_result(contender, seed, outcome)
         progress.finish_run()
 
     return compare_policies(staged.trial, staged.contenders, on_progress, ended)
@@ -335,25 +335,27 @@ def _refused() -> Iterator[None]:
 
 
 def _warn_of_seeds(request: SimulateRequest, staged: "TrialSetup") -> None:
-    drawn = staged.trial.load is not None and not staged.trial.keep_arrival_gaps
-    if request.sampling == "recorded" and request.seeds > 1 and not drawn:
+    draws_arrivals = staged.trial.load is not None and not staged.trial.keep_arrival_gaps
+    if request.sampling == "recorded" and request.seeds > 1 and not draws_arrivals:
         warn("--sampling recorded: seeds differ in nothing but what policies and noise draw")
 
 
-def _write(request: SimulateRequest, found: "SimulationResult", command: str) -> None:
+def _write(request: SimulateRequest, simulation: "SimulationResult", command: str) -> None:
     from equipoise.report.simulation.json_output import json_value, to_json
 
     about = {"command": command, "settings": json_value(asdict(request))}
-    figures = about | to_json(found)
+    figures = about | to_json(simulation)
     text = json.dumps(figures, indent=2, allow_nan=False)
     place = write_file(request.figures_file, text + "\n", request.out)
-    written = [f"figures: {place}"]
+    lines = [f"figures: {place}"]
     from equipoise.report.simulation.html import render_html
     from equipoise.report.svg import PlotsMissing
 
     try:
-        place = write_file(request.report_file, render_html(found, about, figures), request.out)
-        written.append(f"report: {place}")
+        place = write_file(
+            request.report_file, render_html(simulation, about, figures), request.out
+        )
+        lines.append(f"report: {place}")
     except PlotsMissing as missing:
         warn(f"no report: {missing}")
-    print_written(request.progress, written)
+    print_written(request.progress, lines)

@@ -61,11 +61,13 @@ def known_policies() -> tuple[str, ...]:
 
 def select_policies(asked: tuple[str, ...]) -> tuple[str, ...]:
     """`all`, spelt out. Raises UsageError for an unknown name and for one that is there twice."""
-    known = known_policies()
-    names = known if asked == ("all",) else asked
+    policies = known_policies()
+    names = policies if asked == ("all",) else asked
     for name in names:
-        if name not in known:
-            raise UsageError(f"--policies: unknown name {name!r}; known: all, {', '.join(known)}")
+        if name not in policies:
+            raise UsageError(
+                f"--policies: unknown name {name!r}; known: all, {', '.join(policies)}"
+            )
         if names.count(name) > 1:
             raise UsageError(f"--policies: {name} is there twice")
     return names
@@ -238,14 +240,14 @@ def load_trace(request: SimulateRequest) -> Workload | None:
         return None
     with usage_errors("--trace"):
         # Rows of a trace may be dropped, or hold several requests each.
-        found = read_trace(request.trace, request.format, request.requests)
-    if request.requests is not None and found.count < request.requests:
-        warn(f"--requests {request.requests}: {request.trace} gave {found.count}")
+        workload = read_trace(request.trace, request.format, request.requests)
+    if request.requests is not None and workload.count < request.requests:
+        warn(f"--requests {request.requests}: {request.trace} gave {workload.count}")
     elif request.requests is not None:
-        found = found.first(request.requests)
-    if request.cached_blocks and found.hashes is None:
+        workload = workload.first(request.requests)
+    if request.cached_blocks and workload.hashes is None:
         raise UsageError(f"--cached-blocks: {request.trace} has no hashes of prompts")
-    return _limited(request, found)
+    return _limit(request, workload)
 
 
 def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup:
@@ -253,7 +255,7 @@ def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup
     sampling = _sampling(request)
     share = FIXED_SHARE if request.fixed_share is None else request.fixed_share
     trial = ComparisonSetup(
-        workload_factory=_drawn(request) if trace is None else _of_trace(trace, sampling),
+        workload_factory=_generator(request) if trace is None else _of_trace(trace, sampling),
         seeds=range(request.seed, request.seed + request.seeds),
         scenario=_scenario(request),
         fixed_share=share if request.step_model == "share" else None,
@@ -265,16 +267,16 @@ def set_up_trial(request: SimulateRequest, trace: Workload | None) -> TrialSetup
     return TrialSetup(trial, _contenders(request), words, _arrivals(request))
 
 
-def _limited(request: SimulateRequest, workload: Workload) -> Workload:
+def _limit(request: SimulateRequest, workload: Workload) -> Workload:
     limit = request.prompt_limit
     return workload if limit is None else workload.with_prompt_limit(limit)
 
 
-def _drawn(request: SimulateRequest) -> WorkloadFactory:
+def _generator(request: SimulateRequest) -> WorkloadFactory:
     assert request.workload is not None
     name = request.workload
     count = request.requests or REQUESTS_PER_SLOT * request.workers * request.slots_per_worker
-    return lambda seed: _limited(request, generate(name, count, seed))
+    return lambda seed: _limit(request, generate(name, count, seed))
 
 
 def _of_trace(trace: Workload, sampling: str) -> WorkloadFactory:

@@ -156,8 +156,8 @@ def _check_survival(settings: RunSettings) -> None:
         )
     for key, least in (("ranks", 1), ("nodes", 2)):
         if settings.survive >= least and getattr(settings, key) < 2:
-            what = f"--survive {settings.survive}"
-            raise UsageError(f"{what} takes --{key} 2 or more, got {getattr(settings, key)}")
+            flag = f"--survive {settings.survive}"
+            raise UsageError(f"{flag} takes --{key} 2 or more, got {getattr(settings, key)}")
 
 
 def _check_staging(settings: RunSettings) -> None:
@@ -324,12 +324,12 @@ def check_devices(backend: str, communicator: str | None, ranks: int) -> None:
     from equipoise.hal.accelerator import check_device_count
     from equipoise.hal.capabilities import Unavailable
 
-    found = registry.accelerator(backend)
-    links = registry.communicator(communicator or found.communicator)
-    if links.launcher_rendezvous() is not None or isinstance(found.probe(), Unavailable):
+    device_backend = registry.accelerator(backend)
+    links = registry.communicator(communicator or device_backend.communicator)
+    if links.launcher_rendezvous() is not None or isinstance(device_backend.probe(), Unavailable):
         return  # a launcher has started them; or there is more to say than a number
     try:
-        check_device_count(found, links, ranks)
+        check_device_count(device_backend, links, ranks)
     except UsageError as error:
         raise UsageError(f"--ranks {ranks}: {error}") from error
 
@@ -338,11 +338,11 @@ def check_backend(flag: str, name: str, group: str, find: Callable[[str], object
     """Raises UsageError unless `name` is registered in `group`, or can be imported by `find`."""
     from equipoise.hal import registry
 
-    known = registry.names(group)
+    names = registry.names(group)
     if ":" in name:
         _check_object(flag, name, find)
-    elif name not in known:
-        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(known) or 'none'}")
+    elif name not in names:
+        raise UsageError(f"{flag}: unknown name {name!r}; known: {', '.join(names) or 'none'}")
 
 
 def _check_object(flag: str, name: str, find: Callable[[str], object]) -> None:
@@ -360,9 +360,9 @@ def _check_outputs(request: RunRequest) -> None:
     """What a run writes can be written, each into a file of its own."""
     out = request.settings.out
     check_folder("--out", out)
-    taken: dict[str, str] = {}
+    uses: dict[str, str] = {}
     if request.settings.placement is not None:
-        taken[os.path.realpath(request.settings.placement)] = "--placement"
+        uses[os.path.realpath(request.settings.placement)] = "--placement"
     outputs = (
         (f"--out's {RECORD_FILE}", out / RECORD_FILE),
         ("--json", request.json),
@@ -371,10 +371,10 @@ def _check_outputs(request: RunRequest) -> None:
     )
     for name, path in outputs:
         check_file(name, path)
-        other = taken.setdefault(os.path.realpath(path), name)
-        if other != name:
-            how = "read from" if other == "--placement" else "written to"
-            raise UsageError(f"{name}: {path} is the file that {other} is {how}")
+        use = uses.setdefault(os.path.realpath(path), name)
+        if use != name:
+            how = "read from" if use == "--placement" else "written to"
+            raise UsageError(f"{name}: {path} is the file that {use} is {how}")
     probe_folder("--out", out)
     for name, path in outputs:
         probe_file(name, path)
@@ -412,12 +412,14 @@ def _check_ports(first: int, settings: RunSettings) -> None:
     if LAUNCHER_VARIABLE in os.environ:
         return  # each rank tries its own port
     address = settings.metrics_address
-    asked = "" if address == LOOPBACK else f"--metrics-address {address} "
+    address_flag = "" if address == LOOPBACK else f"--metrics-address {address} "
     for rank in range(settings.ranks):
         try:
             check_port_free(first + rank, address)
         except PortTaken as error:
-            raise UsageError(f"{asked}--metrics-port {first}: rank {rank}: {error}") from error
+            raise UsageError(
+                f"{address_flag}--metrics-port {first}: rank {rank}: {error}"
+            ) from error
 
 
 def check_folder(flag: str, path: Path) -> None:

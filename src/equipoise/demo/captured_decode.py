@@ -36,10 +36,12 @@ class AllSlotsMoe:
     def __call__(self, layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
         """See `equipoise.demo.model.MoeLayer`."""
         slots = self._router.route(layer, 0, expert_ids).long()
-        held = zip(self._weights.gate_up[layer], self._weights.down[layer], strict=True)
-        computed = torch.stack([expert_rows(x, gate_up, down) for gate_up, down in held])
+        slot_weights = zip(self._weights.gate_up[layer], self._weights.down[layer], strict=True)
+        slot_outputs = torch.stack(
+            [expert_rows(x, gate_up, down) for gate_up, down in slot_weights]
+        )
         rows = torch.arange(x.shape[0], device=x.device)[:, None]
-        return combine_in_order(computed[slots, rows], gates)
+        return combine_in_order(slot_outputs[slots, rows], gates)
 
 
 class CapturedDecode:

@@ -99,9 +99,9 @@ class FixedCapacityDispatcher:
         stream = self._stream
         stamp = torch.tensor([generation], dtype=torch.int64).to(x.device)
         none = torch.zeros(0, dtype=torch.int32).to(x.device)
-        sent = self._exchange.dispatch(Batch(slots, (x,), stamp, none), stream)
-        arrivals = sent.wait(stream)
-        back = sent.combine(
+        handle = self._exchange.dispatch(Batch(slots, (x,), stamp, none), stream)
+        arrivals = handle.wait(stream)
+        back = handle.combine(
             compute(arrivals.gather_payload(0), arrivals.entry_slots.long()), stream
         )
         results = back.wait(stream).clone()
@@ -217,14 +217,14 @@ class ExpertParallel:
 
     def _by_slot(self, layer: int, rows: Tensor, by_slot: Tensor, counts: list[int]) -> Tensor:
         parts = torch.split(rows[by_slot], counts)
-        computed = [
+        outputs = [
             expert_rows(part, self._weights.gate_up[layer, slot], self._weights.down[layer, slot])
             for slot, part in enumerate(parts)
             if part.shape[0]
         ]
         out = torch.empty_like(rows)
-        if computed:
-            out[by_slot] = torch.cat(computed)
+        if outputs:
+            out[by_slot] = torch.cat(outputs)
         return out
 
 
@@ -250,8 +250,10 @@ class SlicedMoe:
         share = -(-rows // parts)
         first = min(self._communicator.rank * share, rows)
         own = slice(first, min(first + share, rows))
-        computed = self._inner(layer, x[own], expert_ids[own], gates[own])
-        padded = torch.cat((computed, computed.new_zeros(share - computed.shape[0], x.shape[1])))
-        every = padded.new_empty(parts, share, x.shape[1])
-        self._communicator.all_gather(every, padded).wait(self._stream)
+        own_output = self._inner(layer, x[own], expert_ids[own], gates[own])
+        padded_output = torch.cat(
+            (own_output, own_output.new_zeros(share - own_output.shape[0], x.shape[1]))
+        )
+        every = padded_output.new_empty(parts, share, x.shape[1])
+        self._communicator.all_gather(every, padded_output).wait(self._stream)
         return every.flatten(0, 1)[:rows]

@@ -157,8 +157,8 @@ class RankProcesses:
         match message:
             case {"variant": name, "steps": steps}:
                 self._progress.variant(name, steps)
-            case {"done": done, "imbalance": imbalance, "note": note}:
-                self._progress.step(done, imbalance, note)
+            case {"done": steps_done, "imbalance": imbalance, "note": note}:
+                self._progress.step(steps_done, imbalance, note)
             case {"lost": _, "how": _, "operation": _} | {"failed": _}:
                 self._faults[rank] = message
             case _:
@@ -201,8 +201,8 @@ class RankProcesses:
 
     def _only_lost_remain(self) -> bool:
         """Whether all that still runs is what the others have given up (a stopped rank)."""
-        lost = {fault["lost"] for fault in self._faults.values() if "lost" in fault}
-        return set(self._alive()) <= lost
+        lost_ranks = {fault["lost"] for fault in self._faults.values() if "lost" in fault}
+        return set(self._alive()) <= lost_ranks
 
     def _verdict(self) -> EquipoiseError:
         """The one line that explains the end of the run."""

@@ -94,10 +94,10 @@ def _serve_metrics(
 
 def _write_lines(settings: RunSettings) -> None:
     """Lines that are asked for go to standard error; aborts do so anyway, as any warning."""
-    asked = [REBALANCE_LOG] if settings.log_rebalances else []
+    loggers = [REBALANCE_LOG] if settings.log_rebalances else []
     if settings.log_balancedness:
-        asked.append(BALANCEDNESS_LOG)
-    for logger in asked:
+        loggers.append(BALANCEDNESS_LOG)
+    for logger in loggers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT))
         logger.addHandler(handler)

@@ -106,7 +106,7 @@ def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
     """The rank's way through a pass, with its edges and communicators; collective of all ranks."""
     grid, rank, turns = run_context.grid, run_context.rank, run_context.settings.turns
     members = grid.slices(rank)
-    opened = [
+    communicators = [
         run_context.run_fabric.open(f"{name}.{purpose} of {members[0]}", members)
         for purpose in ("gathering", "comparing", "rows")
         if grid.tensor_parallel_size > 1
@@ -116,16 +116,21 @@ def open_stage(run_context: RunContext, name: str) -> Iterator[StageContext]:
         accelerator=run_context.accelerator,
         stream=run_context.serving.compute,
         deadline=run_context.serving.deadline,
-        slice_group=SliceGroup(opened[0], opened[1]) if opened else None,
+        slice_group=SliceGroup(communicators[0], communicators[1]) if communicators else None,
     )
     hidden = run_context.weights.config.hidden
     pipeline = column_pipeline(grid, rank, run_context.traffic, hidden, turns, f"{name}, column")
     ends = open_stage_channels(pipeline, place)
     yield StageContext(
-        grid, rank, turns, ends, run_context.accelerator, opened[2] if opened else None
+        grid,
+        rank,
+        turns,
+        ends,
+        run_context.accelerator,
+        communicators[2] if communicators else None,
     )
     ends.close()
-    for communicator in opened:
+    for communicator in communicators:
         communicator.close()
 
 
@@ -239,16 +244,16 @@ class ModelStage:
         if under_way.logits is not None:
             scheduler.add_logits(under_way.batch, under_way.logits.cpu())
         else:
-            known = [0] * turn.sequences if tokens is None else tokens.tolist()
-            scheduler.add_tokens(under_way.batch, known)
+            token_ids = [0] * turn.sequences if tokens is None else tokens.tolist()
+            scheduler.add_tokens(under_way.batch, token_ids)
         if micro == self.context.micro_batches - 1:
             self._close_step(step)
 
     def _close_step(self, step: int) -> None:
-        ended = now()
-        self.meter.seconds[step] = ended - self._began
-        self.events.emit(StepDone(step, self._began, ended))
-        self._began = ended
+        end = now()
+        self.meter.seconds[step] = end - self._began
+        self.events.emit(StepDone(step, self._began, end))
+        self._began = end
         self.watch(step)
 
 

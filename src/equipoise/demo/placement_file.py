@@ -20,23 +20,25 @@ def read_placement_file(settings: RunSettings, config: ModelConfig) -> Layout | 
     """
     if settings.placement is None:
         return None
-    found = read_matching(settings.placement, settings.stage_ranks, config.layers, config.experts)
-    return Layout(found.placement, found.shares)
+    placement = read_matching(
+        settings.placement, settings.stage_ranks, config.layers, config.experts
+    )
+    return Layout(placement.placement, placement.shares)
 
 
 def read_matching(path: Path, ranks: int, layers: int, experts: int) -> ExpertPlacement:
     """A placement of just these layers and experts. Raises `FormatError` that names the file."""
-    found = read_placement(path, ranks=ranks)
-    if found.experts != experts:
-        what = f"places {found.experts} experts, and the model has {experts} a layer"
-        raise FormatError(str(path), what)
+    placement = read_placement(path, ranks=ranks)
+    if placement.experts != experts:
+        problem = f"places {placement.experts} experts, and the model has {experts} a layer"
+        raise FormatError(str(path), problem)
     for number in range(layers):
-        if number not in found.layers:
+        if number not in placement.layers:
             raise FormatError(str(path), f"has no layer {number}: the model has {layers}")
-    if len(found.layers) != layers:
-        what = f"has layer {found.layers[-1]}, and the model has {layers}, counted from 0"
-        raise FormatError(str(path), what)
-    return found
+    if len(placement.layers) != layers:
+        problem = f"has layer {placement.layers[-1]}, and the model has {layers}, counted from 0"
+        raise FormatError(str(path), problem)
+    return placement
 
 
 def check_same_placement(
@@ -48,10 +50,14 @@ def check_same_placement(
         PlacementError: this rank has another one than rank 0.
     """
     digest = list(bytes.fromhex(layout.digest))
-    mine = torch.tensor(digest, dtype=torch.uint8).to(device)
-    everybody = mine.new_empty((communicator.size, *mine.shape))
-    communicator.all_gather(everybody, mine).result(deadline)
+    own_digest = torch.tensor(digest, dtype=torch.uint8).to(device)
+    everybody = own_digest.new_empty((communicator.size, *own_digest.shape))
+    communicator.all_gather(everybody, own_digest).result(deadline)
     everybody = everybody.cpu()
-    differ = [rank for rank, other in enumerate(everybody) if not other.equal(everybody[0])]
+    differ = [
+        rank
+        for rank, digest_of_rank in enumerate(everybody)
+        if not digest_of_rank.equal(everybody[0])
+    ]
     if differ:
         raise PlacementError(f"rank {differ[0]} was given another placement than rank 0")

@@ -71,9 +71,9 @@ class Gatherer:
         self, meter: PassMeasurements
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
-        mine = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
-        everybody = mine.new_empty((self._communicator.size, *mine.shape))
-        self._communicator.all_gather(everybody, mine).result(self._deadline)
+        own_seconds = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
+        everybody = own_seconds.new_empty((self._communicator.size, *own_seconds.shape))
+        self._communicator.all_gather(everybody, own_seconds).result(self._deadline)
         return everybody.cpu().view(torch.float64).amax(dim=0).numpy()
 
     def digests(self, finished: dict[int, bytes], requests: int) -> dict[int, bytes]:
@@ -90,11 +90,11 @@ class Gatherer:
         sizes = torch.zeros(self._communicator.size, dtype=torch.int64)
         sizes[self._communicator.rank] = len(mine.encode())
         lengths = self._sum(sizes).tolist()
-        padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
-        padded[: len(data)] = data[: len(padded)]
-        sent = padded.to(self._device)
-        everybody = sent.new_empty((self._communicator.size, len(sent)))
-        self._communicator.all_gather(everybody, sent).result(self._deadline)
+        buffer = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+        buffer[: len(data)] = data[: len(buffer)]
+        device_buffer = buffer.to(self._device)
+        everybody = device_buffer.new_empty((self._communicator.size, len(device_buffer)))
+        self._communicator.all_gather(everybody, device_buffer).result(self._deadline)
         rows = everybody.cpu().numpy()
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
@@ -123,10 +123,10 @@ def serve_rank(
     with _blaming(fabric.control, settings):
         run_context = _settle_in(settings, fabric, where)
         variants = variants_of_run(settings, run_context.serving.weights.config.experts)
-        served = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
+        results = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
     fabric.control.set_operation("the reference pass")
-    record = None if where.rank else _record(run_context, served, progress)
+    record = None if where.rank else _record(run_context, results, progress)
     _part(run_context)
     return record
 
@@ -269,45 +269,52 @@ def _serve(
     run_context: RunContext, variant: Variant, progress: RunProgress
 ) -> tuple[PassResult, VariantRecord, torch.Tensor, tuple[RecordedSpan, ...]]:
     """One pass, and what all ranks together made of it."""
-    done = _pass(run_context, variant, progress)
+    pass_result = _pass(run_context, variant, progress)
     run_context.serving.control.set_operation(f"gathering the results ({variant.name})")
     results = run_context.run_fabric.open(f"{variant.name}.results")
     gatherer = Gatherer(results, run_context.accelerator.device, run_context.serving.deadline)
     requests = run_context.traffic.steps * run_context.traffic.requests_per_step
-    rebalances, aborts = _rebalances(run_context, done, gatherer)
+    rebalances, aborts = _rebalances(run_context, pass_result, gatherer)
     record = VariantRecord(
         name=variant.name,
         rank_rows=gatherer.rank_rows(
-            done.meter, run_context.serving.rank, run_context.serving.ranks
+            pass_result.meter, run_context.serving.rank, run_context.serving.ranks
         ),
-        step_seconds=gatherer.slowest_step_seconds(done.meter),
+        step_seconds=gatherer.slowest_step_seconds(pass_result.meter),
         rebalances=rebalances,
         aborts=dict(aborts),
-        outputs=outputs_digest(gatherer.digests(done.finished, requests)),
+        outputs=outputs_digest(gatherer.digests(pass_result.finished, requests)),
     )
-    rows = torch.from_numpy(gatherer.expert_rows(done.meter))
-    return done, record, rows, _spans(done, gatherer)
+    rows = torch.from_numpy(gatherer.expert_rows(pass_result.meter))
+    return pass_result, record, rows, _spans(pass_result, gatherer)
 
 
 def _rebalances(
-    run_context: RunContext, done: PassResult, gatherer: Gatherer
+    run_context: RunContext, pass_result: PassResult, gatherer: Gatherer
 ) -> tuple[tuple[Rebalance, ...], Counter[str]]:
     """How each ended, on every stage, and how many were aborted for what; they travel as JSON."""
-    known = {record.number: record for record in done.spans.rebalances}
+    records = {record.number: record for record in pass_result.spans.rebalances}
     turns = 1 if run_context.grid.data_parallel_only else run_context.settings.turns
-    mine = [_rebalance(report, known.get(report.number), turns) for report in done.reports]
-    own = {"rebalances": [asdict(rebalance) for rebalance in mine], "aborts": done.aborts}
+    own_rebalances = [
+        _rebalance(report, records.get(report.number), turns) for report in pass_result.reports
+    ]
+    own = {
+        "rebalances": [asdict(rebalance) for rebalance in own_rebalances],
+        "aborts": pass_result.aborts,
+    }
     # The ranks of a stage say the same, so its first one is asked.
     stages = gatherer.gather_texts(json.dumps(own))[:: run_context.grid.ranks_per_stage]
-    parsed = [json.loads(text) for text in stages]
-    rebalances = [Rebalance(**rebalance) for stage in parsed for rebalance in stage["rebalances"]]
-    aborts = sum((Counter(stage["aborts"]) for stage in parsed), Counter[str]())
+    stage_results = [json.loads(text) for text in stages]
+    rebalances = [
+        Rebalance(**rebalance) for stage in stage_results for rebalance in stage["rebalances"]
+    ]
+    aborts = sum((Counter(stage["aborts"]) for stage in stage_results), Counter[str]())
     return tuple(
         sorted(rebalances, key=lambda rebalance: (rebalance.step, rebalance.number))
     ), aborts
 
 
-def _rebalance(report: RebalanceReport, known: RebalanceRecord | None, turns: int) -> Rebalance:
+def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: int) -> Rebalance:
     """The engine counts forwards, of which a step has `turns`."""
     return Rebalance(
         number=report.number,
@@ -316,30 +323,32 @@ def _rebalance(report: RebalanceReport, known: RebalanceRecord | None, turns: in
         outcome=report.outcome,
         slots_moved=report.copies,
         bytes_moved=report.bytes,
-        seconds=dict(known.phase_seconds) if known else {},
-        before=known.imbalance_before if known else None,
-        predicted=known.imbalance_predicted if known else None,
-        actual=known.imbalance_actual if known else None,
+        seconds=dict(record.phase_seconds) if record else {},
+        before=record.imbalance_before if record else None,
+        predicted=record.imbalance_predicted if record else None,
+        actual=record.imbalance_actual if record else None,
     )
 
 
-def _spans(done: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
+def _spans(pass_result: PassResult, gatherer: Gatherer) -> tuple[RecordedSpan, ...]:
     """What every rank did when; they travel as JSON."""
-    mine = json.dumps([asdict(span) for span in done.spans.spans])
+    own_spans = json.dumps([asdict(span) for span in pass_result.spans.spans])
     return tuple(
-        RecordedSpan(**span) for text in gatherer.gather_texts(mine) for span in json.loads(text)
+        RecordedSpan(**span)
+        for text in gatherer.gather_texts(own_spans)
+        for span in json.loads(text)
     )
 
 
-def _record(run_context: RunContext, served: list[Served], progress: RunProgress) -> RunRecord:
+def _record(run_context: RunContext, results: list[Served], progress: RunProgress) -> RunRecord:
     settings, config, traffic = (
         run_context.settings,
         run_context.weights.config,
         run_context.traffic,
     )
     reference = serve_alone(run_context.weights, traffic, progress)
-    expert_rows = served[-1][3].numpy()
-    last = served[-1][0]
+    expert_rows = results[-1][3].numpy()
+    last = results[-1][0]
     prompts, continuations = _samples(traffic, reference)
     return RunRecord(
         version=__version__,
@@ -360,12 +369,12 @@ def _record(run_context: RunContext, served: list[Served], progress: RunProgress
         switch_steps=traffic.switch_steps,
         step_tokens=expert_rows[:, 0].sum(axis=1) // config.top_k,
         expert_rows=expert_rows,
-        variants={record.name: record for _, _, record, _, _ in served},
+        variants={record.name: record for _, _, record, _, _ in results},
         reference_outputs=outputs_digest(reference.finished),
         prompts=prompts,
         continuations=continuations,
-        spans=served[-1][4],
-        levels=served[-1][1].spans.imbalance_samples,
+        spans=results[-1][4],
+        levels=results[-1][1].spans.imbalance_samples,
         machine=describe_machine(),
     )
 
@@ -391,5 +400,5 @@ def _as_text(prompt: bytes, continuation: bytes) -> tuple[str, str]:
     prompt = prompt.lstrip(CONTINUATION_BYTES)
     whole = (prompt + continuation).decode(errors="replace")
     pairs = zip(prompt.decode(errors="replace"), whole, strict=False)
-    kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return whole[:kept], whole[kept:]
+    shared_length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return whole[:shared_length], whole[shared_length:]

@@ -142,9 +142,9 @@ class ServeLoop:
             self.meter.step = self.meter.turn = step
             began = now()
             self._step(step)
-            ended = now()
-            self.meter.seconds[step] = ended - began
-            self.events.emit(StepDone(step, began, ended))
+            end = now()
+            self.meter.seconds[step] = end - began
+            self.events.emit(StepDone(step, began, end))
             self.watch(step)
         self.scheduler.close()
         return self.scheduler

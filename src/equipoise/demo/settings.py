@@ -145,9 +145,9 @@ def available_variants(run: RunSettings) -> tuple[VariantName, ...]:
     if run.balance is Balance.OFF:
         return (VariantName.UNBALANCED,)
     # Another engine's rule reads no shares, so there is one way to serve under it.
-    ours = run.routing_rule is RoutingRule.SHARES
-    others = [mode for mode in Shares if mode is not run.shares] if ours else []
-    return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*others, run.shares)))
+    reads_shares = run.routing_rule is RoutingRule.SHARES
+    other_modes = [mode for mode in Shares if mode is not run.shares] if reads_shares else []
+    return (VariantName.UNBALANCED, *(VariantName(mode) for mode in (*other_modes, run.shares)))
 
 
 LAYERS_IN_FLIGHT = 2

@@ -180,10 +180,10 @@ class PassResult:
 
 def serve_variant(run_context: RunContext, variant: Variant, watch: OnStep) -> PassResult:
     """Serve the whole traffic one way, under observation; collective."""
-    with run_context.observers.observe(balancer_config(run_context, variant)) as seen:
-        meter, finished, balancer = _serve(run_context, variant, watch, seen.events)
+    with run_context.observers.observe(balancer_config(run_context, variant)) as observation:
+        meter, finished, balancer = _serve(run_context, variant, watch, observation.events)
     reports, aborts = tuple(balancer.engine.reports), dict(balancer.engine.aborts)
-    return PassResult(meter, finished, reports, aborts, seen.spans)
+    return PassResult(meter, finished, reports, aborts, observation.spans)
 
 
 def _serve(
@@ -194,7 +194,7 @@ def _serve(
     weights = SlotWeights(
         run_context.serving.weights.config, shape.slots_per_rank, run_context.accelerator.device
     )
-    with _opened(run_context, variant, weights, shape, event_sink) as balancer:
+    with _open_balancer(run_context, variant, weights, shape, event_sink) as balancer:
         meter, finished = _loop(
             run_context, variant, weights, balancer, PassWatchers(watch, event_sink)
         )
@@ -293,7 +293,7 @@ def _run(
 
 
 @contextmanager
-def _opened(
+def _open_balancer(
     run_context: RunContext,
     variant: Variant,
     weights: SlotWeights,
@@ -306,8 +306,13 @@ def _opened(
     group = weights.layer_group()
     accelerator, fabric = run_context.accelerator, run_context.stage_fabric
     store = accelerator.slot_store(group.layout(staging))
-    mine = run_context.serving.rank * shape.slots_per_rank
-    _fill(run_context, store, group, layout.placement[:, mine : mine + shape.slots_per_rank])
+    first_slot = run_context.serving.rank * shape.slots_per_rank
+    _fill(
+        run_context,
+        store,
+        group,
+        layout.placement[:, first_slot : first_slot + shape.slots_per_rank],
+    )
     update_path = (
         open_update_path(run_context, variant.name, group, store, shape)
         if variant.balanced
@@ -351,12 +356,14 @@ def first_placement(settings: RunSettings, shape: ExpertShape) -> Placement:
     ).placement
 
 
-def _fill(run_context: RunContext, store: SlotStore, group: LayerGroup, held: Placement) -> None:
-    """Write experts into this rank's slots; `held` is the part of the placement that is here."""
+def _fill(
+    run_context: RunContext, store: SlotStore, group: LayerGroup, placement: Placement
+) -> None:
+    """Write experts into this rank's slots; `placement` is the part that is here."""
     model = run_context.serving.weights
     sources = [
         group.sources({"gate_up": model.gate_up[layer, expert], "down": model.down[layer, expert]})
-        for layer, row in enumerate(held.tolist())
+        for layer, row in enumerate(placement.tolist())
         for expert in row
     ]
     store.write(range(len(sources)), sources, run_context.serving.compute)

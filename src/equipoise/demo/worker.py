@@ -141,8 +141,8 @@ def main() -> None:
     try:
         _work(task, pipe)
         code = 0
-    except RankLost as lost:
-        pipe.send({"lost": lost.rank, "how": lost.reason, "operation": lost.operation})
+    except RankLost as loss:
+        pipe.send({"lost": loss.rank, "how": loss.reason, "operation": loss.operation})
     except EquipoiseError as error:
         pipe.send({"failed": str(error)})
     except BaseException as error:

@@ -41,7 +41,7 @@ def render(result: SuiteResult, colours: ColourMode) -> str:
     lines = [
         styled(headline(result), TextStyle.BOLD, colours),
         "",
-        *(_clause(found, colours) for found in result.clauses()),
+        *(_clause(finding, colours) for finding in result.clauses()),
         *_violations(result, colours),
         "",
         *matrix(result, colours),
@@ -64,10 +64,10 @@ def verdict(result: SuiteResult) -> str:
     """The last line: counts, and how long it took."""
     counts = {status: result.count(status) for status in Status}
     totals = [f"{count} {status}" for status, count in counts.items() if count]
-    return f"{_kept(result)}: {', '.join(totals)}; {result.seconds:.0f} s"
+    return f"{_verdict_text(result)}: {', '.join(totals)}; {result.seconds:.0f} s"
 
 
-def _kept(result: SuiteResult) -> str:
+def _verdict_text(result: SuiteResult) -> str:
     if result.exit_code:
         return "THE CONTRACT IS BROKEN"
     whole = {finding.family for finding in result.findings} == set(FAMILIES)
@@ -88,13 +88,13 @@ def describe_clause(found: ClauseFinding) -> str:
 
 def matrix(result: SuiteResult, colours: ColourMode) -> list[str]:
     """Family letters down, clause numbers across, a sign for each status."""
-    known = {found.clause: found.status for found in result.clauses()}
+    statuses = {finding.clause: finding.status for finding in result.clauses()}
     most = max(clause_sort_key(clause)[1] for clause in TITLES)
     head = styled(
         "   " + "".join(f"{number:>3}" for number in range(1, most + 1)), TextStyle.DIM, colours
     )
     rows = [
-        f"{letter:<3}" + "".join(_cells(letter, most, known, colours)).rstrip()
+        f"{letter:<3}" + "".join(_cells(letter, most, statuses, colours)).rstrip()
         for letter in CLAUSE_LETTERS
     ]
     legend = "   ".join(f"{sign} {status}" for status, sign in STATUS_SIGNS.items())
@@ -116,14 +116,16 @@ def program_lines(verdict: PropertyViolated) -> list[str]:
     return verdict.case.program.lines() + head
 
 
-def _clause(found: ClauseFinding, colours: ColourMode) -> str:
-    status = styled(f"{found.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[found.status], colours)
-    line = f"{found.clause:<{NAME_WIDTH}}{status}{TITLES.get(found.clause, '')}"
-    if found.status is Status.HELD:
+def _clause(finding: ClauseFinding, colours: ColourMode) -> str:
+    status = styled(
+        f"{finding.status.value:<{STATUS_WIDTH}}", STATUS_STYLES[finding.status], colours
+    )
+    line = f"{finding.clause:<{NAME_WIDTH}}{status}{TITLES.get(finding.clause, '')}"
+    if finding.status is Status.HELD:
         return line
     margin = " " * (NAME_WIDTH + STATUS_WIDTH)
     explanation = textwrap.fill(
-        describe_clause(found), WIDTH, initial_indent=margin, subsequent_indent=margin
+        describe_clause(finding), WIDTH, initial_indent=margin, subsequent_indent=margin
     )
     return f"{line}\n{styled(explanation, TextStyle.DIM, colours)}"
 
@@ -139,14 +141,16 @@ def _violations(result: SuiteResult, colours: ColourMode) -> Iterable[str]:
         yield from (f"    {line}" for line in program_lines(finding.verdict))
 
 
-def _cells(letter: str, most: int, known: dict[str, Status], colours: ColourMode) -> Sequence[str]:
-    return [_terminal_cell(f"{letter}{number}", known, colours) for number in range(1, most + 1)]
+def _cells(
+    letter: str, most: int, statuses: dict[str, Status], colours: ColourMode
+) -> Sequence[str]:
+    return [_terminal_cell(f"{letter}{number}", statuses, colours) for number in range(1, most + 1)]
 
 
-def _terminal_cell(clause: str, known: dict[str, Status], colours: ColourMode) -> str:
+def _terminal_cell(clause: str, statuses: dict[str, Status], colours: ColourMode) -> str:
     if clause not in TITLES:
         return "   "
-    status = known.get(clause)
+    status = statuses.get(clause)
     if status is None:
         return "  " + styled(NOT_RUN_SIGN, TextStyle.DIM, colours)
     return "  " + styled(STATUS_SIGNS[status], STATUS_STYLES[status], colours)
@@ -227,12 +231,12 @@ def _violation(finding: Finding) -> str:
 
 
 def _grid(result: SuiteResult) -> str:
-    known = {found.clause: found for found in result.clauses()}
+    findings = {finding.clause: finding for finding in result.clauses()}
     most = max(clause_sort_key(clause)[1] for clause in TITLES)
     head = "".join(f"<th>{number}</th>" for number in range(1, most + 1))
     rows = "".join(
         f"<tr><th>{letter}</th>"
-        + "".join(_html_cell(f"{letter}{number}", known) for number in range(1, most + 1))
+        + "".join(_html_cell(f"{letter}{number}", findings) for number in range(1, most + 1))
         + "</tr>"
         for letter in CLAUSE_LETTERS
     )
@@ -243,24 +247,24 @@ def _grid(result: SuiteResult) -> str:
     )
 
 
-def _html_cell(clause: str, known: Mapping[str, ClauseFinding]) -> str:
+def _html_cell(clause: str, findings: Mapping[str, ClauseFinding]) -> str:
     if clause not in TITLES:
         return "<td></td>"
     title = escape_html(f"{clause}: {TITLES[clause]}")
-    if clause not in known:
+    if clause not in findings:
         return f'<td class="absent" title="{title}">\u00b7</td>'
-    status = known[clause].status
+    status = findings[clause].status
     link = f'<a href="#{clause}">{STATUS_SIGNS[status]}</a>'
     return f'<td class="{_class(status)}" title="{title}">{link}</td>'
 
 
 def _clauses(result: SuiteResult) -> str:
     rows = "".join(
-        f'<tr id="{found.clause}"><td class="num">{found.clause}</td>'
-        f'<td class="{_class(found.status)}">{found.status.value}</td>'
-        f"<td>{escape_html(TITLES.get(found.clause, ''))}</td>"
-        f"<td>{escape_html(describe_clause(found))}</td></tr>"
-        for found in result.clauses()
+        f'<tr id="{finding.clause}"><td class="num">{finding.clause}</td>'
+        f'<td class="{_class(finding.status)}">{finding.status.value}</td>'
+        f"<td>{escape_html(TITLES.get(finding.clause, ''))}</td>"
+        f"<td>{escape_html(describe_clause(finding))}</td></tr>"
+        for finding in result.clauses()
     )
     return _table(("clause", "status", "what it says", "on what ground"), rows)
 

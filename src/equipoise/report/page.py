@@ -57,8 +57,8 @@ details pre { margin-top:12px; max-height:480px; overflow:auto; }
 
 def escape_html(text: str) -> str:
     """Escaped for HTML; control characters, which no page may hold, are replaced."""
-    kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-    return escape(kept, quote=True)
+    printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return escape(printable, quote=True)
 
 
 def section(title: str, inner: str) -> str:

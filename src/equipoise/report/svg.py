@@ -131,8 +131,8 @@ def _for_a_page(svg: str) -> str:
     """Without prologue, metadata and unused identifiers; sized by the page, in its ink."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    used = set(re.findall(r"(?:url\(|href=\")#([\w.-]+)", svg))
-    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used else "", svg)
+    used_ids = set(re.findall(r"(?:url\(|href=\")#([\w.-]+)", svg))
+    svg = re.sub(r' id="([\w.-]+)"', lambda match: match[0] if match[1] in used_ids else "", svg)
     opening, rest = svg[: svg.index(">")], svg[svg.index(">") :]
     svg = re.sub(r'\s(?:width|height)="[^"]*"', "", opening) + rest
     return svg.replace(TEXT_COLOUR, "currentColor")

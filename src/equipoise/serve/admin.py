@@ -39,15 +39,15 @@ class Admin:
         if request.method != "POST":
             return _json({"workers": [self._about(name) for name in self._numbers]})
         # A worker's name may have a slash in it.
-        name, _, what = request.path.removeprefix(PREFIX).rpartition("/")
-        if what not in (DRAIN, RESUME) or name not in self._numbers:
-            known = f"POST {PREFIX}NAME/{DRAIN} or /{RESUME}, NAME out of GET {WORKERS}"
-            raise bad_request(f"{request.path} is not there: {known}", 404, "not_found")
-        if what == DRAIN:
+        name, _, action = request.path.removeprefix(PREFIX).rpartition("/")
+        if action not in (DRAIN, RESUME) or name not in self._numbers:
+            routes = f"POST {PREFIX}NAME/{DRAIN} or /{RESUME}, NAME out of GET {WORKERS}"
+            raise bad_request(f"{request.path} is not there: {routes}", 404, "not_found")
+        if action == DRAIN:
             self._dispatcher.drain_worker(self._numbers[name])
         else:
             self._dispatcher.resume_worker(self._numbers[name])
-        LOG.warning("%s: %s, by hand", name, what)
+        LOG.warning("%s: %s, by hand", name, action)
         return _json(self._about(name))
 
     def _about(self, name: str) -> dict[str, object]:

@@ -61,6 +61,7 @@ class CancelScope:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # Before the timeout is left: a `cancel` that comes later must not reschedule it.
         self._over = True
         try:
             await self._timeout.__aexit__(kind, error, trace)

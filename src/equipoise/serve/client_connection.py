@@ -129,7 +129,7 @@ class ClientListener(web.Server):
     ) -> None:
         super().__init__(
             handler,
-            request_factory=_begun,
+            request_factory=_make_request,
             # A client that goes takes its request with it.
             handler_cancellation=True,
         )
@@ -205,6 +205,7 @@ class ClientConnection(web.RequestHandler):
                 self.transport.abort()
             raise ConnectionError("the client did not take what was sent to it") from None
         finally:
+            # What comes from now on is the head of the next request.
             self._heading = True
 
     def handle_error(
@@ -258,7 +259,7 @@ class ClientConnection(web.RequestHandler):
         self.force_close()
 
 
-def _begun(
+def _make_request(
     message: Any, payload: Any, protocol: Any, writer: Any, task: "asyncio.Task[None]"
 ) -> web.BaseRequest:
     assert isinstance(protocol, ClientConnection)

@@ -30,7 +30,7 @@ from equipoise.serve.outcomes import (
 from equipoise.serve.request_state import (
     CLOSED,
     QUEUED,
-    Bound,
+    BoundToWorker,
     Queued,
     RequestState,
     Running,
@@ -98,7 +98,7 @@ class RequestDispatcher:
             raise overloaded(f"{self._max_queued} requests wait for a worker already")
         return state
 
-    def start_answer(self, state: RequestState, bound: Bound) -> bool:
+    def start_answer(self, state: RequestState, bound: BoundToWorker) -> bool:
         """Something of its answer is about to be passed on; False: that binding is over."""
         if state.status is not bound:
             return False
@@ -113,7 +113,7 @@ class RequestDispatcher:
             if tokens > state.reported_tokens:
                 self._add_tokens(state, tokens - state.reported_tokens)
 
-    def finish(self, state: RequestState, bound: Bound, tokens: int) -> None:
+    def finish(self, state: RequestState, bound: BoundToWorker, tokens: int) -> None:
         """It ended well, with so many tokens in all."""
         if tokens:
             self.start_answer(state, bound)
@@ -135,7 +135,7 @@ class RequestDispatcher:
         self._pending_tokens.pop(state.request_id, None)
         self._apply(self._call_policy(lambda: self._policy.on_abort(state.request_id)))
 
-    def retry(self, state: RequestState, bound: Bound) -> None:
+    def retry(self, state: RequestState, bound: BoundToWorker) -> None:
         """Its attempt came to nothing: it is to be bound to another worker.
 
         Raises: RequestRefused (503) where its client wants that worker only, and it does not serve.
@@ -147,6 +147,7 @@ class RequestDispatcher:
         state.pinned_worker = state.required_worker
         if state.required_worker is None:
             state.pinned_worker = least_loaded(self.workers, bound.worker, state.size)
+        # Ends first, as in `submit`.
         self._flush()
         self._enqueue(state)
 
@@ -178,6 +179,8 @@ class RequestDispatcher:
             lambda: self._policy.on_worker_change(WorkerChange(worker=worker, state=state))
         )
         free = self._drop_lost(decision)
+        # Before the assignments: in the same decision the policy may bind to another worker what
+        # the lost one had, and only what is queued can be bound.
         if state is WorkerState.LOST:
             self._unbind(view)
         self._assign(decision)
@@ -214,7 +217,9 @@ class RequestDispatcher:
 
     def _unbind(self, view: WorkerView) -> None:
         """The policy holds again what its worker, which is lost, had not begun."""
-        for state in [one for one in view.requests.values() if isinstance(one.status, Bound)]:
+        for state in [
+            one for one in view.requests.values() if isinstance(one.status, BoundToWorker)
+        ]:
             view.remove_request(state)
             self.queued += 1
             state.unbind()
@@ -242,7 +247,7 @@ class RequestDispatcher:
         match state.status:
             case Queued():
                 self.queued -= 1
-            case Bound(worker) | Running(worker):
+            case BoundToWorker(worker) | Running(worker):
                 self.workers[worker].remove_request(state)
         self._requests.pop(state.request_id, None)
 
@@ -258,6 +263,8 @@ class RequestDispatcher:
     def _schedule(self) -> None:
         if not self._flushing:
             self._flushing = True
+            # At the end of this turn of the loop: a step of an engine yields many tokens at once,
+            # which the policy gets as one event.
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -266,9 +273,9 @@ class RequestDispatcher:
         if not self._pending_tokens and not self._pending_ends:
             return
         # Emptied before the call: what its decision brings belongs to the next event.
-        counts, ended = self._pending_tokens, self._pending_ends
+        counts, ends = self._pending_tokens, self._pending_ends
         self._pending_tokens, self._pending_ends = {}, []
-        self._apply(self._call_policy(lambda: self._policy.on_tokens(counts, ended)))
+        self._apply(self._call_policy(lambda: self._policy.on_tokens(counts, ends)))
 
     def _call_policy(self, event: Callable[[], Decision], silent: bool = True) -> Decision:
         began = perf_counter()
@@ -292,12 +299,12 @@ class RequestDispatcher:
     def _drop_lost(self, decision: Decision) -> list[RequestState]:
         """Close requests that the policy lost; returns those that another worker may still take."""
         free: list[RequestState] = []
-        for lost in decision.lost:
-            state = self._requests.get(_number(lost))
+        for lost_id in decision.lost:
+            state = self._requests.get(_number(lost_id))
             if state is None:
                 continue
             movable = state.required_worker is None and not isinstance(state.status, Running)
-            was_bound = isinstance(state.status, Bound)
+            was_bound = isinstance(state.status, BoundToWorker)
             self._release(state)
             state.status = CLOSED
             if movable:

@@ -47,21 +47,23 @@ def worker_request_headers(
     own = {one.lower() for one in worker.headers} | PROXY_REQUEST_HEADERS
     if key is not None:
         own.add("authorization")
-    passed = _passed(headers, own)
+    pairs = _end_to_end_headers(headers, own)
     # What is compressed could not be read, and its tokens not be counted.
-    passed += [(REQUEST_ID, name), ("Accept-Encoding", "identity"), *worker.headers.items()]
+    pairs += [(REQUEST_ID, name), ("Accept-Encoding", "identity"), *worker.headers.items()]
     if key is not None:
-        passed.append(("Authorization", f"Bearer {key}"))
-    return passed
+        pairs.append(("Authorization", f"Bearer {key}"))
+    return pairs
 
 
 def client_response_headers(headers: Mapping[str, str], name: str) -> list[tuple[str, str]]:
     """Headers of the answer that a client gets."""
-    return [*_passed(headers, PROXY_RESPONSE_HEADERS), (REQUEST_ID, name)]
+    return [*_end_to_end_headers(headers, PROXY_RESPONSE_HEADERS), (REQUEST_ID, name)]
 
 
-def _passed(headers: Mapping[str, str], without: Iterable[str]) -> list[tuple[str, str]]:
+def _end_to_end_headers(
+    headers: Mapping[str, str], without: Iterable[str]
+) -> list[tuple[str, str]]:
     text = [value for name, value in headers.items() if name.lower() == "connection"]
-    named = (part.strip().lower() for value in text for part in value.split(","))
-    stopped = HOP_BY_HOP.union(without, named)
+    connection_names = (part.strip().lower() for value in text for part in value.split(","))
+    stopped = HOP_BY_HOP.union(without, connection_names)
     return [(name, value) for name, value in headers.items() if name.lower() not in stopped]

@@ -47,14 +47,14 @@ class WorkerHealth:
         """What is believed after another question."""
         match seen:
             case HealthCheckResult.HEALTHY:
-                found = WorkerHealth(self.state, successes=self.successes + 1)
+                health = WorkerHealth(self.state, successes=self.successes + 1)
             case HealthCheckResult.UNHEALTHY:
-                found = WorkerHealth(self.state, failures=self.failures + 1)
+                health = WorkerHealth(self.state, failures=self.failures + 1)
             case HealthCheckResult.NO_ANSWER:
-                found = WorkerHealth(
+                health = WorkerHealth(
                     self.state, failures=self.failures + 1, unanswered=self.unanswered + 1
                 )
-        return replace(found, state=_state(found, settings))
+        return replace(health, state=_state(health, settings))
 
     @property
     def uncertain(self) -> bool:
@@ -79,14 +79,14 @@ def initial_health(seen: HealthCheckResult) -> WorkerHealth:
             return WorkerHealth(WorkerState.LOST, failures=1, unanswered=1)
 
 
-def _state(found: WorkerHealth, settings: HealthSettings) -> WorkerState:
-    if found.unanswered >= settings.lost_after:
+def _state(health: WorkerHealth, settings: HealthSettings) -> WorkerState:
+    if health.unanswered >= settings.lost_after:
         return WorkerState.LOST
-    if found.failures >= settings.draining_after and found.state is WorkerState.SERVING:
+    if health.failures >= settings.draining_after and health.state is WorkerState.SERVING:
         return WorkerState.DRAINING
-    if found.successes >= settings.serving_after:
+    if health.successes >= settings.serving_after:
         return WorkerState.SERVING
-    return found.state
+    return health.state
 
 
 LOG = logging.getLogger("equipoise.route")
@@ -127,9 +127,9 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Ask for ever."""
-        found = initial_health(await self._ask())
-        LOG.warning("%s: found %s", self._url, found.state.value)
-        self._conclude(found)
+        first_health = initial_health(await self._ask())
+        LOG.warning("%s: found %s", self._url, first_health.state.value)
+        self._conclude(first_health)
         while True:
             await self._pause()
             self._doubt.clear()

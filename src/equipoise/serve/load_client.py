@@ -123,10 +123,14 @@ class LoadTarget:
     def body(self, planned: PlannedRequest) -> bytes:
         """Of one request."""
         message = {"role": "user", "content": planned.prompt}
-        what = {"prompt": planned.prompt} if self.path == COMPLETIONS else {"messages": [message]}
+        prompt_field = (
+            {"prompt": planned.prompt} if self.path == COMPLETIONS else {"messages": [message]}
+        )
         how = {"max_tokens": planned.output, "stream": True}
         usage = {"stream_options": {"include_usage": True}}
-        return json.dumps({"model": self.model} | what | how | usage | dict(self.fields)).encode()
+        return json.dumps(
+            {"model": self.model} | prompt_field | how | usage | dict(self.fields)
+        ).encode()
 
 
 class LoadClient:
@@ -155,12 +159,12 @@ class LoadClient:
             headers=headers,
         ) as self._client:
             if isinstance(plan.pacing, ClosedLoop):
-                await self._closed(plan, plan.pacing.concurrency)
+                await self._send_closed_loop(plan, plan.pacing.concurrency)
             else:
                 await self._open(plan)
         return self._sent
 
-    async def _closed(self, plan: LoadPlan, concurrency: int) -> None:
+    async def _send_closed_loop(self, plan: LoadPlan, concurrency: int) -> None:
         waiting = iter(plan)
 
         async def work() -> None:
@@ -181,22 +185,22 @@ class LoadClient:
 
     async def _one(self, planned: PlannedRequest, due: float) -> None:
         now = self._loop.time()
-        sent = SentRequest(planned.number, late=max(0.0, now - due), begin=now)
+        request = SentRequest(planned.number, late=max(0.0, now - due), begin=now)
         try:
             async with CancelScope() as scope:
                 scope.set_timeout(self._target.timeout, CancelReason.TOTAL)
-                sent.failure = await self._streamed(planned, sent)
+                request.failure = await self._stream(planned, request)
         except ScopeCancelled:
-            sent.failure = TIMED_OUT
+            request.failure = TIMED_OUT
         except aiohttp.ClientConnectorError:
-            sent.failure = "no connection"
+            request.failure = "no connection"
         except (aiohttp.ClientError, OSError) as error:
-            sent.failure = f"broken off: {type(error).__name__}"
-        sent.end = self._loop.time()
-        self._sent.append(sent)
-        self._on_result(sent)
+            request.failure = f"broken off: {type(error).__name__}"
+        request.end = self._loop.time()
+        self._sent.append(request)
+        self._on_result(request)
 
-    async def _streamed(self, planned: PlannedRequest, sent: SentRequest) -> str | None:
+    async def _stream(self, planned: PlannedRequest, request: SentRequest) -> str | None:
         """Why it failed; None: it did not."""
         url = self._target.url + self._target.path
         async with self._client.post(url, data=self._target.body(planned)) as answer:
@@ -206,27 +210,27 @@ class LoadClient:
             reader = EventReader()
             while chunk := await answer.content.readany():
                 whole = reader.feed(chunk)
-                self._came(sent, reader.tokens)
+                self._count_tokens(request, reader.tokens)
                 if b'"error"' in whole and (code := _error_event(whole)) is not None:
                     return f"error event{code}"
-        sent.prompt = reader.usage.prompt or 0
+        request.prompt = reader.usage.prompt or 0
         if not reader.ended:
             return "stream without an end"
         return None if reader.tokens else "no token"
 
-    def _came(self, sent: SentRequest, made: int) -> None:
-        if made <= sent.output:
-            sent.output = made  # usage may say that it was fewer
+    def _count_tokens(self, request: SentRequest, tokens: int) -> None:
+        if tokens <= request.output:
+            request.output = tokens  # usage may say that it was fewer
             return
         now = self._loop.time()
-        if sent.first is None:
-            sent.first = now
+        if request.first is None:
+            request.first = now
         else:
-            sent.gaps.append(now - self._last(sent))
-        sent.output, sent.end = made, now
+            request.gaps.append(now - self._last(request))
+        request.output, request.end = tokens, now
 
-    def _last(self, sent: SentRequest) -> float:
-        return sent.end or sent.begin
+    def _last(self, request: SentRequest) -> float:
+        return request.end or request.begin
 
 
 def _code(text: bytes) -> str:
@@ -251,10 +255,10 @@ def _error_event(whole: bytes) -> str | None:
 
 def _is_error(text: bytes) -> bool:
     try:
-        loaded = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(loaded, dict) and "choices" not in loaded and "error" in loaded
+    return isinstance(content, dict) and "choices" not in content and "error" in content
 
 
 T = TypeVar("T")
@@ -268,13 +272,13 @@ async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     main = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in SIGNALS if main}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
-    received: list[signal.Signals] = []
+    old_handlers = {number: signal.getsignal(number) for number in SIGNALS if main}
+    handlers = {number: handler for number, handler in old_handlers.items() if callable(handler)}
+    signals: list[signal.Signals] = []
 
     def on_signal(number: signal.Signals) -> None:
         assert task is not None
-        received.append(number)
+        signals.append(number)
         task.cancel()
 
     for number in handlers:
@@ -282,13 +286,13 @@ async def cancel_on_signal(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if not received:
+        if not signals:
             raise
     finally:
         for number, handler in handlers.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
-    handlers[received[0]](received[0], None)
+    handlers[signals[0]](signals[0], None)
     raise asyncio.CancelledError  # its handler did not raise
 
 

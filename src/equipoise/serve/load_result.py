@@ -104,7 +104,7 @@ class LoadResult:
 def load_result_of(sent: Sequence[SentRequest]) -> LoadResult:
     """Figures of requests that are over."""
     good = [one for one in sent if one.failure is None]
-    begun = [(one, one.first) for one in good if one.first is not None]
+    answers = [(one, one.first) for one in good if one.first is not None]
     failures = Counter(one.failure for one in sent if one.failure is not None)
     span = max(one.end for one in sent) - min(one.begin for one in sent) if sent else 0.0
     return LoadResult(
@@ -114,9 +114,9 @@ def load_result_of(sent: Sequence[SentRequest]) -> LoadResult:
         seconds=span,
         prompt_tokens=sum(one.prompt for one in good),
         output_tokens=sum(one.output for one in good),
-        ttft=LatencyStats.of([first - one.begin for one, first in begun]),
+        ttft=LatencyStats.of([first - one.begin for one, first in answers]),
         tpot=LatencyStats.of(
-            [(one.end - first) / (one.output - 1) for one, first in begun if one.output > 1]
+            [(one.end - first) / (one.output - 1) for one, first in answers if one.output > 1]
         ),
         itl=LatencyStats.of([gap for one in good for gap in one.gaps]),
         latency=LatencyStats.of([one.end - one.begin for one in good]),
@@ -147,7 +147,7 @@ def render(result: LoadResult, ink: ColourMode) -> str:
         *(_row(name, getattr(result, key)) for name, key in ROWS),
     ]
     if result.failures:
-        lines += ["", *(_failed(kind, count, ink) for kind, count in result.failures.items())]
+        lines += ["", *(_failure_line(kind, count, ink) for kind, count in result.failures.items())]
     return "\n".join(lines)
 
 
@@ -158,6 +158,6 @@ def _row(name: str, spread: LatencyStats | None) -> str:
     return f"{name:<23}" + "".join(f"{value * 1000:>11,.2f}" for value in values)
 
 
-def _failed(kind: str, count: int, ink: ColourMode) -> str:
-    shown = "".join(letter if letter.isprintable() else "?" for letter in kind)
-    return styled(f"failed: {count} x {shown}"[:WIDTH], TextStyle.RED, ink)
+def _failure_line(kind: str, count: int, ink: ColourMode) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in kind)
+    return styled(f"failed: {count} x {text}"[:WIDTH], TextStyle.RED, ink)

@@ -92,8 +92,10 @@ class ProxyMetrics:
     def __init__(self, workers: Sequence[str]) -> None:
         self._registry = CollectorRegistry()
         self._workers = tuple(workers)
-        ended = self._counter("requests", "requests that ended", ["outcome"])
-        self._ended = {outcome: ended.labels(outcome=outcome.value) for outcome in RequestOutcome}
+        counter = self._counter("requests", "requests that ended", ["outcome"])
+        self._end_counters = {
+            outcome: counter.labels(outcome=outcome.value) for outcome in RequestOutcome
+        }
         self._tokens = self._counter("output_tokens", "tokens of answers that were passed on")
         self._retries = self._counter("retries", "attempts after the first one of a request")
         self._wait = self._histogram(
@@ -115,7 +117,7 @@ class ProxyMetrics:
 
     def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""
-        self._ended[stats.outcome or RequestOutcome.FAILED].inc()
+        self._end_counters[stats.outcome or RequestOutcome.FAILED].inc()
         self._tokens.inc(stats.output)
         self._retries.inc(max(0, stats.attempts - 1))
         if stats.bound_at is not None:
@@ -127,7 +129,7 @@ class ProxyMetrics:
 
     def request_refused(self, outcome: RequestOutcome) -> None:
         """A client came no further than its connection."""
-        self._ended[outcome].inc()
+        self._end_counters[outcome].inc()
 
     def watch_dispatcher(self, dispatcher: RequestDispatcher, dropped: Callable[[], int]) -> None:
         """Show what `dispatcher` knows, and how many records were dropped, from now on."""
@@ -137,11 +139,11 @@ class ProxyMetrics:
         """What Prometheus reads."""
         return generate_latest(self._registry)
 
-    def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Any:
-        return Counter(PREFIX + name, what, labels, registry=self._registry)
+    def _counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Any:
+        return Counter(PREFIX + name, description, labels, registry=self._registry)
 
-    def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Any:
-        return Histogram(PREFIX + name, what, buckets=buckets, registry=self._registry)
+    def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Any:
+        return Histogram(PREFIX + name, description, buckets=buckets, registry=self._registry)
 
 
 class _LiveCollector:
@@ -168,34 +170,34 @@ class _LiveCollector:
 
     def _by_worker(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         load = _family("worker_load_tokens", "prompt and output tokens of its requests", "worker")
-        bound = _family("worker_bound_requests", "requests that it has", "worker")
+        bound_family = _family("worker_bound_requests", "requests that it has", "worker")
         running = _family("worker_running_requests", "of them, those with a token", "worker")
         state = _family("worker_state", "1 for the state that it is in", "worker", "state")
         failed = CounterMetricFamily(
             PREFIX + "worker_report_failures", "reports that did not come", labels=["worker"]
         )
         for name, view in zip(self._names, self._dispatcher.workers, strict=True):
-            begun = sum(isinstance(one.status, Running) for one in view.requests.values())
+            running_count = sum(isinstance(one.status, Running) for one in view.requests.values())
             load.add_metric([name], view.load)
-            bound.add_metric([name], len(view.requests))
-            running.add_metric([name], begun)
+            bound_family.add_metric([name], len(view.requests))
+            running.add_metric([name], running_count)
             failed.add_metric([name], view.report_failures)
             for one in WorkerState:
                 state.add_metric([name, one.value], float(view.state is one))
-        yield from (load, bound, running, failed, state)
+        yield from (load, bound_family, running, failed, state)
 
 
-def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, what, value=value)
+def _gauge(name: str, description: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, description, value=value)
 
 
-def _count(name: str, what: str, value: float) -> CounterMetricFamily:
+def _count(name: str, description: str, value: float) -> CounterMetricFamily:
     """Exposed as `NAME_total`."""
-    return CounterMetricFamily(PREFIX + name, what, value=value)
+    return CounterMetricFamily(PREFIX + name, description, value=value)
 
 
-def _family(name: str, what: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, what, labels=labels)
+def _family(name: str, description: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, description, labels=labels)
 
 
 CHART_INTERVAL = 10.0
@@ -257,8 +259,8 @@ class StatLogger:
         assert self._dispatcher is not None
         dispatcher = self._dispatcher
         balance = load_imbalance(dispatcher.workers)
-        ended = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
-        return ended | {
+        outcomes = {f"requests/{one.value}": float(count) for one, count in self._counts.items()}
+        return outcomes | {
             "in_flight_requests": len(dispatcher.requests),
             "queued_requests": dispatcher.queued,
             "imbalance_tokens": balance.imbalance,

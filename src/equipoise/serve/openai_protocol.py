@@ -45,42 +45,42 @@ class ParsedRequest:
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Raises RequestRefused (400) for what no worker could answer."""
-    parsed = _mapping(body)
-    model = parsed.get("model")
+    fields = _mapping(body)
+    model = fields.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
         raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
-    if not isinstance(parsed.get("stream"), bool | None):
+    if not isinstance(fields.get("stream"), bool | None):
         raise bad_request("'stream' has to be true or false")
-    _check_counts(parsed)
-    exact, text = _chat(parsed) if path == CHAT else _prompt(parsed)
-    rank = _rank(parsed, headers)
-    if RANK_KEY in parsed:
+    _check_counts(fields)
+    exact, text = _chat(fields) if path == CHAT else _prompt(fields)
+    rank = _rank(fields, headers)
+    if RANK_KEY in fields:
         # The worker has ranks of its own: those that the client means are the proxy's workers.
-        body = json.dumps({k: v for k, v in parsed.items() if k != RANK_KEY}).encode()
-    return ParsedRequest(path, model, parsed.get("stream") is True, body, exact, text, rank)
+        body = json.dumps({k: v for k, v in fields.items() if k != RANK_KEY}).encode()
+    return ParsedRequest(path, model, fields.get("stream") is True, body, exact, text, rank)
 
 
 def _mapping(body: bytes) -> dict[str, Any]:
     try:
-        parsed = json.loads(body)
+        fields = json.loads(body)
     except (ValueError, RecursionError):
         raise bad_request("the body is not JSON") from None
-    if not isinstance(parsed, dict):
+    if not isinstance(fields, dict):
         raise bad_request("the body has to be a JSON object")
-    return parsed
+    return fields
 
 
-def _check_counts(parsed: Mapping[str, Any]) -> None:
+def _check_counts(fields: Mapping[str, Any]) -> None:
     for key in ("n", "max_tokens", "max_completion_tokens"):
-        value = parsed.get(key)
+        value = fields.get(key)
         if value is not None and not _whole(value):
             raise bad_request(f"{key!r} has to be a whole number that is not negative")
-    if parsed.get("n") == 0:
+    if fields.get("n") == 0:
         raise bad_request("'n' has to be at least 1")
 
 
-def _chat(parsed: Mapping[str, Any]) -> tuple[int, int]:
-    messages = parsed.get("messages")
+def _chat(fields: Mapping[str, Any]) -> tuple[int, int]:
+    messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise bad_request("'messages' has to be a list with at least one message")
     return 0, sum(_message(number, message) for number, message in enumerate(messages))
@@ -102,9 +102,9 @@ def _message(number: int, message: object) -> int:
     return sum(_bytes(text) for text in texts if isinstance(text, str))
 
 
-def _prompt(parsed: Mapping[str, Any]) -> tuple[int, int]:
+def _prompt(fields: Mapping[str, Any]) -> tuple[int, int]:
     """Tokens where they are given, and bytes of text where not."""
-    prompt = parsed.get("prompt")
+    prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return 0, _bytes(prompt)
     if not isinstance(prompt, list) or not prompt:
@@ -132,8 +132,8 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _rank(parsed: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
-    rank = parsed.get(RANK_KEY)
+def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
+    rank = fields.get(RANK_KEY)
     if rank is None:
         text = headers.get(RANK_HEADER)
         if text is None:
@@ -184,13 +184,13 @@ class EventReader:
     def feed(self, chunk: bytes) -> bytes:
         """The whole events among what has come, with all their bytes; the rest is kept."""
         data = self._tail + chunk if self._tail else chunk
-        cut = _last_end(data)
-        if cut == 0 and len(data) > MOST_EVENT:
+        end = _last_end(data)
+        if end == 0 and len(data) > MOST_EVENT:
             self._tail = b""
             self.tokens += 1
             return data
-        self._tail = data[cut:]
-        whole = data[:cut]
+        self._tail = data[end:]
+        whole = data[:end]
         if whole:
             self._read(whole)
         return whole
@@ -210,7 +210,7 @@ class EventReader:
             if value == b"[DONE]":
                 self.ended = True
             else:
-                self._count(_loaded(value))
+                self._count(_json_object(value))
 
     def _count(self, event: dict[str, Any]) -> None:
         choices = event.get("choices")
@@ -231,13 +231,13 @@ def usage_from(answer: dict[str, Any]) -> TokenUsage:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return NO_USAGE
-    found = _count_of(usage.get("prompt_tokens")), _count_of(usage.get("completion_tokens"))
-    return NO_USAGE if found == (None, None) else TokenUsage(*found)
+    counts = _count_of(usage.get("prompt_tokens")), _count_of(usage.get("completion_tokens"))
+    return NO_USAGE if counts == (None, None) else TokenUsage(*counts)
 
 
 def read_usage(body: bytes) -> TokenUsage:
     """What an answer that was not streamed says of usage; nothing where it is not JSON."""
-    return usage_from(_loaded(body))
+    return usage_from(_json_object(body))
 
 
 def _last_end(data: bytes) -> int:
@@ -248,12 +248,12 @@ def _last_end(data: bytes) -> int:
     return max((end for end, length in zip(ends, lengths, strict=True) if end >= length), default=0)
 
 
-def _loaded(value: bytes) -> dict[str, Any]:
+def _json_object(value: bytes) -> dict[str, Any]:
     try:
-        loaded = json.loads(value)
+        content = json.loads(value)
     except (ValueError, RecursionError):
         return {}
-    return loaded if isinstance(loaded, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _brings_token(choice: object) -> bool:

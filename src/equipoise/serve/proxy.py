@@ -65,6 +65,7 @@ class BackgroundTasks:
 
     async def cancel_all(self) -> None:
         """End all of them; bounded."""
+        # Emptied first: `_ended` takes a task that is still listed for one that failed.
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
@@ -168,25 +169,27 @@ class Proxy:
 
     def _reporters(self, client: ClientSession) -> list[MetricsScraper]:
         """One a server, where workers are asked what they have to do."""
-        parsed, key = self._settings.reports, self._settings.access.worker_key
-        if parsed is None:
+        reports, key = self._settings.reports, self._settings.access.worker_key
+        if reports is None:
             return []
-        found: dict[str, dict[int, WorkerSettings]] = {}
+        by_url: dict[str, dict[int, WorkerSettings]] = {}
         for number, worker in enumerate(self._settings.workers):
-            found.setdefault(worker.url, {})[number] = worker
+            by_url.setdefault(worker.url, {})[number] = worker
         return [
-            MetricsScraper(client, workers, self.dispatcher, parsed, key)
-            for workers in found.values()
+            MetricsScraper(client, workers, self.dispatcher, reports, key)
+            for workers in by_url.values()
         ]
 
     def _monitors(self, client: ClientSession) -> list[HealthMonitor]:
         """One a server; of each worker, that of its server."""
-        found: dict[str, HealthMonitor] = {}
+        monitors: dict[str, HealthMonitor] = {}
         urls = [one.url for one in self._settings.workers]
         for url in urls:
             numbers = [number for number, one in enumerate(urls) if one == url]
-            found[url] = HealthMonitor(client, url, numbers, self.dispatcher, self._settings.health)
-        return [found[url] for url in urls]
+            monitors[url] = HealthMonitor(
+                client, url, numbers, self.dispatcher, self._settings.health
+            )
+        return [monitors[url] for url in urls]
 
     async def stop(self) -> int:
         """Take no more, let what is under way end, end what does not; returns how many those were.
@@ -198,7 +201,7 @@ class Proxy:
         # From here on new requests get 503; connections are closed last, so that others can end.
         self._phase = ProxyPhase.DRAINING
         await self._wait_drained()
-        left = self._in_flight
+        cut_off = self._in_flight
         end = self._loop.time() + ERROR_EVENT_TIMEOUT
         while self._in_flight and self._loop.time() < end:
             for state in self.dispatcher.requests:
@@ -212,7 +215,7 @@ class Proxy:
         await self.tasks.cancel_all()
         await self._stack.aclose()
         self._stats.close()
-        return left
+        return cut_off
 
     def skip_drain(self) -> None:
         """End the drain now; requests that are left are cancelled."""
@@ -235,35 +238,35 @@ class Proxy:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer anything at all."""
-        response = await self._answered(request)
+        response = await self._answer(request)
         # A head that is out has promised to keep the connection: a client that uses it again is
         # answered by 503, where a client with a closed connection would learn nothing.
         if self._phase is ProxyPhase.DRAINING and not response.prepared:
             response.force_close()
         return response
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         name = request_id(request.headers)
         try:
             _check_method(request)
             if request.path in OWN_PATHS or request.path.startswith(PREFIX):
                 return self._answer_locally(request)
-        except RequestRefused as refused:
-            return _refusal(refused.error_response, name)
+        except RequestRefused as refusal:
+            return _refusal(refusal.error_response, name)
         # Only these are waited for at the end: requests for metrics must not prolong the drain.
         self._in_flight += 1
         self._idle.clear()
         try:
-            return await self._passed_on(request, name)
+            return await self._forward_request(request, name)
         finally:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
 
-    async def _passed_on(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+    async def _forward_request(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """What a worker answers."""
         if request.path in (CHAT, COMPLETIONS):
-            return await self._generated(
+            return await self._answer_generation(
                 request, RequestStats(name, request.path, self._loop.time())
             )
         try:
@@ -271,8 +274,8 @@ class Proxy:
                 raise RequestRefused(SHUTTING_DOWN)
             check_key(self._settings.access, request.headers)
             return await self._forward.answer(request, name)
-        except RequestRefused as refused:
-            return _refusal(refused.error_response, name)
+        except RequestRefused as refusal:
+            return _refusal(refusal.error_response, name)
 
     def _answer_locally(self, request: web.BaseRequest) -> web.Response:
         """What the proxy answers itself."""
@@ -292,12 +295,14 @@ class Proxy:
         about = {"status": self._phase.value, "serving_workers": serving}
         return _json(about, 200 if ready else 503)
 
-    async def _generated(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
+    async def _answer_generation(
+        self, request: web.BaseRequest, stats: RequestStats
+    ) -> web.StreamResponse:
         try:
             return await self._tokens(request, stats)
-        except RequestRefused as refused:
-            stats.outcome = refused.error_response.outcome
-            return _refusal(refused.error_response, stats.id)
+        except RequestRefused as refusal:
+            stats.outcome = refusal.error_response.outcome
+            return _refusal(refusal.error_response, stats.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
             stats.outcome = stats.outcome or RequestOutcome.CLIENT_DISCONNECTED
             if isinstance(error, asyncio.CancelledError):
@@ -322,11 +327,11 @@ class Proxy:
             parsed = parse_request(request.path, body, request.headers)
             stats.model, stats.streamed = parsed.model, parsed.streamed
             stats.ready_at = self._loop.time()
-            return await self._relay.answer(request, parsed, stats, self._wanted(parsed))
+            return await self._relay.answer(request, parsed, stats, self._required_worker(parsed))
         finally:
             self._bodies.release(len(body))
 
-    def _wanted(self, parsed: ParsedRequest) -> int | None:
+    def _required_worker(self, parsed: ParsedRequest) -> int | None:
         if parsed.data_parallel_rank is None:
             return None
         if self._settings.client_rank is ClientRank.FORBID:
@@ -356,15 +361,15 @@ def allowed_methods(path: str) -> tuple[str, ...]:
 
 def _check_method(request: web.BaseRequest) -> None:
     """Raises RequestRefused: 404 for an unknown path, 405 for a method that it does not have."""
-    served = allowed_methods(request.path)
-    if not served:
+    methods = allowed_methods(request.path)
+    if not methods:
         raise bad_request(f"{request.method} {request.path} is not served", 404, "not_found")
-    if request.method not in served:
-        message = f"{request.path} takes {' or '.join(served)}, not {request.method}"
-        allowed = {"Allow": ", ".join(served)}
+    if request.method not in methods:
+        message = f"{request.path} takes {' or '.join(methods)}, not {request.method}"
+        headers = {"Allow": ", ".join(methods)}
         raise RequestRefused(
             ErrorResponse(
-                405, RequestOutcome.BAD_REQUEST, message, "method_not_allowed", headers=allowed
+                405, RequestOutcome.BAD_REQUEST, message, "method_not_allowed", headers=headers
             )
         )
 

@@ -25,7 +25,7 @@ from equipoise.serve.openai_protocol import (
 )
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
 from equipoise.serve.request_log import RequestStats
-from equipoise.serve.request_state import Bound, RequestState
+from equipoise.serve.request_state import BoundToWorker, RequestState
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import (
     FAILURES,
@@ -121,12 +121,12 @@ class StreamRelay:
         self,
         dispatcher: RequestDispatcher,
         context: RequestContext,
-        bound: Bound,
+        bound: BoundToWorker,
         scope: CancelScope,
         client: ClientStream,
         token_timeout: float,
     ) -> None:
-        self._dispatcher, self._context, self._bound = dispatcher, context, bound
+        self._dispatcher, self._context, self._binding = dispatcher, context, bound
         self._scope, self._client, self._token_timeout = scope, client, token_timeout
         self._reader = EventReader()
         self._prelude = b""
@@ -135,7 +135,7 @@ class StreamRelay:
     async def relay(
         self,
         answer: aiohttp.ClientResponse,
-        completed: Callable[[RequestContext, Bound, TokenUsage], None],
+        completed: Callable[[RequestContext, BoundToWorker, TokenUsage], None],
     ) -> web.StreamResponse:
         """All of it; `completed` is called when it has come.
 
@@ -151,7 +151,9 @@ class StreamRelay:
             self._check_beginning()
             await self._begin(answer)
         self._context.stats.output = self._reader.tokens
-        completed(self._context, self._bound, self._reader.usage)
+        # Before the rest is written: the worker is done, and a client that takes the rest slowly
+        # must not keep its slot.
+        completed(self._context, self._binding, self._reader.usage)
         self._scope.set_timeout(self._token_timeout, CancelReason.CLIENT_STALLED)
         if rest:
             await self._client.write(rest)
@@ -166,12 +168,12 @@ class StreamRelay:
 
     async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
         """The next bytes; none after `[DONE]`, whether the worker then closes its stream or not."""
-        ended = self._reader.ended
+        at_end = self._reader.ended
         try:
-            async with asyncio.timeout(CLOSING if ended else None):
+            async with asyncio.timeout(CLOSING if at_end else None):
                 return await answer.content.readany()
         except (*FAILURES, TimeoutError):
-            if ended:
+            if at_end:
                 return b""
             raise
 
@@ -195,7 +197,7 @@ class StreamRelay:
             stats.pass_on_seconds = stats.first_answer_at - came
 
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
-        if not self._dispatcher.start_answer(self._context.state, self._bound):
+        if not self._dispatcher.start_answer(self._context.state, self._binding):
             raise AttemptFailed(CancelReason.LOST_BEFORE_FIRST_TOKEN.value)
         await self._client.send_head(answer)
 
@@ -267,12 +269,13 @@ class Relay:
         context = RequestContext(request, parsed, stats, state, end)
         try:
             return await self._attempts(context)
-        except ScopeCancelled as ended:
-            raise RequestRefused(ERROR_RESPONSES[ended.reason]) from None
+        except ScopeCancelled as cancellation:
+            raise RequestRefused(ERROR_RESPONSES[cancellation.reason]) from None
         finally:
+            # However it ends, the policy has to learn of it; after `finish` this does nothing.
             self._dispatcher.abort(state)
 
-    def _size(self, parsed: ParsedRequest, prompt: int, wanted: int | None) -> int:
+    def _size(self, parsed: ParsedRequest, prompt: int, required_worker: int | None) -> int:
         """Prompt size that the policy gets: at most what the largest worker holds.
 
         An estimate may be wrong, and the worker knows: once it is empty it gets
@@ -282,7 +285,12 @@ class Relay:
         """
         workers = self._settings.workers
         limits = [
-            one.kv_tokens for one in (workers if wanted is None else workers[wanted : wanted + 1])
+            one.kv_tokens
+            for one in (
+                workers
+                if required_worker is None
+                else workers[required_worker : required_worker + 1]
+            )
         ]
         most = max((limit for limit in limits if limit is not None), default=prompt)
         if None in limits or prompt <= most:
@@ -294,57 +302,59 @@ class Relay:
 
     async def _attempts(self, context: RequestContext) -> web.StreamResponse:
         for _ in range(self._settings.limits.attempts - 1):
-            bound = await self._binding(context)
+            binding = await self._binding(context)
             try:
-                return await self._attempt(context, bound)
+                return await self._attempt(context, binding)
             except AttemptFailed:
-                self._dispatcher.retry(context.state, bound)
+                self._dispatcher.retry(context.state, binding)
+        # The last attempt is apart: no retry follows it, so its failure is what the client gets.
         try:
             return await self._attempt(context, await self._binding(context))
-        except AttemptFailed as failed:
-            if failed.answer is None:
-                raise RequestRefused(failed.error_response) from failed
+        except AttemptFailed as failure:
+            if failure.answer is None:
+                raise RequestRefused(failure.error_response) from failure
             context.stats.outcome = RequestOutcome.WORKERS_FAILED
-            return _whole_response(context, failed.answer)
+            return _whole_response(context, failure.answer)
 
-    async def _binding(self, context: RequestContext) -> Bound:
+    async def _binding(self, context: RequestContext) -> BoundToWorker:
         """Wait for a worker."""
         stats, state, began = context.stats, context.state, self._loop.time()
         late = began + self._settings.timeouts.queue
         try:
             while True:
-                bound = await self._bound(context, late)
-                if bound is not None and state.status is bound:
+                binding = await self._wait_for_binding(context, late)
+                if binding is not None and state.status is binding:
                     break  # else its worker was lost before this task ran
         finally:
             state.scope = None
             stats.queue_seconds += self._loop.time() - began
-        stats.worker, stats.bound_at = self._settings.workers[bound.worker].name, state.bound_at
-        return bound
+        stats.worker, stats.bound_at = self._settings.workers[binding.worker].name, state.bound_at
+        return binding
 
-    async def _bound(self, context: RequestContext, late: float) -> Bound | None:
+    async def _wait_for_binding(self, context: RequestContext, late: float) -> BoundToWorker | None:
         """None: it was bound, and its worker was lost."""
         try:
             async with CancelScope(context.deadline) as scope:
                 context.state.scope = scope
                 scope.set_timeout(late - self._loop.time(), CancelReason.NO_FREE_SLOT)
                 return await context.state.wait_until_bound()
-        except ScopeCancelled as ended:
-            if ended.reason is not CancelReason.LOST_BEFORE_FIRST_TOKEN:
+        except ScopeCancelled as cancellation:
+            if cancellation.reason is not CancelReason.LOST_BEFORE_FIRST_TOKEN:
                 raise
             return None
 
-    async def _attempt(self, context: RequestContext, bound: Bound) -> web.StreamResponse:
+    async def _attempt(self, context: RequestContext, binding: BoundToWorker) -> web.StreamResponse:
         """Raises AttemptFailed where it may be tried again."""
         client = ClientStream(context.http_request, context.stats.id)
         try:
             async with CancelScope(context.deadline) as scope:
                 context.state.scope = scope
-                return await self._exchange(context, bound, scope, client)
-        except ScopeCancelled as ended:
-            return await self._interrupted(context, client, ended.reason)
+                return await self._exchange(context, binding, scope, client)
+        except ScopeCancelled as cancellation:
+            return await self._answer_interruption(context, client, cancellation.reason)
         except FAILURES as error:
-            self._doubt(bound.worker)
+            self._doubt(binding.worker)
+            # Once the head is out, the client has part of this answer: another cannot follow it.
             if client.response is None:
                 raise AttemptFailed(describe_failure(error)) from error
             message = f"the worker failed: {describe_failure(error)}"
@@ -353,7 +363,7 @@ class Relay:
         finally:
             context.state.scope = None
 
-    async def _interrupted(
+    async def _answer_interruption(
         self, context: RequestContext, client: ClientStream, reason: CancelReason
     ) -> web.StreamResponse:
         if reason is CancelReason.CLIENT_STALLED:
@@ -374,9 +384,13 @@ class Relay:
         return await client.end_with_error(error_response)
 
     async def _exchange(
-        self, context: RequestContext, bound: Bound, scope: CancelScope, client: ClientStream
+        self,
+        context: RequestContext,
+        binding: BoundToWorker,
+        scope: CancelScope,
+        client: ClientStream,
     ) -> web.StreamResponse:
-        worker = self._settings.workers[bound.worker]
+        worker = self._settings.workers[binding.worker]
         stats, timeouts = context.stats, self._settings.timeouts
         stats.attempts += 1
         stats.sent_at = stats.sent_at or self._loop.time()
@@ -390,28 +404,30 @@ class Relay:
             if answer.status < 300 and is_stream(answer):
                 scope.set_timeout(timeouts.first_token, CancelReason.FIRST_TOKEN)
                 stream = StreamRelay(
-                    self._dispatcher, context, bound, scope, client, timeouts.token
+                    self._dispatcher, context, binding, scope, client, timeouts.token
                 )
-                return await stream.relay(answer, self._completed)
+                return await stream.relay(answer, self._complete)
             whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:
             raise AttemptFailed(f"it answered {whole.status}", whole)
-        return self._whole(context, bound, whole)
+        return self._whole(context, binding, whole)
 
-    def _whole(self, context: RequestContext, bound: Bound, whole: BufferedAnswer) -> web.Response:
+    def _whole(
+        self, context: RequestContext, binding: BoundToWorker, whole: BufferedAnswer
+    ) -> web.Response:
         stats = context.stats
         stats.first_answer_at = self._loop.time()
         if whole.status >= 300:
             stats.outcome = RequestOutcome.REJECTED_BY_WORKER
             return _whole_response(context, whole)
-        self._completed(context, bound, read_usage(whole.body))
+        self._complete(context, binding, read_usage(whole.body))
         return _whole_response(context, whole)
 
-    def _completed(self, context: RequestContext, bound: Bound, usage: TokenUsage) -> None:
+    def _complete(self, context: RequestContext, binding: BoundToWorker, usage: TokenUsage) -> None:
         stats, parsed = context.stats, context.parsed
         stats.set_usage(usage)
         stats.outcome = RequestOutcome.COMPLETED
-        self._dispatcher.finish(context.state, bound, stats.output)
+        self._dispatcher.finish(context.state, binding, stats.output)
         if usage.prompt is not None and not parsed.prompt_tokens:
             self.token_estimator.update(parsed.prompt_bytes, usage.prompt)
 

@@ -107,22 +107,22 @@ def read_log(path: Path, cut: Callable[[int], None] = _nobody) -> Iterator[Reque
 
 def _is_cut_off(line: str) -> bool:
     """The beginning of a record, and not its end; records are flat, so a brace ends one."""
-    begun = line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip("\n"))
-    return begun and not line.endswith("}\n")
+    has_prefix = line.startswith(LINE_PREFIX) or LINE_PREFIX.startswith(line.rstrip("\n"))
+    return has_prefix and not line.endswith("}\n")
 
 
 def _record(path: Path, number: int, line: str) -> RequestRecord:
     try:
-        loaded = json.loads(line)
+        content = json.loads(line)
     except (ValueError, RecursionError):
         raise FormatError(str(path), f"line {number} is not JSON") from None
-    if not isinstance(loaded, dict) or set(loaded) != FIELD_NAMES:
-        wanted = ", ".join(sorted(FIELD_NAMES))
-        raise FormatError(str(path), f"line {number}: expected an object with {wanted}")
-    for key, value in loaded.items():
+    if not isinstance(content, dict) or set(content) != FIELD_NAMES:
+        names = ", ".join(sorted(FIELD_NAMES))
+        raise FormatError(str(path), f"line {number}: expected an object with {names}")
+    for key, value in content.items():
         if not _fits(key, value):
             raise FormatError(str(path), f"line {number}: {key} cannot be {value!r}")
-    values: dict[str, Any] = loaded | {"outcome": RequestOutcome(loaded["outcome"])}
+    values: dict[str, Any] = content | {"outcome": RequestOutcome(content["outcome"])}
     return RequestRecord(**values)
 
 
@@ -278,10 +278,10 @@ class RequestLog:
             LOG.error("%s: %d records were not written in time", self._path, self._queue.qsize())
 
     def _write(self) -> None:
-        ended = False
-        while not ended:
+        at_end = False
+        while not at_end:
             batch = list(self._batch())
-            ended = isinstance(batch[-1], _End)
+            at_end = isinstance(batch[-1], _End)
             records = [one for one in batch if isinstance(one, RequestRecord)]
             data = "".join(record.to_line() for record in records).encode()
             try:

@@ -18,7 +18,7 @@ class Queued:
 
 
 @dataclass(frozen=True, eq=False)
-class Bound:
+class BoundToWorker:
     """It is to be sent to `worker`, or has been, and nothing of an answer has been passed on.
 
     One object per binding, so that a task sees that an earlier one is over.
@@ -35,12 +35,12 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Closed:
+class RequestClosed:
     """It ended, and the policy knows, or has ended it itself."""
 
 
-RequestStatus: TypeAlias = Queued | Bound | Running | Closed
-QUEUED, CLOSED = Queued(), Closed()
+RequestStatus: TypeAlias = Queued | BoundToWorker | Running | RequestClosed
+QUEUED, CLOSED = Queued(), RequestClosed()
 
 
 class RequestState:
@@ -67,26 +67,26 @@ class RequestState:
         self.reported_tokens = 0
         self.scope: CancelScope | None = None
         self.bound_at: float | None = None
-        self._binding: asyncio.Future[Bound] | None = None
+        self._binding: asyncio.Future[BoundToWorker] | None = None
 
-    async def wait_until_bound(self) -> Bound:
+    async def wait_until_bound(self) -> BoundToWorker:
         """The worker that it is bound to, as soon as there is one.
 
         Raises: ScopeCancelled where it is gone: the only worker for it was lost.
         """
-        if isinstance(self.status, Bound):
+        if isinstance(self.status, BoundToWorker):
             return self.status
-        if isinstance(self.status, Closed):
+        if isinstance(self.status, RequestClosed):
             raise ScopeCancelled(CancelReason.WORKER_LOST)
         self._binding = asyncio.get_running_loop().create_future()
         return await self._binding
 
     def bind(self, worker: int, at: float) -> None:
         """The policy has decided."""
-        bound = Bound(worker)
-        self.status, self.bound_at = bound, at
+        binding = BoundToWorker(worker)
+        self.status, self.bound_at = binding, at
         if self._binding is not None and not self._binding.done():
-            self._binding.set_result(bound)
+            self._binding.set_result(binding)
 
     def unbind(self) -> None:
         """Its worker was lost before the first token: the policy holds it again."""
@@ -170,11 +170,11 @@ def least_loaded(workers: Sequence[WorkerView], without: int, size: int = 0) -> 
 
     Workers with a KV cache too small for `size` are left out.
     """
-    others = [
+    candidates = [
         (len(one.requests), one.load, number)
         for number, one in enumerate(workers)
         if one.state is WorkerState.SERVING
         and number != without
         and (one.kv_tokens is None or size <= one.kv_tokens)
     ]
-    return min(others)[2] if others else None
+    return min(candidates)[2] if candidates else None

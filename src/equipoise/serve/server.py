@@ -41,6 +41,7 @@ class SignalListener:
 
     async def wait_again(self) -> None:
         """Wait for a further signal."""
+        # The event is still set by the signal that ended `wait_or`.
         self._event.clear()
         await self._event.wait()
 
@@ -74,6 +75,7 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> in
 async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     workers = settings.workers
     policy = factory([one.slots for one in workers], [one.kv_tokens for one in workers])
+    # Before the proxy starts: a signal that comes during the start ends it as any other does.
     signals = SignalListener()
     try:
         proxy = Proxy(settings, policy)
@@ -81,14 +83,14 @@ async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine
         await signals.wait_or(proxy.tasks.failed)
         failed = not signals.count
         say("ending: waiting for the requests under way")
-        left = await _stopped(proxy, signals)
+        cut_off = await _stop_proxy(proxy, signals)
     finally:
         signals.close()
     if failed:
         raise EquipoiseError("a part of the proxy failed: see above")
-    if left:
-        say(f"{left} request(s) were cut off")
-    return EXIT_CUT_OFF if left else 0
+    if cut_off:
+        say(f"{cut_off} request(s) were cut off")
+    return EXIT_CUT_OFF if cut_off else 0
 
 
 async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
@@ -103,7 +105,7 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
     say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")
 
 
-async def _stopped(proxy: Proxy, signals: SignalListener) -> int:
+async def _stop_proxy(proxy: Proxy, signals: SignalListener) -> int:
     """Wait for what is under way; a further signal ends that."""
     hurry = asyncio.create_task(signals.wait_again())
     hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.skip_drain())

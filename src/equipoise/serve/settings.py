@@ -135,8 +135,8 @@ class ReportSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are asked for."""
-        parsed = (self.waiting, self.running, self.kv_usage, self.tokens)
-        return tuple(name for name in parsed if name is not None)
+        metrics = (self.waiting, self.running, self.kv_usage, self.tokens)
+        return tuple(name for name in metrics if name is not None)
 
 
 @unique

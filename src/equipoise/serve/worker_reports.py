@@ -49,9 +49,9 @@ class MetricsParser:
 
     def parse(self, page: str) -> Iterator[Sample]:
         """In their order. Raises `InvalidMetrics` for a value that is no number."""
-        for found in self._line.finditer(page):
-            labels = dict(LABEL.findall(found[2])) if found[2] else {}
-            yield Sample(found[1], labels, _number(found[1], found[3]))
+        for match in self._line.finditer(page):
+            labels = dict(LABEL.findall(match[2])) if match[2] else {}
+            yield Sample(match[1], labels, _number(match[1], match[3]))
 
 
 def _number(name: str, text: str) -> float:
@@ -109,6 +109,8 @@ class MetricsScraper:
 
     async def _once(self) -> None:
         try:
+            # All reports before the first is handed on: where a page fails, it fails for all its
+            # workers.
             samples = list(self._reader.parse(await self._page()))
             reports = {
                 number: worker_report(samples, worker, self._settings)
@@ -174,7 +176,7 @@ def _is_of(sample: Sample, worker: WorkerSettings, settings: ReportSettings) -> 
 
 
 def _values(samples: Sequence[Sample], name: str) -> list[float]:
-    found = [one.value for one in samples if one.name == name]
-    if not found:
+    values = [one.value for one in samples if one.name == name]
+    if not values:
         raise InvalidMetrics(f"{name} is not there")
-    return found
+    return values

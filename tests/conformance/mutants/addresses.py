@@ -27,8 +27,10 @@ class PairByPairStore(VirtualSlotStore):
 class WrappingStore(VirtualSlotStore):
     """Numbers below zero count from the end."""
 
-    def _known(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
-        return super()._known([n + limit if -limit <= n < 0 else n for n in numbers], limit, what)
+    def _valid_numbers(self, numbers: Sequence[int], limit: int, what: str) -> tuple[int, ...]:
+        return super()._valid_numbers(
+            [n + limit if -limit <= n < 0 else n for n in numbers], limit, what
+        )
 
 
 class GenerousStore(VirtualSlotStore):
@@ -43,7 +45,7 @@ class HastyLeases(VirtualSlotStore):
 
     def lease(self, slots: Sequence[int]) -> SlotLease:
         lease = self._leases.acquire(slots)
-        self._known(slots, len(self._slots), "slot")
+        self._valid_numbers(slots, len(self._slots), "slot")
         return lease
 
 

@@ -56,7 +56,7 @@ class OncePackingStore(VirtualSlotStore):
     """A slot that is named twice is packed once."""
 
     def pack(self, slots: Sequence[int], blob: Tensor, stream: Stream) -> None:
-        self._known(slots, len(self._slots), "slot")
+        self._valid_numbers(slots, len(self._slots), "slot")
         self._rows(blob, len(slots))
         size = self._layout.slot_bytes
         for slot in dict.fromkeys(slots):

@@ -15,7 +15,7 @@ class CancelWaitsForDeadline(GlooWork):
 
     def cancel(self) -> None:
         self.watch()
-        self._on_failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._on_failed(CommunicatorFailed(f"{self._label} was cancelled"))
 
 
 class CancelEndsWell(GlooWork):
@@ -23,7 +23,7 @@ class CancelEndsWell(GlooWork):
 
     def cancel(self) -> None:
         self.watch()
-        self._on_failed(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._on_failed(CommunicatorFailed(f"{self._label} was cancelled"))
         self._settle(None)
 
 
@@ -32,7 +32,7 @@ class CancelKeepsCommunicator(GlooWork):
 
     def cancel(self) -> None:
         self.watch()
-        self._settle(CommunicatorFailed(f"{self._what} was cancelled"))
+        self._settle(CommunicatorFailed(f"{self._label} was cancelled"))
 
 
 class IgnoresFailedWork(GlooWork):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from equipoise.backends.devices.issuing import IssueLock
+from equipoise.backends.devices.issue_lock import IssueLock
 from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.stream import Role

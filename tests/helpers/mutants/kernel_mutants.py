@@ -65,15 +65,15 @@ MUTANTS = (
     Mutant(
         "the first program finishes",
         "histogram",
-        "drawn == tl.num_programs(0) - 1",
-        "drawn == 0",
+        "number == tl.num_programs(0) - 1",
+        "number == 0",
         "count",
     ),
     Mutant(
         "padding is counted as the first expert",
         "hash_routing",
-        "found = tl.histogram(expert, BINS, mask=inside)",
-        "found = tl.histogram(tl.where(inside, expert, 0), BINS, mask=at < elements)",
+        "histogram = tl.histogram(expert, BINS, mask=inside)",
+        "histogram = tl.histogram(tl.where(inside, expert, 0), BINS, mask=at < elements)",
         "hashed",
     ),
     Mutant(
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "blocks before are added up by halves",
         "quota_routing",
-        "total += tl.sum(found, 0)",
-        "total = tl.sum(found, 0)",
+        "total += tl.sum(block_counts, 0)",
+        "total = tl.sum(block_counts, 0)",
         "apportioned",
     ),
     Mutant("ranks round alike", "quota_routing", "- dither - 1", "- 1", "apportioned"),
@@ -158,8 +158,8 @@ MUTANTS = (
     Mutant(
         "a rank waits for none but the last",
         "share_solver_sweeps",
-        "tl.where(mine, wave, depth)",
-        "tl.where(mine, 1, depth)",
+        "tl.where(has_link, wave, depth)",
+        "tl.where(has_link, 1, depth)",
         "solver",
     ),
     Mutant(
@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "rests compare without replicas",
         "share_solver",
-        "mine = rest * with_it",
-        "mine = rest * shared",
+        "own_rest = rest * with_it",
+        "own_rest = rest * shared",
         "solver",
     ),
     Mutant(
@@ -218,7 +218,7 @@ MUTANTS = (
     Mutant(
         "links are left behind",
         "share_solver_sweeps",
-        "tl.store(row, tl.zeros_like(link), mask=mine)",
+        "tl.store(row, tl.zeros_like(link), mask=has_link)",
         "pass",
         "solver",
     ),

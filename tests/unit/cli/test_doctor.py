@@ -20,7 +20,7 @@ from equipoise.cli.doctor import (
     probe_backend,
     render_findings,
 )
-from equipoise.cli.engines import Check
+from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.memory_report import demo_memory, demo_memory_report, render_memory_report
 from equipoise.demo.model.config import ModelConfig
 from equipoise.demo.model.invariance import NotBatchInvariant
@@ -105,7 +105,7 @@ def test_doctor_reports_batch_variant_processor(
 
     monkeypatch.setattr("equipoise.demo.model.invariance.check_batch_invariance", refuse)
     found = collect_findings()
-    assert Check("batch invariance", False, "router gives other bits") in found.checks
+    assert DoctorCheck("batch invariance", False, "router gives other bits") in found.checks
     assert "MISSING: router gives other bits" in render_findings(found)
 
 

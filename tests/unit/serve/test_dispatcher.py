@@ -25,7 +25,7 @@ from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RequestRefused
 from equipoise.serve.request_state import (
     CLOSED,
-    Bound,
+    BoundToWorker,
     Queued,
     RequestState,
     Running,
@@ -50,7 +50,7 @@ class Play:
     def __init__(self, policy: RoutingPolicy) -> None:
         self.dispatcher = RequestDispatcher(policy, WORKERS, max_queued=5)
         self.states: list[RequestState] = []
-        self.bounds: dict[int, list[Bound]] = {}
+        self.bounds: dict[int, list[BoundToWorker]] = {}
         self.begun: set[int] = set()
 
     async def act(self, what: object, how: object) -> None:
@@ -79,7 +79,7 @@ class Play:
 
     def touch(self, what: str, state: RequestState, age: int) -> None:
         # A task acts by a binding that it knows, which may be over: mostly the last one.
-        bounds = self.bounds.setdefault(state.request_id, [Bound(0)])
+        bounds = self.bounds.setdefault(state.request_id, [BoundToWorker(0)])
         bound = bounds[-1 - (age % len(bounds))]
         match what:
             case "begin":
@@ -107,14 +107,14 @@ class Play:
         assert self.dispatcher.queued == sum(isinstance(one.status, Queued) for one in known)
         assert all(one.status is not CLOSED for one in known)
         for number, view in enumerate(self.dispatcher.workers):
-            mine = [t for t in known if isinstance(t.status, Bound | Running)
+            mine = [t for t in known if isinstance(t.status, BoundToWorker | Running)
                     if t.status.worker == number]  # fmt: skip
             assert sorted(view.requests) == sorted(one.request_id for one in mine)
             assert view.load == sum(one.size + one.reported_tokens for one in mine)
             assert len(mine) <= SLOTS
         for state in self.states:
-            bounds = self.bounds.setdefault(state.request_id, [Bound(0)])
-            if isinstance(state.status, Bound) and state.status is not bounds[-1]:
+            bounds = self.bounds.setdefault(state.request_id, [BoundToWorker(0)])
+            if isinstance(state.status, BoundToWorker) and state.status is not bounds[-1]:
                 bounds.append(state.status)
             if state.request_id in self.begun and state.status is not CLOSED:
                 assert isinstance(state.status, Running)
@@ -170,10 +170,10 @@ def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
         dispatcher = RequestDispatcher(policy, 1, max_queued=9)
         states = [dispatcher.submit(5) for _ in range(4)]
         for state in states:
-            assert isinstance(state.status, Bound)
+            assert isinstance(state.status, BoundToWorker)
             dispatcher.start_answer(state, state.status)
             dispatcher.report_tokens(state, 3)
-        dispatcher.finish(states[0], Bound(0), 5)
+        dispatcher.finish(states[0], BoundToWorker(0), 5)
         assert policy.turns == []
         await asyncio.sleep(0)
         assert policy.turns == [({0: 5, 1: 3, 2: 3, 3: 3}, [0])]
@@ -223,10 +223,10 @@ def test_retry_goes_to_least_loaded_other_worker() -> None:
         dispatcher = RequestDispatcher(LateBinding([4, 4, 4]), 3, max_queued=9)
         states = [dispatcher.submit(5) for _ in range(4)]
         last = states[-1].status
-        assert isinstance(last, Bound)
+        assert isinstance(last, BoundToWorker)
         assert last.worker == 0
         dispatcher.retry(states[-1], last)
-        assert isinstance(states[-1].status, Bound)
+        assert isinstance(states[-1].status, BoundToWorker)
         assert states[-1].status.worker == 1
         assert load_imbalance(dispatcher.workers).imbalance == 3 * 10 - 20
 
@@ -241,7 +241,7 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
         dispatcher = RequestDispatcher(policy, 1, max_queued=5)
         large, small = dispatcher.submit(openai_protocol.MOST_TOKENS), dispatcher.submit(7)
         for state, tokens in ((large, openai_protocol.MOST_TOKENS), (small, 3)):
-            assert isinstance(state.status, Bound)
+            assert isinstance(state.status, BoundToWorker)
             dispatcher.finish(state, state.status, tokens)
         await asyncio.sleep(0)
         assert (dispatcher.policy_errors, policy.loads, policy.counts, policy.unassigned) == (

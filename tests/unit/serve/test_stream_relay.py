@@ -13,7 +13,7 @@ from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.openai_protocol import CHAT, ParsedRequest
 from equipoise.serve.relay import RequestContext, StreamRelay
 from equipoise.serve.request_log import RequestStats
-from equipoise.serve.request_state import Bound
+from equipoise.serve.request_state import BoundToWorker
 from equipoise.serve.upstream import AttemptFailed
 
 TOKEN = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -54,13 +54,13 @@ def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
         dispatcher = RequestDispatcher(LateBinding([1, 1]), 2, max_queued=9)
         state = dispatcher.submit(5)
         old = state.status
-        assert isinstance(old, Bound)
+        assert isinstance(old, BoundToWorker)
         client: Any = Client()
         request: Any = None
         asked = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
         context = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), state, 1e9)
         dispatcher.set_health(old.worker, WorkerState.LOST)
-        assert isinstance(state.status, Bound)
+        assert isinstance(state.status, BoundToWorker)
         assert state.status is not old
         answer: Any = Answer(TOKEN)
         async with CancelScope() as scope:

@@ -121,8 +121,8 @@ def _prefill(layer: int, query: Tensor, span: PrefillSpan, cache: KVCache) -> Te
     end = span.start + padded_count(span.length)
     last = torch.arange(span.start, end, device=query.device)
     weights = _masked_softmax(scores, last)
-    read = torch.bmm(weights, cache.values[layer][span.slot])
-    return read[:, : span.length].transpose(0, 1).flatten(1)
+    output = torch.bmm(weights, cache.values[layer][span.slot])
+    return output[:, : span.length].transpose(0, 1).flatten(1)
 
 
 def _decode(layer: int, query: Tensor, plan: RowPlan, cache: KVCache) -> Tensor:
@@ -132,19 +132,19 @@ def _decode(layer: int, query: Tensor, plan: RowPlan, cache: KVCache) -> Tensor:
     # The places of idle slots read whatever lies there, all finite, and are thrown away.
     last = torch.zeros(cache.slots, dtype=torch.int64, device=query.device)
     last[slots] = plan.positions[plan.decode_first :]
-    read = torch.zeros_like(spread)
+    output = torch.zeros_like(spread)
     for block in plan.decode_blocks:
         here = slice(block * SLOT_BLOCK, (block + 1) * SLOT_BLOCK)
         scores = _by_block(spread[here], cache.keys[layer][here])
         weights = _masked_softmax(scores, last[here, None])
-        read[here] = _by_block(weights, cache.values[layer][here])
-    return read[slots].flatten(1)
+        output[here] = _by_block(weights, cache.values[layer][here])
+    return output[slots].flatten(1)
 
 
 def _by_block(rows: Tensor, right: Tensor) -> Tensor:
     """(slots, heads, in) x (slots, heads, in, out) -> (slots, heads, out), one padded row each."""
-    padded = F.pad(rows.flatten(0, 1)[:, None], (0, 0, 0, ROW_MULTIPLE - 1))
-    return torch.bmm(padded, right.flatten(0, 1))[:, 0].view(*rows.shape[:2], -1)
+    row_block = F.pad(rows.flatten(0, 1)[:, None], (0, 0, 0, ROW_MULTIPLE - 1))
+    return torch.bmm(row_block, right.flatten(0, 1))[:, 0].view(*rows.shape[:2], -1)
 
 
 def _masked_softmax(scores: Tensor, last: Tensor) -> Tensor:

@@ -61,8 +61,8 @@ class Decoder:
         qkv = qkv.view(-1, 3, config.heads, config.head_width).transpose(0, 1).contiguous()
         cos, sin = self._rotary.angles(plan.positions)
         qkv[:2] = rotate(qkv[:2], cos, sin)
-        read = attend(layer, qkv, plan, cache)
-        return product(pad_rows(read), weights.out[layer])[: x.shape[0]]
+        attention = attend(layer, qkv, plan, cache)
+        return product(pad_rows(attention), weights.out[layer])[: x.shape[0]]
 
     def _experts(self, layer: int, x: Tensor, moe: MoeLayer) -> Tensor:
         weights, config = self._weights, self._weights.config

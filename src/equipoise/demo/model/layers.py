@@ -54,11 +54,11 @@ def top_in_order(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     `torch.topk` leaves ties open; `torch.max` is documented to return the first maximum.
     """
-    left = values.clone()
-    found = []
+    remaining = values.clone()
+    picks = []
     for _ in range(k):
-        _, index = left.max(dim=-1, keepdim=True)
-        left.scatter_(-1, index, float("-inf"))
-        found.append(index)
-    indices = torch.cat(found, dim=-1)
+        _, index = remaining.max(dim=-1, keepdim=True)
+        remaining.scatter_(-1, index, float("-inf"))
+        picks.append(index)
+    indices = torch.cat(picks, dim=-1)
     return values.gather(-1, indices), indices

@@ -40,8 +40,8 @@ class ModelWeights:
         for name, shape in tensor_shapes(self.config).items():
             tensor: Tensor = getattr(self, name)
             if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
-                found = f"{tuple(tensor.shape)} {tensor.dtype}"
-                raise ValueError(f"weight {name} is {found}, expected {shape} float32")
+                actual = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise ValueError(f"weight {name} is {actual}, expected {shape} float32")
 
     @property
     def device(self) -> torch.device:

@@ -66,8 +66,8 @@ def advise(question: AdviceInputs, on_progress: OnProgress = no_progress) -> Adv
     slots = _slots(question, swept)
     layouts = CandidateLayouts(
         question.installed or linear(question.statistics, question.ranks),
-        _greedy(question, split, slots),
-        _planned(question, split, slots),
+        _greedy_placement(question, split, slots),
+        _plan_placement(question, split, slots),
     )
     best = worth(question, split, layouts)
     return Advice(
@@ -87,11 +87,11 @@ def _slots(question: AdviceInputs, swept: SlotChoices) -> int:
     return question.installed.slots if question.installed is not None else swept.advised.slots
 
 
-def _planned(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
+def _plan_placement(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
     """From what is installed where that is in as many slots, and anew where not."""
     installed = question.installed
     fits = installed is not None and installed.slots == slots
-    found = plan(
+    new_plan = plan(
         split.train.counts,
         slots=slots,
         ranks=question.ranks,
@@ -99,12 +99,12 @@ def _planned(question: AdviceInputs, split: TrainTestSplit, slots: int) -> Exper
         policy="incremental" if fits else "connected",
         target=question.target,
     )
-    return ExpertPlacement(found.placement, found.shares, question.ranks, split.train.layers)
+    return ExpertPlacement(new_plan.placement, new_plan.shares, question.ranks, split.train.layers)
 
 
-def _greedy(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
-    found = plan(split.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
-    return ExpertPlacement.with_even_shares(found.placement, question.ranks, split.train.layers)
+def _greedy_placement(question: AdviceInputs, split: TrainTestSplit, slots: int) -> ExpertPlacement:
+    new_plan = plan(split.train.counts, slots=slots, ranks=question.ranks, policy="greedy")
+    return ExpertPlacement.with_even_shares(new_plan.placement, question.ranks, split.train.layers)
 
 
 def _migration(
@@ -139,10 +139,10 @@ def _transfers(
         again = plan(load, slots=size, ranks=ranks, installed=planned.placement,
                      target=question.target)  # fmt: skip
         yield "next, incremental", incoming_copies(planned, _even(again, planned))
-        other = plan(load, slots=size, ranks=ranks, policy="greedy")
-        yield "next, greedy", incoming_copies(layouts.greedy, _even(other, planned))
+        next_plan = plan(load, slots=size, ranks=ranks, policy="greedy")
+        yield "next, greedy", incoming_copies(layouts.greedy, _even(next_plan, planned))
     yield "every slot", np.full_like(first, planned.slots // planned.ranks)
 
 
-def _even(found: Plan, like: ExpertPlacement) -> ExpertPlacement:
-    return ExpertPlacement.with_even_shares(found.placement, like.ranks, like.layers)
+def _even(new_plan: Plan, like: ExpertPlacement) -> ExpertPlacement:
+    return ExpertPlacement.with_even_shares(new_plan.placement, like.ranks, like.layers)

@@ -99,8 +99,8 @@ def find_hardware(name: str) -> Hardware:
         raise FormatError(name, f"cannot be read: {error.strerror}") from None
     if not isinstance(items, dict) or not items:
         raise FormatError(name, f"is not a mapping of figures: {', '.join(KEYS)}")
-    named = items.pop("name", path.stem)
-    return _hardware(str(named), items, name)
+    title = items.pop("name", path.stem)
+    return _hardware(str(title), items, name)
 
 
 def _hardware(name: str, items: Mapping[object, object], where: str = "") -> Hardware:
@@ -108,17 +108,17 @@ def _hardware(name: str, items: Mapping[object, object], where: str = "") -> Har
     for key, item in items.items():
         if key not in KEYS:
             raise FormatError(where or name, f"unknown key {key!r}; known: name, {', '.join(KEYS)}")
-        value, source = _sourced(item)
+        value, source = _value_and_source(item)
         # In YAML `true` is a bool, which Python counts as an int. So written, nan is refused too.
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         if not (isinstance(value, int | float) and numeric and 0 < value <= MOST):
-            what = f"{key} must be a positive number to {MOST:g}, got {value!r}"
-            raise FormatError(where or name, what)
+            problem = f"{key} must be a positive number to {MOST:g}, got {value!r}"
+            raise FormatError(where or name, problem)
         figures[str(key)], sources[str(key)] = float(value), source or where
     return Hardware(name, figures, sources)
 
 
-def _sourced(item: object) -> tuple[object, str]:
+def _value_and_source(item: object) -> tuple[object, str]:
     if isinstance(item, dict):
         return item.get("value", math.nan), str(item.get("source", ""))
     return item, ""
@@ -180,8 +180,8 @@ class Roofline:
         `scale` is the rows of a step over those of a window.
         """
         part = replica_shares(layout)
-        found = []
+        layer_times = []
         for place, row in enumerate(layout_rows(statistics, layout)):
             rows = statistics.counts[:, place, layout.placement[row]] * part[row] * scale
-            found.append(float(self.seconds(rows, layout.ranks).max(axis=1).mean()))
-        return np.array(found)
+            layer_times.append(float(self.seconds(rows, layout.ranks).max(axis=1).mean()))
+        return np.array(layer_times)

@@ -138,11 +138,11 @@ class TrainTestSplit:
     def imbalance_with_exact_shares(self, placement: Placement, ranks: int) -> Reals:
         """(layers,): the same where shares are solved anew on the rows of each window itself."""
         slots = placement.shape[1]
-        found = []
+        imbalances = []
         for counts in self.test.counts:
-            solved = plan(counts, slots=slots, ranks=ranks, installed=placement, max_copies=0)
-            found.append(np.where(counts.any(axis=1), solved.layer_imbalance, np.nan))
-        return _mean_of_known(np.array(found))
+            window_plan = plan(counts, slots=slots, ranks=ranks, installed=placement, max_copies=0)
+            imbalances.append(np.where(counts.any(axis=1), window_plan.layer_imbalance, np.nan))
+        return _mean_of_known(np.array(imbalances))
 
     def chance_imbalance(self, ranks: int, rows: int) -> float:
         """What chance alone leaves of so many rows of a layer on balanced ranks."""
@@ -157,9 +157,9 @@ def _windows(
 
 def _mean_of_known(values: Reals) -> Reals:
     """(windows, layers) to (layers,)."""
-    seen = ~np.isnan(values)
-    total = np.where(seen, values, 0.0).sum(axis=0)
-    count = seen.sum(axis=0)
+    is_known = ~np.isnan(values)
+    total = np.where(is_known, values, 0.0).sum(axis=0)
+    count = is_known.sum(axis=0)
     mean: Reals = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return mean
 
@@ -182,5 +182,5 @@ def step_seconds(
     question: AdviceInputs, split: TrainTestSplit, layout: ExpertPlacement
 ) -> float | None:
     """Of all layers."""
-    found = layer_seconds(question, split, layout)
-    return None if found is None else float(found.sum())
+    seconds = layer_seconds(question, split, layout)
+    return None if seconds is None else float(seconds.sum())

@@ -85,16 +85,18 @@ def _option(option: ServingOption) -> dict[str, Any]:
     }
 
 
-def _migration(found: MigrationAdvice) -> dict[str, Any]:
-    plan = found.moves[0]
+def _migration(migration: MigrationAdvice) -> dict[str, Any]:
+    plan = migration.moves[0]
     return {
-        **asdict(found.pace),
-        "experts_per_step": found.pace.experts_per_step,
-        "moves": [asdict(one) | {"seconds": one.steps * found.pace.latency} for one in found.moves],
-        "saved_seconds_per_step": found.saved,
+        **asdict(migration.pace),
+        "experts_per_step": migration.pace.experts_per_step,
+        "moves": [
+            asdict(one) | {"seconds": one.steps * migration.pace.latency} for one in migration.moves
+        ],
+        "saved_seconds_per_step": migration.saved,
         "break_even_steps": {
-            "paused": break_even(plan.bulk_stall, found.saved),
-            "by_layer": break_even(plan.layer_stall, found.saved),
+            "paused": break_even(plan.bulk_stall, migration.saved),
+            "by_layer": break_even(plan.layer_stall, migration.saved),
         },
     }
 

@@ -68,12 +68,12 @@ class MigrationCost:
 
 def incoming_copies(old: ExpertPlacement, new: ExpertPlacement) -> Copies:
     """(layers, ranks): copies whose rank does not hold their expert yet. Layers are the same."""
-    found = np.empty((len(new.layers), new.ranks), dtype=np.int64)
+    copies = np.empty((len(new.layers), new.ranks), dtype=np.int64)
     for layer, (before, after) in enumerate(zip(old.placement, new.placement, strict=True)):
-        for rank, held in enumerate(before.reshape(old.ranks, -1)):
-            wanted = after.reshape(new.ranks, -1)[rank]
-            found[layer, rank] = int((~np.isin(wanted, held)).sum())
-    return found
+        for rank, old_experts in enumerate(before.reshape(old.ranks, -1)):
+            new_experts = after.reshape(new.ranks, -1)[rank]
+            copies[layer, rank] = int((~np.isin(new_experts, old_experts)).sum())
+    return copies
 
 
 def migration_cost(

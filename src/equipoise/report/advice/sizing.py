@@ -94,26 +94,26 @@ def advise_slots(
     """The fewest slots that meet the target, connected ranks first; but see `Reason`."""
     good = [one for one in choices if one.planned <= target]
     if good:
-        found, reason = (
+        choice, reason = (
             min(good, key=lambda one: (not one.connected, one.slots)),
             SlotChoiceReason.TARGET,
         )
     else:
-        found, reason = (
+        choice, reason = (
             min(choices, key=lambda one: (one.planned, one.slots)),
             SlotChoiceReason.BEST,
         )
     least = choices[0]
-    if found.seconds is not None and least.seconds is not None and found.seconds > least.seconds:
+    if choice.seconds is not None and least.seconds is not None and choice.seconds > least.seconds:
         return least, SlotChoiceReason.READING
-    return found, reason
+    return choice, reason
 
 
 def _choice(question: AdviceInputs, split: TrainTestSplit, per_rank: int) -> SlotChoice:
     experts, ranks = question.statistics.experts, question.ranks
     slots = per_rank * ranks
-    found = plan(split.train.counts, slots=slots, ranks=ranks, policy="connected")
-    layout = ExpertPlacement(found.placement, found.shares, ranks, split.train.layers)
+    new_plan = plan(split.train.counts, slots=slots, ranks=ranks, policy="connected")
+    layout = ExpertPlacement(new_plan.placement, new_plan.shares, ranks, split.train.layers)
     extra = None
     if question.expert is not None:
         more = per_rank - min_slots_per_rank(experts, ranks)
@@ -206,8 +206,8 @@ def _fits(question: AdviceInputs, one: RankChoice) -> bool:
 
 def _width(question: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankChoice:
     per_rank = connected_slots(question.statistics.experts, ranks)
-    found = plan(split.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
-    layout = ExpertPlacement(found.placement, found.shares, ranks, split.train.layers)
+    new_plan = plan(split.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
+    layout = ExpertPlacement(new_plan.placement, new_plan.shares, ranks, split.train.layers)
     expert = question.expert
     size = None if expert is None else expert.size * per_rank * len(layout.layers)
     memory = None
@@ -217,5 +217,5 @@ def _width(question: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankCho
     latency = None
     if seconds is not None and question.latency is not None:
         latency = seconds / question.latency
-    measured = mean_known(split.measured_imbalance(layout))
-    return RankChoice(ranks, per_rank, measured, size, memory, seconds, latency)
+    imbalance = mean_known(split.measured_imbalance(layout))
+    return RankChoice(ranks, per_rank, imbalance, size, memory, seconds, latency)

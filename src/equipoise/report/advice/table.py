@@ -34,8 +34,10 @@ def _load(advice: Advice) -> str:
     rows = f"{split.rows:,} rows of a layer each"
     if not split.held_out:
         return f"one window, {rows}: measured on what was planned on"
-    planned, measured = split.train.windows, split.test.windows
-    return f"{windows} windows, {rows}: planned on {planned}, measured on {measured} later"
+    train_windows, test_windows = split.train.windows, split.test.windows
+    return (
+        f"{windows} windows, {rows}: planned on {train_windows}, measured on {test_windows} later"
+    )
 
 
 def _expert(question: AdviceInputs) -> str:
@@ -51,8 +53,8 @@ def _expert(question: AdviceInputs) -> str:
 def _hardware(question: AdviceInputs) -> str:
     if question.hardware is None:
         return "unknown; --hardware"
-    found = question.hardware.figures
-    figures = ", ".join(f"{key} {value:g}" for key, value in found.items())
+    values = question.hardware.figures
+    figures = ", ".join(f"{key} {value:g}" for key, value in values.items())
     return f"{question.hardware.name}: {figures}; --json has the source of each"
 
 
@@ -106,10 +108,10 @@ def _title(advice: Advice) -> Iterator[str]:
 
 
 def _worth(worth: Worth, question: AdviceInputs) -> Iterator[str]:
-    what = "balancing" if question.installed is None else "another plan"
-    yield f"1. Is {what} worth it?  {worth.verdict}"
-    what = "rows" if worth.now.seconds is None else "time"
-    yield f"  the plan changes the {what} of the slowest rank by {_change(-worth.gain)}"
+    subject = "balancing" if question.installed is None else "another plan"
+    yield f"1. Is {subject} worth it?  {worth.verdict}"
+    subject = "rows" if worth.now.seconds is None else "time"
+    yield f"  the plan changes the {subject} of the slowest rank by {_change(-worth.gain)}"
     yield _table_line("", "planned", "measured", "worst", "rows", "time")
     for way in worth.options:
         yield _way(way, worth.now)
@@ -135,23 +137,23 @@ def _way(way: ServingOption, now: ServingOption) -> str:
 
 
 def _redundancy(advice: Advice) -> Iterator[str]:
-    found = advice.slot_choices
+    slot_choices = advice.slot_choices
     yield f"2. How many redundant slots?  {_slots(advice)}"
     if advice.worth.verdict is Verdict.WORTH:
-        yield f"  {found.reason}"
+        yield f"  {slot_choices.reason}"
     yield _table_line("", "slots", "connected", "planned", "measured", "weights", "time")
-    for choice in found.choices:
+    for choice in slot_choices.choices:
         yield _choice(choice)
 
 
 def _slots(advice: Advice) -> str:
-    found, installed = advice.slot_choices, advice.question.installed
+    choices, installed = advice.slot_choices, advice.question.installed
     if advice.worth.verdict is not Verdict.WORTH and installed is not None:
         return f"as installed: {installed.slots:,} slots"
     if advice.worth.verdict is not Verdict.WORTH:
         return "none, since balancing is not worth it"
-    more = found.advised.per_rank - found.choices[0].per_rank
-    return f"{more or 'none'} on each rank: {found.advised.slots:,} slots"
+    more = choices.advised.per_rank - choices.choices[0].per_rank
+    return f"{more or 'none'} on each rank: {choices.advised.slots:,} slots"
 
 
 def _choice(choice: SlotChoice) -> str:
@@ -166,20 +168,20 @@ def _choice(choice: SlotChoice) -> str:
     )
 
 
-def _widths(found: RankChoices) -> Iterator[str]:
-    yield f"3. On how many ranks?  {_ranks(found)}"
+def _widths(choices: RankChoices) -> Iterator[str]:
+    yield f"3. On how many ranks?  {_ranks(choices)}"
     yield "  the same rows of a step on each, planned anew"
     yield _table_line("", "slots", "measured", "weights", "memory", "time", "itl")
-    for one in found.choices:
+    for one in choices.choices:
         yield _width(one)
 
 
-def _ranks(found: RankChoices) -> str:
-    if found.judged_by == "nothing":
+def _ranks(choices: RankChoices) -> str:
+    if choices.judged_by == "nothing":
         return "not said: needs --hardware and what an expert weighs"
-    if found.advised is None:
-        return f"none of these fits {found.judged_by}"
-    return f"{found.advised.ranks}, the fewest that fit {found.judged_by}"
+    if choices.advised is None:
+        return f"none of these fits {choices.judged_by}"
+    return f"{choices.advised.ranks}, the fewest that fit {choices.judged_by}"
 
 
 def _width(one: RankChoice) -> str:
@@ -194,15 +196,15 @@ def _width(one: RankChoice) -> str:
     )
 
 
-def _movement(found: MigrationAdvice | None) -> Iterator[str]:
+def _movement(migration: MigrationAdvice | None) -> Iterator[str]:
     yield "4. How fast do experts move, and when does it pay?"
-    if found is None:
+    if migration is None:
         yield "  not said: needs --hardware, --itl and what an expert weighs"
         return
-    pace = found.pace
+    pace = migration.pace
     yield f"  {pluralize(pace.experts_per_step, 'expert')} in a step of {pace.latency * 1e3:g} ms"
     yield _table_line("", "copies", "busiest", "steps", "time", "paused", "by layer")
-    for one in found.moves:
+    for one in migration.moves:
         yield _table_line(
             f"  {one.name}",
             f"{one.copies:,}",
@@ -212,28 +214,28 @@ def _movement(found: MigrationAdvice | None) -> Iterator[str]:
             _milliseconds(one.bulk_stall),
             _milliseconds(one.layer_stall),
         )
-    yield from _pays(found)
+    yield from _pays(migration)
 
 
-def _pays(found: MigrationAdvice) -> Iterator[str]:
-    if found.saved <= 0:
-        yield f"  the plan costs {_milliseconds(abs(found.saved))} a step: its moves never pay"
+def _pays(migration: MigrationAdvice) -> Iterator[str]:
+    if migration.saved <= 0:
+        yield f"  the plan costs {_milliseconds(abs(migration.saved))} a step: its moves never pay"
         return
-    plan, saved = found.moves[0], _milliseconds(found.saved)
-    paused, layered = _after(plan.bulk_stall, found), _after(plan.layer_stall, found)
+    plan, saved = migration.moves[0], _milliseconds(migration.saved)
+    paused, layered = _after(plan.bulk_stall, migration), _after(plan.layer_stall, migration)
     yield f"  the plan saves {saved} a step; its moves pay {paused} where serving"
     yield f"  pauses for them, {layered} where they go layer by layer beside it"
 
 
-def _after(stall: float, found: MigrationAdvice) -> str:
-    steps = break_even(stall, found.saved)
+def _after(stall: float, migration: MigrationAdvice) -> str:
+    steps = break_even(stall, migration.saved)
     return f"after {pluralize(steps, 'step')}" if steps else "at once"
 
 
 def _change(part: float) -> str:
     """A part of something, more or less; no sign where it rounds to nothing."""
-    shown = f"{part:+.1%}"
-    return shown if shown.strip("+-0.%") else "0.0%"
+    text = f"{part:+.1%}"
+    return text if text.strip("+-0.%") else "0.0%"
 
 
 def _milliseconds(seconds: float | None) -> str:

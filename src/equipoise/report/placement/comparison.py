@@ -33,12 +33,12 @@ class Comparison:
             "windows": self.statistics.windows,
             "layers": list(self.statistics.layers),
             "served": {
-                found.name: {
-                    "slots": found.slots,
-                    "by_rank": _figures(found.by_rank),
-                    "by_slot": _figures(found.by_slot),
+                layout.name: {
+                    "slots": layout.slots,
+                    "by_rank": _figures(layout.by_rank),
+                    "by_slot": _figures(layout.by_slot),
                 }
-                for found in self.layouts
+                for layout in self.layouts
             },
         }
 
@@ -47,10 +47,10 @@ def compare(
     statistics: ExpertStatistics, placement: ExpertPlacement | None, ranks: int
 ) -> Comparison:
     """Raises `PlacementError` where the placement is of other layers or experts."""
-    served = [layout_load("linear", statistics, linear(statistics, ranks))]
+    layouts = [layout_load("linear", statistics, linear(statistics, ranks))]
     if placement is not None:
-        served.append(layout_load("placement", statistics, placement))
-    return Comparison(statistics, ranks, tuple(served))
+        layouts.append(layout_load("placement", statistics, placement))
+    return Comparison(statistics, ranks, tuple(layouts))
 
 
 def _figures(spread: LoadSpread) -> dict[str, Any]:
@@ -81,36 +81,38 @@ def render(found: Comparison, colours: ColourMode) -> str:
     return "\n".join(lines)
 
 
-def _title(found: Comparison) -> str:
-    layers, experts = len(found.statistics.layers), found.statistics.experts
-    served = f"{pluralize(layers, 'layer')} of {pluralize(experts, 'expert')}"
-    return f"{served} on {pluralize(found.ranks, 'rank')}"
+def _title(comparison: Comparison) -> str:
+    layers, experts = len(comparison.statistics.layers), comparison.statistics.experts
+    subject = f"{pluralize(layers, 'layer')} of {pluralize(experts, 'expert')}"
+    return f"{subject} on {pluralize(comparison.ranks, 'rank')}"
 
 
-def _source(found: Comparison) -> str:
-    statistics = found.statistics
+def _source(comparison: Comparison) -> str:
+    statistics = comparison.statistics
     if statistics.first_iteration is None:
         return pluralize(statistics.windows, "window")
     last = statistics.first_iteration + statistics.windows - 1
     return f"iterations {statistics.first_iteration} to {last}"
 
 
-def _rows(found: Comparison, unit: str) -> list[str]:
-    return [_row(found, f"{served.name}, by {unit}", served, unit) for served in found.layouts]
+def _rows(comparison: Comparison, unit: str) -> list[str]:
+    return [
+        _row(comparison, f"{layout.name}, by {unit}", layout, unit) for layout in comparison.layouts
+    ]
 
 
-def _row(found: Comparison, name: str, served: LayoutLoad, unit: str) -> str:
-    spread: LoadSpread = served.by_rank if unit == "rank" else served.by_slot
+def _row(comparison: Comparison, name: str, layout: LayoutLoad, unit: str) -> str:
+    spread: LoadSpread = layout.by_rank if unit == "rank" else layout.by_slot
     mean, std, imbalance = spread.average
     worst = spread.worst
     texts = (
         name,
-        str(served.slots),
+        str(layout.slots),
         format_number(mean, ",.1f"),
         format_number(std, ",.1f"),
         format_number(imbalance),
         format_number(float(spread.imbalance[worst]), ".3f"),
-        str(found.statistics.layers[worst]),
+        str(comparison.statistics.layers[worst]),
     )
     return _aligned(texts)
 

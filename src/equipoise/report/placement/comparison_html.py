@@ -31,17 +31,17 @@ def heat_maps(found: Comparison) -> tuple[Picture, ...]:
 
 def rank_heat_map(found: Comparison) -> Picture:
     """Rows / mean of every rank by layer, in each way, on one scale."""
-    loads = [relative_load(served.rank_rows) for served in found.layouts]
+    loads = [relative_load(layout.rank_rows) for layout in found.layouts]
     top = max(MIN_SCALE_TOP, *(float(np.nanmax(load)) for load in loads))
 
     def paint(figure: "Figure") -> None:
         from matplotlib.colors import TwoSlopeNorm
 
         axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
-        for axis, served, load in zip(axes, found.layouts, loads, strict=True):
+        for axis, layout, load in zip(axes, found.layouts, loads, strict=True):
             norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
             _image(axis, load, cmap=plot_helpers.colour_map(DIVERGING), norm=norm)
-            axis.set_title(served.name, pad=6)
+            axis.set_title(layout.name, pad=6)
             _names(axis, found, "destination rank")
         plot_helpers.colour_bar(figure, list(axes), "rows of the rank / mean over ranks")
 
@@ -77,10 +77,10 @@ def _image(axis: "Axes", load: Reals, **look: object) -> None:
     plot_helpers.hide_spines(axis)
 
 
-def _names(axis: "Axes", found: Comparison, across: str) -> None:
-    layers = found.statistics.layers
-    shown = range(0, len(layers), -(-len(layers) // 12))
-    axis.set_yticks(list(shown), [str(layers[place]) for place in shown])
+def _names(axis: "Axes", comparison: Comparison, across: str) -> None:
+    layers = comparison.statistics.layers
+    places = range(0, len(layers), -(-len(layers) // 12))
+    axis.set_yticks(list(places), [str(layers[place]) for place in places])
     axis.set_ylabel("layer")
     axis.set_xlabel(across)
     axis.locator_params(axis="x", integer=True)
@@ -108,32 +108,35 @@ def render_html(found: Comparison, about: Mapping[str, str]) -> str:
     )
 
 
-def _head(found: Comparison) -> str:
-    statistics = found.statistics
+def _head(comparison: Comparison) -> str:
+    statistics = comparison.statistics
     return (
         "<header><h1>Who has how much to do</h1>"
         f'<p class="soft">{pluralize(len(statistics.layers), "layer")} of '
-        f"{pluralize(statistics.experts, 'expert')} on {pluralize(found.ranks, 'rank')}, "
+        f"{pluralize(statistics.experts, 'expert')} on {pluralize(comparison.ranks, 'rank')}, "
         f"{pluralize(statistics.windows, 'window')}. Imbalance is max / mean \u2212 1; "
         "every figure is the mean over windows, the first table's also over layers.</p></header>"
     )
 
 
-def _averages(found: Comparison) -> str:
+def _averages(comparison: Comparison) -> str:
     rows = [
-        (f"{served.name}, by {unit}", str(served.slots), *_three(spread.average))
+        (f"{layout.name}, by {unit}", str(layout.slots), *_three(spread.average))
         for unit in ("rank", "slot")
-        for served in found.layouts
-        for spread in (served.by_rank if unit == "rank" else served.by_slot,)
+        for layout in comparison.layouts
+        for spread in (layout.by_rank if unit == "rank" else layout.by_slot,)
     ]
     return table(("", "slots", *FIGURES), rows)
 
 
-def _layers(found: Comparison) -> str:
-    heads = [f"{served.name}: {name}" for served in found.layouts for name in FIGURES]
+def _layers(comparison: Comparison) -> str:
+    heads = [f"{layout.name}: {name}" for layout in comparison.layouts for name in FIGURES]
     rows = [
-        (str(layer), *(text for served in found.layouts for text in _of(served.by_rank, place)))
-        for place, layer in enumerate(found.statistics.layers)
+        (
+            str(layer),
+            *(text for layout in comparison.layouts for text in _of(layout.by_rank, place)),
+        )
+        for place, layer in enumerate(comparison.statistics.layers)
     ]
     return f"<details><summary>All layers</summary>{table(('layer', *heads), rows)}</details>"
 

@@ -159,8 +159,8 @@ def forecast(
     rows = asked.planned_counts(statistics)
     even = ExpertPlacement.with_even_shares(layout.placement, layout.ranks, layout.layers)
     old, new, halved = (
-        asked.imbalance(layout_load("", rows, found).rank_rows)
-        for found in (before.layout, layout, even)
+        asked.imbalance(layout_load("", rows, candidate).rank_rows)
+        for candidate in (before.layout, layout, even)
     )
     return Forecast(
         layout=layout,
@@ -207,18 +207,19 @@ def _title(forecast: Forecast) -> str:
 
 def _source(forecast: Forecast) -> str:
     windows = pluralize(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
-    asked = forecast.options
-    fresh = asked.policy == "incremental" and forecast.baseline_name == "linear"
-    policy = "connected, as nothing is installed" if fresh else asked.policy
+    options = forecast.options
+    fresh = options.policy == "incremental" and forecast.baseline_name == "linear"
+    policy = "connected, as nothing is installed" if fresh else options.policy
     lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
-    if asked.sigma and forecast.windows > 1:
+    if options.sigma and forecast.windows > 1:
         lines.append(
-            f"sigma {asked.sigma:g}: of a rank its mean load counts and so many standard deviations"
+            f"sigma {options.sigma:g}: of a rank its mean load counts "
+            "and so many standard deviations"
         )
-    if asked.objective != "tokens":
+    if options.objective != "tokens":
         lines.append("figures are of experts that have any rows in a window, not of rows")
-    if asked.capacities is not None:
-        least, most = min(asked.capacities), max(asked.capacities)
+    if options.capacities is not None:
+        least, most = min(options.capacities), max(options.capacities)
         lines.append(f"capacities {least:g} to {most:g}: figures are for what a rank can take")
     return "\n".join(lines)
 

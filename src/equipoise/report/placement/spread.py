@@ -107,10 +107,10 @@ def replica_shares(layout: ExpertPlacement) -> Reals:
     """(layers, slots): the part of its expert that each slot takes; exact where all are even."""
     if not layout.is_even:
         return layout.shares / SHARE_ONE
-    found = np.empty(layout.placement.shape)
-    for row, held in enumerate(layout.placement):
-        found[row] = 1 / np.bincount(held)[held]
-    return found
+    parts = np.empty(layout.placement.shape)
+    for row, experts in enumerate(layout.placement):
+        parts[row] = 1 / np.bincount(experts)[experts]
+    return parts
 
 
 def layout_rows(statistics: ExpertStatistics, layout: ExpertPlacement) -> list[int]:
@@ -121,15 +121,15 @@ def layout_rows(statistics: ExpertStatistics, layout: ExpertPlacement) -> list[i
         )
     # A file that numbers its layers from 0 perhaps counts those with experts only; then statistics
     # of as many layers are of the same ones.
-    counted = layout.numbering is LayerNumbering.UNKNOWN and len(layout.layers) == len(
+    by_position = layout.numbering is LayerNumbering.UNKNOWN and len(layout.layers) == len(
         statistics.layers
     )
-    numbers = statistics.layers if counted else layout.layers
-    known = {layer: row for row, layer in enumerate(numbers)}
+    numbers = statistics.layers if by_position else layout.layers
+    row_of_layer = {layer: row for row, layer in enumerate(numbers)}
     for layer in statistics.layers:
-        if layer not in known:
+        if layer not in row_of_layer:
             raise PlacementError(f"has no layer {layer}, which the statistics have")
-    return [known[layer] for layer in statistics.layers]
+    return [row_of_layer[layer] for layer in statistics.layers]
 
 
 def select_layers(layout: ExpertPlacement, statistics: ExpertStatistics) -> ExpertPlacement:
@@ -165,8 +165,8 @@ def lower_bound(statistics: ExpertStatistics, ranks: int, slots: int) -> Reals:
 
 def mean_known(values: Reals) -> float:
     """Mean of the values that are known; NaN where none is."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if numbers.size else float("nan")
 
 
 def _spread(rows: list[tuple[float, float, float]]) -> LoadSpread:

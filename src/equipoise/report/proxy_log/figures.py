@@ -82,9 +82,9 @@ def _load(requests: list[LoggedRequest], begin: float, times: Reals) -> Reals:
     when = np.array([edge[0] for edge in edges])
     order = np.argsort(when, kind="stable")
     level, slope = (np.array([edge[k] for edge in edges])[order] for k in (1, 2))
-    passed = np.searchsorted(when[order], times, side="right")
-    levels = np.concatenate([[0.0], np.cumsum(level)])[passed]
-    slopes = np.concatenate([[0.0], np.cumsum(slope)])[passed]
+    edges_before = np.searchsorted(when[order], times, side="right")
+    levels = np.concatenate([[0.0], np.cumsum(level)])[edges_before]
+    slopes = np.concatenate([[0.0], np.cumsum(slope)])[edges_before]
     # Adding and subtracting the same loads leaves a rounding error.
     load = levels + slopes * times
     return np.where(load > 1e-3, load, 0.0)
@@ -93,12 +93,12 @@ def _load(requests: list[LoggedRequest], begin: float, times: Reals) -> Reals:
 def _edges(request: LoggedRequest, begin: float) -> list[tuple[float, float, float]]:
     """(seconds after `begin`, by how much the level changes, by how much the slope does)."""
     assert request.bound_at is not None
-    bound = request.bound_at - begin
-    end = max(request.ended_at - begin, bound)
-    edges = [(bound, float(request.prompt), 0.0), (end, -float(request.prompt), 0.0)]
+    start = request.bound_at - begin
+    end = max(request.ended_at - begin, start)
+    edges = [(start, float(request.prompt), 0.0), (end, -float(request.prompt), 0.0)]
     if request.first_token_at is None or not request.output:
         return edges
-    first = min(max(request.first_token_at - begin, bound), end)
+    first = min(max(request.first_token_at - begin, start), end)
     rate = (request.output - 1) / (end - first) if end > first else 0.0
     ramp = 1.0 - rate * first
     return [*edges, (first, ramp, rate), (end, -ramp, -rate)]
@@ -163,8 +163,8 @@ class ProxyLogFigures:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; None for what is not known."""
-        found: dict[str, Any] = _known(asdict(self))
-        return found
+        figures: dict[str, Any] = _none_if_nan(asdict(self))
+        return figures
 
 
 def proxy_log_figures(log: ProxyLog) -> ProxyLogFigures:
@@ -187,10 +187,10 @@ def proxy_log_figures(log: ProxyLog) -> ProxyLogFigures:
 
 def mean_and_p99(values: Iterable[float | None]) -> MeanAndP99:
     """Of those that are known."""
-    known = np.array([value for value in values if value is not None], dtype=np.float64)
-    if not known.size:
+    numbers = np.array([value for value in values if value is not None], dtype=np.float64)
+    if not numbers.size:
         return MeanAndP99(float("nan"), float("nan"))
-    return MeanAndP99(float(known.mean()), float(np.quantile(known, 0.99)))
+    return MeanAndP99(float(numbers.mean()), float(np.quantile(numbers, 0.99)))
 
 
 def _mean_loads(loads: WorkerLoads) -> list[float]:
@@ -213,7 +213,7 @@ def _share(requests: Sequence[LoggedRequest], load: float) -> RequestFigures:
     )
 
 
-def _known(value: Any) -> Any:
+def _none_if_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _known(one) for key, one in value.items()}
+        return {key: _none_if_nan(one) for key, one in value.items()}
     return None if isinstance(value, float) and isnan(value) else value

@@ -26,12 +26,12 @@ PARTS = (("Requests and tokens", 0, 4), ("Times", 4, 10))
 
 def render_html(log: ProxyLog, figures: ProxyLogFigures, about: Mapping[str, str]) -> str:
     """The whole file as text; `about` names the command. Raises PlotsMissing."""
-    drawn = (request_gantt(log), worker_load_plot(log), wait_by_prompt(log))
+    plots = (request_gantt(log), worker_load_plot(log), wait_by_prompt(log))
     body = "\n".join(
         (
             _head(log, figures),
             _tiles(figures),
-            *(picture_section(picture) for picture in drawn if picture is not None),
+            *(picture_section(picture) for picture in plots if picture is not None),
             section("Worker by worker", _workers(figures)),
             section("How requests ended", _outcomes(figures)),
             section("Where from", _about(about)),

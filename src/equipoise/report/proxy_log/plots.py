@@ -39,15 +39,15 @@ class LogExcerpt:
 def log_excerpt(log: ProxyLog) -> LogExcerpt | None:
     """Those in the middle, where there are more than can be drawn; None where there are none."""
     workers = log.workers[:MOST_WORKERS]
-    shown = set(workers)
-    known = sorted(
-        (request for request in log.bound_requests if request.worker in shown),
+    worker_names = set(workers)
+    requests = sorted(
+        (request for request in log.bound_requests if request.worker in worker_names),
         key=lambda request: request.arrived_at,
     )
-    if not known:
+    if not requests:
         return None
-    skipped = max(0, len(known) - MOST_REQUESTS) // 2
-    middle = known[skipped : skipped + MOST_REQUESTS]
+    skipped = max(0, len(requests) - MOST_REQUESTS) // 2
+    middle = requests[skipped : skipped + MOST_REQUESTS]
     lanes = tuple(pack_lanes([t for t in middle if t.worker == worker]) for worker in workers)
     return LogExcerpt(workers, lanes, len(middle) == len(log.bound_requests), middle[0].arrived_at)
 
@@ -111,13 +111,13 @@ def request_gantt(log: ProxyLog) -> Picture | None:
 
 
 def _which(log: ProxyLog, excerpt: LogExcerpt) -> str:
-    shown = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
+    count = sum(len(lane) for lanes in excerpt.lanes for lane in lanes)
     if excerpt.whole:
-        return f"All {shown:,} requests that a worker had."
+        return f"All {count:,} requests that a worker had."
     of = f"of the {len(log.bound_requests):,} that a worker had"
     workers = f", on {len(excerpt.workers)} of {len(log.workers)} workers"
     fewer = workers if len(excerpt.workers) < len(log.workers) else ""
-    return f"{shown:,} requests from the middle {of}{fewer}."
+    return f"{count:,} requests from the middle {of}{fewer}."
 
 
 def _worker(
@@ -161,19 +161,19 @@ def _tidy(axis: "Axes", name: str, lanes: int) -> None:
 def request_parts(request: LoggedRequest) -> Iterator[tuple[str, float, float]]:
     """(what it was doing, from, to), in the order of `PARTS`; none is shorter than nothing."""
     waits, prompts, makes, whole = PART_COLOURS
-    bound = (
+    start = (
         request.ended_at if request.bound_at is None else max(request.bound_at, request.arrived_at)
     )
-    yield waits, request.arrived_at, bound
+    yield waits, request.arrived_at, start
     if request.bound_at is None:
         return
     if not request.streamed:
-        yield whole, bound, max(request.ended_at, bound)
+        yield whole, start, max(request.ended_at, start)
         return
     first = max(
-        request.ended_at if request.first_answer_at is None else request.first_answer_at, bound
+        request.ended_at if request.first_answer_at is None else request.first_answer_at, start
     )
-    yield prompts, bound, first
+    yield prompts, start, first
     yield makes, first, max(request.ended_at, first)
 
 
@@ -267,15 +267,15 @@ def _keys() -> list[object]:
 
 def prompt_classes(log: ProxyLog) -> list[Reals]:
     """(prompt, wait) of requests in classes by prompt; those that are alike are in one class."""
-    known = [
+    points = [
         (request.prompt, request.wait) for request in log.bound_requests if request.wait is not None
     ]
-    if len(known) < MIN_REQUESTS:
+    if len(points) < MIN_REQUESTS:
         return []
-    pairs = np.array(known, dtype=np.float64)
+    pairs = np.array(points, dtype=np.float64)
     edges = np.unique(np.quantile(pairs[:, 0], np.arange(1, CLASSES) / CLASSES))
-    which = np.searchsorted(edges, pairs[:, 0])
-    return [pairs[which == number] for number in np.unique(which)]
+    class_numbers = np.searchsorted(edges, pairs[:, 0])
+    return [pairs[class_numbers == number] for number in np.unique(class_numbers)]
 
 
 def wait_by_prompt(log: ProxyLog) -> Picture | None:

@@ -77,11 +77,11 @@ class ProxyLog:
     @cached_property
     def by_worker(self) -> dict[str, tuple[LoggedRequest, ...]]:
         """Requests by the worker that had them last, numbers in names in order."""
-        found: dict[str, list[LoggedRequest]] = {}
+        by_name: dict[str, list[LoggedRequest]] = {}
         for request in self.requests:
             if request.worker is not None:
-                found.setdefault(request.worker, []).append(request)
-        return {name: tuple(found[name]) for name in sorted(found, key=_natural)}
+                by_name.setdefault(request.worker, []).append(request)
+        return {name: tuple(by_name[name]) for name in sorted(by_name, key=_natural)}
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def _tiles(summary: RunSummary) -> str:
     noise = f"; noise {_seconds(summary.stall_noise_seconds)}" if compared else ""
     untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
     before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
-    moved = [
+    migration_tiles = [
         (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
         (f"{summary.rebalances}", "rebalances committed"),
         (_seconds(summary.stall_seconds), f"stall{noise}"),
@@ -74,7 +74,7 @@ def _tiles(summary: RunSummary) -> str:
         (_decimal(summary.imbalance_balanced), f"balanced, {summary.sharing_text}"),
         *([(_smaller(summary), "times smaller")] if compared else []),
         (_decimal(summary.noise_floor), "noise floor"),
-        *([] if summary.serves_placement else moved),
+        *([] if summary.serves_placement else migration_tiles),
         (_rate(summary.tokens_per_second), f"tokens/s{untouched if compared else ''}"),
     ]
     inner = "".join(
@@ -116,8 +116,8 @@ def _compared_with(summary: RunSummary) -> str:
 def _samples(record: RunRecord) -> str:
     cards = "".join(
         f'<div class="card"><h3>{escape_html(phase)}</h3>'
-        f"<pre>{escape_html(prompt)}<mark>{escape_html(written)}</mark></pre></div>"
-        for phase, prompt, written in zip(
+        f"<pre>{escape_html(prompt)}<mark>{escape_html(continuation)}</mark></pre></div>"
+        for phase, prompt, continuation in zip(
             record.phases, record.prompts, record.continuations, strict=False
         )
     )

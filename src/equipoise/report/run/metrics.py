@@ -161,13 +161,13 @@ def after_first_commit(balanced: VariantRecord | None, steps: int) -> StepRange:
 
 def after_first_rebalance_began(balanced: VariantRecord | None, steps: int) -> StepRange:
     """The steps in which stalls count: from the end of the first load window on."""
-    begun = [e.planned_at for e in balanced.rebalances] if balanced else []
-    return StepRange(min(begun, default=0), steps)
+    planned_steps = [e.planned_at for e in balanced.rebalances] if balanced else []
+    return StepRange(min(planned_steps, default=0), steps)
 
 
 def _mean(values: Reals) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if known.size else float("nan")
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if numbers.size else float("nan")
 
 
 def _mean_over_layers(values: Reals) -> Reals:

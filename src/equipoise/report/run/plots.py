@@ -66,16 +66,16 @@ def imbalance_curve(record: RunRecord) -> Picture:
 def step_time_curve(record: RunRecord) -> Picture:
     """Milliseconds per step with and without balancing, as measured."""
     main = main_variant(record)
-    drawn = [v for v in (record.variants.get("unbalanced"), main) if v is not None]
+    variants = [v for v in (record.variants.get("unbalanced"), main) if v is not None]
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for variant in drawn:
+        for variant in variants:
             _line(axis, variant.step_seconds * 1e3, variant.name, record)
         axis.set_ylim(bottom=0)
         axis.set_ylabel("milliseconds per step")
         _finish(axis, record)
-        _label_ends(axis, {v.name: v.step_seconds * 1e3 for v in drawn})
+        _label_ends(axis, {v.name: v.step_seconds * 1e3 for v in variants})
 
     return Picture(
         "Step time",
@@ -98,10 +98,10 @@ def _floors(record: RunRecord) -> dict[str, Reals]:
 
 def _line(axis: "Axes", values: Reals, name: str, record: RunRecord) -> None:
     main = name in (record.shares, "unbalanced")
-    shown = np.maximum(values, LEAST_SHOWN)
-    middle = np.arange(len(shown)) + 0.5
+    heights = np.maximum(values, LEAST_SHOWN)
+    middle = np.arange(len(heights)) + 0.5
     axis.plot(
-        middle, shown, color=variant_colour(name), linewidth=1.9 if main else 1.1, zorder=3 + main
+        middle, heights, color=variant_colour(name), linewidth=1.9 if main else 1.1, zorder=3 + main
     )
 
 
@@ -142,8 +142,8 @@ if TYPE_CHECKING:
 
 def rank_heat_map(record: RunRecord) -> Picture:
     """Load / mean of every rank and layer by step, before and after, on one scale."""
-    shown = [record.variants.get("unbalanced"), main_variant(record)]
-    panels = [variant for variant in shown if variant is not None]
+    candidates = [record.variants.get("unbalanced"), main_variant(record)]
+    panels = [variant for variant in candidates if variant is not None]
     loads = [by_rank_and_layer(variant) for variant in panels]
     top = max((_top(load) for load in loads), default=1.0)
 
@@ -228,8 +228,8 @@ def experts_by_busiest_phase(record: RunRecord, relative: Reals) -> list[int]:
 
 def _top(load: Reals) -> float:
     """Where the scale ends: a few wild cells of the ramp at the start would wash out all others."""
-    known = load[~np.isnan(load)]
-    return float(np.percentile(known, 99.5)) if known.size else 1.0
+    cells = load[~np.isnan(load)]
+    return float(np.percentile(cells, 99.5)) if cells.size else 1.0
 
 
 def _rank_panel(
@@ -315,12 +315,12 @@ def rebalance_gantt(record: RunRecord) -> Picture | None:
 def largest_rebalance(record: RunRecord) -> Rebalance | None:
     """The committed rebalance with most copies, the first of several; none without a copy."""
     main = main_variant(record)
-    moved = (
+    rebalances = (
         [rebalance for rebalance in committed_rebalances(main) if rebalance.slots_moved]
         if main
         else []
     )
-    return max(moved, key=lambda rebalance: rebalance.slots_moved, default=None)
+    return max(rebalances, key=lambda rebalance: rebalance.slots_moved, default=None)
 
 
 def rebalance_extent(rebalance: Rebalance, spans: Sequence[RecordedSpan]) -> RebalanceExtent | None:
@@ -388,12 +388,12 @@ def _legend(axis: "Axes", present: set[str]) -> None:
     """The colours of the phases; every other lane has one colour and its name next to it."""
     from matplotlib.patches import Patch
 
-    shown = [name for name in PHASE_COLOURS if name in present]
+    names = [name for name in PHASE_COLOURS if name in present]
     axis.legend(
-        handles=[Patch(color=PHASE_COLOURS[name], label=name) for name in shown],
+        handles=[Patch(color=PHASE_COLOURS[name], label=name) for name in names],
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
-        ncols=len(shown),
+        ncols=len(names),
         frameon=False,
         fontsize=8.5,
         handlelength=1.0,

@@ -196,8 +196,8 @@ def main_variant(record: RunRecord) -> VariantRecord | None:
 def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> VariantSummary:
     rebalances = committed_rebalances(variant)
     return VariantSummary(
-        imbalance=_known(metrics.imbalance(variant.rank_rows, window)),
-        balancedness=_known(metrics.balancedness(variant.rank_rows, window)),
+        imbalance=_none_if_nan(metrics.imbalance(variant.rank_rows, window)),
+        balancedness=_none_if_nan(metrics.balancedness(variant.rank_rows, window)),
         tokens_per_second=_rate(record, variant),
         stall_seconds=_stall(record, variant),
         rebalances=len(rebalances),
@@ -215,8 +215,8 @@ def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> Va
 def _stall(record: RunRecord, variant: VariantRecord) -> float:
     """Against the unbalanced steps, or against the variant's own where there are none."""
     base = record.variants.get(VariantName.UNBALANCED, variant)
-    begun = metrics.after_first_rebalance_began(main_variant(record), record.steps)
-    return metrics.stall_seconds(variant.step_seconds, base.step_seconds, begun)
+    step_range = metrics.after_first_rebalance_began(main_variant(record), record.steps)
+    return metrics.stall_seconds(variant.step_seconds, base.step_seconds, step_range)
 
 
 def _rate(record: RunRecord, variant: VariantRecord) -> float | None:
@@ -259,8 +259,8 @@ def _imbalance(variant: VariantSummary | None) -> float | None:
 def _noise_floor(record: RunRecord, window: StepRange) -> float | None:
     """Of the rows of any variant: they all serve the same tokens."""
     some = next(iter(record.variants.values()), None)
-    return _known(metrics.mean_noise_floor(some.rank_rows, window)) if some else None
+    return _none_if_nan(metrics.mean_noise_floor(some.rank_rows, window)) if some else None
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value

@@ -61,14 +61,14 @@ def _outer_first(span: RecordedSpan) -> tuple[float, float]:
 def _metadata(spans: Sequence[RecordedSpan]) -> Iterable[Event]:
     """Names, and the order in which they are shown."""
     for rank in sorted({span.rank for span in spans}):
-        yield _said("process_name", rank, 0, {"name": f"rank {rank}"})
-        yield _said("process_sort_index", rank, 0, {"sort_index": rank})
+        yield _metadata_event("process_name", rank, 0, {"name": f"rank {rank}"})
+        yield _metadata_event("process_sort_index", rank, 0, {"sort_index": rank})
     for rank, track in sorted({(span.rank, _thread(span.track)) for span in spans}):
-        yield _said("thread_name", rank, track, {"name": str(TRACKS[track])})
-        yield _said("thread_sort_index", rank, track, {"sort_index": track})
+        yield _metadata_event("thread_name", rank, track, {"name": str(TRACKS[track])})
+        yield _metadata_event("thread_sort_index", rank, track, {"sort_index": track})
 
 
-def _said(name: str, rank: int, track: int, arguments: Event) -> Event:
+def _metadata_event(name: str, rank: int, track: int, arguments: Event) -> Event:
     return {"name": name, "ph": "M", "pid": rank, "tid": track, "args": arguments}
 
 

@@ -119,8 +119,12 @@ class ColumnBest:
 
 def best_of_columns(results: Sequence[PolicyResult]) -> tuple[ColumnBest, ...]:
     """Every column that has a best: not those in which all are equal, or no policy has a figure."""
-    found = (_judged(column, results) for column in COLUMNS if column.better is not Better.NEITHER)
-    return tuple(best for best in found if best is not None)
+    bests = (
+        _best_of_column(column, results)
+        for column in COLUMNS
+        if column.better is not Better.NEITHER
+    )
+    return tuple(best for best in bests if best is not None)
 
 
 def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) -> Interval:
@@ -131,12 +135,14 @@ def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) ->
 
 def indistinguishable_lines(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
     """What cannot be told apart, a line for each column, and one for those without a winner."""
-    others = len(found.results) - 1
+    other_count = len(found.results) - 1
     if not best:
-        yield "no policy is better than another at anything" if others else "one policy: no best"
+        yield (
+            "no policy is better than another at anything" if other_count else "one policy: no best"
+        )
         return
-    none = [one.column.head for one in best if len(one.indistinguishable) == others]
-    some = [one for one in best if 0 < len(one.indistinguishable) < others]
+    none = [one.column.head for one in best if len(one.indistinguishable) == other_count]
+    some = [one for one in best if 0 < len(one.indistinguishable) < other_count]
     if not none and not some:
         yield "every policy can be told from the best of every column (paired by seed, 95 %)"
         return
@@ -148,16 +154,16 @@ def indistinguishable_lines(found: SimulationResult, best: Sequence[ColumnBest])
         yield f"no policy can be told from the best (paired by seed, 95 %): {', '.join(none)}"
 
 
-def _judged(column: FigureColumn, results: Sequence[PolicyResult]) -> ColumnBest | None:
+def _best_of_column(column: FigureColumn, results: Sequence[PolicyResult]) -> ColumnBest | None:
     means = {r.named_policy.label: r.interval(column.figure).mean for r in results}
-    known = {label: mean for label, mean in means.items() if mean == mean}
-    if len(set(known.values())) < 2:
+    finite_means = {label: mean for label, mean in means.items() if mean == mean}
+    if len(set(finite_means.values())) < 2:
         return None
     choose = max if column.better is Better.MORE else min
-    label = choose(known, key=lambda one: known[one])
+    label = choose(finite_means, key=lambda one: finite_means[one])
     best = next(r for r in results if r.named_policy.label == label)
-    others = (r for r in results if r is not best and r.named_policy.label in known)
-    alike = (r for r in others if _includes_zero(paired_difference(r, best, column.figure)))
+    other_results = (r for r in results if r is not best and r.named_policy.label in finite_means)
+    alike = (r for r in other_results if _includes_zero(paired_difference(r, best, column.figure)))
     return ColumnBest(column, label, tuple(r.named_policy.label for r in alike))
 
 

@@ -44,7 +44,7 @@ from equipoise.report.svg import Picture
 
 def pictures(found: SimulationResult) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
-    drawn = (
+    plots = (
         idle_bars(found),
         barrier_gantt(found),
         worker_load_plot(found),
@@ -52,7 +52,7 @@ def pictures(found: SimulationResult) -> tuple[Picture, ...]:
         wait_by_prompt(found),
         *(() if found.sweep is None else sweep_pictures(found.sweep)),
     )
-    return tuple(picture for picture in drawn if picture is not None)
+    return tuple(picture for picture in plots if picture is not None)
 
 
 MORE_CSS = """
@@ -84,7 +84,7 @@ def render_html(
             _tiles(found, best),
             section("The same requests, routed in each way", _tables(found, best)),
             *(picture_section(picture) for picture in pictures(found)),
-            *([] if found.sweep is None else [section("The sweep", _swept(found.sweep))]),
+            *([] if found.sweep is None else [section("The sweep", _sweep_table(found.sweep))]),
             *_differences(found),
             section("What was simulated", _facts(found)),
             section("Command and settings", _about(about)),
@@ -100,24 +100,25 @@ def render_html(
     )
 
 
-def _head(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _head(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
     return (
         "<header><h1>Which worker serves a request</h1>"
-        f'<p class="soft">{escape_html(title(found))}. '
-        f"{escape_html(capitalised(found.subject.arrivals))}. A simulation, not a measurement.</p>"
-        f'<div class="verdict good">{escape_html(_verdict(found, best))}</div></header>'
+        f'<p class="soft">{escape_html(title(simulation))}. '
+        f"{escape_html(capitalised(simulation.subject.arrivals))}. "
+        "A simulation, not a measurement.</p>"
+        f'<div class="verdict good">{escape_html(_verdict(simulation, best))}</div></header>'
     )
 
 
-def _verdict(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _verdict(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
     most = next((one for one in best if one.column.figure == "throughput"), None)
     if most is None:
         return "no policy makes more tokens a second than another"
-    return f"most tokens a second: {most.best}{_doubt(found, most)}"
+    return f"most tokens a second: {most.best}{_doubt(simulation, most)}"
 
 
-def _doubt(found: SimulationResult, most: ColumnBest) -> str:
-    if len(found.seeds) == 1:
+def _doubt(simulation: SimulationResult, most: ColumnBest) -> str:
+    if len(simulation.seeds) == 1:
         return "; one seed, so chance is not excluded"
     if not most.indistinguishable:
         return ""
@@ -126,18 +127,18 @@ def _doubt(found: SimulationResult, most: ColumnBest) -> str:
     return f"; cannot be told from it: {names}"
 
 
-def _tiles(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
+def _tiles(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
     winner = {one.column.figure: one.best for one in best}
-    named = {result.named_policy.label: result for result in found.results}
+    by_label = {result.named_policy.label: result for result in simulation.results}
     tiles = []
     for figure, words in TILES.items():
-        column = BY_FIGURE[figure].fitted(found.results)
+        column = BY_FIGURE[figure].fitted(simulation.results)
         if figure in winner:
-            value = named[winner[figure]].interval(figure).mean * column.scale
+            value = by_label[winner[figure]].interval(figure).mean * column.scale
             unit = "" if figure == "throughput" else f" {column.unit}"
-            text = f"{value:,.{column.decimals(found.results)}f}{unit}"
+            text = f"{value:,.{column.decimals(simulation.results)}f}{unit}"
             tiles.append((text, f"{words}: {winner[figure]}"))
-    tiles += _spread(found)
+    tiles += _spread(simulation)
     inner = "".join(
         f'<div class="tile"><b>{escape_html(value)}</b><span>{escape_html(words)}</span></div>'
         for value, words in tiles
@@ -145,19 +146,19 @@ def _tiles(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
     return f'<div class="tiles">{inner}</div>'
 
 
-def _spread(found: SimulationResult) -> list[tuple[str, str]]:
+def _spread(simulation: SimulationResult) -> list[tuple[str, str]]:
     """How far the fastest is from the slowest."""
-    known = [r for r in found.results if r.interval("throughput").mean > 0]
-    if len(known) < 2:
+    results = [r for r in simulation.results if r.interval("throughput").mean > 0]
+    if len(results) < 2:
         return []
-    ranked = sorted(known, key=lambda result: result.interval("throughput").mean)
+    ranked = sorted(results, key=lambda result: result.interval("throughput").mean)
     gain = ranked[-1].relative_to(ranked[0], "throughput").mean
     names = f"{ranked[-1].named_policy.label} over {ranked[0].named_policy.label}"
     return [(f"{gain:+z.1%}", f"tokens a second, {names}")]
 
 
-def _tables(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
-    filled = {one.column.figure: one for one in fill_columns(found, best)}
+def _tables(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
+    filled = {one.column.figure: one for one in fill_columns(simulation, best)}
     parts = []
     for name, figures in PARTS:
         columns = [filled[figure] for figure in figures]
@@ -167,39 +168,42 @@ def _tables(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
                 (label, ""),
                 *((one.texts[row].strip(BEST_MARK + " "), _mark(row, one.best)) for one in columns),
             ]
-            for row, label in enumerate(found.labels)
+            for row, label in enumerate(simulation.labels)
         ]
         parts.append(_table(heads, rows))
-    return f'{_told_apart(found, best)}<div class="card">{"".join(parts)}</div>'
+    return f'{_told_apart(simulation, best)}<div class="card">{"".join(parts)}</div>'
 
 
 def _mark(row: int, best: int | None) -> str:
     return "best" if row == best else ""
 
 
-def _told_apart(found: SimulationResult, best: Sequence[ColumnBest]) -> str:
-    if len(found.seeds) == 1:
+def _told_apart(simulation: SimulationResult, best: Sequence[ColumnBest]) -> str:
+    if len(simulation.seeds) == 1:
         return (
             '<p class="soft">One seed: no intervals, and no difference can be told from chance.</p>'
         )
-    first, *more = indistinguishable_lines(found, best)
+    first, *more = indistinguishable_lines(simulation, best)
     items = "".join(f"<li>{escape_html(line.strip())}</li>" for line in more)
     return (
-        f'<p class="soft">Mean and half of the 95 % confidence interval over {len(found.seeds)} '
-        "seeds (Student's t); the best of each column is green. "
+        f'<p class="soft">Mean and half of the 95 % confidence interval over '
+        f"{len(simulation.seeds)} seeds (Student's t); the best of each column is green. "
         f"{escape_html(capitalised(first))}</p>"
         f"{f'<ul class=soft>{items}</ul>' if items else ''}"
     )
 
 
-def _differences(found: SimulationResult) -> list[str]:
+def _differences(simulation: SimulationResult) -> list[str]:
     """Paired with the default policy; nothing with one seed or one policy."""
-    others = [result for result in found.results if result is not found.reference]
-    if not others or len(found.seeds) == 1:
+    other_results = [result for result in simulation.results if result is not simulation.reference]
+    if not other_results or len(simulation.seeds) == 1:
         return []
     columns = [BY_FIGURE[figure] for figure in COMPARED]
-    rows = [[(r.named_policy.label, ""), *(_beside(r, found, c) for c in columns)] for r in others]
-    name = found.reference.named_policy.label
+    rows = [
+        [(r.named_policy.label, ""), *(_beside(r, simulation, c) for c in columns)]
+        for r in other_results
+    ]
+    name = simulation.reference.named_policy.label
     note = (
         f'<p class="soft">Paired by seed, in per cent of {escape_html(name)}\'s; grey where the '
         "95 % confidence interval includes no difference.</p>"
@@ -208,15 +212,17 @@ def _differences(found: SimulationResult) -> list[str]:
     return [section(f"Beside {name}", f'{note}<div class="card">{table}</div>')]
 
 
-def _beside(result: PolicyResult, found: SimulationResult, column: FigureColumn) -> tuple[str, str]:
-    value: Interval = result.relative_to(found.reference, column.figure)
+def _beside(
+    result: PolicyResult, simulation: SimulationResult, column: FigureColumn
+) -> tuple[str, str]:
+    value: Interval = result.relative_to(simulation.reference, column.figure)
     if value.mean != value.mean:
         return "\u2013", "alike"
     text = f"{value.mean * 100:+z,.1f} \u00b1{value.half * 100:,.1f}"
     return text, "alike" if value.low <= 0 <= value.high else ""
 
 
-def _swept(sweep: Sweep) -> str:
+def _sweep_table(sweep: Sweep) -> str:
     tables = []
     for figure in SWEEP_FIGURES[sweep.over]:
         column, cells = BY_FIGURE[figure], sweep_cells(sweep, figure)
@@ -227,8 +233,8 @@ def _swept(sweep: Sweep) -> str:
     return f'{note}<div class="card">{"".join(tables)}</div>'
 
 
-def _facts(found: SimulationResult) -> str:
-    lines = (*subject_facts(found.subject), *found.subject.notes)
+def _facts(simulation: SimulationResult) -> str:
+    lines = (*subject_facts(simulation.subject), *simulation.subject.notes)
     items = "".join(f"<li>{escape_html(capitalised(line))}</li>" for line in lines)
     columns = "".join(
         f"<dt>{escape_html(column.head)}</dt><dd>{escape_html(column.about)}</dd>"

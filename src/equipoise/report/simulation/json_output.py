@@ -31,7 +31,7 @@ def to_json(found: SimulationResult) -> dict[str, Any]:
         "reference": found.reference.named_policy.label,
         "policies": {
             result.named_policy.label: _policy(result, found.reference)
-            | _seen(found.plot_data.get(result.named_policy.label))
+            | _plot_data_json(found.plot_data.get(result.named_policy.label))
             for result in found.results
         },
         "best": {
@@ -73,17 +73,17 @@ def _policy(result: PolicyResult, reference: PolicyResult) -> dict[str, Any]:
     }
 
 
-def _seen(seen: PolicyPlotData | None) -> dict[str, Any]:
-    if seen is None:
+def _plot_data_json(plot_data: PolicyPlotData | None) -> dict[str, Any]:
+    if plot_data is None:
         return {"balance": None, "wait_by_size": None}
     return {
         "balance": {
             "quantiles": json_value(QUANTILES.tolist()),
-            "values": json_value(seen.balance.tolist()),
+            "values": json_value(plot_data.balance.tolist()),
         },
         "wait_by_size": {
-            "prompt_tokens": json_value(seen.sizes.tolist()),
-            "seconds": json_value(seen.waits.tolist()),
+            "prompt_tokens": json_value(plot_data.sizes.tolist()),
+            "seconds": json_value(plot_data.waits.tolist()),
         },
     }
 

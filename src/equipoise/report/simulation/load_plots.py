@@ -34,17 +34,17 @@ MOST_DRAWN = 16
 
 def worker_load_plot(found: SimulationResult) -> Picture | None:
     """None where no worker served anything."""
-    shown = [r for r in found.results if r.named_policy.label in found.plot_data]
-    if not shown:
+    results = [r for r in found.results if r.named_policy.label in found.plot_data]
+    if not results:
         return None
-    down = -(-len(shown) // ACROSS)
-    lines = [found.plot_data[result.named_policy.label].lines for result in shown]
+    down = -(-len(results) // ACROSS)
+    lines = [found.plot_data[result.named_policy.label].lines for result in results]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
         for place, axis in enumerate(axes.flat):
-            if place < len(shown):
-                _load_panel(axis, shown[place], lines[place])
+            if place < len(results):
+                _load_panel(axis, results[place], lines[place])
             else:
                 axis.set_axis_off()
         axes[0, 0].set_ylim(*_extent(lines))
@@ -145,15 +145,15 @@ def step_times(excerpt: StepExcerpt, cluster: Cluster) -> StepTimes:
 
 def barrier_gantt(found: SimulationResult) -> Picture | None:
     """The routers with most and with least idle time, and the default; None without any."""
-    shown = _telling(found)
-    if not shown:
+    results = _telling(found)
+    if not results:
         return None
     cluster = found.subject.cluster
     workers = min(cluster.workers, MOST_WORKERS)
 
     def paint(figure: "Figure") -> None:
-        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-        for axis, result in zip(axes, shown, strict=True):
+        axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, result in zip(axes, results, strict=True):
             excerpt = found.plot_data[result.named_policy.label].excerpt
             _barrier_panel(axis, result, step_times(excerpt, cluster), workers)
         _barrier_legend(figure)
@@ -165,7 +165,7 @@ def barrier_gantt(found: SimulationResult) -> Picture | None:
         "Every worker reads the KV of its requests, then waits at the barrier for the fullest one; "
         "the rest of the step is the same for all. Most idle, least idle, and the default, on one "
         f"scale; steps as idle as the run is, first seed.{more}{_caveat(cluster)}",
-        draw("barrier", 0.8 + len(shown) * (0.45 + 0.17 * workers), paint),
+        draw("barrier", 0.8 + len(results) * (0.45 + 0.17 * workers), paint),
     )
 
 
@@ -175,18 +175,18 @@ def _caveat(cluster: Cluster) -> str:
     return " Prompts that are computed, and noise, count as waiting here: only loads were kept."
 
 
-def _telling(found: SimulationResult) -> list[PolicyResult]:
+def _telling(simulation: SimulationResult) -> list[PolicyResult]:
     """At most three, by falling idle time."""
-    drawn = [r for r in found.results if r.named_policy.label in found.plot_data]
-    ranked = sorted(drawn, key=lambda result: -result.interval("idle").mean)
-    wanted = [*ranked[:1], *(r for r in ranked if r is found.reference), *ranked[-1:]]
-    return [r for r in ranked if any(r is one for one in wanted)]
+    results = [r for r in simulation.results if r.named_policy.label in simulation.plot_data]
+    ranked = sorted(results, key=lambda result: -result.interval("idle").mean)
+    picks = [*ranked[:1], *(r for r in ranked if r is simulation.reference), *ranked[-1:]]
+    return [r for r in ranked if any(r is one for one in picks)]
 
 
-def _barrier_panel(axis: "Axes", result: PolicyResult, seen: StepTimes, workers: int) -> None:
-    for left, width, row, colour in _boxes(seen, workers):
+def _barrier_panel(axis: "Axes", result: PolicyResult, step_times: StepTimes, workers: int) -> None:
+    for left, width, row, colour in _boxes(step_times, workers):
         axis.barh(row, width * 1e3, left=left * 1e3, height=0.8, color=colour, linewidth=0)
-    for begin in seen.begins[1:]:
+    for begin in step_times.begins[1:]:
         axis.axvline(begin * 1e3, color=MUTED, linewidth=0.5, alpha=0.7)
     axis.set_ylim(workers - 0.4, -0.6)
     axis.set_yticks(range(workers), [str(worker) for worker in range(workers)], fontsize=7.5)
@@ -198,13 +198,20 @@ def _barrier_panel(axis: "Axes", result: PolicyResult, seen: StepTimes, workers:
     axis.set_ylabel("worker")
 
 
-def _boxes(seen: StepTimes, workers: int) -> Iterator[tuple[FloatArray, FloatArray, int, str]]:
+def _boxes(
+    step_times: StepTimes, workers: int
+) -> Iterator[tuple[FloatArray, FloatArray, int, str]]:
     """Left edges and widths of all steps [k], row and colour."""
     for row in range(workers):
-        reading = seen.reading[:, row]
-        yield seen.begins, reading, row, READING
-        yield seen.begins + reading, np.maximum(seen.barrier - reading, 0), row, WAITING
-        yield seen.begins + seen.barrier, np.maximum(seen.seconds - seen.barrier, 0), row, FIXED
+        reading = step_times.reading[:, row]
+        yield step_times.begins, reading, row, READING
+        yield step_times.begins + reading, np.maximum(step_times.barrier - reading, 0), row, WAITING
+        yield (
+            step_times.begins + step_times.barrier,
+            np.maximum(step_times.seconds - step_times.barrier, 0),
+            row,
+            FIXED,
+        )
 
 
 def _barrier_legend(figure: "Figure") -> None:

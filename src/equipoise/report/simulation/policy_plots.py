@@ -70,15 +70,19 @@ def _idle(axis: "Axes", results: list[PolicyResult]) -> None:
 
 def _tokens(axis: "Axes", results: list[PolicyResult]) -> None:
     for row, result in enumerate(results):
-        made, bound = result.interval("throughput"), result.interval("bound").mean
+        throughput, bound = result.interval("throughput"), result.interval("bound").mean
         colour = policy_colour(result.named_policy.label)
-        axis.plot([made.mean, bound], [row, row], color=MUTED, linewidth=1.0, alpha=0.6, zorder=2)
+        axis.plot(
+            [throughput.mean, bound], [row, row], color=MUTED, linewidth=1.0, alpha=0.6, zorder=2
+        )
         axis.plot(
             bound, row, marker="|", markersize=11, color=TEXT_COLOUR, markeredgewidth=1.6, zorder=3
         )
-        axis.plot(made.mean, row, marker="o", markersize=6.5, color=colour, zorder=4)
-        if made.half == made.half:
-            axis.plot([made.low, made.high], [row, row], color=colour, linewidth=1.6, zorder=3)
+        axis.plot(throughput.mean, row, marker="o", markersize=6.5, color=colour, zorder=4)
+        if throughput.half == throughput.half:
+            axis.plot(
+                [throughput.low, throughput.high], [row, row], color=colour, linewidth=1.6, zorder=3
+            )
     axis.set_xlabel("tokens/s, and their bound")
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axis.locator_params(axis="x", nbins=6)
@@ -103,8 +107,8 @@ def balance_curve(found: SimulationResult) -> Picture | None:
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, seen in found.plot_data.items():
-            _policy_curve(axis, label, seen.balance, QUANTILES)
+        for label, plot_data in found.plot_data.items():
+            _policy_curve(axis, label, plot_data.balance, QUANTILES)
         least = min(float(np.interp(SEEN, QUANTILES, s.balance)) for s in found.plot_data.values())
         axis.set_xlim(min(least, LEAST_SHOWN), 1.0)
         axis.set_ylim(0, 1)
@@ -132,9 +136,14 @@ def wait_by_prompt(found: SimulationResult) -> Picture | None:
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, seen in found.plot_data.items():
+        for label, plot_data in found.plot_data.items():
             _policy_curve(
-                axis, label, np.arange(len(seen.waits)), seen.waits, marker="o", markersize=3
+                axis,
+                label,
+                np.arange(len(plot_data.waits)),
+                plot_data.waits,
+                marker="o",
+                markersize=3,
             )
         sizes = next(iter(found.plot_data.values())).sizes
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
@@ -164,10 +173,10 @@ def _policy_curve(axis: "Axes", label: str, across: object, up: object, **look: 
     )
 
 
-def _by_fairness(found: SimulationResult) -> list[tuple[str, str]]:
+def _by_fairness(simulation: SimulationResult) -> list[tuple[str, str]]:
     """Those drawn, fairest first."""
-    values = {r.named_policy.label: r.interval("fairness").mean for r in found.results}
-    ranked = sorted(found.plot_data, key=lambda label: -values[label])
+    values = {r.named_policy.label: r.interval("fairness").mean for r in simulation.results}
+    ranked = sorted(simulation.plot_data, key=lambda label: -values[label])
     return [(label, f"{values[label]:.3f}") for label in ranked]
 
 
@@ -266,13 +275,13 @@ def _ratios(sweep: Sweep, base: str) -> list[float]:
 
 def _reference(axis: "Axes", counts: list[float], start: float, power: float, name: str) -> None:
     """`start` * (log G / log of the first G) ^ power, from the first G above 1 on."""
-    known = [count for count in counts if count > 1]
-    if len(known) < 2:
+    xs = [count for count in counts if count > 1]
+    if len(xs) < 2:
         return
-    line = [start * (log(count) / log(known[0])) ** power for count in known]
-    axis.plot(known, line, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=2)
+    line = [start * (log(count) / log(xs[0])) ** power for count in xs]
+    axis.plot(xs, line, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=2)
     axis.annotate(
-        name, (known[-1], line[-1]), xytext=(-4, 5), textcoords="offset points", ha="right",
+        name, (xs[-1], line[-1]), xytext=(-4, 5), textcoords="offset points", ha="right",
         color=MUTED, fontsize=9,
     )  # fmt: skip
 

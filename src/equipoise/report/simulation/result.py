@@ -252,5 +252,5 @@ class SimulationResult:
     @property
     def reference(self) -> PolicyResult:
         """The default policy, or the first contender where it is not among them."""
-        named = {result.named_policy.label: result for result in self.results}
-        return named.get(REFERENCE_POLICY, self.results[0])
+        by_label = {result.named_policy.label: result for result in self.results}
+        return by_label.get(REFERENCE_POLICY, self.results[0])

@@ -35,9 +35,9 @@ def title(found: SimulationResult) -> str:
     """Who serves what."""
     requests = pluralize(found.subject.requests.count, "request")
     policies = f"{len(found.results)} polic{'y' if len(found.results) == 1 else 'ies'}"
-    served = f"{requests} on {describe_workers(found.subject.cluster)}"
+    subject = f"{requests} on {describe_workers(found.subject.cluster)}"
     seeds = pluralize(len(found.seeds), "seed")
-    return f"{printable(found.subject.workload)}: {served}; {policies}, {seeds}"
+    return f"{printable(found.subject.workload)}: {subject}; {policies}, {seeds}"
 
 
 def describe_workers(cluster: Cluster) -> str:
@@ -172,22 +172,22 @@ def fill_columns(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterato
         yield FilledColumn(column, tuple(marked), place)
 
 
-def _blocks(found: SimulationResult, best: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
+def _blocks(simulation: SimulationResult, best: Sequence[ColumnBest]) -> list[list[FilledColumn]]:
     """As many columns side by side as there is room for."""
     blocks: list[list[FilledColumn]] = [[]]
-    for filled in fill_columns(found, best):
-        if filled.column.figure in REPORT_ONLY or _nobody_failed(found, filled.column):
+    for filled in fill_columns(simulation, best):
+        if filled.column.figure in REPORT_ONLY or _nobody_failed(simulation, filled.column):
             continue
-        taken = _names(found.labels) + sum(one.width for one in blocks[-1])
-        if blocks[-1] and taken + filled.width > WIDTH:
+        row_width = _names(simulation.labels) + sum(one.width for one in blocks[-1])
+        if blocks[-1] and row_width + filled.width > WIDTH:
             blocks.append([])
         blocks[-1].append(filled)
     return blocks
 
 
-def _nobody_failed(found: SimulationResult, column: FigureColumn) -> bool:
+def _nobody_failed(simulation: SimulationResult, column: FigureColumn) -> bool:
     return column.figure == "failed" and all(
-        result.interval("failed").mean == 0 for result in found.results
+        result.interval("failed").mean == 0 for result in simulation.results
     )
 
 
@@ -215,15 +215,15 @@ def _cell(filled: FilledColumn, row: int, colours: ColourMode) -> str:
     return styled(text, TextStyle.GREEN, colours) if row == filled.best else text
 
 
-def _notes(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
-    failed = "; no request failed" if _nobody_failed(found, BY_FIGURE["failed"]) else ""
+def _notes(simulation: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
+    failed = "; no request failed" if _nobody_failed(simulation, BY_FIGURE["failed"]) else ""
     yield f"{BEST_MARK} best of its column; the page Metrics says what each is{failed}"
-    if len(found.seeds) == 1:
+    if len(simulation.seeds) == 1:
         yield "one seed: no intervals, and no difference can be told from chance"
         return
-    seeds = pluralize(len(found.seeds), "seed")
+    seeds = pluralize(len(simulation.seeds), "seed")
     yield f"\u00b1 half of the 95 % confidence interval over {seeds} (Student's t)"
     for line in indistinguishable_lines(
-        found, [j for j in best if j.column.figure not in REPORT_ONLY]
+        simulation, [j for j in best if j.column.figure not in REPORT_ONLY]
     ):
         yield from wrap_lines(line, WIDTH)

@@ -77,7 +77,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(cuda_runtime, "driver", lambda: made)
     monkeypatch.setattr(cuda_runtime, "cuda", lambda: devices)
     monkeypatch.setattr(torch.accelerator, "set_device_index", devices.set_device_index)
-    monkeypatch.setattr(cuda_runtime, "_this", cuda_runtime._Thread())
+    monkeypatch.setattr(cuda_runtime, "_thread_state", cuda_runtime._Thread())
     return made
 
 
@@ -131,7 +131,7 @@ def devices(driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """Nothing is initialised, and nobody has set anything."""
     monkeypatch.delenv(QUEUES, raising=False)
     monkeypatch.setattr(cuda_runtime, "_queues", None)
-    monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "_selected_index", None)
     monkeypatch.setattr(cuda_runtime, "INITIAL", tmp_path / "environ")
     return cuda_runtime.cuda()
 

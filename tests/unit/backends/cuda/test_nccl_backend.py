@@ -148,7 +148,7 @@ def test_nccl_uses_device_opened_by_process(
     monkeypatch.setattr(cuda_runtime.RUNTIME, "set_thread_device", lambda index: None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "free_memory", lambda index: (1, 1))
     monkeypatch.setattr(cuda_runtime, "_queues", None)
-    monkeypatch.setattr(cuda_runtime.RUNTIME, "_chosen", None)
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "_selected_index", None)
     assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
     cuda_runtime.RUNTIME.select_device(1)
     assert Nccl(absent).device(0) == 1

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from equipoise.backends.devices.issuing import IssueLock
+from equipoise.backends.devices.issue_lock import IssueLock
 
 SOON = 20.0
 

@@ -11,7 +11,7 @@ import torch
 from equipoise.backends.devices.collectives.ccl import CommSpec, WarmupOps
 from equipoise.backends.devices.collectives.comm_memory import COMM_MEMORY
 from equipoise.backends.devices.collectives.comm_stream import CommStream
-from equipoise.backends.devices.issuing import IssueLock
+from equipoise.backends.devices.issue_lock import IssueLock
 from equipoise.backends.devices.runtime import Device
 from equipoise.backends.devices.stream import DeviceStream
 from equipoise.hal.errors import CommunicatorFailed, StreamFailed
