@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.backends.virtual import BACKEND, COMMUNICATOR
@@ -27,8 +27,8 @@ SEND = Step("message", (3, 0, 1))
 
 
 def told(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
-    settings = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
-    return fault_plan(make_program([SEND, SEND, SEND], 2, settings))
+    options = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
+    return fault_plan(make_program([SEND, SEND, SEND], 2, options))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def test_fault_on_process_ranks_ends_only_dependents(
     processes: ProcessSubject, fault: RankFault
 ) -> None:
     steps = [Step("all_reduce", (2, 0, 0)), Step("exchange", (5, 0, 0)), SEND]
-    settings = {"fault": fault.value, "victim": 1, "at": 1, "window": MAX_STEPS}
-    assert violation(processes, Case(make_program(steps, 3, settings))) is None
+    options = {"fault": fault.value, "victim": 1, "at": 1, "window": MAX_STEPS}
+    assert violation(processes, Case(make_program(steps, 3, options))) is None
 
 
 @given(st.data())
@@ -98,6 +98,8 @@ def test_fault_plan_delay_requires_every_step() -> None:
 def test_fault_programs_draw_every_fault() -> None:
     seen: Counter[RankFault] = Counter()
 
+    # The same programs every time: of a hundred drawn anew, one fault came up four times once.
+    @settings(derandomize=True, database=None)
     @given(fault_programs(TRAITS))
     def draw(program: Program) -> None:
         seen[fault_plan(program).fault] += 1
