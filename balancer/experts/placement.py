@@ -1,4 +1,4 @@
-"""Which expert is in which slot, the shares of its replicas, and what a load makes of both."""
+"""Placements, the shares of replicas, and the imbalance of a load under both."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,16 +23,16 @@ Load = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """How many of everything.
+    """Numbers of layers, experts, slots and ranks.
 
     Attributes:
-        layers: with experts.
-        experts: of a layer, over all ranks.
-        slots: of a layer, over all ranks: as many as experts at least, and a multiple of `ranks`.
-        ranks: that divide the slots of each layer evenly: slot s is on rank s // slots_per_rank.
+        layers: layers with experts.
+        experts: experts per layer, over all ranks.
+        slots: slots per layer, over all ranks; at least `experts`, and a multiple of `ranks`.
+        ranks: ranks, which divide a layer's slots evenly: slot s is on rank s // slots_per_rank.
 
     Raises:
-        PlacementError: the numbers cannot fit together.
+        PlacementError: the numbers are inconsistent.
     """
 
     layers: int
@@ -59,7 +59,7 @@ class ExpertShape:
 
 
 def initial_placement(shape: ExpertShape) -> Placement:
-    """The placement to begin with: contiguous experts on each rank, then those that follow.
+    """Returns the initial placement: contiguous experts on each rank, then those that follow.
 
     Slot j of rank r holds expert (r * experts // ranks + j) mod experts. Returns int32 (layers,
     slots), the expert in each slot. Source: the default initial assignment that TensorRT-LLM's
@@ -71,7 +71,7 @@ def initial_placement(shape: ExpertShape) -> Placement:
 
 
 def check_placement(placement: Placement, shape: ExpertShape) -> None:
-    """Raise `PlacementError` unless every expert has a slot in every layer."""
+    """Raises `PlacementError` unless every expert has a slot in every layer."""
     if placement.shape != (shape.layers, shape.slots) or placement.dtype != np.int32:
         raise PlacementError(
             f"a placement is int32 {(shape.layers, shape.slots)}, "
@@ -99,7 +99,7 @@ def placement_digest(placement: Placement, shares: Shares) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """A placement and its shares: what is installed, or what is proposed.
+    """A placement with its shares, installed or proposed.
 
     Attributes:
         placement: int32 (layers, slots), the expert in each slot.
@@ -111,23 +111,23 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """Equal on two ranks exactly when the layouts are."""
+        """Hexadecimal digest, equal on two ranks exactly if the layouts are equal."""
         return placement_digest(self.placement, self.shares)
 
 
 def even_shares(placement: Placement, experts: int) -> Shares:
-    """Every replica takes the same part; the remainder goes to lower slots."""
+    """Returns equal shares for the replicas of an expert; the remainder goes to lower slots."""
     zeros = np.zeros((placement.shape[0], experts), dtype=np.int64)
     return _native.solve_shares(zeros, placement, 1)
 
 
 def solve_shares(load: Load, placement: Placement, shape: ExpertShape) -> Shares:
-    """Shares that minimise the largest rank load (water-filling)."""
+    """Returns shares that minimise the largest rank load, by water-filling."""
     return _native.solve_shares(load, placement, shape.ranks, SWEEPS)
 
 
 def imbalance(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.int64]:
-    """(layers,): (max - mean) / mean over ranks in parts per 65536, in integers throughout."""
+    """Returns (max - mean) / mean over ranks, int64 (layers,), in units of 1 / 65536."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1)
     ranks = (rows * layout.shares).reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     total = ranks.sum(axis=1)
@@ -138,15 +138,15 @@ def imbalance(load: Load, layout: Layout, shape: ExpertShape) -> npt.NDArray[np.
 
 Ids = npt.NDArray[np.int64]
 ABSENT = -1
-"""Where an expert has fewer slots than the map is wide; and a slot that holds nothing."""
+"""Entry of a map beyond an expert's slots, and of a placement for a slot that holds nothing."""
 
 
 class LogicalMaps(NamedTuple):
-    """Both int64.
+    """Maps from experts to slots, both int64.
 
     Attributes:
         logical_to_physical: (layers, experts, width), the slots of each expert, ascending, then -1.
-        replica_count: (layers, experts), how many slots it has.
+        replica_count: (layers, experts), the number of slots of each expert.
     """
 
     logical_to_physical: Ids
@@ -154,9 +154,9 @@ class LogicalMaps(NamedTuple):
 
 
 def logical_maps(placement: Ids | Placement, experts: int, width: int | None = None) -> LogicalMaps:
-    """Maps of `placement` (layers, slots); slots of -1 hold nothing.
+    """Returns the maps of `placement` (layers, slots), in which -1 is a slot that holds nothing.
 
-    `width` is the largest number of copies by default.
+    `width` is the largest number of slots of an expert by default.
     """
     layers = placement.shape[0]
     layer, slot = np.nonzero(placement >= 0)

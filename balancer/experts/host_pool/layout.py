@@ -1,4 +1,4 @@
-"""Where each expert's weights and checksums lie in a pool's memory, and that memory as tensors."""
+"""Layout of experts and checksums in a pool's memory, and access to them as tensors."""
 
 import hashlib
 import mmap
@@ -17,25 +17,25 @@ from equipoise.hal.errors import ExpertPoolError, Unsupported
 from equipoise.hal.slots import SegmentType
 
 CHECKSUM_BYTES = 8
-"""Bytes of a checksum."""
+"""Size of a checksum in bytes."""
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """The next multiple of `unit`."""
+    """Rounds up to a multiple of `unit`."""
     return -(-nbytes // unit) * unit
 
 
 @dataclass(frozen=True)
 class PoolLayout:
-    """A page for the header, a table of checksums, then expert by expert within layer by layer.
+    """Layout of a pool: one page of header, a table of checksums, then experts, layer by layer.
 
-    An expert begins at a page, so that a rank that reserves its own touches no other's memory; a
-    segment begins at a cache line, so that copies of it are cut where a line begins.
+    An expert begins at a page, so that a rank that reserves its own experts touches no other's
+    memory; a segment begins at a cache line, so that copies of it are cut at lines.
 
     Attributes:
-        descriptor: segments of an expert, as a slot has them.
-        layers: how many.
-        experts: of each layer.
+        descriptor: segment types of an expert, the same as those of a slot.
+        layers: number of layers.
+        experts: experts per layer.
     """
 
     descriptor: tuple[SegmentType, ...]
@@ -50,12 +50,12 @@ class PoolLayout:
             )
         for segment in self.descriptor:
             if segment.format is not SlotFormat.STRIDED:
-                # What a device's own format stores, host memory cannot say as a tensor.
+                # Host memory cannot represent as a tensor what a private format stores.
                 raise Unsupported(f"segment {segment.name!r}: no private format in host memory")
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each segment begins within its expert."""
+        """Offset of each segment within its expert."""
         offsets, at = [], 0
         for segment in self.descriptor:
             offsets.append(at)
@@ -64,33 +64,33 @@ class PoolLayout:
 
     @cached_property
     def expert_bytes(self) -> int:
-        """From the first byte of an expert to behind its last."""
+        """Size of an expert in bytes, from its first to its last byte."""
         return self.offsets[-1] + self.descriptor[-1].nbytes
 
     @cached_property
     def stride(self) -> int:
-        """From one expert to the next."""
+        """Bytes from the start of one expert to that of the next."""
         return max(mmap.PAGESIZE, round_up(self.expert_bytes, mmap.PAGESIZE))
 
     @property
     def checksums_offset(self) -> int:
-        """Where the table of checksums begins, int64 [layers, experts]."""
+        """Offset of the table of checksums, int64 [layers, experts]."""
         return mmap.PAGESIZE
 
     @cached_property
     def experts_offset(self) -> int:
-        """Where the first expert begins: behind all that is about the pool itself."""
+        """Offset of the first expert, after header and checksums."""
         return self.checksums_offset + round_up(
             self.layers * self.experts * CHECKSUM_BYTES, mmap.PAGESIZE
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool."""
+        """Size of the whole pool in bytes."""
         return self.experts_offset + self.layers * self.experts * self.stride
 
     def expert_index(self, layer: int, expert: int) -> int:
-        """Which of all experts it is. Raises `ExpertPoolError`."""
+        """Returns the index of an expert among those of all layers. Raises `ExpertPoolError`."""
         if not (0 <= layer < self.layers and 0 <= expert < self.experts):
             raise ExpertPoolError(
                 f"no expert {expert} of layer {layer} in a pool of {self.layers} layers "
@@ -99,11 +99,11 @@ class PoolLayout:
         return layer * self.experts + expert
 
     def expert_offset(self, layer: int, expert: int) -> int:
-        """Where an expert begins. Raises `ExpertPoolError`."""
+        """Returns the offset of an expert. Raises `ExpertPoolError`."""
         return self.experts_offset + self.expert_index(layer, expert) * self.stride
 
     def values(self) -> dict[str, str]:
-        """What has to be the same on all ranks that share the memory."""
+        """Values that must be the same on all ranks that share the memory."""
         segments = [f"{part.name!r} {part.dtype} {part.shape}" for part in self.descriptor]
         return {
             "layers": str(self.layers),
@@ -114,12 +114,12 @@ class PoolLayout:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that are equal for equal layouts on equal machines."""
+        """Digest of 32 bytes, equal for equal layouts on machines with equal page sizes."""
         return hashlib.sha256(repr(self.values()).encode()).digest()
 
 
 class PoolContents:
-    """What stands where in `data`, uint8 [layout.total]."""
+    """Experts and checksums in `data`, uint8 [layout.nbytes]."""
 
     def __init__(self, layout: PoolLayout, data: Tensor) -> None:
         self._layout = layout
@@ -130,7 +130,7 @@ class PoolContents:
         ].view(torch.int64)
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
-        """An expert's segments, in place. Raises `ExpertPoolError`."""
+        """Returns an expert's segments in place. Raises `ExpertPoolError`."""
         at, data, segments = self._layout.expert_offset(layer, expert), self._data, []
         if data is None:
             raise ExpertPoolError("the pool's memory was let go")
@@ -140,10 +140,10 @@ class PoolContents:
         return tuple(segments)
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
-        """Copy an expert's segments in, and note the checksum of what they are copied from.
+        """Copies an expert's segments into the pool, and records the checksum of the sources.
 
         Raises:
-            ExpertPoolError: before any effect, if they are not what the layout says.
+            ExpertPoolError: before any effect, if the tensors do not fit the layout.
         """
         places, sums = self.view(layer, expert), self._mapped_checksums()
         self.check(tensors)
@@ -154,19 +154,19 @@ class PoolContents:
         sums[number] = as_int64(checksum_of(sources))
 
     def checksum(self, layer: int, expert: int) -> int:
-        """The checksum of what was written."""
+        """Returns the recorded checksum of an expert."""
         return int(self._mapped_checksums()[self._layout.expert_index(layer, expert)]) & MASK64
 
     def verify(self, layer: int, expert: int) -> bool:
-        """Whether an expert's bytes still have the checksum that was noted."""
+        """Returns whether an expert's bytes still have the recorded checksum."""
         return checksum_of(self.view(layer, expert)) == self.checksum(layer, expert)
 
     def release(self) -> None:
-        """Hold the memory no longer; whoever writes by then writes on, to what nobody reads."""
+        """Releases the memory. A thread that still writes then writes where nobody reads."""
         self._data = self._checksums = None
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raise `ExpertPoolError` unless they are what the layout says."""
+        """Raises `ExpertPoolError` unless shapes and dtypes are those of the layout."""
         tensor_specs = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         segment_specs = [(segment.shape, segment.dtype) for segment in self._layout.descriptor]
         if tensor_specs != segment_specs:
@@ -181,6 +181,6 @@ class PoolContents:
 
 
 def checksum_of(tensors: Sequence[Tensor]) -> int:
-    """Checksum of contiguous host tensors back to back, as a slot store has it of a slot."""
+    """Returns the checksum of contiguous host tensors back to back, as a slot store computes it."""
     parts = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
     return _native.checksum(parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -1,6 +1,6 @@
 """Anonymous shared memory: sealed, reserved and mapped; its header; how much memory is available.
 
-It has no name in any file system and is gone with the last process that holds it.
+It has no name in any file system, and is freed when the last process that holds it ends.
 """
 
 import ctypes
@@ -26,9 +26,9 @@ from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.hal.errors import ExpertPoolError, PoolIncomplete, PoolLeased, PoolMismatch
 
 MEMORY_NAME = "equipoise-experts"
-"""What /proc shows as the target of the descriptor; nothing can be opened by it."""
+"""Name that /proc shows as the target of the descriptor; the memory cannot be opened by it."""
 MFD_NOEXEC_SEAL = 0x0008
-"""MFD_NOEXEC_SEAL of Linux 6.3, which hardened systems demand and older ones do not know."""
+"""MFD_NOEXEC_SEAL of Linux 6.3, which hardened systems require and older ones do not have."""
 MADV_POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux 5.14."""
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -37,20 +37,20 @@ HUGE_PAGES_SETTING = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class HugePages(StrEnum):
-    """What the system makes of the wish for huge pages, which is only ever a wish."""
+    """Whether the system accepts the advice to use huge pages; it is never bound by it."""
 
     ADVISED = "advised"
     REFUSED = "refused"
 
 
 def create(nbytes: int) -> int:
-    """A descriptor of so many zeros, whose size nobody can change. Raises `ExpertPoolError`."""
+    """Creates zeroed memory of a sealed size; returns its descriptor. Raises `ExpertPoolError`."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         descriptor = _create(flags)
         try:
             os.ftruncate(descriptor, nbytes)
-            # Who maps what another process then shrinks dies of a bus error at its next read.
+            # If another process shrank the memory, a process that maps it would die of a bus error.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS)
         except BaseException:
             os.close(descriptor)
@@ -70,15 +70,15 @@ def _create(flags: int) -> int:
 
 
 def seals(descriptor: int) -> int:
-    """What the kernel guarantees about it."""
+    """Returns the seals of the descriptor."""
     return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
 
 
 def seal(descriptor: int) -> None:
-    """From now on nobody can write to it, for ever. The kernel refuses while anybody still could.
+    """Forbids all writes for ever. The kernel refuses while any process can still write.
 
     Raises:
-        ExpertPoolError: some process still has it mapped to be written.
+        ExpertPoolError: a process still has a writable mapping.
     """
     try:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, WRITE_SEAL | fcntl.F_SEAL_SEAL)
@@ -87,10 +87,10 @@ def seal(descriptor: int) -> None:
 
 
 def reserve(descriptor: int, offset: int, nbytes: int) -> None:
-    """Take the pages now: later, a full machine would answer a write with a bus error.
+    """Reserves pages now; on a machine without memory, a later write would be a bus error.
 
     Raises:
-        PoolIncomplete: there are not so many.
+        PoolIncomplete: there are not enough pages.
     """
     try:
         os.posix_fallocate(descriptor, offset, nbytes)
@@ -99,10 +99,10 @@ def reserve(descriptor: int, offset: int, nbytes: int) -> None:
 
 
 class SharedMapping:
-    """All of a descriptor's memory. The descriptor may be closed afterwards.
+    """A mapping of all of a descriptor's memory. The descriptor may be closed afterwards.
 
     Attributes:
-        huge_pages: what became of the wish for them, which everybody has who copies from here.
+        huge_pages: whether the system accepts the advice to use them.
     """
 
     def __init__(self, descriptor: int, nbytes: int, protection: int) -> None:
@@ -114,17 +114,17 @@ class SharedMapping:
 
     @classmethod
     def for_writing(cls, descriptor: int, nbytes: int) -> Self:
-        """For those who fill it. No child inherits it: the kernel would refuse to seal."""
+        """Maps for writing. Children do not inherit it, or the kernel would refuse to seal."""
         mapping = cls(descriptor, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
         mapping._map.madvise(mmap.MADV_DONTFORK)
         return mapping
 
     @classmethod
     def for_reading(cls, descriptor: int, nbytes: int) -> Self:
-        """For everybody, later.
+        """Maps for reading, after sealing.
 
-        From a descriptor that can only read: before Linux 6.7 one that can write maps nothing that
-        was sealed against that.
+        Uses a read-only descriptor: before Linux 6.7, memory that is sealed against writes cannot
+        be mapped from a writable one.
         """
         try:
             reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
@@ -136,15 +136,15 @@ class SharedMapping:
             os.close(reading)
 
     def tensor(self) -> Tensor:
-        """Over the same bytes, uint8 [nbytes]; it, and any view of it, keeps them mapped.
+        """Returns a tensor over the same bytes, uint8 [nbytes]; it and its views keep them mapped.
 
-        To write to what was mapped to be read kills the process.
+        Writing to a mapping for reading kills the process.
         """
         view = memoryview(self._map)
         if not view.readonly:
             return torch.frombuffer(view, dtype=torch.uint8)
-        # No tensor can say that it is only to be read, and torch warns of each that is: so it gets
-        # the address, and the view as something to hold on to.
+        # Tensors cannot be read-only, and torch warns of buffers that are. So it gets the address,
+        # and holds the view to keep the memory mapped.
         address = np.frombuffer(view, np.uint8).ctypes.data
         array = (ctypes.c_ubyte * len(view)).from_address(address)
         array.owner = view  # type: ignore[attr-defined]
@@ -160,9 +160,9 @@ class SharedMapping:
         return HugePages.REFUSED if refused else HugePages.ADVISED
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Touch pages through the mapping, since a wish for huge ones holds only there.
+        """Touches pages through the mapping, because advice on huge pages applies only there.
 
-        Best effort: `reserve` comes afterwards and takes what is missing, or says so.
+        Best effort: `reserve` follows, and takes the missing pages or raises.
         """
         try:
             self._map.madvise(MADV_POPULATE_WRITE, offset, nbytes)
@@ -170,27 +170,27 @@ class SharedMapping:
             return
 
     def close(self) -> None:
-        """Unmap now. Raises `PoolLeased` while a tensor over it lives; it stays mapped then."""
+        """Unmaps now. Raises `PoolLeased`, and stays mapped, while a tensor over it exists."""
         try:
             self._map.close()
         except BufferError as error:
             raise PoolLeased("a view of the pool's memory is still in use") from error
 
     def close_with_last_tensor(self) -> None:
-        """Unmap with the last tensor."""
+        """Unmaps when the last tensor is freed."""
         with suppress(BufferError):
             self._map.close()
 
 
 MAGIC = b"eqpool\0\1"
-"""With the version of what follows as its last byte."""
+"""Magic bytes; the last one is the version of the header."""
 HEADER_STRUCT = struct.Struct("<8s16s32sQ")
 TOKEN_BYTES = 16
 
 
 @dataclass(frozen=True)
 class PoolHeader:
-    """Magic, token of 16 random bytes, digest of the layout and bytes of the pool."""
+    """Header of a pool: magic, token of 16 random bytes, digest of the layout, size in bytes."""
 
     token: bytes
     digest: bytes
@@ -198,15 +198,15 @@ class PoolHeader:
 
     @classmethod
     def of(cls, layout: PoolLayout, token: bytes) -> Self:
-        """What a pool of that layout and instance begins with."""
+        """Builds the header of the pool with this layout and token."""
         return cls(token, layout.digest, layout.nbytes)
 
     def write(self, descriptor: int) -> None:
-        """To the start of the memory."""
+        """Writes the header to the start of the memory."""
         os.pwrite(descriptor, HEADER_STRUCT.pack(MAGIC, self.token, self.digest, self.nbytes), 0)
 
     def check(self, descriptor: int) -> None:
-        """Raise `PoolMismatch` unless the memory is what this header says, and stays so long."""
+        """Raises `PoolMismatch` unless the memory has this header, its size, and a sealed size."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size != self.nbytes:
             raise PoolMismatch(f"it has {status.st_size} bytes instead of {self.nbytes}")
@@ -231,18 +231,18 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Bytes that can be had, and whose limit that is, for an error."""
+    """Available bytes, and the origin of that limit, for an error."""
 
     free: int
     set_by: str
 
 
 def available_memory(proc: Path = PROC, groups: Path = CGROUP_ROOT) -> MemoryLimit:
-    """The tightest limit: of the machine, and of each control group that this process is in.
+    """Returns the tightest limit: of the machine, and of each control group of this process.
 
-    Shared memory counts as used by whoever touches it first, and a control group that is full kills
-    a process of its own; nobody is told before. A limit of /dev/shm does not count: the pool has
-    no name there.
+    Shared memory is charged to the process that touches it first, and a full control group kills
+    one of its processes without warning. A limit of /dev/shm does not apply: the pool has no name
+    there.
     """
     limits = [_machine_limit(proc), *_cgroup_limits(proc, groups)]
     return min(limits, key=lambda limit: limit.free)
@@ -257,7 +257,7 @@ def _machine_limit(proc: Path) -> MemoryLimit:
 
 
 def _cgroup_limits(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
-    """Limits of either version of control groups, from the process's own to the root."""
+    """Yields limits of either version of control groups, from the process's own to the root."""
     for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -282,7 +282,7 @@ def _cgroup_limits(proc: Path, groups: Path) -> Iterator[MemoryLimit]:
 
 
 def _cgroup_limit(place: Path, limit: str, used: str, spare: str) -> Iterator[MemoryLimit]:
-    """Nothing where there is no limit, or no such folder: a container sees its own as the root."""
+    """Yields nothing without a limit or folder: a container sees its own group as the root."""
     try:
         most = (place / limit).read_text(encoding="ascii").strip()
         used_bytes = int((place / used).read_text(encoding="ascii"))
@@ -291,6 +291,6 @@ def _cgroup_limit(place: Path, limit: str, used: str, spare: str) -> Iterator[Me
         return
     if most == "max":
         return
-    # Pages of files that nobody used lately are given up before anybody is killed.
+    # The kernel reclaims inactive file pages before it kills a process.
     reclaimable = next((int(v) for k, v in map(str.split, stat.splitlines()) if k == spare), 0)
     yield MemoryLimit(max(0, int(most) - used_bytes + reclaimable), f"control group {place}")

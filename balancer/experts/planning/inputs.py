@@ -1,4 +1,4 @@
-"""What a plan is made for: the load and how it varies, or the experts that each batch activates."""
+"""Inputs of the planner: the load and how it varies, or which experts each batch activates."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,17 @@ ActiveExperts = npt.NDArray[np.bool_]
 """(batches, layers, experts): whether an expert had any rows."""
 Counts = npt.NDArray[np.int64]
 MAX_SWEEPS = 8
-"""Rounds over all experts in which they may change their copy, at most."""
+"""Maximum number of rounds over all experts in which each may change its replica."""
 
 
 @dataclass(frozen=True)
 class SingleReplicaShares:
-    """Every expert's rows go to one copy.
+    """Shares that send all rows of an expert to one replica.
 
     Attributes:
-        shares: int32 (layers, slots), 65536 for the copy that runs, 0 for those that rest.
-        imbalance: float64 (layers,): of the experts that run on a rank in a batch, the sum over
-            batches of the largest over that of the mean, minus 1; by capacity.
+        shares: int32 (layers, slots), 65536 for the replica that runs, 0 for the others.
+        imbalance: float64 (layers,). With the experts that run on a rank in a batch, relative to
+            its capacity: the sum over batches of the largest rank / that of the mean - 1.
     """
 
     shares: Shares
@@ -34,11 +34,11 @@ class SingleReplicaShares:
 def assign_single_replica(
     active: ActiveExperts, placement: Placement, capacity: npt.NDArray[np.int32]
 ) -> SingleReplicaShares:
-    """Choose the copies so that the rank which runs most experts in a batch runs few.
+    """Chooses replicas so that the rank that runs the most experts in a batch runs few.
 
-    A copy that gets any row of a batch has its weights read: shares that split an expert make it
-    cost on every rank that holds it. So the shares are whole. What a rank runs is judged batch by
-    batch: experts that run together should not run on one rank.
+    The weights of a replica are read if it gets any row of a batch, so an expert with split shares
+    costs on every rank that holds it. Therefore each expert runs one replica. Ranks are compared
+    batch by batch, because experts that run together should not run on one rank.
 
     Args:
         active: (batches, layers, experts).
@@ -56,15 +56,15 @@ def assign_single_replica(
 
 @dataclass
 class _ReplicaChoice:
-    """One layer's choice of copies.
+    """One layer's choice of replicas.
 
     Attributes:
         active: int64 (batches, experts), 0 or 1.
-        slots: of each expert, one on a rank, ascending.
-        weight: int64 (ranks,), what an expert adds to the height of each.
-        size: slots of a rank.
-        chosen: the slot that runs each expert.
-        height: int64 (batches, ranks).
+        slots: slots of each expert, ascending, one per rank that holds it.
+        weight: int64 (ranks,), what an expert adds to the height of each rank.
+        size: slots per rank.
+        chosen: the slot that runs each expert, -1 if not chosen yet.
+        height: int64 (batches, ranks), active experts relative to the rank's capacity.
     """
 
     active: Counts
@@ -78,7 +78,7 @@ class _ReplicaChoice:
     def start(
         active: ActiveExperts, row: npt.NDArray[np.int32], capacity: npt.NDArray[np.int32]
     ) -> "_ReplicaChoice":
-        """Most active first, each where the ranks' sums over all batches stay lowest."""
+        """Places the most active experts first, each on the rank with the lowest sum so far."""
         ranks, experts = capacity.size, active.shape[1]
         size, slots = row.size // ranks, [list[int]() for _ in range(experts)]
         for slot, expert in enumerate(row.tolist()):
@@ -99,26 +99,26 @@ class _ReplicaChoice:
         return layer
 
     def improve(self) -> None:
-        """Let experts change their copy while it lowers the largest ranks of the batches."""
+        """Changes replicas one expert at a time while that lowers the cost."""
         several = [expert for expert, slots in enumerate(self.slots) if len(slots) > 1]
         for _ in range(MAX_SWEEPS):
-            # A list, not a generator: every expert is asked, also after the first change.
+            # A list, not a generator: `any` would stop at the first expert that changes.
             if not any([self._choose_replica(expert) for expert in several]):
                 return
 
     def shares(self) -> Shares:
-        """int32 (slots,)."""
+        """Returns the shares, int32 (slots,)."""
         whole = np.zeros(self.height.shape[1] * self.size, dtype=np.int32)
         whole[self.chosen] = SHARE_ONE
         return whole
 
     def imbalance(self) -> float:
-        """Highest rank, summed over batches, over what all ranks would have if they were level."""
+        """Returns the highest rank, summed over batches, / what level ranks would have, minus 1."""
         level = int(self.active.sum()) * SHARE_ONE / float((SHARE_ONE / self.weight).sum())
         return int(self.height.max(axis=1).sum()) / level - 1.0 if level else 0.0
 
     def _choose_replica(self, expert: int) -> bool:
-        """Take the best copy of an expert, the one that it has on a tie; returns what changed."""
+        """Chooses an expert's best replica, on a tie the present one; returns if it changed."""
         before = self.chosen[expert]
         best, best_cost = before, self._cost()
         for slot in self.slots[expert]:
@@ -130,7 +130,7 @@ class _ReplicaChoice:
         return best != before
 
     def _cost(self) -> tuple[int, int]:
-        """What batches wait for; then, on a tie, how uneven the sums over batches are."""
+        """The largest rank summed over batches; to break ties, how uneven the ranks' sums are."""
         sums = self.height.sum(axis=0) // len(self.height)
         return int(self.height.max(axis=1).sum()), int((sums * sums).sum())
 
@@ -143,22 +143,22 @@ class _ReplicaChoice:
 
 
 MAX_LAYER_ROWS = 2**46 - 1
-"""Rows of a layer at most, as the native core counts them."""
+"""Maximum number of rows of a layer that the native core can count."""
 DIMENSIONS = 2, 3
 MAX_WINDOWS = 64
-"""Windows that a covariance is taken over at most: more of them say little more, and take time."""
+"""Maximum number of windows of a covariance; more of them add little but time."""
 
 
 @dataclass(frozen=True)
 class PlannerInput:
-    """What is asked of the experts.
+    """The load that a plan is made for.
 
     Attributes:
         load: int64 (layers, experts), summed over windows: rows, or batches that an expert runs in.
-        windows: int64 (windows, layers, experts), of which the load is the sum; None where how it
-            varies is not asked for, or not known.
-        sigma: standard deviations over the windows that a rank counts with.
-        active: bool (batches, layers, experts), which experts run; None where rows are planned for.
+        windows: int64 (windows, layers, experts), whose sum is the load; None if its variation is
+            not used or not known.
+        sigma: standard deviations over the windows that are added to a rank's load.
+        active: bool (batches, layers, experts), which experts run; None when planning for rows.
     """
 
     load: npt.NDArray[np.int64]
@@ -170,14 +170,12 @@ class PlannerInput:
 def planner_input(
     load: npt.ArrayLike, sigma: float | None, policy: PlanningPolicy, objective: Objective
 ) -> PlannerInput:
-    """From counts (layers, experts) or (windows, layers, experts).
+    """Builds the input from counts (layers, experts) or (windows, layers, experts).
 
-    Without `sigma` it is what `default_sigma` says.
+    If `sigma` is None, `default_sigma` gives it. For the objective `active_experts`, every window
+    is a batch, and counts an expert once if it has any rows.
 
-    Where active experts are planned for, every window is a batch, and counts an expert once if it
-    has any rows.
-
-    Windows are kept where sigma asks for them; of more than `KEPT` neighbours are summed. Raises
+    Windows are kept if sigma is not 0; of more than `MAX_WINDOWS`, neighbours are summed. Raises
     `PlacementError`.
     """
     windows, active = _windows(load), None
@@ -191,12 +189,12 @@ def planner_input(
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
     count, _, experts = windows.shape
-    # In floating point, which is exact up to far beyond that: integers might wrap around. Only
-    # where it may be so many: the sum takes as long as planning a few layers.
+    # In floating point, which is exact far beyond this bound, because integers might wrap around.
+    # Only if the bound may be exceeded, because the sum takes as long as planning a few layers.
     may_be_more = int(windows.max()) * count * experts > MAX_LAYER_ROWS
     if may_be_more and windows.sum(axis=(0, 2), dtype=np.float64).max() > MAX_LAYER_ROWS:
         raise PlacementError(f"a layer has more than {MAX_LAYER_ROWS} rows")
-    # Of one window a copy, so that whoever called may write to it meanwhile.
+    # A single window is copied, so that the caller may write to its array meanwhile.
     total = windows[0].copy() if count == 1 else windows.sum(axis=0)
     if sigma == 0.0 or windows.shape[0] == 1:
         return PlannerInput(total, active=active)
@@ -205,7 +203,7 @@ def planner_input(
 
 
 def array_of(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """As an array of numpy. Raises `PlacementError` for nested lists of unlike lengths."""
+    """Converts to a numpy array. Raises `PlacementError` for nested lists of unequal lengths."""
     try:
         return np.asarray(array)
     except (ValueError, OverflowError) as error:

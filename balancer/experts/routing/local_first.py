@@ -1,17 +1,17 @@
-"""Rows stay on their rank as far as level ranks allow.
+"""Keeps rows on their own rank, as far as level ranks allow.
 
-Where the counts of every rank are known, the shares of the batch say how many rows of an expert
-each of its replicas takes, and not from whom. So a rank's own rows go to its own replicas first,
-up to what those take; what is left over of the ranks, in their order, fills what is left over of
-the replicas, in theirs (the north-west corner rule of the transportation problem). No other
-division keeps more rows at home, for that is the most that each rank's own replicas can take of its
-own rows; and every replica takes what it would have, to the row.
+The shares of a batch say how many rows of an expert each of its replicas takes, but not from which
+rank. With the counts of all ranks, a rank's own rows go to its own replicas first, up to their
+quotas. The remaining rows of the ranks, in rank order, fill the remaining quotas of the replicas,
+in their order (the north-west corner rule of the transportation problem). No other assignment keeps
+more rows on their rank, because this is the most that each rank's own replicas can take of its own
+rows; and the load of every replica is unchanged, to the row.
 
-Every rank finds the same division from the same counts, in integers, and nobody tells anybody.
-Nothing synchronises the host: the tensors are on the device, and of fixed shapes.
+Every rank computes the same assignment from the same counts, in integers, without communication.
+The host is never synchronised: tensors stay on the device and have fixed shapes.
 
-The division is exact up to 65,536 rows of one expert in one rank's batch; beyond, a row or two of
-each 65,536 may go to the next replica.
+The assignment is exact up to 65,536 rows of one expert in one rank's batch. Beyond that, one or two
+rows of each 65,536 may go to the next replica.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from equipoise.hal.stream import Role, Stream
 
 @dataclass(frozen=True)
 class ReplicaRuns:
-    """A layer's slots by expert, and which of them lie on one rank.
+    """A layer's slots by expert, and the runs of them that are on one rank.
 
     Attributes:
         expert: int64 [slots], the expert of each entry.
@@ -45,7 +45,7 @@ class ReplicaRuns:
 
     @staticmethod
     def of(start: Tensor, replicas: Tensor, ranks: int) -> "ReplicaRuns":
-        """From a layer's table: int32 [experts + 1] and [slots]."""
+        """Builds them from a layer's table: int32 [experts + 1] and [slots]."""
         slots = replicas.numel()
         place = torch.arange(slots, device=replicas.device)
         owner = torch.searchsorted(start[1:].long(), place, right=True)
@@ -56,11 +56,11 @@ class ReplicaRuns:
         return ReplicaRuns(owner, rank, first, first | moved)
 
     def ends(self, amounts: Tensor) -> Tensor:
-        """Inclusive sums of int64 [slots] within each expert."""
+        """Returns inclusive sums of int64 [slots] within each expert."""
         return self._sums_since(amounts, self.first_of_expert)
 
     def before_on_rank(self, amounts: Tensor) -> Tensor:
-        """Sums of what earlier entries of the same expert on the same rank have."""
+        """Returns the sums over earlier entries of the same expert on the same rank."""
         return self._sums_since(amounts, self.first_on_rank) - amounts
 
     def _sums_since(self, amounts: Tensor, starts: Tensor) -> Tensor:
@@ -72,14 +72,14 @@ class ReplicaRuns:
 def local_first_shares(
     counts: Tensor, start: Tensor, replicas: Tensor, cumulative: Tensor, salt: Salt
 ) -> Tensor:
-    """Shares by which one rank divides its batch so that rows stay on it, as far as they can.
+    """Returns shares by which one rank routes its batch so that as many rows as can be stay on it.
 
     Args:
         counts: int64 [ranks, experts], rows of every rank's batch.
-        start: int32 [experts + 1], and
-        replicas: int32 [slots], of the layer's table; slots lie on ranks contiguously.
-        cumulative: int32 [slots], the shares that level the ranks.
-        salt: of this rank and layer, as the batch will be routed with.
+        start: int32 [experts + 1], of the layer's table.
+        replicas: int32 [slots], of the layer's table; the slots of a rank are contiguous.
+        cumulative: int32 [slots], cumulative shares that level the ranks.
+        salt: the salt of this rank and layer with which the batch will be routed.
 
     Returns:
         int32 [slots], for `route_apportioned` with the same salt.
@@ -93,8 +93,8 @@ def local_first_shares(
 
 
 def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) -> Tensor:
-    """Rows that each replica takes of all ranks': as `route_apportioned` would of one batch."""
-    # The same on all ranks, and another one a layer: so that roundings do not add up.
+    """Returns how many rows each replica takes, as `route_apportioned` would cut one batch."""
+    # The same dither on all ranks, but another one per layer, so that roundings do not add up.
     dither = _dither(total, MASK32, layer)
     ends = (cumulative.long() * total[runs.expert] + dither[runs.expert]) >> SHARE_BITS
     before = torch.zeros_like(ends)
@@ -103,7 +103,7 @@ def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) ->
 
 
 def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
-    """Rows that each replica takes of its own rank's."""
+    """Returns how many rows each replica takes of its own rank's rows."""
     there = counts[runs.rank, runs.expert] - runs.before_on_rank(quotas)
     return torch.minimum(there.clamp(min=0), quotas)
 
@@ -111,7 +111,7 @@ def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
 def _rows_of_others(
     counts: Tensor, runs: ReplicaRuns, quotas: Tensor, rows_kept: Tensor, rank: int
 ) -> Tensor:
-    """Rows that each replica takes of what one rank cannot keep."""
+    """Returns how many rows each replica takes of those that `rank` cannot keep."""
     kept_by_rank = torch.zeros_like(counts).view(-1)
     kept_by_rank.index_add_(0, runs.rank * counts.shape[1] + runs.expert, rows_kept)
     rows_left = counts - kept_by_rank.view_as(counts)
@@ -125,10 +125,10 @@ def _rows_of_others(
 def _as_shares(
     ends: Tensor, own: Tensor, runs: ReplicaRuns, cumulative: Tensor, salt: Salt
 ) -> Tensor:
-    """Shares that the kernel divides `own` by at exactly these places.
+    """Returns the shares with which the kernel cuts `own` at exactly `ends`.
 
-    It ends a replica's part at floor((share * n + dither) / 65536), so the least share that ends it
-    at `end` is ceil((end * 65536 - dither) / n).
+    The kernel ends a replica's part at floor((share * n + dither) / 65536), so the smallest share
+    that ends it at `end` is ceil((end * 65536 - dither) / n).
     """
     rows = own[runs.expert]
     dither = _dither(own, salt.rank, salt.layer)[runs.expert]
@@ -144,11 +144,11 @@ def _dither(like: Tensor, rank: int, layer: int) -> Tensor:
 
 
 class LocalFirstRouter:
-    """As `ExactShareRouter`, but the counts of all ranks are gathered instead of summed.
+    """Like `ExactShareRouter`, but gathers the counts of all ranks instead of summing them.
 
     Args:
-        accelerator: whose kernels and compute stream are used.
-        communicator: used for nothing else; its ranks are those that the slots lie on, in order.
+        accelerator: provides the kernels and the compute stream.
+        communicator: used by this router only; its ranks are those of the slots, in order.
         tables: the installed tables; their shares are not read.
         counters: int32 [layers, experts], to which every batch is added.
     """
@@ -166,14 +166,14 @@ class LocalFirstRouter:
         self._tables = tables
         self._counters = counters
         device, experts = counters.device, tables.experts
-        # On the host first: no stream can come before that.
+        # Zeroed on the host and then copied, so that no stream can run before that.
         self._counts = torch.zeros(experts, dtype=torch.int32).to(device)
         self._counts_by_rank = torch.zeros(tables.ranks, experts, dtype=torch.int32).to(device)
         self._total = torch.zeros(experts, dtype=torch.int64).to(device)
         self._cumulative = torch.zeros(tables.slots, dtype=torch.int32).to(device)
 
     def route(self, layer: int, step: int, ids: Tensor, on: Stream | None = None) -> Tensor:
-        """Count, gather over ranks, solve, keep at home what can be; then apportion."""
+        """Counts, gathers the counts of all ranks, solves shares, prefers own rows, apportions."""
         stream = on or self._compute
         flat, slots = ids.view(-1), torch.empty_like(ids)
         salt = Salt(self._communicator.rank, layer, step)
@@ -195,7 +195,7 @@ class LocalFirstRouter:
         return slots
 
     def shares(self, load: Load, layout: Layout, shape: ExpertShape) -> Shares:
-        """As solved on the load itself."""
+        """Returns shares solved on the load itself."""
         return solve_shares(load, layout.placement, shape)
 
     def _sum(self) -> None:

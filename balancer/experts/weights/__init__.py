@@ -1,1 +1,1 @@
-"""Which tensors are the experts', and where they lie."""
+"""Registration of expert weights: which tensors they are, and which memory they occupy."""

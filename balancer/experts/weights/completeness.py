@@ -1,10 +1,10 @@
-"""Checks that everything that an expert has is registered.
+"""Checks that every tensor that an expert consists of is registered.
 
-A tensor *looks like experts'* if its leading dimension is the number of slots of a rank or of
-logical experts, or if it lies in a list of so many modules (`experts.0.w1`, `experts.1.w1`, ...).
-Tensors are compared by their memory, never by name: a kernel may hold the same bytes under another.
-A false alarm is better than a miss: what is named wrongly is excused with a pattern and a reason;
-what is forgotten shows only as wrong answers, after the first move.
+A tensor *looks like experts'* if its leading dimension is the number of slots per rank or of
+logical experts, or if it is in a list of that many modules (`experts.0.w1`, `experts.1.w1`, ...).
+Tensors are compared by their memory, never by name: a kernel may hold the same bytes under another
+name. A false alarm is better than a miss: a pattern with a reason excuses a tensor that is reported
+wrongly, but a forgotten tensor shows only as wrong outputs after the first rebalance.
 """
 
 from collections import defaultdict
@@ -24,8 +24,8 @@ class ModelTensor:
 
     Attributes:
         name: dotted.
-        tensor: with plain memory; of a tensor that wraps others, one of these.
-        span: its memory.
+        tensor: with plain memory; if the model's tensor wraps others, one of the wrapped tensors.
+        span: the memory of `tensor`.
     """
 
     name: str
@@ -40,9 +40,9 @@ class ModelTensor:
 def model_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[ModelTensor, ...]:
     """Parameters, buffers, and attributes that are tensors or lists, tuples, dicts of them.
 
-    Kernels often read tensors that were derived after loading and hang on a module as plain
-    attributes; they have to move like any parameter. What is kept elsewhere is not seen: give
-    pairs of name and tensor then. Tensors without elements, and those not yet made, are left out.
+    Kernels often read tensors that were derived after loading and are plain attributes of a
+    module; they have to move like any parameter. Tensors kept elsewhere are not found: pass pairs
+    of name and tensor then. Tensors without elements, and lazy ones, are omitted.
     """
     pairs = _of_module(model) if isinstance(model, nn.Module) else model
     plain = [inner for name, tensor in pairs for inner in _unwrap(name, tensor)]
@@ -62,7 +62,7 @@ def _of_module(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    """A tensor, or those of one list, tuple or dict."""
+    """A tensor, or the tensors in one list, tuple or dict."""
     if isinstance(value, Tensor):
         yield name, value
         return
@@ -77,7 +77,7 @@ def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _unwrap(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A wrapper has no memory of its own, or none that can be told: look into it."""
+    """The tensor, or those that it wraps: a wrapper has no memory that can be compared."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield name, tensor
@@ -88,14 +88,14 @@ def _unwrap(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """By what numbers tensors of experts are known."""
+    """Leading dimensions by which tensors of experts are recognised."""
 
     slots_per_rank: int
     experts: int
 
     @property
     def counts(self) -> frozenset[int]:
-        """Either of them."""
+        """The set of both numbers."""
         return frozenset({self.slots_per_rank, self.experts})
 
 
@@ -106,7 +106,7 @@ def check_complete(
     expected: ExpertCounts,
     ignore: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """What was excused, and which patterns excused nothing; one line each.
+    """Returns what was excused, and which patterns excused nothing; one line each.
 
     Raises:
         ModelIncomplete: a tensor looks like experts' and is not registered, or one is registered
@@ -152,8 +152,8 @@ def _expert_lists(
 ) -> set[str]:
     """Names of lists with as many numbered members as there are experts.
 
-    A list of layers may have as many. It is known by a registered tensor that lies, with all its
-    slots, in one member of the list.
+    A list of layers may have as many members. It is recognised by a registered tensor that has all
+    its slots in one member of the list.
     """
     members: dict[str, set[str]] = defaultdict(set)
     for tensor in model_tensors:
@@ -182,13 +182,13 @@ def _layer_lists(
 
 
 def _list_positions(name: str) -> list[tuple[str, str]]:
-    """Every list that a name goes through, and the number of the member: (`experts`, `3`)."""
+    """Every list on the path of a name, with the member's number: (`experts`, `3`)."""
     parts = name.split(".")
     return [(".".join(parts[:place]), part) for place, part in enumerate(parts) if part.isdecimal()]
 
 
 def _not_in_model(model_tensors: Sequence[ModelTensor], claims: SpanIndex) -> tuple[str, ...]:
-    """Registered tensors of which the model holds no byte: copies, which nobody reads."""
+    """Registered tensors of which the model holds no byte: copies, which no kernel reads."""
     claims_in_model = {
         id(claim) for tensor in model_tensors for claim in claims.overlapping(tensor.span)
     }

@@ -1,9 +1,9 @@
 """The expert weights of one model on one rank: from the tensors of layers to segments of slots.
 
-What a model gives is *stacked*, one tensor with the slots in front, or a *sequence*, one tensor per
-slot. What a slot store takes are contiguous segments of equal descriptors. Nothing is copied: a
-segment is a view of the model's own memory, since it is that memory which kernels and captured
-graphs read.
+A model passes its weights *stacked*, as one tensor with the slots in the leading dimension, or as a
+*sequence*, one tensor per slot. A slot store takes contiguous segments of equal descriptors.
+Nothing is copied: a segment is a view of the model's own memory, because that is the memory which
+kernels and captured graphs read.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,19 +20,19 @@ from equipoise.hal.errors import PlacementError, RegistrationError
 from equipoise.hal.slots import Segment, SegmentType, SlotLayout
 
 SlotTensors = Tensor | Iterable[Tensor]
-"""Stacked, [slots_per_rank, ...], or one tensor a slot."""
+"""Stacked, [slots_per_rank, ...], or one tensor per slot."""
 FormatOf = Callable[[Tensor], SlotFormat]
-"""Says how the bytes of a tensor are laid out; only the accelerator's side knows."""
+"""Returns how the bytes of a tensor are laid out, which only the backend knows."""
 
 
 def strided(tensor: Tensor) -> SlotFormat:
-    """The format of everything, where there are no private ones."""
+    """Returns `STRIDED` for every tensor, for backends without private formats."""
     return SlotFormat.STRIDED
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """Where a tensor belongs; every refusal names it."""
+    """The model, layer and name of a tensor; every error about the tensor gives them."""
 
     model: str
     layer: int
@@ -42,7 +42,7 @@ class TensorName:
         return f"layer {self.layer}, tensor {self.name!r}"
 
     def error(self, what: str) -> RegistrationError:
-        """The error that says what is wrong here, in one line."""
+        """An error about this tensor, in one line."""
         return RegistrationError(f"model {self.model!r}, {self}: {what}")
 
 
@@ -51,10 +51,10 @@ class SlotTensor:
     """One named tensor of a layer, slot by slot.
 
     Attributes:
-        tensor_name: where it belongs.
+        tensor_name: model, layer and name.
         segments: by local slot.
-        order: the model's dimensions in the order in which memory holds them, outermost first.
-            Scales are often kept column by column; their bytes are dense all the same.
+        order: the model's dimensions in memory order, outermost first. Scales are often stored in
+            column-major order; their bytes are dense all the same.
     """
 
     tensor_name: TensorName
@@ -63,20 +63,20 @@ class SlotTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of all segments."""
         return self.segments[0].data.device
 
     def to_memory_order(self, tensor: Tensor) -> Tensor:
-        """A tensor of one expert, shaped as the model has it, as a segment holds it."""
+        """Returns one expert's tensor, given in the model's shape, in the order of a segment."""
         return tensor.detach().permute(self.order).contiguous()
 
 
 def slot_tensor(
     name: TensorName, value: SlotTensors, slots_per_rank: int, format_of: FormatOf
 ) -> SlotTensor:
-    """The slots' segments of one named tensor. Raises `RegistrationError`."""
+    """Builds the slots' segments of one named tensor. Raises `RegistrationError`."""
     # A view that is made in inference mode cannot be written outside of it, and the worker that
-    # commits an epoch is outside.
+    # commits a rebalance runs outside.
     with torch.inference_mode(False), torch.no_grad():
         tensors = _by_slot(name, value, slots_per_rank, format_of)
         for number, tensor in enumerate(tensors):
@@ -94,12 +94,12 @@ def slot_tensor(
 
 
 def is_on_device(at: torch.device, device: torch.device) -> bool:
-    """Whether `at` is the device that is wanted; one without an index is any of its kind."""
+    """Whether `at` is the wanted device; a wanted device without an index is any of its type."""
     return at.type == device.type and device.index in (None, at.index)
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """Dimensions by falling stride; those of one element, whose strides mean nothing, last."""
+    """Dimensions by falling stride; those of size 1, whose strides mean nothing, come last."""
     if tensor.is_contiguous():
         return tuple(range(tensor.dim()))
     steps = [0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -139,7 +139,7 @@ def _check_sequence(
 
 
 def _check_kind(name: TensorName, tensor: Tensor) -> None:
-    """Refuse what has no plain memory of its own, or none that the model would read again."""
+    """Refuses tensors without plain memory of their own, or whose memory no model reads."""
     if hasattr(tensor, "__tensor_flatten__"):
         raise name.error(f"is a {type(tensor).__name__}; register the tensors that it wraps")
     if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -155,7 +155,7 @@ def _check_kind(name: TensorName, tensor: Tensor) -> None:
 
 
 def _check_alike(name: TensorName, tensor: Tensor, number: int, first: Tensor) -> None:
-    """Equal bytes must mean equal values in every slot."""
+    """Checks that equal bytes mean equal values in every slot."""
     for aspect, mine, other in (
         ("of shape", list(tensor.shape), list(first.shape)),
         ("of", tensor.dtype, first.dtype),
@@ -182,7 +182,7 @@ def _segment(
 
 
 def _check_bytes(name: TensorName, segment: Segment) -> None:
-    """Better now than at the first copy."""
+    """Checks that the bytes can be viewed, now rather than at the first copy."""
     try:
         byte_view = segment.bytes
     except RuntimeError as error:
@@ -193,7 +193,7 @@ def _check_bytes(name: TensorName, segment: Segment) -> None:
 
 
 def _outside_inference(tensor: Tensor) -> Tensor:
-    """The same memory, writable outside inference mode too."""
+    """Returns a tensor over the same memory that is writable outside inference mode too."""
     if not tensor.is_inference():
         return tensor
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -202,7 +202,7 @@ def _outside_inference(tensor: Tensor) -> Tensor:
 
 
 LayerKind = tuple[tuple[SegmentType, tuple[int, ...]], ...]
-"""What the layers of a layer group have in common: each segment's type and order in memory."""
+"""What the layers of a layer group have in common: each segment's type and memory order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,16 +220,16 @@ class LayerTensors:
 
     @property
     def kind(self) -> LayerKind:
-        """Slots of layers of one kind can be kept in one slot store."""
+        """Layers of the same kind can have one slot store."""
         return tuple((column.segments[0].type, column.order) for column in self.tensors)
 
     @property
     def slots(self) -> tuple[tuple[Segment, ...], ...]:
-        """Segments by local slot."""
+        """Segments of each local slot."""
         return tuple(zip(*(column.segments for column in self.tensors), strict=True))
 
     def same_memory(self, other: "LayerTensors") -> bool:
-        """Whether both are the same weights: every slot of every tensor at the same address."""
+        """Whether both have the same weights: every slot of every tensor at the same address."""
         return self.kind == other.kind and self._addresses == other._addresses
 
     @property
@@ -239,7 +239,7 @@ class LayerTensors:
 
 @dataclass(frozen=True)
 class SlotLocation:
-    """A slot: which layer group's store holds it, and its number there."""
+    """The location of a slot: the layer group whose store holds it, and its number there."""
 
     group: int
     number: int
@@ -247,12 +247,12 @@ class SlotLocation:
 
 @dataclass(frozen=True, eq=False)
 class LayerGroup:
-    """Layers whose slots have one descriptor, and so one slot store.
+    """Layers whose slots have one descriptor, and therefore one slot store.
 
     Attributes:
         layers: rows of a placement, ascending.
-        slots: segments by number: place in `layers` * slots_per_rank + local slot.
-        tensors: of its first layer, for the shapes that the model has.
+        slots: segments by slot number: index in `layers` * slots_per_rank + local slot.
+        tensors: those of the first layer, for the shapes that the model has.
     """
 
     layers: tuple[int, ...]
@@ -260,7 +260,7 @@ class LayerGroup:
     tensors: tuple[SlotTensor, ...]
 
     def layout(self, staging: int) -> SlotLayout:
-        """What `Accelerator.slot_store` takes, with so many staging buffers."""
+        """Returns the layout for `Accelerator.slot_store`, with `staging` staging buffers."""
         return SlotLayout(self.slots, staging)
 
     @property
@@ -279,10 +279,10 @@ class LayerGroup:
         return self.slot_bytes * len(self.slots)
 
     def sources(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """One expert's tensors by name, shaped as the model has them, for `SlotStore.write`.
+        """Returns one expert's tensors, given by name in the model's shapes, for `SlotStore.write`.
 
         Raises:
-            RegistrationError: other names than those that were registered.
+            RegistrationError: the names differ from those that were registered.
         """
         names = [column.tensor_name.name for column in self.tensors]
         if set(tensors) != set(names):
@@ -294,20 +294,20 @@ class LayerGroup:
 
 @dataclass(frozen=True, eq=False)
 class ExpertModel:
-    """What `ModelRegistry.finalize` gives. Layers are rows of a placement, 0, 1, ...
+    """The registered model, as `ModelRegistry.finalize` returns it. Layers are placement rows.
 
-    Streams that read the slots are not its business: each is attached to the slot store of every
-    layer group that it reads, `SlotStore.attach`, for as long as it does.
+    Streams that read the slots are not part of it: each is attached to the slot store of every
+    layer group that it reads (`SlotStore.attach`), for as long as it reads.
 
     Attributes:
-        name: among the models of one engine.
-        experts: logical experts a layer.
+        name: unique among the models of one engine.
+        experts: logical experts per layer.
         slots_per_rank: slots of this rank, per layer.
         device: where all the weights are.
         layer_numbers: the model's own number of each layer, ascending.
         entries_per_step: how often a step enters each layer, under all its numbers.
-        repeats: numbers that stand for the same weights as another, and that other number.
-        groups: by descriptor, in the order of their first layers.
+        repeats: layer numbers that share the weights of another number, mapped to that number.
+        groups: layer groups, in the order of their first layers.
         notes: what `finalize` excused, one line each.
     """
 
@@ -323,7 +323,7 @@ class ExpertModel:
 
     @property
     def layers(self) -> int:
-        """How many layers are placed; a repeat adds none."""
+        """Number of layers in a placement; a repeat adds none."""
         return len(self.layer_numbers)
 
     @property
@@ -332,13 +332,14 @@ class ExpertModel:
         return sum(group.nbytes for group in self.groups)
 
     def shape(self, ranks: int) -> ExpertShape:
-        """Of its placements. Raises `PlacementError` where the slots cannot hold the experts."""
+        """Shape of its placements. Raises `PlacementError` if the slots cannot hold the experts."""
         return ExpertShape(self.layers, self.experts, self.slots_per_rank * ranks, ranks)
 
     def layer(self, number: int) -> int:
-        """The row of a placement for the model's own number of a layer.
+        """Returns the placement row of a layer, given by the model's own number.
 
-        A repeat has the row of what it repeats. Raises `RegistrationError` for an unknown number.
+        A repeat has the row of the layer that it repeats. Raises `RegistrationError` for an unknown
+        number.
         """
         row = self._rows.get(self.repeats.get(number, number))
         if row is None:
@@ -346,7 +347,7 @@ class ExpertModel:
         return row
 
     def locate(self, layer: int, slot: int) -> SlotLocation:
-        """Where the weights of a local slot of a layer are. Raises `PlacementError`."""
+        """Returns the location of a local slot of a layer. Raises `PlacementError`."""
         if not (0 <= layer < self.layers and 0 <= slot < self.slots_per_rank):
             raise PlacementError(
                 f"model {self.name!r}: no slot {slot} in layer {layer}, it has "
@@ -357,7 +358,7 @@ class ExpertModel:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal; equal on ranks whose slots can be exchanged."""
+        """Hexadecimal digest, equal on ranks that can exchange slots."""
         state = blake2b(digest_size=16)
         counts = (self.experts, self.slots_per_rank)
         words = (
@@ -374,7 +375,7 @@ class ExpertModel:
         return state.hexdigest()
 
     def describe(self) -> str:
-        """One line per layer group, one a repeat, one for everything excused."""
+        """One line per layer group, per repeat, and per excused tensor."""
         groups = [self.group_line(number) for number in range(len(self.groups))]
         repeats = [
             f"layer {number} repeats layer {original}" for number, original in self.repeats.items()
@@ -382,7 +383,7 @@ class ExpertModel:
         return "\n".join(f"{self.name}: {line}" for line in (*groups, *repeats, *self.notes))
 
     def group_line(self, number: int) -> str:
-        """What a layer group is, in one line."""
+        """Describes a layer group in one line."""
         group = self.groups[number]
         own = format_ranges([self.layer_numbers[layer] for layer in group.layers])
         parts = ", ".join(
@@ -408,7 +409,7 @@ class ExpertModel:
 
 
 def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
-    """Group layers, given by row of the placement, by their kind."""
+    """Groups layers, given by placement row, by their kind."""
     kinds: dict[LayerKind, list[int]] = {}
     for row, layer in enumerate(layers):
         kinds.setdefault(layer.kind, []).append(row)
@@ -423,7 +424,7 @@ def layer_groups(layers: tuple[LayerTensors, ...]) -> tuple[LayerGroup, ...]:
 
 
 def format_ranges(numbers: list[int]) -> str:
-    """Ascending numbers in short: `3..60, 62`."""
+    """Formats ascending numbers as ranges: `3..60, 62`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What balancing takes of a device's memory, told at the start."""
+"""Reports the device memory that balancing takes, at the start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,28 +15,28 @@ from equipoise.hal.kernels import Tables
 
 HEADER = ("what", "bytes", "why")
 COUNTER_BYTES = 4 + 8
-"""Of an expert of a layer: rows in the open sub-window, and their sum while it travels."""
+"""Per expert of a layer: rows in the open sub-window, and their sum during the all-reduce."""
 
 BACKEND_TABLES = "routing tables of the backend"
 
 
 class RoundOrder(StrEnum):
-    """How the rounds of a lot go, which says how much is packed at once."""
+    """How the rounds of a chunk are issued, which determines how much is packed at once."""
 
     IN_TURN = "in turn"
-    """Each as soon as the one before has arrived."""
+    """Each round as soon as the previous one has arrived."""
     ALL_AT_ONCE = "at once"
-    """All are issued by the thread that issues everything else (P4)."""
+    """The thread that issues all other operations issues all rounds (P4)."""
 
     @staticmethod
     def of_communicator(capabilities: CommunicatorCapabilities) -> "RoundOrder":
-        """Over communicators that can do this."""
+        """Returns the order that communicators with these capabilities allow."""
         return RoundOrder.IN_TURN if capabilities.independent_groups else RoundOrder.ALL_AT_ONCE
 
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """Memory of one kind; `nbytes` on one rank, None where nobody can say."""
+    """Memory of one kind; `nbytes` on one rank, or None if unknown."""
 
     name: str
     nbytes: int | None
@@ -48,19 +48,19 @@ class MemoryItem:
 
     @property
     def figure(self) -> str:
-        """Bytes, as they are printed."""
+        """Bytes as printed."""
         return "unknown" if self.nbytes is None else f"{self.nbytes:,}"
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Entries in the order in which they are printed; ledgers add up."""
+    """Items in the order in which they are printed; reports can be added."""
 
     items: tuple[MemoryItem, ...] = ()
 
     @property
     def total(self) -> int:
-        """Bytes of all entries that are known."""
+        """Sum of the known bytes of all items."""
         return sum(entry.nbytes or 0 for entry in self.items)
 
     def __add__(self, other: "MemoryReport") -> "MemoryReport":
@@ -82,19 +82,19 @@ def memory_report(
     rounds: RoundOrder = RoundOrder.IN_TURN,
     device: object = None,
 ) -> MemoryReport:
-    """Slots, staging, messages, routing tables and load counters of one model on one rank.
+    """Builds the report of one model on one rank: slots, staging, messages, tables, counters.
 
     Args:
-        model: what is registered.
-        ranks: over how many ranks its experts are spread.
-        staging: staging buffers of each layer group; none where weights are written in place.
-        slots_per_message: slots that travel in one message at most.
-        rounds: how those of a lot go.
-        device: an accelerator or its backend, which may know of further memory for routing.
+        model: the registered model.
+        ranks: number of ranks over which its experts are spread.
+        staging: staging buffers of each layer group; 0 on the in-place path.
+        slots_per_message: maximum number of slots in one message.
+        rounds: how the rounds of a chunk are issued.
+        device: an accelerator or its backend, which may report further memory for routing.
 
     Raises:
-        PlacementError: the slots of so many ranks cannot hold the experts.
-        ValueError: not one number a layer group.
+        PlacementError: the slots of these ranks cannot hold the experts.
+        ValueError: `staging` does not have one number per layer group.
     """
     shape = model.shape(ranks)
     if len(staging) != len(model.groups):
@@ -120,14 +120,14 @@ def memory_report(
 
 
 def packed_slots(staging: int, slots: int, slots_per_message: int, rounds: RoundOrder) -> int:
-    """Slots that are packed on one rank at once, to be sent or just received.
+    """Returns how many slots are packed on one rank at once, both sent and received.
 
     Args:
-        staging: buffers; nothing travels where there are none.
-        slots: that the rank holds.
-        slots_per_message: slots of one message at most.
-        rounds: how those of a lot go. At once, as much is received as can be staged; how much is
-            sent depends on plans: it is taken to be as much.
+        staging: staging buffers; without any, nothing is sent.
+        slots: slots that the rank holds.
+        slots_per_message: maximum number of slots in one message.
+        rounds: how the rounds of a chunk are issued. With `ALL_AT_ONCE` at most as much is received
+            as can be staged; how much is sent depends on plans, and is assumed to be the same.
     """
     if rounds is RoundOrder.ALL_AT_ONCE:
         return 2 * staging
@@ -135,15 +135,16 @@ def packed_slots(staging: int, slots: int, slots_per_message: int, rounds: Round
 
 
 def packed_reason(rounds: RoundOrder) -> str:
-    """What `packed_slots` counts."""
+    """Describes what `packed_slots` counts."""
     if rounds is RoundOrder.ALL_AT_ONCE:
-        return "sent and received, in all rounds of the lots in flight at once"
+        return "sent and received, in all rounds of the chunks in flight at once"
     return "sent and received, in one round"
 
 
 def tables_bytes(shape: ExpertShape) -> int:
     """Bytes of `equipoise.hal.kernels.Tables` for a shape."""
-    # Made where nothing is stored, so that the figure is that of the tables and no second formula.
+    # Made on the meta device, which stores nothing: so the figure is that of the tables themselves,
+    # without a second formula.
     nowhere = torch.device("meta")
     tables = Tables.empty(shape.layers, shape.experts, shape.slots, shape.ranks, nowhere)
     values = (getattr(tables, field.name) for field in fields(tables))
@@ -153,13 +154,14 @@ def tables_bytes(shape: ExpertShape) -> int:
 def backend_tables(
     device: object, shapes: Sequence[ExpertShape], prefix: str = ""
 ) -> list[MemoryItem]:
-    """What the kernels of a backend keep beside `Tables` of these shapes; no entry where it does
-    not say.
+    """Reports what the kernels of a backend keep in addition to `Tables` of these shapes.
+
+    Empty if the backend does not estimate it.
 
     Args:
-        device: an accelerator, or its backend: nothing is opened.
+        device: an accelerator or its backend; nothing is opened.
         shapes: one for each `Tables`.
-        prefix: of the entry's name.
+        prefix: prefix of the item's name.
     """
     if not isinstance(device, EstimatesRoutingMemory):
         return []

@@ -1,6 +1,6 @@
 """Which memory belongs to which registered tensor, so that no byte belongs to two.
 
-Over all models of a rank too: a target and its draft model, say.
+This holds across all models of a rank, such as a target and its draft.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,19 +26,19 @@ class MemorySpan:
 
     @property
     def nbytes(self) -> int:
-        """How many."""
+        """Number of bytes."""
         return self.end - self.start
 
     @staticmethod
     def of(tensor: Tensor) -> "MemorySpan":
-        """From the first to the last byte that the tensor reaches, gaps of its strides included."""
+        """From the first to the last byte of the tensor, gaps between its strides included."""
         reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         nbytes = (reach + 1) * tensor.element_size() if tensor.numel() else 0
         return MemorySpan(str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + nbytes)
 
     @staticmethod
     def of_segment(segment: Segment) -> "MemorySpan":
-        """What a copy of the segment touches: all the storage of a private format."""
+        """The span that a copy of the segment touches: the whole storage of a private format."""
         if segment.format is SlotFormat.STRIDED:
             return MemorySpan.of(segment.data)
         storage = segment.data.untyped_storage()
@@ -48,20 +48,20 @@ class MemorySpan:
 
 @dataclass(frozen=True)
 class OwnedSpan:
-    """A span, and the slot of the tensor that moves it."""
+    """A span, and the tensor and slot that own it."""
 
     span: MemorySpan
     tensor_name: TensorName
     slot: int
 
     def describe_for(self, model: str) -> str:
-        """In words, for an error about a tensor of `model`."""
+        """Describes the owner, for an error about a tensor of `model`."""
         owner = "" if self.tensor_name.model == model else f"model {self.tensor_name.model!r}, "
         return f"{owner}{self.tensor_name}, slot {self.slot}"
 
 
 class SpanIndex:
-    """Claims that share no byte, by address. Never changes."""
+    """Owned spans that share no byte, sorted by address. Immutable."""
 
     def __init__(self, claims: Iterable[OwnedSpan] = ()) -> None:
         self._claims = sorted(claims, key=_start)
@@ -71,11 +71,11 @@ class SpanIndex:
         return iter(self._claims)
 
     def with_spans(self, more: Iterable[OwnedSpan]) -> "SpanIndex":
-        """With more of them. Raises `RegistrationError` where two would share memory."""
+        """Returns an index with more spans. Raises `RegistrationError` if two share memory."""
         added = tuple(more)
         index = SpanIndex([*self._claims, *added])
         new = {id(claim) for claim in added}
-        # None of the old ones overlap, so of two that do, with the earlier start, one is new.
+        # The old spans do not overlap, so of two neighbours that do, one is new.
         for lower, upper in pairwise(index._claims):
             if lower.span.device == upper.span.device and upper.span.start < lower.span.end:
                 late, early = (upper, lower) if id(upper) in new else (lower, upper)
@@ -84,13 +84,13 @@ class SpanIndex:
         return index
 
     def overlapping(self, span: MemorySpan) -> list[OwnedSpan]:
-        """Those that share a byte with `span`, by address."""
+        """Returns the spans that share a byte with `span`, by address."""
         first = max(0, bisect_right(self._starts, (span.device, span.start)) - 1)
         last = bisect_left(self._starts, (span.device, span.end))
         return [claim for claim in self._claims[first:last] if _overlap(claim.span, span)]
 
     def bytes_covered(self, span: MemorySpan) -> int:
-        """How many of its bytes are claimed."""
+        """Returns how many bytes of `span` are owned."""
         return sum(
             min(claim.span.end, span.end) - max(claim.span.start, span.start)
             for claim in self.overlapping(span)
@@ -107,13 +107,13 @@ def _overlap(first: MemorySpan, second: MemorySpan) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ModelSet:
-    """Models that are balanced apart, each by its own loads and placements.
+    """Models that are balanced separately, each with its own loads and placements.
 
-    Weights that two models share would be moved by two engines that know nothing of each other:
-    register a draft that reuses the target's experts as repeats in the target's registry.
+    Weights that two models share would be moved by two independent engines. If a draft reuses the
+    target's experts, register its layers as repeats in the target's registry.
 
     Raises:
-        RegistrationError: no model at all; two of one name, or that share memory.
+        RegistrationError: there is no model, two have the same name, or two share memory.
     """
 
     models: tuple[ExpertModel, ...]
@@ -148,7 +148,7 @@ class ModelSet:
         return sum(model.nbytes for model in self.models)
 
     def describe(self) -> str:
-        """What each model says of itself."""
+        """Descriptions of all models."""
         return "\n".join(model.describe() for model in self.models)
 
 

@@ -1,12 +1,12 @@
-"""What an integration calls to say which tensors of its model are expert weights.
+"""The registry: an integration registers the tensors of its model that are expert weights.
 
     registry = ModelRegistry("target", slots_per_rank=9, experts=256)
     registry.register(3, w13=layer.w13, w13_scale=layer.w13_scale, w2=[e.w2 for e in experts])
     model = registry.finalize(module, ignore={"*.gate.*": "the router's, by logical expert"})
 
-Registered is what moves; whatever else belongs to an expert stays behind, and the answers are wrong
-from the first move on and not before (TensorRT-LLM, PR 13856: a scalar per expert). So `finalize`
-holds what was registered against what the model holds.
+Only registered tensors move. If a tensor of an expert is missing, it stays behind, and outputs are
+wrong from the first rebalance on, not before (TensorRT-LLM, PR 13856: a scalar per expert). So
+`finalize` compares the registered tensors with all tensors of the model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,9 +43,9 @@ class RegistryOpen:
     """Layers may still be registered.
 
     Attributes:
-        layers: by number, without repeats.
-        repeats: number of a repeat -> number of the layer whose memory it is.
-        entries: by number, repeats included: how often a step enters it.
+        layers: layers by number, without repeats.
+        repeats: number of each repeat, mapped to the layer whose memory it shares.
+        entries: how often a step enters each number, repeats included.
         spans: memory of all layers.
     """
 
@@ -57,23 +57,23 @@ class RegistryOpen:
 
 @dataclass(frozen=True)
 class RegistryFinalized:
-    """Everything is registered, and complete."""
+    """All tensors are registered, and the check for completeness has passed."""
 
     model: ExpertModel
 
 
 class ModelRegistry:
-    """The expert weights of one model on this rank. For one thread.
+    """Collects the expert weights of one model on this rank. Not thread-safe.
 
     Args:
-        name: of the model, among those of one engine.
+        name: name of the model, unique among those of one engine.
         slots_per_rank: slots of this rank in each layer.
-        experts: logical experts a layer, over all ranks.
-        device: where the weights must be; None: where the first registered tensor is.
-        format_of: says which tensors are in a private format.
+        experts: logical experts per layer, over all ranks.
+        device: device that the weights must be on; None for that of the first registered tensor.
+        format_of: returns which tensors are in a private format.
 
     Raises:
-        RegistrationError: numbers below one.
+        RegistrationError: a number is below one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ModelRegistry:
 
     @property
     def state(self) -> RegistryOpen | RegistryFinalized:
-        """Where the registry stands."""
+        """The state of the registry."""
         return self._state
 
     def register(
@@ -110,21 +110,22 @@ class ModelRegistry:
         entries: int = 1,
         **named: SlotTensors,
     ) -> None:
-        """Say which tensors hold the experts of a layer; all that one expert has, scales included.
+        """Registers the tensors of a layer's experts: all that an expert has, scales included.
 
         A layer whose tensors are all those of an earlier one is a *repeat* of it: a module that
-        runs twice in a step under two numbers, or weights that two layers share. Both are one row
-        of the placement, so that they move together.
+        runs twice in a step under two numbers, or weights that two layers share. Both have the same
+        row of the placement, so that they move together.
 
         Args:
-            layer: the model's own number.
-            tensors: by name; each stacked [slots_per_rank, ...], or one a slot. The k-th is slot k.
-            entries: how often every step enters the layer under this number; each entry says so,
-                `ModelBalancer.reading_slots`.
-            named: tensors too, for names that are identifiers.
+            layer: the model's own layer number.
+            tensors: tensors by name; each stacked [slots_per_rank, ...], or a sequence with one
+                tensor per slot.
+            entries: how often every step enters the layer under this number; each entry is a call
+                of `ModelBalancer.reading_slots`.
+            named: further tensors, for names that are identifiers.
 
         Raises:
-            RegistrationError: names layer and tensor. Nothing is registered then.
+            RegistrationError: the error names layer and tensor; nothing is registered then.
         """
         state = self._open(f"register layer {layer}")
         layer, entries = (
@@ -143,7 +144,7 @@ class ModelRegistry:
     def _merge_tensors(
         self, layer: int, tensors: Mapping[str, SlotTensors], named: Mapping[str, SlotTensors]
     ) -> list[tuple[str, SlotTensors]]:
-        """Both kinds of tensors by name, in order."""
+        """Returns the tensors of both arguments, sorted by name."""
         if not isinstance(tensors, Mapping):
             kind = type(tensors).__name__
             raise RegistrationError(
@@ -162,14 +163,14 @@ class ModelRegistry:
         model: nn.Module | Iterable[tuple[str, Tensor]],
         ignore: Mapping[str, str] = MappingProxyType({}),
     ) -> ExpertModel:
-        """Check that everything an expert has is registered, and close the registry.
+        """Checks that every tensor of an expert is registered, and closes the registry.
 
         Args:
             model: the module, or pairs of name and tensor; see `model_tensors`.
             ignore: shell patterns of names that need not move, each with the reason.
 
         Raises:
-            ModelIncomplete: names all that is missing at once; the registry stays open.
+            ModelIncomplete: the error names everything that is missing; the registry stays open.
             RegistrationError: no layer was registered, or a reason is empty.
         """
         state = self._open("finalize")
@@ -202,7 +203,7 @@ class ModelRegistry:
         return slot_tensor(place, tensors, self._expert_counts.slots_per_rank, self._format_of)
 
     def _common_device(self, columns: tuple[SlotTensor, ...]) -> torch.device:
-        """Where all of them are: one slot store is on one device."""
+        """Returns the device of all tensors; a slot store is on one device."""
         first = columns[0].device
         expected = self._device or first
         for column in columns:
@@ -212,7 +213,7 @@ class ModelRegistry:
         return first
 
     def _build_model(self, state: RegistryOpen, notes: tuple[str, ...]) -> ExpertModel:
-        """Rows by ascending number; of weights with several numbers the lowest counts."""
+        """Builds the model. Rows are by number; layers that share weights count by their lowest."""
         lowest = {owner: owner for owner in state.layers}
         for repeat, owner in state.repeats.items():
             lowest[owner] = min(lowest[owner], repeat)
@@ -239,7 +240,7 @@ class ModelRegistry:
 
 
 def _parse_integer(field: str, number: object) -> int:
-    """As Python's own, whoever's it is. Raises `RegistrationError`."""
+    """Converts any integer type to `int`. Raises `RegistrationError`."""
     try:
         if isinstance(number, bool):
             raise TypeError
@@ -250,13 +251,13 @@ def _parse_integer(field: str, number: object) -> int:
 
 
 def _entries_per_step(state: RegistryOpen, owner: int) -> int:
-    """How often a step enters the weights of a layer, under all their numbers."""
+    """Returns how often a step enters the weights of a layer, under all their numbers."""
     numbers = [owner, *(repeat for repeat, original in state.repeats.items() if original == owner)]
     return sum(state.entries[number] for number in numbers)
 
 
 def _add_layer(state: RegistryOpen, layer: LayerTensors) -> RegistryOpen:
-    """The state with one more layer. Raises `RegistrationError` where memory is shared in part."""
+    """Adds a layer to a state. Raises `RegistrationError` if it shares only some memory."""
     spans = [
         OwnedSpan(MemorySpan.of_segment(segment), column.tensor_name, slot)
         for column in layer.tensors
