@@ -17,7 +17,9 @@ from pathlib import Path
 
 TEXT = ("--text", str(resources.files("equipoise.demo").joinpath("text", "tables.txt")))
 STEPS = ("--steps", "12", "--step-interval", "2", "--window-size", "2")
-SERVED = (*TEXT, *STEPS, "--slots", "36", "--variants", "exact", "--quiet")
+PATIENT = ("--deadline", "120")
+"""No rank is lost here. By default a rank that gets no core for 20 seconds would be."""
+SERVED = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "exact", "--quiet")
 RUN = (sys.executable, "-m", "equipoise", "run", "--backend", "ascend", *SERVED)
 EXPECTED = (0, 1)
 """1: the phase has not had its two epochs, for which there may be too few steps."""
