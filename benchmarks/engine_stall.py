@@ -18,7 +18,7 @@ plans over the same link:
 - perfect: the last placement of each load stage, there from its first step on.
 - stop-the-world: at the step of a rebalance everybody waits for all weights of all layers.
 - one layer a step: one layer in flight, a vote that everybody waits for in every step of a cycle.
-- boundary, locked: ours.
+- staged, in_place: ours.
 
 In a second table, which is not judged, every system executes what its own planner says; in a third
 nothing is emulated. Writes benchmarks/results/engine_stall.json; `python benchmarks/report.py`
@@ -92,7 +92,7 @@ def serve_all(runs: Sequence[Run], seconds: float) -> Told:
 
 Floats = npt.NDArray[np.float64]
 NONE, AGAIN, PERFECT, STOP = "none", "none again", "perfect", "stop-the-world"
-OURS = "boundary", "locked"
+OURS = "staged", "in_place"
 SLOW, LESS_STALL, PART = 1.05, 20.0, 0.8
 """The bars: P99 at most, times less stall at least, part of the gain at least."""
 MILLI = 1e3
@@ -337,7 +337,7 @@ ROUNDS, FEWER = 5, 3
 """Of what is judged, and of what is not."""
 JUDGED = NONE, PERFECT, STOP, *OURS
 BESIDE = AGAIN, "one layer a step"
-OWN = "stop-the-world, greedy", "one layer a step, greedy", "boundary, own", "locked, own"
+OWN = "stop-the-world, greedy", "one layer a step, greedy", "staged, own", "in_place, own"
 RAW = NONE, AGAIN, STOP, "one layer a step", *OURS
 """Without the perfect placement, so that nothing is judged."""
 UNEMULATED = "raw"

@@ -260,7 +260,7 @@ def _complete_path(path: UpdatePathConfig, group: LayerGroupContext) -> UpdatePa
     if isinstance(path, InPlaceFromHost):
         return replace(path, entries_per_step=group.entries)
     if isinstance(path, StagedFromPeers) and not group.store.layout.staging:
-        raise EngineError("weights that come by the boundary need a budget of staging")
+        raise EngineError("the staged path needs a budget of staging")
     return path
 
 

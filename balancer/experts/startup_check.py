@@ -40,7 +40,7 @@ def check_start(
             f"{shape.slots_per_rank} slots a rank take {required_slots}"
         )
     if isinstance(path, StagedFromPeers) and not store.layout.staging:
-        raise EngineError("weights that come by the boundary need a store with staging")
+        raise EngineError("the staged path needs a store with staging")
 
 
 def start_values(

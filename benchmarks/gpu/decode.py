@@ -7,8 +7,8 @@ device's clock from the end of the one before to its own end.
 A loop is one rank that stands for one of many. Routing, counting, votes, jobs, copies, checksums,
 locks and tables are the engine's own, in a group of one rank. What is planned is given: in every
 epoch and layer some of this rank's slots hand their experts on, so that no weight comes from a
-peer, of which there are none. By the boundary path it is packed, staged, summed and committed;
-under locks it comes from page-locked host memory.
+peer, of which there are none. On the staged path it is packed, staged, summed and committed;
+in place it comes from page-locked host memory.
 
 An epoch moves at most 1% of what a step reads: bytes are counted each time that they are read or
 written in device memory, sums included, against the weights that a step reads, counted once. Slots
@@ -63,13 +63,13 @@ from equipoise.hal.stream import Role
 from gpu.model import BFLOAT16, FLOAT8, Dimensions, Library, Model
 from gpu.stopwatch import DEADLINE, MILLI, Mark, Place, scaled
 
-BOUNDARY, LOCKED = "boundary", "locked"
-STEPS_OF_A_LOT = {BOUNDARY: 2, LOCKED: 1}
-"""Steps that a layer's change takes at least: by the boundary it is staged in one, and voted on."""
-PASSES = {BOUNDARY: 10, LOCKED: 4}
-"""How often a moved byte is read or written in device memory, at most. By the boundary: summed in
+STAGED, IN_PLACE = "staged", "in_place"
+STEPS_OF_A_LOT = {STAGED: 2, IN_PLACE: 1}
+"""Steps that a layer's change takes at least: staged, it is written in one, and voted on."""
+PASSES = {STAGED: 10, IN_PLACE: 4}
+"""How often a moved byte is read or written in device memory, at most. Staged: summed in
 its slot (three times, where parts of a slot are put together first), packed (twice), unpacked
-(twice), summed, committed (twice); under a lock: written, summed in its slot."""
+(twice), summed, committed (twice); in place: written, summed in its slot."""
 
 
 class Told:
@@ -96,7 +96,7 @@ class Told:
         after = Layout(placement, even_shares(placement, self._shape.experts))
         nothing = np.zeros(self._shape.layers, dtype=np.int64)
         drafted = RebalancePlan(after, tuple(range(self._shape.layers)), nothing, nothing)
-        if self._path == LOCKED:
+        if self._path == IN_PLACE:
             return in_place_proposal(drafted, self._shape, 1)
         made = staged_proposal(
             drafted, layout, self._shape, TransferLimits(self._slots, 1, self._slots, 0)
@@ -196,7 +196,7 @@ class Serving:
         self._model, self._setting = model, setting
         accelerator, sizes = model.place.accelerator, model.sizes
         self._shape = ExpertShape(sizes.layers, sizes.experts, sizes.slots, sizes.ranks)
-        staging = min(setting.slots + 1, sizes.here) if setting.path == BOUNDARY else 0
+        staging = min(setting.slots + 1, sizes.here) if setting.path == STAGED else 0
         self._store = accelerator.slot_store(SlotLayout(model.slots, staging))
         self._library = library
         self._balancer = self._opened(fabric)
@@ -244,7 +244,7 @@ class Serving:
         return balancer
 
     def _path(self) -> UpdatePathConfig:
-        if self._setting.path == BOUNDARY:
+        if self._setting.path == STAGED:
             return StagedFromPeers()
         place = self._model.place
         supply = HostWeights(self._library, StreamWriter(place.accelerator, self._store))
@@ -256,7 +256,7 @@ class Serving:
         kinds = {frozenset[int]()}
         if not self._model.place.backend.capabilities.graph_capture:
             return
-        if self._setting.path == LOCKED:
+        if self._setting.path == IN_PLACE:
             kinds |= {
                 frozenset({layer - 1, layer} & set(layers)) for layer in range(len(layers) + 1)
             }
@@ -456,8 +456,8 @@ def measured(place: Place, sizes: Sizes) -> Figures:
 def left_out(place: Place) -> list[str]:
     """What is not measured, for lack of what it takes."""
     found = []
-    if LOCKED not in paths(place):
-        found.append(f"{place.backend.name} declares no stream locks: no locked path")
+    if IN_PLACE not in paths(place):
+        found.append(f"{place.backend.name} declares no stream locks: no in-place path")
     if CAPTURED not in modes(place):
         found.append(f"{place.backend.name} captures no graphs")
     return found
@@ -467,8 +467,8 @@ def paths(place: Place) -> tuple[str, ...]:
     """Those that the backend declares what they take."""
     declared = place.backend.capabilities
     if declared.stream_lock and declared.copy_independent_of_launch:
-        return (BOUNDARY, LOCKED)
-    return (BOUNDARY,)
+        return (STAGED, IN_PLACE)
+    return (STAGED,)
 
 
 def modes(place: Place) -> tuple[Mode, ...]:

@@ -56,12 +56,12 @@ SYSTEMS: dict[str, Callable[[Place, Traffic], System]] = {
     "perfect": lambda place, traffic: Perfect(place, traffic.switches),
     "stop-the-world": lambda place, traffic: StopTheWorld(place),
     "one layer a step": lambda place, traffic: OneLayer(place),
-    "boundary": lambda place, traffic: Ours(place, by_boundary),
-    "locked": lambda place, traffic: Ours(place, by_lock),
+    "staged": lambda place, traffic: Ours(place, by_boundary),
+    "in_place": lambda place, traffic: Ours(place, by_lock),
     "stop-the-world, greedy": lambda place, traffic: StopTheWorld(place),
     "one layer a step, greedy": lambda place, traffic: OneLayer(place),
-    "boundary, own": lambda place, traffic: Ours(place, by_boundary, ShareMode.LAGGED, own=True),
-    "locked, own": lambda place, traffic: Ours(place, by_lock, ShareMode.LAGGED, own=True),
+    "staged, own": lambda place, traffic: Ours(place, by_boundary, ShareMode.LAGGED, own=True),
+    "in_place, own": lambda place, traffic: Ours(place, by_lock, ShareMode.LAGGED, own=True),
 }
 """By name. Those with `greedy` execute what today's systems plan, `own` plans itself."""
 

@@ -31,18 +31,18 @@ TABLES = {
     ),
     "faults explored": (
         "Faults explored, by outcome",
-        "Plays in which a fault struck, and how they ended. Engine: every epoch committed, an "
-        "epoch was aborted on all ranks, or a rank stopped with an error. Channel: everything was "
+        "Plays in which a fault struck, and how they ended. Engine: every rebalance committed, one "
+        "was aborted on all ranks, or a rank stopped with an error. Channel: everything was "
         "read as it was sent, or the reader was told. None broke a property.",
     ),
     "fault matrix": (
-        "Fault matrix of an epoch",
-        "In which states of an epoch each fault was planted in one of three ranks; the ranks that "
-        "were left served one layout, and went on.",
+        "Fault matrix of a rebalance",
+        "In which states of a rebalance each fault was planted in one of three ranks; the ranks "
+        "that were left served one layout, and went on.",
     ),
     "soak": (
-        "Epoch after epoch",
-        "What a rank held when epochs began to be counted, and after the last; memory in MiB.",
+        "Many rebalances",
+        "What a rank held when rebalances began to be counted, and after the last; memory in MiB.",
     ),
     "broken backends": (
         "Broken backends",

@@ -248,7 +248,7 @@ PARTS = (
     Part(
         name="processes",
         proves="ranks, runs, proxies and the CPU backends as processes; the whole matrix of faults "
-        "by state of an epoch; 10,000 epochs on each path without growth",
+        "by state of a rebalance; 10,000 rebalances on each path without growth",
         takes="two hours (estimate)",
         steps=lambda: (tests("tests/processes", 8, *WORKERS),),
     ),

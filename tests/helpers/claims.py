@@ -314,7 +314,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
             before=21,
         ),
         Family(
-            name="places of the fault matrix of an epoch",
+            name="places of the fault matrix of a rebalance",
             proof="processes/balancer/test_rebalance_faults.py",
             token="matrix_row",
             members=matrix,

@@ -1,4 +1,4 @@
-"""Epoch after epoch, and nothing grows: memory, threads, descriptors, shared memory, keys."""
+"""Many rebalances, and nothing grows: memory, threads, descriptors, shared memory, keys."""
 
 from typing import Any
 
