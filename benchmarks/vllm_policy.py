@@ -119,7 +119,7 @@ GROUPS, NODES = 8, 4
 """Of the stock policy where it ties groups of experts to nodes."""
 Rival = Callable[[Counts, Layout, ExpertShape], Layout]
 """What it installs for a load, given what is installed."""
-HYSTERESIS = BalancerConfig.min_gain
+MIN_GAIN = BalancerConfig.min_gain
 
 
 def start(shape: ExpertShape) -> Layout:
@@ -160,7 +160,7 @@ def ours(**chosen: float) -> Called:
 def engine(load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
     """(b): what our engine drafts with default aims and staging for any layer."""
     limits = RebalanceLimits(
-        HYSTERESIS, shape.slots_per_rank, PlannerOptions(), nodes=1, split=Split.BY_SHARES
+        MIN_GAIN, shape.slots_per_rank, PlannerOptions(), nodes=1, split=Split.BY_SHARES
     )
     return plan_rebalance(load[None], installed, shape, limits).layout
 

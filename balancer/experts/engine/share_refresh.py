@@ -80,8 +80,8 @@ class LaggedShares:
         serving_state: slots, tables and layout of this rank.
         load: the load over all ranks.
         shape: numbers of layers, experts, slots and ranks.
-        min_gain: imbalance in parts per 65536 that installed shares may cost before traffic counts
-            as changed.
+        drift_threshold: imbalance in parts per 65536 that installed shares may cost before
+            traffic counts as changed.
         worker: solves.
     """
 
@@ -90,13 +90,13 @@ class LaggedShares:
         serving_state: ServingState,
         load: LoadWindow,
         shape: ExpertShape,
-        min_gain: int,
+        drift_threshold: int,
         worker: Worker,
     ) -> None:
         self._serving_state = serving_state
         self._load = load
         self._shape = shape
-        self._drift_detector = DriftDetector(shape, min_gain, planned=load.sums.maxlen or 1)
+        self._drift_detector = DriftDetector(shape, drift_threshold, planned=load.sums.maxlen or 1)
         self._state: NotSolving | Solving = NotSolving()
         self._worker = worker
 

@@ -29,20 +29,20 @@ class DriftDetector:
     noise. So their quality is measured on the next sub-window. While the installed shares are as
     good as such fresh ones, within their spread, traffic has not changed: load is summed over more
     and more sub-windows, and shares are solved from the sum each time that it has doubled. When the
-    installed shares are worse by `min_gain`, traffic has changed: the sum is discarded, and shares
-    are solved from the latest sub-window.
+    installed shares are worse by `drift_threshold`, traffic has changed: the sum is discarded, and
+    shares are solved from the latest sub-window.
 
     It uses integers and no clock: all ranks come to the same result from the same loads.
 
     Args:
         shape: numbers of layers, experts, slots and ranks.
-        min_gain: imbalance in parts per 65536, mean over layers, that a change has to cost.
+        drift_threshold: imbalance in parts per 65536, mean over layers, that a change has to cost.
         planned: number of sub-windows from which a plan solves shares.
     """
 
-    def __init__(self, shape: ExpertShape, min_gain: int, planned: int) -> None:
+    def __init__(self, shape: ExpertShape, drift_threshold: int, planned: int) -> None:
         self._shape = shape
-        self._threshold = min_gain * shape.layers
+        self._threshold = drift_threshold * shape.layers
         self._previous_load: Load | None = None
         self._fresh_share_errors: deque[int] = deque(maxlen=REMEMBERED_SUB_WINDOWS)
         self._summed_load: Load = np.zeros((shape.layers, shape.experts), dtype=np.int64)

@@ -25,7 +25,7 @@ from equipoise.demo.settings import (
 from equipoise.hal.errors import BackendUnavailable, UsageError
 
 MOST_STEPS = 100_000
-MOST_HYSTERESIS = 1000
+MAX_MIN_GAIN = 1000
 """As the target: no layer can gain so much on so few ranks."""
 COUNT_LIMITS = {
     "slots_per_message": 4096,
@@ -57,7 +57,7 @@ def check_engine(settings: RunSettings) -> None:
         value = getattr(settings, key)
         if not 1 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 1 to {most}, got {value}")
-    for key, most in {**PLANNER_LIMITS, "min_gain": MOST_HYSTERESIS}.items():
+    for key, most in {**PLANNER_LIMITS, "min_gain": MAX_MIN_GAIN}.items():
         value = getattr(settings, key)
         if not 0 <= value <= most:
             raise UsageError(f"{BY_KEY[key].name} must be 0 to {most}, got {value:g}")

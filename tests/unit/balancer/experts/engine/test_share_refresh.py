@@ -65,7 +65,11 @@ def bench() -> Iterator[Bench]:
     installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
     worker = EagerWorker(Track.SHARES, 20.0)
     renewal = LaggedShares(
-        cast(ServingState, installed), cast(LoadWindow, load), SHAPE, min_gain=655, worker=worker
+        cast(ServingState, installed),
+        cast(LoadWindow, load),
+        SHAPE,
+        drift_threshold=655,
+        worker=worker,
     )
     yield Bench(installed, load, renewal)
     worker.close()

@@ -40,9 +40,9 @@ def start(shape: ExpertShape) -> Layout:
     return Layout(placement, even_shares(placement, shape.experts))
 
 
-def limits(hysteresis: int, staging: int) -> RebalanceLimits:
+def limits(min_gain: int, staging: int) -> RebalanceLimits:
     return RebalanceLimits(
-        min_gain=hysteresis,
+        min_gain=min_gain,
         staging=staging,
         planner=PlannerOptions(),
         nodes=1,
@@ -65,7 +65,7 @@ def test_proposal_is_complete_and_never_worse_than_installed(
 ) -> None:
     shape, load = case
     installed = start(shape)
-    proposal = propose(load, installed, shape, limits(hysteresis=0, staging=10_000))
+    proposal = propose(load, installed, shape, limits(min_gain=0, staging=10_000))
     check_placement(proposal.layout.placement, shape)
     assert (proposal.plan.imbalance_predicted <= imbalance(load, installed, shape)).all()
 
@@ -73,8 +73,8 @@ def test_proposal_is_complete_and_never_worse_than_installed(
 @given(cases())
 def test_proposal_digest_is_equal_for_equal_load(case: tuple[ExpertShape, Load]) -> None:
     shape, load = case
-    first = propose(load, start(shape), shape, limits(hysteresis=10, staging=10_000))
-    second = propose(load.copy(), start(shape), shape, limits(hysteresis=10, staging=10_000))
+    first = propose(load, start(shape), shape, limits(min_gain=10, staging=10_000))
+    second = propose(load.copy(), start(shape), shape, limits(min_gain=10, staging=10_000))
     assert first.layout.digest == second.layout.digest
     assert first.digest == second.digest
 
@@ -82,8 +82,8 @@ def test_proposal_digest_is_equal_for_equal_load(case: tuple[ExpertShape, Load])
 @given(cases())
 def test_proposal_is_empty_when_nothing_can_be_gained(case: tuple[ExpertShape, Load]) -> None:
     shape, load = case
-    first = propose(load, start(shape), shape, limits(hysteresis=0, staging=10_000))
-    again = propose(load, first.layout, shape, limits(hysteresis=0, staging=10_000))
+    first = propose(load, start(shape), shape, limits(min_gain=0, staging=10_000))
+    again = propose(load, first.layout, shape, limits(min_gain=0, staging=10_000))
     assert again.plan.changed_layers == ()
     assert again.migration.total_copies == again.migration.chunks == 0
 
@@ -94,7 +94,7 @@ def test_proposal_fills_no_more_slots_of_rank_than_staging(
     case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
-    found = propose(load, start(shape), shape, limits(hysteresis=0, staging=staging))
+    found = propose(load, start(shape), shape, limits(min_gain=0, staging=staging))
     differs = start(shape).placement != found.layout.placement
     needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert needs.max(initial=0) <= staging
@@ -107,7 +107,7 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
-    bound = limits(hysteresis=300, staging=staging)
+    bound = limits(min_gain=300, staging=staging)
     found = propose(load, start(shape), shape, bound).plan
     free = replace(bound, staging=shape.slots_per_rank)
     unbound = propose(load, start(shape), shape, free).plan
@@ -154,20 +154,20 @@ def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
 def test_proposal_orders_layers_by_gain() -> None:
     shape = ExpertShape(2, 4, 4, 2)
     load = np.array([[12, 10, 8, 8], [30, 30, 1, 1]], dtype=np.int64)
-    proposal = propose(load, start(shape), shape, limits(hysteresis=0, staging=2))
+    proposal = propose(load, start(shape), shape, limits(min_gain=0, staging=2))
     assert proposal.plan.changed_layers == (1, 0)
 
 
-def test_hysteresis_keeps_layer_with_small_gain() -> None:
+def test_proposal_keeps_layer_with_small_gain() -> None:
     shape = ExpertShape(1, 4, 4, 2)
     load = np.array([[11, 11, 10, 10]], dtype=np.int64)
     gain = imbalance(load, start(shape), shape)[0]
     assert propose(
-        load, start(shape), shape, limits(hysteresis=0, staging=9)
+        load, start(shape), shape, limits(min_gain=0, staging=9)
     ).plan.changed_layers == (0,)
     assert (
         propose(
-            load, start(shape), shape, limits(hysteresis=int(gain), staging=9)
+            load, start(shape), shape, limits(min_gain=int(gain), staging=9)
         ).plan.changed_layers
         == ()
     )

@@ -47,8 +47,8 @@ def follow(follower: DriftDetector, layout: Layout, loads: list[Load]) -> list[S
     return told
 
 
-def a_follower(hysteresis: int = 655) -> DriftDetector:
-    return DriftDetector(SHAPE, hysteresis, planned=PLANNED)
+def a_follower(drift_threshold: int = 655) -> DriftDetector:
+    return DriftDetector(SHAPE, drift_threshold, planned=PLANNED)
 
 
 def renewals(told: list[Shares | None]) -> int:
@@ -132,7 +132,7 @@ def test_follower_does_not_modify_its_loads(kinds: list[int]) -> None:
 def test_follower_solves_from_any_number_of_sub_windows() -> None:
     load = np.full((SHAPE.layers, SHAPE.experts), 2**41, dtype=np.int64)
     layout = planned([load])
-    follower = DriftDetector(SHAPE, min_gain=10_000, planned=1)
+    follower = DriftDetector(SHAPE, drift_threshold=10_000, planned=1)
     solved = [shares for shares in follow(follower, layout, [load] * 40) if shares is not None]
     assert len(solved) > 3, "each time that they rest on twice as many"
     for shares in solved:
