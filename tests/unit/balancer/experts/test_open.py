@@ -216,7 +216,7 @@ def test_model_balancers_name_model_in_opening_errors() -> None:
             open_balancers(*ends, {"draft": short})
         with pytest.raises(EngineError, match="3 bytes of staging are not enough: one slot of"):
             open_balancers(*ends, {"draft": start}, staging_bytes=3)
-        says = "model 'draft', layers 0 counted from 0: .* need a budget of staging"
+        says = "model 'draft', layers 0 counted from 0: .* needs a budget of staging"
         with pytest.raises(EngineError, match=says):
             open_balancers(*ends, {"draft": start})
 

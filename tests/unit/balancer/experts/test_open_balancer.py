@@ -53,7 +53,7 @@ CANNOT: dict[str, tuple[Given, str]] = {
         Given(missing=1),
         "the store has 5 slots; 2 layers of 3 slots a rank take 6",
     ),
-    "no staging": (Given(staging=0), "need a store with staging"),
+    "no staging": (Given(staging=0), "needs a store with staging"),
     "nothing survives": (
         Given(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
         "survive=1 needs two slots an expert: 8, not 6",
