@@ -133,8 +133,8 @@ def _installed_with_new_shares(
     windows: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> Layout:
     """Returns the installed layout with the best shares for this load."""
-    plan = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
-    return replace(installed, shares=plan.shares)
+    share_plan = _call_planner(windows, installed.placement, shape, limits, survive=0, max_copies=0)
+    return replace(installed, shares=share_plan.shares)
 
 
 def _plan_layers(
@@ -150,13 +150,15 @@ def _plan_layers(
     for layers, policy in _layers_by_policy(replicated, under_replicated):
         before, survive = current.placement[layers], limits.planner.survive
         try:
-            plan = _call_planner(windows[:, layers], before, shape, limits, survive, policy=policy)
+            layer_plan = _call_planner(
+                windows[:, layers], before, shape, limits, survive, policy=policy
+            )
         except PlacementError as error:
             if policy is PlanningPolicy.INCREMENTAL:
                 raise
             LOG.warning("layer %d stays as it is: %s", layers[0], error)
             continue
-        placement[layers], shares[layers] = plan.placement, plan.shares
+        placement[layers], shares[layers] = layer_plan.placement, layer_plan.shares
     return Layout(placement, shares)
 
 
@@ -225,10 +227,12 @@ def _short_of_staging(
     if limits.staging >= shape.slots_per_rank or not layers.size:
         return ()
     selected, free = windows[:, layers], replace(limits, staging=shape.slots_per_rank)
-    plan = _call_planner(selected, installed.placement[layers], shape, free, limits.planner.survive)
+    unlimited_plan = _call_planner(
+        selected, installed.placement[layers], shape, free, limits.planner.survive
+    )
     reached = imbalance(
         selected.sum(axis=0),
-        Layout(plan.placement, plan.shares),
+        Layout(unlimited_plan.placement, unlimited_plan.shares),
         replace(shape, layers=layers.size),
     )
     return tuple(layers[predicted[layers] - reached > limits.min_gain].tolist())

@@ -11,9 +11,9 @@ NAMED_PROPERTY = re.compile(r"property `([a-z0-9-]+)`")
 
 
 def test_defects_page_names_tests_that_exist() -> None:
-    found = NAMED_TEST.findall(PAGE)
-    assert len(found) > 50
-    for path, name in found:
+    tests = NAMED_TEST.findall(PAGE)
+    assert len(tests) > 50
+    for path, name in tests:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in names, f"{path} has no {name}"

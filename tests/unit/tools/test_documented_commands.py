@@ -19,7 +19,7 @@ FOLDER = re.compile(r"`([a-z_/]+)/`")
 LISTED_BELOW = ("backends", "balancer", "src/equipoise")
 
 
-def helps() -> Iterator[str]:
+def command_helps() -> Iterator[str]:
     """The help of every command."""
     parser = build_parser()
     yield parser.format_help()
@@ -27,7 +27,7 @@ def helps() -> Iterator[str]:
         yield from (command.format_help() for command in action.choices.values())  # type: ignore[union-attr]
 
 
-def test_words_behind_a_command_on_a_page_are_a_comment() -> None:
+def test_text_after_command_on_page_is_a_comment() -> None:
     assert [
         f"{path.name}: {line}"
         for path in PAGES
@@ -36,29 +36,29 @@ def test_words_behind_a_command_on_a_page_are_a_comment() -> None:
     ] == []
 
 
-def test_words_behind_a_command_in_help_are_a_comment() -> None:
-    lines = [line for text in helps() for line in text.splitlines()]
+def test_text_after_command_in_help_is_a_comment() -> None:
+    lines = [line for text in command_helps() for line in text.splitlines()]
     assert len(lines) > 100
     assert [line for line in lines if UNCOMMENTED.match(line)] == []
 
 
 @pytest.mark.parametrize("word", ["none: has to be given", "(default: required)"])
 def test_help_says_required_for_options_without_default(word: str) -> None:
-    lines = " ".join(" ".join(helps()).split())
+    lines = " ".join(" ".join(command_helps()).split())
     assert "write the placement there (required)" in lines
     assert word not in lines
 
 
 def test_vllm_commands_with_eplb_have_several_ranks() -> None:
     """vLLM refuses `--enable-eplb` on one expert-parallel rank (`ParallelConfig`)."""
-    found = [
+    commands = [
         command
         for path in PAGES
         for command in SERVE.findall(path.read_text(encoding="utf-8"))
         if "--enable-eplb" in command
     ]
-    assert found != []
-    assert [c for c in found if not re.search(r"--(tensor|data)-parallel-size [2-9]", c)] == []
+    assert commands != []
+    assert [c for c in commands if not re.search(r"--(tensor|data)-parallel-size [2-9]", c)] == []
 
 
 def test_architecture_page_lists_every_package() -> None:

@@ -47,7 +47,7 @@ def follow(follower: DriftDetector, layout: Layout, loads: list[Load]) -> list[S
     return told
 
 
-def a_follower(drift_threshold: int = 655) -> DriftDetector:
+def drift_detector(drift_threshold: int = 655) -> DriftDetector:
     return DriftDetector(SHAPE, drift_threshold, planned=PLANNED)
 
 
@@ -60,7 +60,7 @@ def test_follower_ignores_sampling_noise() -> None:
     told = []
     for seed in SEEDS:
         loads = drawn(0, seed, PLANNED + REMEMBERED_SUB_WINDOWS + 64)
-        learnt = follow(a_follower(), planned(loads[:PLANNED]), loads[PLANNED:])
+        learnt = follow(drift_detector(), planned(loads[:PLANNED]), loads[PLANNED:])
         told.append(renewals(learnt[REMEMBERED_SUB_WINDOWS:]))
     assert sum(told) <= 6 * len(SEEDS), told
 
@@ -71,7 +71,7 @@ def test_follower_solves_at_once_for_a_clear_difference(seed: int) -> None:
     (load,) = drawn(0, seed, 1)
     placement = planned(drawn(1, seed, 2)).placement
     even = Layout(placement, even_shares(placement, SHAPE.experts))
-    (told,) = follow(a_follower(), even, [load])
+    (told,) = follow(drift_detector(), even, [load])
     np.testing.assert_array_equal(told, solve_shares(load, placement, SHAPE))
 
 
@@ -79,7 +79,7 @@ def test_follower_solves_at_once_for_a_clear_difference(seed: int) -> None:
 def test_follower_reacts_in_first_sub_window_after_traffic_change(seed: int) -> None:
     loads, later = drawn(0, seed, 2 * PLANNED), drawn(1, seed, 1)
     layout = planned(loads[:PLANNED])
-    told = follow(a_follower(), layout, [*loads[PLANNED:], *later])
+    told = follow(drift_detector(), layout, [*loads[PLANNED:], *later])
     assert told[-1] is not None
     np.testing.assert_array_equal(told[-1], solve_shares(later[0], layout.placement, SHAPE))
 
@@ -89,7 +89,7 @@ def test_follower_reacts_after_a_mixed_sub_window(seed: int) -> None:
     loads, later = drawn(0, seed, 2 * PLANNED), drawn(1, seed, 1)
     mixed = (loads[-1] + later[0]) // 2
     layout = planned(loads[:PLANNED])
-    told = follow(a_follower(), layout, [*loads[PLANNED:], mixed, *later])
+    told = follow(drift_detector(), layout, [*loads[PLANNED:], mixed, *later])
     assert told[-2] is not None
     np.testing.assert_array_equal(told[-1], solve_shares(later[0], layout.placement, SHAPE))
 
@@ -97,7 +97,7 @@ def test_follower_reacts_after_a_mixed_sub_window(seed: int) -> None:
 def test_follower_solves_from_all_loads_since_last_change() -> None:
     loads, later = drawn(0, 0, PLANNED + REMEMBERED_SUB_WINDOWS), drawn(1, 0, 4)
     layout = planned(loads[:PLANNED])
-    told = follow(a_follower(6554), layout, [*loads[PLANNED:], *later])[-4:]
+    told = follow(drift_detector(6554), layout, [*loads[PLANNED:], *later])[-4:]
     sums = np.cumsum(later, axis=0)
     for count, shares in enumerate(told, start=1):
         if count == 3:
@@ -113,7 +113,9 @@ def test_follower_decides_alike_on_ranks_with_equal_loads(kinds: list[int], seed
     loads = [drawn(kind, seed + place, 1)[0] for place, kind in enumerate(kinds)]
     layout = planned(loads[:1])
     for one, other in zip(
-        follow(a_follower(), layout, loads), follow(a_follower(), layout, loads), strict=True
+        follow(drift_detector(), layout, loads),
+        follow(drift_detector(), layout, loads),
+        strict=True,
     ):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
@@ -125,7 +127,7 @@ def test_follower_decides_alike_on_ranks_with_equal_loads(kinds: list[int], seed
 def test_follower_does_not_modify_its_loads(kinds: list[int]) -> None:
     loads = [drawn(kind, 0, 1)[0] for kind in kinds]
     before = [load.copy() for load in loads]
-    follow(a_follower(), planned(loads[:1]), loads)
+    follow(drift_detector(), planned(loads[:1]), loads)
     np.testing.assert_array_equal(loads, before)
 
 
