@@ -27,13 +27,20 @@ from equipoise.hal.conformance.search import (
 )
 
 CASES = 10 if DEEP else 3
+IMPORT = "importing-a-backend-starts-nothing"
+"""A profile does not change it, nor what long slots and large groups of slots come to: those are
+played on the healthy device, and in deep on every profile."""
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_profile_keeps_declared_contract(name: str) -> None:
     backend = PROFILES[name]
     subject = ControlledSubject(backend)
-    played = [claim for claim in suite.properties() if claim.applies_to(subject.traits)]
+    played = [
+        claim
+        for claim in suite.properties()
+        if claim.applies_to(subject.traits) and (DEEP or not (claim.large or claim.name == IMPORT))
+    ]
     verdicts = {claim.name: search(claim, subject, SearchSettings(cases=CASES)) for claim in played}
     assert {claim: v for claim, v in verdicts.items() if isinstance(v, PropertyViolated)} == {}
     assert sum(isinstance(v, PropertyUnsupported) for v in verdicts.values()) < len(verdicts) // 2

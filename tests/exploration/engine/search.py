@@ -41,7 +41,7 @@ class Search:
     _left: int = 0
 
     def run(self, cases: int) -> "Search":
-        """Play at most `cases`, with faults and without, of `DRAWN_MOMENTS` times as many."""
+        """Play at most `cases`, with faults and without, of `DRAWN` times as many."""
         self._left = cases
         with suppress(Found):
             each_of(MIXED, cases * DRAWN, self._try)

@@ -38,6 +38,7 @@ def test_run_under_mpiexec_keeps_outputs_identical(tmp_path: Path) -> None:
     assert done.stdout.count("outputs identical: yes") == 1  # told by rank 0 alone
 
 
+@pytest.mark.deep
 def test_record_under_mpiexec_writes_one_folder(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("All that is even is at peace. " * 40)
     done = mpiexec(tmp_path, "record", "--ranks", "2", "--steps", "4", "--text", "text", "-o", "at")

@@ -86,6 +86,7 @@ def test_recorded_statistics_do_not_depend_on_balancing(tmp_path: Path, recorded
     assert still.by_rank.sum(axis=(1, 2, 3)).all()
 
 
+@pytest.mark.deep
 def test_record_under_torchrun_writes_one_folder(tmp_path: Path, recorded: Path) -> None:
     launched = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from helpers.harnesses.router_comparison import Draw, difference
 from helpers.strategies.router_strategies import EVENTS, WORKERS, busy, choices
+from helpers.tiers import DEEP
 from hypothesis import given, settings
 
 from equipoise.balancer.requests.policy import Capacity
@@ -24,6 +25,6 @@ def test_native_router_equals_published_rule(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_busy_native_router_equals_published_rule(name: str) -> None:
-    for seed in range(120):
+    for seed in range(120 if DEEP else 60):
         chosen, workers, events = busy(seed)
         assert difference(replace(chosen, name=name), workers, events) is None, seed

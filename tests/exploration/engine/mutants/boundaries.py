@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from exploration.engine.case import FaultKind
 from exploration.engine.lane import LaneTask
-from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.agreement.ballot import Pending, Verdict
 from equipoise.balancer.experts.engine.engine import RebalanceEngine
@@ -108,5 +109,6 @@ MUTANTS = (
         broken="a rank whose solver fails keeps its shares and goes on",
         property="one-generation",
         patches={"balancer.LaggedShares": SwallowsErrors},
+        reaches=with_fault(FaultKind.SOLVER_RAISES),
     ),
 )

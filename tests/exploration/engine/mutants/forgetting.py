@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.case import FaultKind
+from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.agreement.ballot import Ballot, Pending, Verdict, VoteSpec, vote
 from equipoise.balancer.experts.agreement.key_collector import KeyCollector
@@ -33,11 +34,13 @@ MUTANTS = (
         broken="the first rank that knows an outcome forgets it",
         property="same-history",
         patches={"engine.engine.vote": forgetful},
+        reaches=with_fault(FaultKind.BALLOT_LOST),
     ),
     Mutant(
         name="forgotten-unseen",
         broken="earlier rebalances are forgotten before every rank is seen in this one",
         property="same-history",
         patches={"balancer.KeyCollector": Unseen},
+        reaches=with_fault(FaultKind.HASTY_CLERK),
     ),
 )

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from exploration.engine.mutants.mutant import Mutant
+from exploration.engine.case import FaultKind
+from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.agreement.ballot import (
     Abort,
@@ -113,6 +114,7 @@ MUTANTS = (
         broken="a rank does what it wished, not what was decided first",
         property="same-history",
         patches={"engine.engine.vote": own_wish},
+        reaches=with_fault(FaultKind.BALLOT_LOST),
     ),
     Mutant(
         name="guess",
@@ -125,6 +127,7 @@ MUTANTS = (
         broken="a rebalance may wait for ever",
         property="accounted",
         patches={"engine.engine.VoteSpec": impatient},
+        reaches=with_fault(FaultKind.MESSAGE_LOST),
     ),
     Mutant(
         name="endless-vote",
@@ -149,5 +152,6 @@ MUTANTS = (
         broken="nobody compares plans",
         property="explained",
         patches={"agreement.ballot.tally": blind_to_plans},
+        reaches=with_fault(FaultKind.OTHER_PLAN),
     ),
 )
