@@ -1,9 +1,10 @@
-"""Prints the CPU seconds of each environment after tox's own summary, its making included.
+"""Prints the CPU seconds of each environment, its making included, and of the whole run.
 
 Wall time is stretched by whatever else a machine does; CPU seconds can be compared.
 """
 
 import atexit
+import os
 import resource
 
 from tox.plugin import impl
@@ -32,9 +33,8 @@ def tox_env_teardown(tox_env: ToxEnv) -> None:
 
 @atexit.register
 def _print_table() -> None:
-    if not _spent:
-        return
-    print("CPU seconds by environment")
     for name, seconds in _spent.items():
-        print(f"  {name + ':':12} {seconds:6.0f}")
-    print(f"  {'in all:':12} {sum(_spent.values()):6.0f}", flush=True)
+        print(f"CPU seconds of {name}: {seconds:.0f}")
+    # `tox run-parallel` starts a process like this one for each environment.
+    if "TOX_PARALLEL_ENV" not in os.environ:
+        print(f"CPU seconds in all: {_cpu_seconds():.0f}", flush=True)

@@ -1,6 +1,6 @@
 """Whether the installed package is the one in this tree: tests of an older one would prove nothing.
 
-Run by the interpreter that is asked about: `.tox/tests/bin/python tools/check_installed.py`. Exit
+Run by the interpreter that is asked about: `.tox/build/bin/python tools/check_installed.py`. Exit
 code 1, and one line that says what to do, where it is not.
 """
 
@@ -52,7 +52,7 @@ def main() -> int:
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     print(
         f"{sys.prefix} holds an older equipoise ({found[0]}{more}): "
-        f"run `tox -e {environment} --notest` first",
+        f"run `tox -e {environment}` first",
         file=sys.stderr,
     )
     return 1
