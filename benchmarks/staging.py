@@ -182,7 +182,9 @@ def planning_times(
     config = balancer_config(EplbSettings(), EPLB, 0, 1, ranks // NODE)
     limits = limits_of(config, shape.slots_per_rank)
     limits = replace(limits, planner=replace(limits.planner, sigma=sigma))
-    freight = TransferLimits(config.slots_per_message, config.nodes, shape.slots_per_rank, 0)
+    transfer_limits = TransferLimits(
+        config.slots_per_message, config.nodes, shape.slots_per_rank, 0
+    )
     loads = Model(
         layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=3
     )
@@ -190,7 +192,7 @@ def planning_times(
     for number, window in enumerate(windows(loads, seed, REBALANCES)):
         began = time.thread_time()
         proposal = staged_proposal(
-            plan_rebalance(window.counts, layout, shape, limits), layout, shape, freight
+            plan_rebalance(window.counts, layout, shape, limits), layout, shape, transfer_limits
         )
         kind = "start" if number == 0 else "switch" if window.switched else "steady"
         yield kind, time.thread_time() - began

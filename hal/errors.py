@@ -52,9 +52,9 @@ EquipoiseError
     │   └── ExchangeMisuse    an exchange was called out of order or with an ended handle
     ├── RanksDiffer           ranks have different values of what must be equal; nothing was opened
     ├── VoteOutcomeUnknown    the outcome of a vote is unknown: this rank stops
-    ├── CopierError           the host copier refuses a call; nothing was copied
+    ├── HostCopyError         copy threads refuse a call; nothing was copied
     │   ├── CopyPending       a copy did not finish in time; it continues
-    │   └── CopyAbandoned     the copier ended before the copy did: discard the destination
+    │   └── CopyAbandoned     the copy threads ended before the copy did: discard the destination
     └── ExpertPoolError       the host pool of expert weights cannot be created, or used like this
         ├── HostMemoryExhausted  the node has too little memory; gives required and free bytes
         ├── PoolMismatch      a peer offers another pool than it announced
@@ -345,16 +345,16 @@ class VoteOutcomeUnknown(EngineError):
     """This rank did not learn the outcome of a vote by its deadline: it stops."""
 
 
-class CopierError(EngineError):
-    """The host copier refuses a call; nothing was copied."""
+class HostCopyError(EngineError):
+    """Copy threads refuse a call; nothing was copied."""
 
 
-class CopyPending(CopierError):
+class CopyPending(HostCopyError):
     """A copy did not finish in time; it continues, and its ticket owns the memory."""
 
 
-class CopyAbandoned(CopierError):
-    """The copier ended before the copy did: the destination may hold a part of it."""
+class CopyAbandoned(HostCopyError):
+    """The copy threads ended before the copy did: the destination may hold a part of it."""
 
 
 class ExpertPoolError(EngineError):

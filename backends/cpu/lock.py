@@ -20,14 +20,14 @@ from equipoise.hal.stream import Stream
 class _CpuLockState(Enum):
     """Who owns the slots. The two flags of the protocol are two of the four states (L2)."""
 
-    WRITES = "the mover owns the slots"
+    WRITES = "the writer owns the slots"
     FULL = "the slots may be read"
     READS = "the stream reads the slots"
     EMPTY = "the slots may be written"
 
 
 class CpuStreamLock:
-    """Hands slots over between a stream's worker thread and the mover's thread.
+    """Hands slots over between a stream's worker thread and the writer's thread.
 
     The worker itself waits in `acquire` and needs no watchdog: after `deadline` seconds without a
     signal it poisons the lock and continues (clause L6).
@@ -52,7 +52,7 @@ class CpuStreamLock:
         own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_acquire, on)))
 
     def release(self, stream: Stream) -> None:
-        """Let the mover write, as soon as the worker gets here."""
+        """Let the writer write, as soon as the worker gets here."""
         own_stream(stream).issue(CpuStreamOp(lambda on: self._launch(self._on_release, on)))
 
     def wait(self, epoch: int, timeout: float) -> None:
@@ -60,7 +60,7 @@ class CpuStreamLock:
         with self._changed:
             self._check_epoch(epoch)
             if self._state is _CpuLockState.WRITES:
-                raise LockMisuse("the mover waits for slots that it owns")
+                raise LockMisuse("the writer waits for slots that it owns")
             self._changed.wait_for(lambda: self._is_released(epoch), timeout)
             self._check_epoch(epoch)
             if self._state is not _CpuLockState.EMPTY:
@@ -72,7 +72,7 @@ class CpuStreamLock:
         with self._changed:
             self._check_epoch(epoch)
             if self._state is not _CpuLockState.WRITES:
-                raise LockMisuse(f"the mover signals out of turn: {self._state.value}")
+                raise LockMisuse(f"the writer signals out of turn: {self._state.value}")
             self._state = _CpuLockState.FULL
             self._changed.notify_all()
 
@@ -87,7 +87,7 @@ class CpuStreamLock:
         with self._changed:
             if self._poisoned:
                 message = f"the stream lock was poisoned in epoch {self._epoch}"
-                overdue = f": a stream waited {self._deadline:g} s for the mover's signal"
+                overdue = f": a stream waited {self._deadline:g} s for the writer's signal"
                 raise LockPoisoned(message + (overdue if self._timed_out else ""))
 
     def drain(self, timeout: float) -> int:
@@ -136,7 +136,7 @@ class CpuStreamLock:
                 self._state = _CpuLockState.READS
 
     def _on_release(self) -> None:
-        """Runs on the worker: give the slots to the mover. Does nothing without an earlier
+        """Runs on the worker: give the slots to the writer. Does nothing without an earlier
         `acquire`."""
         with self._changed:
             if self._state is _CpuLockState.READS:
@@ -148,5 +148,5 @@ class CpuStreamLock:
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
-            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+            raise StaleEpoch(f"a writer of epoch {epoch} in epoch {self._epoch}")
         self.check()

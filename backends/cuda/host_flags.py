@@ -13,7 +13,7 @@ expressed with CUDA-visible dependencies such as events. This ensures that the s
 serialize them in an improper order."
 
 Events express what they can: an operation that was launched is waited for by its event, and a
-mover's copies have ended, by their event, before the host sets a flag. What is left is a wait that
+writer's copies have ended, by their event, before the host sets a flag. What is left is a wait that
 is issued before its writer, which no event can express, since an event that was never recorded
 holds no stream. There the driver does not know that one stream needs the other, and may put both
 into one hardware queue, the writer after the wait. Hence as many queues as possible, and no claim
@@ -144,7 +144,7 @@ class CudaAcquireFlag:
         self._flag.enqueue_write(stream, CLEAR)
 
     def signal(self) -> None:
-        """Set it, after all that the mover wrote: the device's copies have ended, stores of other
+        """Set it, after all that the writer wrote: the device's copies have ended, stores of other
         threads were handed over to this one, and its own stores come before the release store."""
         self._flag.store(SET)
 

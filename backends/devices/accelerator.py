@@ -132,7 +132,7 @@ class DeviceAccelerator:
         return DeviceEvent()
 
     def stream_lock(self, deadline: float) -> DeviceStreamLock:
-        """A lock between the device's streams and a mover."""
+        """A lock between the device's streams and a writer."""
         lock = DeviceStreamLock(self._ops.lock_flags(), deadline, self._lock_watchdog)
         self._locks.add(lock)
         return lock

@@ -172,7 +172,8 @@ class HostStagedCommunicator:
         host_sends = self._to_host(*(buffer.blob for buffer in round.sends))
         into = [self._like(buffer.blob) for buffer in round.receives]
         staged = Exchange(
-            sends=_parcels(round.sends, host_sends), receives=_parcels(round.receives, into)
+            sends=_peer_buffers(round.sends, host_sends),
+            receives=_peer_buffers(round.receives, into),
         )
         blobs = [buffer.blob for buffer in round.receives]
         return self._work(self._inner.exchange(staged), *zip(blobs, into, strict=True))
@@ -242,8 +243,8 @@ class HostStagedFabric:
 def _copied(accelerator: Accelerator, copies: Copies) -> Event:
     """Launch copies from the second of each pair to the first; the returned event is after them.
 
-    On the copy stream: the mover's blobs are allocated, packed and unpacked there, so that memory
-    which the allocator reuses is never written by two streams at once.
+    On the copy stream: the transfer's blobs are allocated, packed and unpacked there, so that
+    memory which the allocator reuses is never written by two streams at once.
     """
     stream = accelerator.stream(Role.COPY)
 
@@ -259,6 +260,6 @@ def _copied(accelerator: Accelerator, copies: Copies) -> Event:
     return event
 
 
-def _parcels(buffers: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
+def _peer_buffers(buffers: Sequence[PeerBuffer], blobs: Sequence[Tensor]) -> tuple[PeerBuffer, ...]:
     """The same peers, other memory."""
     return tuple(PeerBuffer(buffer.peer, blob) for buffer, blob in zip(buffers, blobs, strict=True))

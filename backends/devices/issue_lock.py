@@ -17,7 +17,7 @@ class IssueLock:
     A program runs with the lock held, so a commit of another thread comes before all of it or after
     all of it (clause V4). The lock is fair: a model's thread launches one program after the other,
     and an ordinary lock would usually go back to the thread that has just released it, so that the
-    mover would starve.
+    writer would starve.
     """
 
     def __init__(self) -> None:

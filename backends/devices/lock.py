@@ -1,8 +1,8 @@
 """The stream lock of a device, and the watchdog that bounds its waits.
 
-An acquire makes a stream wait for a flag of its own; the host sets the flag when the mover signals.
-A release makes the stream set one flag that the host polls. The host keeps a list of the acquires
-that are in progress, and matches signals and releases to them.
+An acquire makes a stream wait for a flag of its own; the host sets the flag when the writer
+signals. A release makes the stream set one flag that the host polls. The host keeps a list of the
+acquires that are in progress, and matches signals and releases to them.
 
 The device cannot time out a stream that waits for a flag. So one thread per accelerator, the
 watchdog, polls the locks that have such streams, and poisons a lock whose stream has waited for
@@ -39,7 +39,7 @@ from equipoise.hal.support.native_call_guard import NATIVE_CALL_GUARD
 
 POLL_INTERVAL = 0.005
 """Seconds between two polls while an acquire waits. The watchdog only detects deadlines of seconds
-and delivers signals after a poison, so it can be slow; the mover's own signal does not go through
+and delivers signals after a poison, so it can be slow; the writer's own signal does not go through
 it."""
 STOP_TIMEOUT = 5.0
 """Maximum seconds that `stop` waits for the thread: it may be inside a call of the driver that does
@@ -124,9 +124,9 @@ class LockWatchdog:
 
 class _DeviceLockState(Enum):
     """Who owns the slots, as far as the host knows. `READS` ends when the device sets the release
-    flag, which the host sees only when the mover waits for it."""
+    flag, which the host sees only when the writer waits for it."""
 
-    WRITES = "the mover owns the slots"
+    WRITES = "the writer owns the slots"
     FULL = "the slots may be read"
     READS = "a stream may read the slots, and has not released them"
 
@@ -155,7 +155,7 @@ class _PendingAcquire:
 
 
 class DeviceStreamLock:
-    """Hands slots over between the streams of a device and the mover's thread.
+    """Hands slots over between the streams of a device and the writer's thread.
 
     The host lists every acquire in progress, in the order of issue, and gives each signal to the
     first one without a signal. Each acquire has a flag of its own, so a signal lets exactly one
@@ -204,7 +204,7 @@ class DeviceStreamLock:
             raise
 
     def release(self, stream: Stream) -> None:
-        """Let the mover write, as soon as the stream gets here.
+        """Let the writer write, as soon as the stream gets here.
 
         A replayed release without an acquire raises `LockMisuse`: a graph cannot leave it out.
         """
@@ -220,7 +220,7 @@ class DeviceStreamLock:
         with self._changed:
             self._check_epoch(epoch)
             if self._state is _DeviceLockState.WRITES:
-                raise LockMisuse("the mover waits for slots that it owns")
+                raise LockMisuse("the writer waits for slots that it owns")
         # Polled without the mutex: the streams go on acquiring and releasing meanwhile. Everything
         # is checked again under the mutex, since a poison or a new epoch may have come since.
         poll(lambda: self._poisoned or self._epoch != epoch or self._release_flag.is_set(), timeout)
@@ -236,7 +236,7 @@ class DeviceStreamLock:
         with self._changed:
             self._check_epoch(epoch)
             if self._state is not _DeviceLockState.WRITES:
-                raise LockMisuse(f"the mover signals out of turn: {self._state.value}")
+                raise LockMisuse(f"the writer signals out of turn: {self._state.value}")
             self._state = _DeviceLockState.FULL
             self._deliver_signals()
 
@@ -282,7 +282,7 @@ class DeviceStreamLock:
             self._collect_done()
             if not self._poisoned and self._overdue(now):
                 self._poisoned = True
-                late = f"a stream waited {self._deadline:g} s for the mover's signal"
+                late = f"a stream waited {self._deadline:g} s for the writer's signal"
                 self._failure = StreamTimeout(late)
             if self._poisoned:
                 self._deliver_signals()
@@ -462,5 +462,5 @@ class DeviceStreamLock:
 
     def _check_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
-            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+            raise StaleEpoch(f"a writer of epoch {epoch} in epoch {self._epoch}")
         self.check()

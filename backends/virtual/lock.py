@@ -16,8 +16,8 @@ class VirtualStreamLock:
     """Hand-over between a stream and a host that writes slots (clauses O5, L1 to L7).
 
     Whose turn it is follows from three bits, of which two are the words: `full` (an acquire may go
-    on), `empty` (the mover may write), and `reading` (an acquire has taken the full word and no
-    release has come). With none of them set the mover owns the slots.
+    on), `empty` (the writer may write), and `reading` (an acquire has taken the full word and no
+    release has come). With none of them set the writer owns the slots.
     """
 
     def __init__(self, device: "VirtualDevice", deadline: float) -> None:
@@ -41,10 +41,10 @@ class VirtualStreamLock:
         own_stream(stream).issue(VirtualStreamOp(self._launch_release))
 
     def wait(self, epoch: int, timeout: float) -> None:
-        """Advance the world until the stream has released; then the mover owns the slots."""
+        """Advance the world until the stream has released; then the writer owns the slots."""
         self._check_epoch(epoch)
-        if self._movers():
-            raise LockMisuse("the mover waits for slots that it owns")
+        if self._writer_owns():
+            raise LockMisuse("the writer waits for slots that it owns")
         self._device.world.until(lambda: self._is_released(epoch), timeout)
         self._check_epoch(epoch)
         if not self._empty:
@@ -54,8 +54,8 @@ class VirtualStreamLock:
     def signal(self, epoch: int) -> None:
         """Set the full word."""
         self._check_epoch(epoch)
-        if not self._movers():
-            raise LockMisuse("the mover signals without owning the slots")
+        if not self._writer_owns():
+            raise LockMisuse("the writer signals without owning the slots")
         self._full = True
 
     def poison(self) -> None:
@@ -77,17 +77,17 @@ class VirtualStreamLock:
         return self._epoch
 
     def _clear(self) -> None:
-        """The mover owns the slots."""
+        """The writer owns the slots."""
         self._full = self._empty = self._reading = False
 
     def _check_epoch(self, epoch: int) -> None:
-        """Turn away a mover that comes late, and everybody once the epoch is poisoned."""
+        """Turn away a writer that comes late, and everybody once the epoch is poisoned."""
         if epoch != self._epoch:
-            raise StaleEpoch(f"a mover of epoch {epoch} in epoch {self._epoch}")
+            raise StaleEpoch(f"a writer of epoch {epoch} in epoch {self._epoch}")
         self.check()
 
-    def _movers(self) -> bool:
-        """Whether the mover owns the slots."""
+    def _writer_owns(self) -> bool:
+        """Whether the writer owns the slots."""
         return not (self._full or self._empty or self._reading)
 
     def _is_released(self, epoch: int) -> bool:

@@ -51,7 +51,7 @@ GROUP = 4
 """Layers that an emulated one stands for."""
 SLOT_BYTES = 44e6 * GROUP
 """Of an emulated slot. What really moves is two numbers: its layer and its expert."""
-PARCEL = 16
+SLOTS_PER_MESSAGE = 16
 """Slots of a blob at most."""
 UPDATES = 1
 """Layers that the locked path rewrites a step."""

@@ -58,8 +58,8 @@ class Link:
         received = self._in.take(begins, self._seconds(round.receives))
         return max(sent, received) + self._point.latency
 
-    def _seconds(self, parcels: tuple[PeerBuffer, ...]) -> float:
-        slots = sum(parcel.blob.numel() for parcel in parcels) / self._slot
+    def _seconds(self, buffers: tuple[PeerBuffer, ...]) -> float:
+        slots = sum(buffer.blob.numel() for buffer in buffers) / self._slot
         return slots * SLOT_BYTES / self._point.link
 
 

@@ -58,11 +58,11 @@ from lib.emulated_device import (
     FOLLOWING,
     INTERVAL,
     LAYERS,
-    PARCEL,
     RANKS,
     ROWS,
     SEED,
     SLOTS,
+    SLOTS_PER_MESSAGE,
     UPDATES,
     WINDOW,
     Emulated,
@@ -388,7 +388,7 @@ def prepared(
                 layers,
                 SHAPE,
                 staging=2 * SHAPE.layers * PER_RANK,
-                slots_per_message=PARCEL,
+                slots_per_message=SLOTS_PER_MESSAGE,
             )
             steps.append(Prepared(travel, layer_update(given_plan.layout, SHAPE, layers)))
         found[given_plan.due] = steps
@@ -415,7 +415,7 @@ class Travelling(Base):
     def __init__(self, place: Place, staging: int, groups: Sequence[Sequence[int]]) -> None:
         super().__init__(place, staging=staging)
         moves = place.fabric.open(f"{place.label}.moves")
-        self._mover = P2PTransfer(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
+        self._transfer = P2PTransfer(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
         self._votes = place.fabric.open(f"{place.label}.votes")
         self._ready = prepared(place.plans, groups)
 
@@ -424,8 +424,8 @@ class Travelling(Base):
         if not work.shipment.chunks:
             yield from ()
             return StagedChunk(0, 0, (), 0)
-        leg = work.shipment.for_rank(self._place.rank, 0)
-        return (yield from self._mover.stage(leg, self.installed.last_change))
+        transfers = work.shipment.for_rank(self._place.rank, 0)
+        return (yield from self._transfer.stage(transfers, self.installed.last_change))
 
 
 class StopTheWorld(Travelling):
@@ -525,7 +525,7 @@ class Ours(Base):
             window_size=WINDOW,
             step_interval=INTERVAL,
             sub_window=WINDOW,
-            slots_per_message=PARCEL,
+            slots_per_message=SLOTS_PER_MESSAGE,
             layer_updates_per_iter=UPDATES,
             timeout=DEADLINE,
         )
@@ -567,7 +567,7 @@ class Told:
     def __init__(self, inner: Any, place: Place, locked: bool) -> None:
         self._inner = inner
         self._plans = iter(place.plans)
-        self._freight = TransferLimits(PARCEL, 1, 2 * PER_RANK, place.rank)
+        self._limits = TransferLimits(SLOTS_PER_MESSAGE, 1, 2 * PER_RANK, place.rank)
         self._locked = locked
 
     def __getattr__(self, name: str) -> Any:
@@ -581,7 +581,7 @@ class Told:
         drafted = RebalancePlan(after, tuple(changed.tolist()), nothing, nothing)
         if self._locked:
             return in_place_proposal(drafted, SHAPE, UPDATES)
-        return staged_proposal(drafted, layout, SHAPE, self._freight)
+        return staged_proposal(drafted, layout, SHAPE, self._limits)
 
 
 def by_boundary(place: Place, store: EmulatedStore) -> UpdatePathConfig:

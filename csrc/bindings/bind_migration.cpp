@@ -44,7 +44,7 @@ void require_spec(const MigrationSpec& spec, std::size_t size) {
 
 MigrationSpec spec_of(const IdArray& before, const IdArray& after, const IdArray& order,
                       std::int64_t experts, std::int64_t ranks, std::int64_t nodes,
-                      std::int64_t staging, std::int64_t parcel) {
+                      std::int64_t staging, std::int64_t message_slots) {
     require_size("proposed rows", after.extent(0), before.extent(0));
     require_size("proposed columns", after.extent(1), before.extent(1));
     require_range("experts", experts, 1, static_cast<std::int64_t>(before.extent(1)));
@@ -52,7 +52,7 @@ MigrationSpec spec_of(const IdArray& before, const IdArray& after, const IdArray
     require_range("ranks", ranks, 1, static_cast<std::int64_t>(before.extent(1)));
     require_range("nodes", nodes, 1, ranks);
     require_range("staging", staging, 1, INT32_MAX);
-    require_range("parcel", parcel, 1, INT32_MAX);
+    require_range("message_slots", message_slots, 1, INT32_MAX);
     const auto narrow = [](auto value) { return static_cast<std::int32_t>(value); };
     const MigrationSpec spec{narrow(before.extent(0)),
                              narrow(experts),
@@ -63,18 +63,18 @@ MigrationSpec spec_of(const IdArray& before, const IdArray& after, const IdArray
                              after.view().data,
                              order.view(),
                              narrow(staging),
-                             narrow(parcel)};
+                             narrow(message_slots)};
     require_spec(spec, before.size());
     return spec;
 }
 
-nb::tuple py_ship(nb::handle installed, nb::handle proposed, nb::handle order, std::int64_t experts,
+nb::tuple py_plan_migration(nb::handle installed, nb::handle proposed, nb::handle order, std::int64_t experts,
                   std::int64_t ranks, std::int64_t nodes, std::int64_t staging,
-                  std::int64_t parcel) {
+                  std::int64_t message_slots) {
     const IdArray before("installed", installed, 2), after("proposed", proposed, 2);
     const IdArray layers("order", order, 1);
     const MigrationSpec spec =
-        spec_of(before, after, layers, experts, ranks, nodes, staging, parcel);
+        spec_of(before, after, layers, experts, ranks, nodes, staging, message_slots);
     MigrationPlan plan;
     std::vector<std::int32_t> rows;
     {
@@ -92,8 +92,8 @@ nb::tuple py_ship(nb::handle installed, nb::handle proposed, nb::handle order, s
 
 void bind_migration(nb::module_& m) {
     m.def(
-        "ship", &py_ship, "installed"_a, "proposed"_a, "order"_a, "experts"_a, "ranks"_a, "nodes"_a,
-        "staging"_a, "parcel"_a,
+        "plan_migration", &py_plan_migration, "installed"_a, "proposed"_a, "order"_a, "experts"_a, "ranks"_a, "nodes"_a,
+        "staging"_a, "message_slots"_a,
         "How the weights of an epoch travel; the rules stand in csrc/migration/migration_plan.h.");
 }
 

@@ -170,7 +170,7 @@ CopyTicket CopyThreads::submit(const std::vector<MemoryCopy>& copies) {
     // Checked and cut before the lock is taken: that takes long for many copies.
     const auto job = std::make_shared<CopyJob>(ChunkedCopies(copies, chunk));
     const Lock lock(queue_->mutex);
-    if (queue_->closing) throw std::invalid_argument("the copier is closed");
+    if (queue_->closing) throw std::invalid_argument("the copy threads are closed");
     for (const auto& other : queue_->running)
         if (job->copies.clashes_with(other->copies))
             throw std::invalid_argument("one that still runs reads or writes the same memory");
@@ -202,7 +202,7 @@ std::size_t CopyThreads::close(double seconds) {
     lock.unlock();
     for (std::thread& thread : threads_) over ? thread.join() : thread.detach();
     threads_.clear();
-    if (!over) throw std::runtime_error("a thread of the copier does not end");
+    if (!over) throw std::runtime_error("a copy thread does not end");
     return abandoned;
 }
 

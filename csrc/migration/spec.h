@@ -13,7 +13,7 @@ struct MigrationSpec {
     const std::int32_t* proposed;   // [layers, slots]
     Ids order;                      // the layers that may change, each once
     std::int32_t staging;           // staging buffers of a rank
-    std::int32_t message_slots;     // most slots of a message; `parcel` in Python
+    std::int32_t message_slots;     // most slots of a message
 
     std::int32_t per_rank() const { return slots / ranks; }
     std::int32_t rank_of(std::int32_t slot) const { return slot / per_rank(); }

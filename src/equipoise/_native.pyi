@@ -175,7 +175,7 @@ def store_release_system(word: _Int32, value: int) -> None:
     """Store into an int32 [1] after all stores that came before, as other processors and devices
     see them."""
 
-def ship(
+def plan_migration(
     installed: _Int32,
     proposed: _Int32,
     order: _Int32,
@@ -183,7 +183,7 @@ def ship(
     ranks: int,
     nodes: int,
     staging: int,
-    parcel: int,
+    message_slots: int,
 ) -> tuple[
     NDArray[np.int32],
     NDArray[np.int32],
@@ -195,7 +195,7 @@ def ship(
     """The migration plan from `installed` to `proposed`, both int32 [L, S].
 
     `order` [n] names every layer that changes, once. A rank has `staging` buffers, a message has at
-    most `parcel` slots. Returns six arrays of int32:
+    most `message_slots` slots. Returns six arrays of int32:
 
     moves [6 * M], one run each for layer, slot, expert, source slot, staging buffer and round of
     its chunk (-1: within a rank), sorted by chunk, rank of the slot, round, layer and slot;

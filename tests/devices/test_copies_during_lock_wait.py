@@ -25,7 +25,7 @@ LAUNCHES = 500
 
 
 def feed(device: DeviceAccelerator, lock: StreamLock, slot: Tensor, rounds: int) -> None:
-    """As a mover: bring number after number into the slot, each in a turn of its own."""
+    """As a writer: bring number after number into the slot, each in a turn of its own."""
     copies, page = device.stream(Role.COPY), device.pinned(slot.nbytes).view(slot.dtype)
     for number in range(1, rounds + 1):
         page.fill_(number)

@@ -1,4 +1,4 @@
-"""Tensors of a device travel over gloo through the host: clauses X4, K3, K5, and the mover."""
+"""Tensors of a device travel over gloo through the host: clauses X4, K3, K5, and the transfer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -152,12 +152,12 @@ def test_host_staged_operation_fails_without_peer(kind: str) -> None:
     assert on_devices(kind, program, deadline=2.0)[0] == [5]
 
 
-def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
+def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
     def program(seat: Seat, device: Accelerator, group: HostStagedCommunicator) -> Any:
         weights = placed(device, [[seat.rank + 1.0] * 16] * 4, torch.float32)
         layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
         store = device.slot_store(layout)
-        mover = P2PTransfer(device, group, store, range(SIZE), SOON)
+        transfer = P2PTransfer(device, group, store, range(SIZE), SOON)
         peer = 1 - seat.rank
         rounds = tuple(
             RoundTransfers(Send(peer, (at,)), Recv(peer, (at,), (2 + at,))) for at in range(2)
@@ -165,7 +165,7 @@ def test_mover_stages_weights_of_device_through_host(kind: str) -> None:
         event, compute = device.event(), device.stream(Role.COMPUTE)
         compute.record(event)
         staged = run_blocking(
-            mover.stage(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
+            transfer.stage(RankTransfers(rounds, LocalCopies((), (), ()), ()), event), SOON
         )
         store.commit(staged.copies, compute)
         compute.synchronize(SOON)

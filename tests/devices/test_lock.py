@@ -85,7 +85,7 @@ def test_graph_may_wait_for_lock_on_two_streams(
     device.synchronize(SOON)
 
 
-def test_mover_wait_times_out_while_stream_reads(
+def test_writer_wait_times_out_while_stream_reads(
     device: DeviceAccelerator, lock: DeviceStreamLock, stream: Stream
 ) -> None:
     """What keeps the reader reading is another lock."""
@@ -214,7 +214,7 @@ def test_poisoned_lock_lets_streams_and_replays_pass_until_drain(
     ],
     ids=["poison", "drain"],
 )
-def test_poison_and_drain_wake_waiting_mover(
+def test_poison_and_drain_wake_waiting_writer(
     lock: DeviceStreamLock, end: Callable[[DeviceStreamLock], object], error: type[StreamError]
 ) -> None:
     lock.signal(0)

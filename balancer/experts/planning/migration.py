@@ -269,7 +269,7 @@ def plan_migration(
         )
     layers = _layers(order)
     try:
-        native_plan = _native.ship(
+        native_plan = _native.plan_migration(
             installed,
             proposed,
             layers,

@@ -24,7 +24,7 @@ from torch import Tensor
 from equipoise import _native
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.hal.accelerator import Topology
-from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
+from equipoise.hal.errors import CopyAbandoned, CopyPending, HostCopyError
 from equipoise.hal.support.numa import NODES, UNKNOWN_NODE, cpulist, listed_cpus
 
 MIN_THREADS, MAX_THREADS = 4, 16
@@ -34,7 +34,7 @@ def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
     """Returns the processors of a NUMA node; none if it is `UNKNOWN_NODE`.
 
     Raises:
-        CopierError: the system does not list that node, or in an unknown form.
+        HostCopyError: the system does not list that node, or in an unknown form.
     """
     if node == UNKNOWN_NODE:
         return frozenset()
@@ -42,7 +42,7 @@ def cpus_of(node: int, root: Path = NODES) -> frozenset[int]:
         return listed_cpus(node, root)
     except (OSError, ValueError) as error:
         path = cpulist(node, root)
-        raise CopierError(f"NUMA node {node}: cannot read {path}: {error}") from error
+        raise HostCopyError(f"NUMA node {node}: cannot read {path}: {error}") from error
 
 
 def available_cpus() -> frozenset[int]:
@@ -65,7 +65,7 @@ def thread_count(cpus: int, accelerators: int) -> int:
     more than processors: threads that share one copy slower than fewer threads.
     """
     if cpus < 1 or accelerators < 1:
-        raise CopierError(f"no threads for {accelerators} accelerators on {cpus} processors")
+        raise HostCopyError(f"no threads for {accelerators} accelerators on {cpus} processors")
     return min(cpus, MAX_THREADS, max(MIN_THREADS, cpus // accelerators // 2))
 
 
@@ -90,12 +90,12 @@ class CopyLimits:
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < CACHE_LINE or self.chunk_bytes % CACHE_LINE:
-            raise CopierError(
+            raise HostCopyError(
                 f"profile {self.name!r}: chunks are multiples of {CACHE_LINE} bytes, "
                 f"not {self.chunk_bytes}"
             )
         if not 0.0 <= self.rate < float("inf"):
-            raise CopierError(f"profile {self.name!r}: no rate: {self.rate} bytes a second")
+            raise HostCopyError(f"profile {self.name!r}: no rate: {self.rate} bytes a second")
 
 
 PLAIN = CopyLimits("plain", 1 << 20, UNLIMITED_RATE)
@@ -137,9 +137,9 @@ class InFlightBuffers:
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Raises `CopierError` in a forked process."""
+        """Raises `HostCopyError` in a forked process."""
         if self.is_forked:
-            raise CopierError("threads do not come along into a forked process")
+            raise HostCopyError("threads do not come along into a forked process")
 
     def keep(self, handle: _native.CopyTicket, copies: tuple[HostCopy, ...]) -> int:
         """Keeps `copies` until `drop` of the returned number."""
@@ -193,7 +193,7 @@ class CopyHandle:
                 raise CopyPending(f"the copy was not done within {timeout:g} s")
             progress = self._poll(min(seconds_left, POLL_SECONDS))
         if progress == ABANDONED:
-            raise CopyAbandoned("the copier was closed before the copy ended")
+            raise CopyAbandoned("the copy threads were closed before the copy ended")
 
     def _poll(self, seconds: float) -> int:
         self._buffers.check()
@@ -215,7 +215,7 @@ class CopyThreadPool:
         cpus: processors to pin them to; anywhere if empty.
 
     Raises:
-        CopierError: the threads cannot be created.
+        HostCopyError: the threads cannot be created.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class CopyThreadPool:
         try:
             self._native = _native.CopyThreads(pins, limits.chunk_bytes, limits.rate)
         except (ValueError, RuntimeError) as error:
-            raise CopierError(f"copier {limits.name!r}: {error}") from error
+            raise HostCopyError(f"copy threads {limits.name!r}: {error}") from error
         # Its arguments do not refer to the pool, which could otherwise never be dropped.
         self._finalizer = weakref.finalize(self, _end, self._native, self._buffers)
 
@@ -240,7 +240,7 @@ class CopyThreadPool:
         """Creates a pool for one of `accelerators` that share the NUMA node of `topology`.
 
         Threads are pinned to that node's processors, as far as this process may use them. Raises
-        `CopierError`.
+        `HostCopyError`.
         """
         allowed = copy_threads.available_cpus()
         cpus = copy_threads.near_cpus(topology.numa, allowed)
@@ -265,7 +265,7 @@ class CopyThreadPool:
         """Starts copies. Handle and pool keep the tensors alive until the copies have ended.
 
         Raises:
-            CopierError: before any effect: a tensor is not plain host memory, or sizes differ; a
+            HostCopyError: before any effect: a tensor is not plain host memory, or sizes differ; a
                 destination overlaps a source, another destination, or memory of a copy in
                 progress; or the pool is closed.
         """
@@ -279,14 +279,14 @@ class CopyThreadPool:
         try:
             return CopyHandle(self._native.submit(rows), self._buffers, operands)
         except ValueError as error:
-            raise CopierError(f"refused: {error}") from error
+            raise HostCopyError(f"refused: {error}") from error
 
     def close(self, timeout: float) -> None:
         """Refuses new copies, waits up to `timeout` seconds for running ones, ends the threads.
 
         Raises:
             CopyAbandoned: some had not ended; their handles raise it too.
-            CopierError: a thread does not end. Memory that it may access is never freed.
+            HostCopyError: a thread does not end. Memory that it may access is never freed.
         """
         self._buffers.check()
         self._finalizer.detach()
@@ -319,7 +319,7 @@ def _close(native: _native.CopyThreads, buffers: InFlightBuffers, timeout: float
         unfinished_copies = native.close(timeout)
     except RuntimeError as error:
         LEAKED_BUFFERS.append(buffers)
-        raise CopierError(str(error)) from error
+        raise HostCopyError(str(error)) from error
     buffers.sweep()
     return unfinished_copies
 
@@ -331,19 +331,21 @@ def _end(native: _native.CopyThreads, buffers: InFlightBuffers) -> None:
     unfinished_copies = _close(native, buffers, 0.0)
     if unfinished_copies:
         warnings.warn(
-            f"a copier was dropped with {unfinished_copies} copies", ResourceWarning, stacklevel=2
+            f"copy threads were dropped with {unfinished_copies} copies",
+            ResourceWarning,
+            stacklevel=2,
         )
 
 
 def _check(number: int, copy: HostCopy) -> None:
     for name, tensor in (("source", copy.source), ("destination", copy.destination)):
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-            raise CopierError(f"copy {number}: its {name} is {tensor.layout} on {tensor.device}")
+            raise HostCopyError(f"copy {number}: its {name} is {tensor.layout} on {tensor.device}")
         if not tensor.is_contiguous():
-            raise CopierError(f"copy {number}: its {name} has strides {tensor.stride()}")
+            raise HostCopyError(f"copy {number}: its {name} has strides {tensor.stride()}")
     source, destination = copy.source.nbytes, copy.destination.nbytes
     if source != destination:
-        raise CopierError(f"copy {number}: {source} bytes do not fit into {destination}")
+        raise HostCopyError(f"copy {number}: {source} bytes do not fit into {destination}")
 
 
 def _row(copy: HostCopy) -> tuple[int, int, int]:

@@ -159,8 +159,8 @@ class _OperationBuilder:
         size, rank = self.ctx.size, self.ctx.rank
         after, before = (rank + 1) % size, (rank - 1) % size
         operand, out = self.ctx.copy_of(self._row(rank)), self.ctx.full((self.count,), 0)
-        parcels = Exchange((PeerBuffer(after, operand),), (PeerBuffer(before, out),))
-        issue = lambda: self.group.exchange(parcels)  # noqa: E731
+        buffers = Exchange((PeerBuffer(after, operand),), (PeerBuffer(before, out),))
+        issue = lambda: self.group.exchange(buffers)  # noqa: E731
         return RankOperation("exchange", issue, frozenset({after, before}), out, self._row(before))
 
     def _row(self, sender: int, receiver: int = 0) -> Tensor:

@@ -148,9 +148,9 @@ def _play_messages(ctx: RankContext, program: Program) -> Play:
         message, blob = random_bytes(length, key), random_bytes(length, key + 1)
         if comm.rank == 0:
             # Kept until they have arrived: that a message owns its buffer is judged elsewhere (K1).
-            buffer, parcel = ctx.copy_of(message), PeerBuffer(1, ctx.copy_of(blob))
+            buffer, outgoing = ctx.copy_of(message), PeerBuffer(1, ctx.copy_of(blob))
             first = comm.isend(buffer, 1)
-            second = comm.exchange(Exchange((parcel,), ()))
+            second = comm.exchange(Exchange((outgoing,), ()))
             for work in (first, second):
                 yield from wait_for_success(ctx, work)
         elif comm.rank == 1:

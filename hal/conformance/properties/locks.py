@@ -35,7 +35,7 @@ from equipoise.hal.stream import Event, Role, Stream
 SLOTS = 2
 SLOT_BYTES = 8
 MAX_TURNS = 4
-MODEL, MOVER = 0, 1
+MODEL, WRITER = 0, 1
 
 
 def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
@@ -48,7 +48,7 @@ def _turn_programs(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _turn(slots: list[int]) -> tuple[Step, Step]:
-    return Step("write", tuple(slots), thread=MOVER), Step("read", thread=MODEL)
+    return Step("write", tuple(slots), thread=WRITER), Step("read", thread=MODEL)
 
 
 @dataclass
@@ -90,16 +90,16 @@ def _play_turns(ctx: RankContext, program: Program) -> Play:
     if ctx.thread == MODEL:
         yield from _play_model(ctx, program, scene)
     else:
-        yield from _play_mover(ctx, program, scene)
+        yield from _play_writer(ctx, program, scene)
 
 
-def _play_mover(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
+def _play_writer(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
     copy = ctx.accelerator.stream(Role.COPY)
-    for turn, step in enumerate(program.steps_of(0, MOVER)):
+    for turn, step in enumerate(program.steps_of(0, WRITER)):
         if turn:
             yield Until(partial(scene.released, turn), "the model's release")
             late = catch(partial(scene.lock.wait, 0, ctx.timeout), StreamTimeout)
-            require("O5", not late, f"the release of turn {turn - 1} never wakes the mover")
+            require("O5", not late, f"the release of turn {turn - 1} never wakes the writer")
         slots = [int(slot) for slot in step.args]
         page = ctx.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
         scene.store.write(slots, [[page]] * len(slots), copy)
@@ -125,7 +125,7 @@ def _play_model(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
         scene.lock.release(compute)
         scene.launched += 1
         yield NEXT
-    yield Until(lambda: scene.signalled == turns, "the mover's last signal")
+    yield Until(lambda: scene.signalled == turns, "the writer's last signal")
     late = catch(partial(compute.synchronize, ctx.timeout), StreamTimeout)
     require("O5", not late, "the last signal never wakes the model")
     _require_turns(program, rows)
@@ -134,7 +134,9 @@ def _play_model(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
 def _require_turns(program: Program, rows: Tensor) -> None:
     """Every section sees each slot as the latest turn up to its own has left it, whole."""
     expected = [0] * SLOTS
-    for turn, (step, row) in enumerate(zip(program.steps_of(0, MOVER), rows.tolist(), strict=True)):
+    for turn, (step, row) in enumerate(
+        zip(program.steps_of(0, WRITER), rows.tolist(), strict=True)
+    ):
         for slot in step.args:
             expected[int(slot)] = turn + 1
         for slot, (values, turn_due) in enumerate(zip(row, expected, strict=True)):

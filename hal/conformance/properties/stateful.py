@@ -49,7 +49,7 @@ BufferKey = tuple[str, int]
 class LockTurn(StrEnum):
     """Whose the stream lock's memory is."""
 
-    MOVER = "mover"
+    WRITER = "writer"
     """Owned by the writer; no stream waits."""
     READER_WAITS = "waited"
     """Owned by the writer; a stream waits, and so do streams that wait for it."""
@@ -84,7 +84,7 @@ class SystemModel:
     attached: Counter[str] = field(default_factory=Counter)
     leases: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    lock_turn: LockTurn = LockTurn.MOVER
+    lock_turn: LockTurn = LockTurn.WRITER
     tables: int | None = None
 
     def slot(self, slot: int) -> int:
@@ -353,7 +353,7 @@ class SystemRunner:
         lock.drain(self.fixture.ctx.timeout)
         late = catch(lambda: lock.signal(old), EquipoiseError)
         require("L3", isinstance(late, StaleEpoch), f"step {number}: a late signal, and {late!r}")
-        self.model.lock_turn = LockTurn.MOVER
+        self.model.lock_turn = LockTurn.WRITER
 
     def lock_and_memory(self) -> tuple[StreamLock, Tensor]:
         """The lock and the host memory under it, which the writer writes."""
@@ -575,14 +575,14 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
         self.add_step("give_back", page)
         self.model.pages.remove(page)
 
-    @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.READER_WAITS, LockTurn.READER_RELEASED)))
+    @precondition(lock_turn_is((LockTurn.WRITER, LockTurn.READER_WAITS, LockTurn.READER_RELEASED)))
     @rule()
     def sign(self) -> None:
         """The writer signals, once it owns the memory."""
         self.add_step("sign")
         self.model.sign()
 
-    @precondition(lock_turn_is((LockTurn.MOVER, LockTurn.SIGNALLED)))
+    @precondition(lock_turn_is((LockTurn.WRITER, LockTurn.SIGNALLED)))
     @rule(role=STREAM)
     def acquire(self, role: str) -> None:
         """A stream reads under the lock."""
@@ -594,7 +594,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
     def renew(self) -> None:
         """The lock begins a new epoch."""
         self.add_step("renew")
-        self.model.lock_turn = LockTurn.MOVER
+        self.model.lock_turn = LockTurn.WRITER
 
     @rule(placement=st.integers(0, 1))
     def install(self, placement: int) -> None:

@@ -307,9 +307,10 @@ def _join_launcher(settings: RunSettings) -> None:
 
 
 def _check_commit(settings: RunSettings) -> None:
-    """A step of the demo is one program that waits for its device: elsewhere it holds the mover up.
+    """Raises UsageError for an in-place commit on a device.
 
-    The device would wait for the mover's copy, and the mover for the end of the program.
+    A step of the demo is one program that waits for its device: the device would wait for the
+    writer's copy, and the writer for the end of the program.
     """
     if settings.commit is CommitMode.IN_PLACE and settings.backend != HOST_BACKEND:
         raise UsageError(

@@ -97,20 +97,20 @@ def open_update_path(
         yield StagedFromPeers()
         return
     pool = _pool(run_context, name, group, shape)
-    # The ranks of a machine share its cores, and so do their copiers.
+    # The ranks of a machine share its cores, and so do their copy threads.
     with CopyThreadPool.near_accelerator(
         run_context.accelerator.topology(), accelerators=len(pool.ranks)
-    ) as copier:
-        supply = HostWeights(pool, _writer(run_context, copier, store))
+    ) as copy_pool:
+        supply = HostWeights(pool, _writer(run_context, copy_pool, store))
         yield InPlaceFromHost(
             supply, registry.accelerator(run_context.settings.backend).capabilities
         )
     pool.close()
 
 
-def _writer(run_context: RunContext, copier: CopyThreadPool, store: SlotStore) -> SlotWriter:
+def _writer(run_context: RunContext, copy_pool: CopyThreadPool, store: SlotStore) -> SlotWriter:
     if run_context.accelerator.device.type == "cpu":
-        return CpuWriter(copier, store, run_context.serving.deadline)
+        return CpuWriter(copy_pool, store, run_context.serving.deadline)
     return StreamWriter(run_context.accelerator, store)
 
 

@@ -207,9 +207,9 @@ MACHINE = "accelerator-state-machine-matches-its-model"
 VAIN = "a-wait-raises-at-its-timeout"
 MUTANTS = (
     Mutant(
-        name="the-mover-is-let-in-by-the-acquire",
+        name="the-writer-is-let-in-by-the-acquire",
         clause="O5",
-        broken="The mover writes while the reader that was let in still reads.",
+        broken="The writer writes while the reader that was let in still reads.",
         property=TURNS,
         subject=device_with(lock=EarlyRelease),
         # All of them have a writer that waits for a reader which has acquired and not released.
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         name="a-release-before-the-wait-is-lost",
         clause="O5",
-        broken="The mover wakes up only if it waits already when the stream releases.",
+        broken="The writer wakes up only if it waits already when the stream releases.",
         property=TURNS,
         subject=device_with(lock=LostRelease),
         # Whatever hands the slots back needs the writer to wake up.
@@ -234,9 +234,9 @@ MUTANTS = (
         ),
     ),
     Mutant(
-        name="a-reader-is-let-in-before-the-mover-has-written",
+        name="a-reader-is-let-in-before-the-writer-has-written",
         clause="L7",
-        broken="The mover's wait lets the next reader in, onto a slot that is half written.",
+        broken="The writer's wait lets the next reader in, onto a slot that is half written.",
         property=TURNS,
         subject=device_with(lock=ArmedByWait),
         # Whatever hands the slots back lets the next reader in.

@@ -60,8 +60,8 @@ class EmptyIsAwaited(VirtualCommunicator):
     """Empty blobs are received, but not sent."""
 
     def exchange(self, round: Exchange) -> VirtualWork:
-        sends = [(parcel.peer, parcel.blob) for parcel in round.sends if parcel.blob.numel()]
-        receives = [(parcel.peer, parcel.blob) for parcel in round.receives]
+        sends = [(buffer.peer, buffer.blob) for buffer in round.sends if buffer.blob.numel()]
+        receives = [(buffer.peer, buffer.blob) for buffer in round.receives]
         return self._messages("exchange", sends, receives)
 
 

@@ -15,12 +15,12 @@ class FaultKind(StrEnum):
     KILLED = "killed"
     """The rank is gone, and the launcher says so."""
     PLANNER_RAISES = "planner raises"
-    MOVER_RAISES = "mover raises"
+    TRANSFER_RAISES = "transfer raises"
     SOLVER_RAISES = "solver raises"
-    CLERK_RAISES = "clerk raises"
+    VOTE_RAISES = "vote raises"
     BALLOT_LOST = "ballot lost"
     """The next ballot never reaches the store."""
-    HASTY_CLERK = "hasty clerk"
+    HASTY_VOTE = "hasty vote"
     """The next ballots that are not all there are waited for no longer."""
     OTHER_PLAN = "other plan"
     OTHER_TABLES = "other tables"
@@ -31,7 +31,7 @@ class FaultKind(StrEnum):
     MESSAGE_LOST = "message lost"
     """The next blob never arrives."""
     EXCHANGE_EXPIRES = "exchange expires"
-    """What the mover has under way passes its deadline."""
+    """What the transfer has under way passes its deadline."""
     STORE_CUT = "store cut"
     """The rank reaches the store no more."""
     STORE_LOST = "store lost"
@@ -91,7 +91,7 @@ class Case:
     Attributes:
         shape: how many of everything.
         staging: buffers of a rank.
-        parcel: slots that a blob may carry; layers that are rewritten a step.
+        slots_per_message: slots that a blob may carry; layers that are rewritten a step.
         path: how weights come into slots.
         world: name of the backend that the ranks live on.
         shares: the share mode.
@@ -109,7 +109,7 @@ class Case:
 
     shape: ExpertShape
     staging: int
-    parcel: int
+    slots_per_message: int
     path: Path = Path.BOUNDARY
     world: str = "independent"
     shares: ShareMode = ShareMode.STATIC
@@ -135,8 +135,8 @@ class Case:
             sub_window=self.cadence.sub_window,
             min_gain=0,
             max_stalled_steps=self.patience,
-            slots_per_message=self.parcel,
-            layer_updates_per_iter=self.parcel,
+            slots_per_message=self.slots_per_message,
+            layer_updates_per_iter=self.slots_per_message,
         )
 
     @property

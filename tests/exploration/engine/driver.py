@@ -86,8 +86,8 @@ class Driver:
         Of equal deadlines that comes first which began first.
         """
         moving = [w for w in self.workers if w.ranks[0] not in self.world.stopped]
-        clerks = [worker for worker in moving if worker.votes]
-        if any(clerk.strike() for clerk in sorted(clerks, key=_since)) or self.world.expire():
+        voters = [worker for worker in moving if worker.votes]
+        if any(voter.strike() for voter in sorted(voters, key=_since)) or self.world.expire():
             return True
         lanes: list[LaneWorker | LaneHost] = [*moving, *self.alive()]
         return any(lane.strike() for lane in lanes)

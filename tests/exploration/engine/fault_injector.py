@@ -8,9 +8,9 @@ from exploration.engine.explored_rank import Seat
 
 JOBS = {
     FaultKind.PLANNER_RAISES: "planner",
-    FaultKind.MOVER_RAISES: "transfer",
+    FaultKind.TRANSFER_RAISES: "transfer",
     FaultKind.SOLVER_RAISES: "shares",
-    FaultKind.CLERK_RAISES: "vote",
+    FaultKind.VOTE_RAISES: "vote",
 }
 
 
@@ -67,7 +67,7 @@ class Mischief:
                 world.lose_store()
             case FaultKind.SLOW:
                 self.driver.slow.add(rank)
-            case FaultKind.HASTY_CLERK:
+            case FaultKind.HASTY_VOTE:
                 seat.workers["vote"].hasty = True
             case kind if kind in JOBS:
                 seat.workers[JOBS[kind]].poisoned = True

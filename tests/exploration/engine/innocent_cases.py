@@ -11,15 +11,21 @@ from equipoise.balancer.experts.placement import ExpertShape
 LOOSE = Case(
     shape=ExpertShape(layers=2, experts=4, slots=6, ranks=2),
     staging=6,
-    parcel=4,
+    slots_per_message=4,
     cadence=Cadence(1, 1, 2),
     readers=(0,),
     hot=(0, 2),
 )
-"""One lot a rebalance: all layers fit the staging together."""
+"""One chunk a rebalance: all layers fit the staging together."""
 INNOCENT = (
     LOOSE,
-    Case(shape=ExpertShape(2, 5, 9, 3), staging=6, parcel=2, shares=ShareMode.LAGGED, script=7),
+    Case(
+        shape=ExpertShape(2, 5, 9, 3),
+        staging=6,
+        slots_per_message=2,
+        shares=ShareMode.LAGGED,
+        script=7,
+    ),
 )
 
 

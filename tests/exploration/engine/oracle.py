@@ -19,7 +19,7 @@ ENDS_RANKS = frozenset(
     {
         FaultKind.STOPPED,
         FaultKind.KILLED,
-        FaultKind.CLERK_RAISES,
+        FaultKind.VOTE_RAISES,
         FaultKind.SOLVER_RAISES,
         FaultKind.STORE_CUT,
         FaultKind.STORE_LOST,
@@ -30,7 +30,7 @@ PASSING = frozenset(
     {
         FaultKind.PLANNER_RAISES,
         FaultKind.BALLOT_LOST,
-        FaultKind.HASTY_CLERK,
+        FaultKind.HASTY_VOTE,
         FaultKind.OTHER_PLAN,
         FaultKind.OTHER_TABLES,
         FaultKind.BLOB_FLIPPED,
@@ -42,15 +42,15 @@ PASSING = frozenset(
 """Faults that cost a rebalance or two, and leave everything whole."""
 SETTLING = 3
 """Eager boundaries after which ranks that ended a rebalance apart are together again."""
-REWRITES = frozenset({FaultKind.MOVER_RAISES, FaultKind.WRITE_FAILS})
+REWRITES = frozenset({FaultKind.TRANSFER_RAISES, FaultKind.WRITE_FAILS})
 """The same where slots are rewritten in place: behind the decision there is no way back."""
 BEHIND = ("a rank still drains an aborted rebalance", "a rank is still in the rebalance before")
 """Reasons for which a rank that comes late to a rebalance is left out of it, with all others."""
 REASONS: dict[FaultKind, tuple[str, ...]] = {
     FaultKind.PLANNER_RAISES: ("planner failed",),
-    FaultKind.MOVER_RAISES: ("transfer failed", "staged bytes differ"),
+    FaultKind.TRANSFER_RAISES: ("transfer failed", "staged bytes differ"),
     FaultKind.BALLOT_LOST: ("no ballot",),
-    FaultKind.HASTY_CLERK: ("no ballot",),
+    FaultKind.HASTY_VOTE: ("no ballot",),
     FaultKind.OTHER_PLAN: ("plans differ",),
     FaultKind.OTHER_TABLES: ("tables differ",),
     FaultKind.BLOB_FLIPPED: ("staged bytes differ",),

@@ -40,8 +40,8 @@ ON_THE_WAY = (
 IN_PLACE = (FaultKind.WRITE_FLIPPED, FaultKind.WRITE_FAILS)
 """Faults of weights that are written in place."""
 OFTEN = (
-    FaultKind.HASTY_CLERK,
-    FaultKind.HASTY_CLERK,
+    FaultKind.HASTY_VOTE,
+    FaultKind.HASTY_VOTE,
     FaultKind.STORE_CUT,
     FaultKind.OTHER_PLAN,
     FaultKind.STAGING_FLIPPED,
@@ -102,7 +102,7 @@ def read(data: bytes, faults: int) -> Case:
         shape=shape,
         path=path,
         staging=reader.pick((size, size + 1, shape.layers * size, size - 1, size - 1)),
-        parcel=1 + reader.below(4),
+        slots_per_message=1 + reader.below(4),
         world=world,
         shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),
         cadence=reader.pick((Cadence(1, 1, 1), Cadence(1, 1, 2), Cadence(2, 2, 2))),

@@ -46,7 +46,7 @@ def healthy(stories: list[dict[str, Any]]) -> None:
 
 REASONS = {
     "planner raises": "planner failed",
-    "mover raises": "transfer failed",
+    "transfer raises": "transfer failed",
     "plan differs": "plans differ",
     "bytes corrupted": "staged bytes differ",
     "message lost": "no progress in time",

@@ -74,12 +74,12 @@ class FlippedByte(Around):
 
     def exchange(self, round: Exchange) -> After:
         def spoil() -> None:
-            for parcel in round.receives:
+            for buffer in round.receives:
                 bytes_here = (
-                    parcel.blob.cpu()
+                    buffer.blob.cpu()
                 )  # whatever the device does with it later comes behind
                 bytes_here[2] ^= 0x80  # halves or doubles the float32 there
-                parcel.blob.copy_(bytes_here)
+                buffer.blob.copy_(bytes_here)
 
         return After(self._inner.exchange(round), spoil)
 

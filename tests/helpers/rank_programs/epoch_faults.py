@@ -77,7 +77,7 @@ CONFIG = BalancerConfig(
 
 BREAKAGES: dict[str, Callable[[Event], Break]] = {
     "planner raises": once_come(".loads", lambda inner: FalseLoads(inner, negative)),
-    "mover raises": once_come(".moves", NoExchange),
+    "transfer raises": once_come(".moves", NoExchange),
     "plan differs": once_come(".loads", lambda inner: FalseLoads(inner, mirrored)),
     "bytes corrupted": once_come(".moves", FlippedByte),
     "message lost": once_come(".moves", LostOnce),
@@ -275,7 +275,7 @@ class Loop:
                 return
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
-        """Nothing in the step waits for the device: the mover issues its copies behind the step,
+        """Nothing in the step waits for the device: the writer issues its copies behind the step,
         and the step stands behind a lock until they are there. So values are read at the end."""
         compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.serving_state
         held: list[torch.Tensor] = []

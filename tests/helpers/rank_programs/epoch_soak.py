@@ -213,7 +213,7 @@ def _path(fabric: Fabric, store: SlotStore, commit: str) -> Iterator[UpdatePathC
     for layer, expert in pool.owned_experts():
         pool.write(layer, expert, [torch.full((ELEMENTS,), expert + 1.0)])
     pool.seal(WAIT)
-    with CopyThreadPool(PLAIN, threads=1) as copier:
-        supply = HostWeights(pool, CpuWriter(copier, store, WAIT))
+    with CopyThreadPool(PLAIN, threads=1) as copy_pool:
+        supply = HostWeights(pool, CpuWriter(copy_pool, store, WAIT))
         yield InPlaceFromHost(supply, registry.accelerator("cpu").capabilities)
     pool.close()

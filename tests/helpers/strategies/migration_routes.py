@@ -13,7 +13,7 @@ from equipoise.balancer.experts.planning.migration import MigrationPlan, plan_mi
 
 @dataclass(frozen=True)
 class Change:
-    """Arguments of `ship`; the layers of `order` do not need more than `staging`."""
+    """Arguments of `plan_migration`; the layers of `order` do not need more than `staging`."""
 
     installed: Placement
     proposed: Placement

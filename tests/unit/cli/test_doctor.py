@@ -130,7 +130,9 @@ def test_demo_memory_counts_expert_slots_and_staging() -> None:
     assert memory["experts held without balancing"] == 8 * 6 * expert
     assert memory["redundant slots"] == 2 * 6 * expert
     assert memory["staging"] == 2 * 10 * expert
-    assert memory["packed slots"] == 2 * 16 * expert  # a round's, of `parcel` slots each way
+    assert (
+        memory["packed slots"] == 2 * 16 * expert
+    )  # a round's, of `slots_per_message` slots each way
     assert memory["communicators"] == 0  # over gloo they buffer in the host's memory
 
 

@@ -95,11 +95,11 @@ def test_slot_bytes_are_sum_of_segments() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=8))
 def test_exchange_refuses_two_blobs_per_peer_and_direction(peers: list[int]) -> None:
-    parcels = tuple(PeerBuffer(peer, BLOB) for peer in peers)
+    buffers = tuple(PeerBuffer(peer, BLOB) for peer in peers)
     if len(set(peers)) == len(peers):
-        assert Exchange(sends=parcels, receives=parcels).sends == parcels
+        assert Exchange(sends=buffers, receives=buffers).sends == buffers
         return
     with pytest.raises(ValueError, match="more than one blob"):
-        Exchange(sends=parcels, receives=())
+        Exchange(sends=buffers, receives=())
     with pytest.raises(ValueError, match="more than one blob"):
-        Exchange(sends=(), receives=parcels)
+        Exchange(sends=(), receives=buffers)

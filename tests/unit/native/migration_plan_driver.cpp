@@ -6,7 +6,7 @@
 #include "migration/migration_plan.h"
 
 // Writes five values a move, in order, and returns how many rounds all chunks have.
-extern "C" std::int32_t ship(const std::int32_t* installed, const std::int32_t* proposed,
+extern "C" std::int32_t plan_migration(const std::int32_t* installed, const std::int32_t* proposed,
                              const std::int32_t* order, const std::int32_t* sizes,
                              std::int32_t* out) {
     using namespace equipoise;

@@ -24,7 +24,7 @@ NAMES = (
 )
 WAYS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))
 LAYERS, EXPERTS, SLOTS, RANKS, NODES = 24, 40, 64, 16, 2
-STAGING, PARCEL = 40, 2
+STAGING, SLOTS_PER_MESSAGE = 40, 2
 Ids = NDArray[np.int32]
 Answer = tuple[list[list[int]], int]
 """Layer, slot, source, round and buffer of every move; rounds of all lots."""
@@ -37,8 +37,10 @@ def plan(seed: int) -> Ids:
     return rng.permuted(np.array(rows, dtype=np.int32), axis=1)
 
 
-def shipped(before: Ids, after: Ids, order: Ids, staging: int, parcel: int) -> Answer:
-    rows, *_, rounds = _native.ship(before, after, order, EXPERTS, RANKS, NODES, staging, parcel)
+def shipped(before: Ids, after: Ids, order: Ids, staging: int, slots_per_message: int) -> Answer:
+    rows, *_, rounds = _native.plan_migration(
+        before, after, order, EXPERTS, RANKS, NODES, staging, slots_per_message
+    )
     layer, slot, _, source, buffer, number = rows.reshape(6, -1)
     moves: list[list[int]] = np.stack([layer, slot, source, number, buffer], axis=1).tolist()
     return moves, int(rounds.sum())
@@ -50,9 +52,9 @@ def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Id
     library = folder / f"{'_'.join(way)}.so"
     common = ("-std=c++17", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")
     subprocess.run([*way, *common, *sources, str(DRIVER), "-o", str(library)], check=True)
-    call = ctypes.CDLL(str(library)).ship
+    call = ctypes.CDLL(str(library)).plan_migration
     call.restype = ctypes.c_int32
-    sizes = [LAYERS, EXPERTS, SLOTS, RANKS, NODES, STAGING, PARCEL]
+    sizes = [LAYERS, EXPERTS, SLOTS, RANKS, NODES, STAGING, SLOTS_PER_MESSAGE]
     out = np.zeros((np.count_nonzero(before != after), 5), dtype=np.int32)
     given = before, after, order, np.array(sizes, dtype=np.int32), out
     rounds = call(*(array.ctypes.data_as(ctypes.c_void_p) for array in given))
@@ -65,7 +67,7 @@ def test_migration_plan_is_independent_of_compiler_flags(tmp_path: Path) -> None
     ways = [way for way in WAYS if shutil.which(way[0])]
     assert len(ways) >= 2
     arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
-    wanted = shipped(*arguments, STAGING, PARCEL)
+    wanted = shipped(*arguments, STAGING, SLOTS_PER_MESSAGE)
     assert [built(way, tmp_path, *arguments) for way in ways] == [wanted] * len(ways)
 
 

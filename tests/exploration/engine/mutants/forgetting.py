@@ -41,6 +41,6 @@ MUTANTS = (
         broken="earlier rebalances are forgotten before every rank is seen in this one",
         property="same-history",
         patches={"balancer.KeyCollector": Unseen},
-        reaches=with_fault(FaultKind.HASTY_CLERK),
+        reaches=with_fault(FaultKind.HASTY_VOTE),
     ),
 )

@@ -52,7 +52,7 @@ def test_release_without_acquire_hands_nothing_over(
     ],
     ids=["poison", "drain"],
 )
-def test_poison_and_drain_wake_waiting_mover(
+def test_poison_and_drain_wake_waiting_writer(
     lock: CpuStreamLock, end: Callable[[CpuStreamLock], object], error: type[StreamError]
 ) -> None:
     lock.signal(0)

@@ -82,7 +82,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
 
 
 def test_set_thread_device_relaxes_own_thread_once(driver: Driver) -> None:
-    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.transfer") as one:
         for _ in range(3):
             one.submit(cuda_runtime.RUNTIME.set_thread_device, 1).result()
     assert driver.told == ["relaxed"]
@@ -109,7 +109,7 @@ def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None
     def look() -> bool:
         return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).is_complete()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.mover") as one:
+    with ThreadPoolExecutor(1, thread_name_prefix="equipoise.transfer") as one:
         assert one.submit(look).result()
     assert driver.told == ["relaxed", "asked"]
 

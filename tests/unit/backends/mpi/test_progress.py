@@ -64,18 +64,18 @@ def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed |
     return MpiWork("a test", deadline, lambda: told.append(None), told.append), told
 
 
-def flight(mpi: ModuleType, handle: MpiWork, *legs: MpiRequest) -> MpiInflightOp:
-    return MpiInflightOp(mpi, handle, legs, [torch.zeros(1)])
+def inflight_op(mpi: ModuleType, handle: MpiWork, *requests: MpiRequest) -> MpiInflightOp:
+    return MpiInflightOp(mpi, handle, requests, [torch.zeros(1)])
 
 
-def leg(request: Any, arriving: int | None = None) -> MpiRequest:
+def mpi_request(request: Any, arriving: int | None = None) -> MpiRequest:
     return MpiRequest(request, arriving)
 
 
 def test_work_ends_with_its_last_request(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, ends = work()
     first, last = Request(), Request()
-    progress.add(flight(mpi, handle, leg(first), leg(last)))
+    progress.add(inflight_op(mpi, handle, mpi_request(first), mpi_request(last)))
     first.over.set()
     with pytest.raises(ResultPending):
         handle.result(0.05)
@@ -93,7 +93,7 @@ def test_cancelled_work_keeps_buffers_until_request_ends(
     handle, _ = work()
     request, buffer = Request(), torch.zeros(3)
     gone, alive = threading.Event(), weakref.ref(buffer, lambda _: gone.set())
-    progress.add(MpiInflightOp(mpi, handle, [leg(request)], [buffer]))
+    progress.add(MpiInflightOp(mpi, handle, [mpi_request(request)], [buffer]))
     del buffer
     handle.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
@@ -110,7 +110,7 @@ def test_cancel_of_ended_work_fails_only_communicator(
     handle, ends = work()
     request = Request()
     request.over.set()
-    progress.add(flight(mpi, handle, leg(request)))
+    progress.add(inflight_op(mpi, handle, mpi_request(request)))
     handle.result(WATCHDOG)
     handle.cancel()
     handle.result(0.0)
@@ -120,7 +120,7 @@ def test_cancel_of_ended_work_fails_only_communicator(
 def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, _ = work(deadline=0.0)
     receive, send = Request(), Request()
-    progress.add(flight(mpi, handle, leg(receive, 4), leg(send)))
+    progress.add(inflight_op(mpi, handle, mpi_request(receive, 4), mpi_request(send)))
     assert receive.withdrawn.wait(WATCHDOG)
     assert not send.withdrawn.is_set()
 
@@ -128,14 +128,14 @@ def test_deadline_cancels_receives_but_not_sends(mpi: ModuleType, progress: Prog
 def test_work_deadline_is_reported_once(mpi: ModuleType, progress: ProgressThread) -> None:
     handle, ends = work(deadline=0.02)
     request = Request()
-    progress.add(flight(mpi, handle, leg(request)))
+    progress.add(inflight_op(mpi, handle, mpi_request(request)))
     with pytest.raises(OperationTimeout, match="a test passed its deadline"):
         handle.result(WATCHDOG)
     request.over.set()
     other, other_ends = work()
     request_after = Request()
     request_after.over.set()
-    progress.add(flight(mpi, other, leg(request_after)))
+    progress.add(inflight_op(mpi, other, mpi_request(request_after)))
     other.result(WATCHDOG)
     assert [type(end) for end in ends] == [OperationTimeout, type(None)]
     assert other_ends == [None]
@@ -145,7 +145,7 @@ def test_work_raises_mpi_request_error(mpi: ModuleType, progress: ProgressThread
     handle, ends = work()
     request = Request(Failure("truncated"))
     request.over.set()
-    progress.add(flight(mpi, handle, leg(request, 4)))
+    progress.add(inflight_op(mpi, handle, mpi_request(request, 4)))
     with pytest.raises(CommunicatorFailed, match="a test failed: truncated"):
         handle.result(WATCHDOG)
     assert [type(end) for end in ends] == [CommunicatorFailed, type(None)]
@@ -158,7 +158,7 @@ def test_work_fails_on_message_shorter_than_receive(
     handle, _ = work()
     request = Request()
     request.over.set()
-    progress.add(flight(mpi, handle, leg(request, 5)))
+    progress.add(inflight_op(mpi, handle, mpi_request(request, 5)))
     with pytest.raises(CommunicatorFailed, match="of another size"):
         handle.result(WATCHDOG)
 
@@ -168,13 +168,13 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
 ) -> None:
     """Clause E5."""
     progress, (handle, _) = ProgressThread(), work()
-    held = flight(mpi, handle, leg(Request()))
+    held = inflight_op(mpi, handle, mpi_request(Request()))
     progress.add(held)
     assert progress.stop(WATCHDOG) == (held,)
     with pytest.raises(CommunicatorFailed, match="was closed"):
         handle.result(0.0)
     late, _ = work()
-    progress.add(flight(mpi, late, leg(Request())))
+    progress.add(inflight_op(mpi, late, mpi_request(Request())))
     assert late.done()
     assert not any(thread.name == "equipoise.mpi" for thread in threading.enumerate())
 
@@ -183,8 +183,8 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
 def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
     progress, (first, _), (second, _) = ProgressThread(), work(), work()
     broken = Request(ZeroDivisionError("a bug"))
-    progress.add(flight(mpi, first, leg(Request())))
-    progress.add(flight(mpi, second, leg(broken)))
+    progress.add(inflight_op(mpi, first, mpi_request(Request())))
+    progress.add(inflight_op(mpi, second, mpi_request(broken)))
     broken.over.set()
     for handle in (first, second):
         with pytest.raises(CommunicatorFailed, match=r"lost its progress thread.*a bug"):
@@ -196,7 +196,7 @@ def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: Prog
     """Clause X7."""
     accelerator, (handle, _), seen = BACKEND.open(0), work(60.0), []
     stream, request = accelerator.stream(Role.COMPUTE), Request()
-    progress.add(flight(mpi, handle, leg(request)))
+    progress.add(inflight_op(mpi, handle, mpi_request(request)))
     handle.wait(stream)
     stream.launch(lambda: seen.append(request.over.is_set()))
     assert seen == []

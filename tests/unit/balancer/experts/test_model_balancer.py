@@ -102,7 +102,7 @@ def test_model_balancer_reports_rebalances_of_all_groups_in_order(ends: list[lis
 
 
 def test_extra_layer_entry_error_names_model() -> None:
-    """The fourth entry would read what the mover writes."""
+    """The fourth entry would read what the writer writes."""
 
     def program(seat: Seat) -> None:
         balancers = open_all(seat, (DRAFT,), by_lock, settings())

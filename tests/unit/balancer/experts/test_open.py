@@ -135,7 +135,7 @@ def test_layer_groups_of_a_model_open_rebalances_at_different_boundaries() -> No
 
 
 def dawdle(balancer: ModelBalancer, step: int) -> None:
-    """Let a mover that may write do so before the next entry."""
+    """Let a writer that may write do so before the next entry."""
     for group in balancer.groups:
         state = group.engine.state
         if group.step_kind(step) is not StepKind.UPDATE or not isinstance(state, Updating):

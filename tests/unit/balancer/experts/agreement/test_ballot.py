@@ -21,7 +21,7 @@ from equipoise.balancer.experts.agreement.ballot import (
 from equipoise.hal.errors import VoteOutcomeUnknown
 
 MARKS = (ChunkChecksum(5, 9, "t"), ChunkChecksum(9, 5, "t"))
-"""What two ranks say of a lot that came through."""
+"""What two ranks say of a chunk that came through."""
 words = st.integers(0, MASK64)
 marks = st.builds(ChunkChecksum, sent=words, received=words, tables=st.sampled_from("tu"))
 ballots = st.builds(
@@ -127,8 +127,8 @@ def test_judge_commits_only_verified_staging_of_one_plan(
     if isinstance(verdict, Commit):
         assert {ballot.status for ballot in cast} == {RankStatus.TRANSFERRING}
         assert len({ballot.digest for ballot in cast if ballot.digest}) <= 1
-        for lot in range(verdict.chunks):
-            said = [ballot.staged[lot] for ballot in cast]
+        for chunk in range(verdict.chunks):
+            said = [ballot.staged[chunk] for ballot in cast]
             assert len({mark.tables for mark in said}) == 1
             assert sum(m.sent for m in said) % 2**64 == sum(m.received for m in said) % 2**64
 

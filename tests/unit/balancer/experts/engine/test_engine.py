@@ -153,7 +153,7 @@ def test_different_shares_abort_the_rebalance() -> None:
 ABORTS: dict[str, tuple[Break, str]] = {
     "planner raises": (fabric(".loads", lambda i: FalseLoads(i, negative)), "planner failed"),
     "staged bytes differ": (fabric(".moves", FlippedByte), "staged bytes differ"),
-    "mover raises": (fabric(".moves", NoExchange), "transfer failed"),
+    "transfer raises": (fabric(".moves", NoExchange), "transfer failed"),
     "ballot lost": (fabric("control", MuteOnce), "no ballot from rank(s) 1"),
 }
 

@@ -87,16 +87,16 @@ def test_pool_checksum_equals_slot_store_checksum() -> None:
         accelerator.close()
 
 
-def test_copier_copies_experts_from_pool() -> None:
+def test_copy_threads_copies_experts_from_pool() -> None:
     experts = [(0, 1), (2, 3), (0, 1)]
     places = [tuple(torch.empty(s.shape, dtype=s.dtype) for s in DESCRIPTOR) for _ in experts]
 
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
         sources = itertools.starmap(pool.view, experts)
-        with CopyThreadPool(PLAIN, threads=2) as copier:
+        with CopyThreadPool(PLAIN, threads=2) as copy_pool:
             pairs = zip(itertools.chain(*sources), itertools.chain(*places), strict=True)
-            copier.submit([HostCopy(source, place) for source, place in pairs]).wait(WATCHDOG)
+            copy_pool.submit([HostCopy(source, place) for source, place in pairs]).wait(WATCHDOG)
         pool.close()
 
     alone(program)

@@ -298,7 +298,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "nodes": (small(nodes=3), "nodes: expected 1 to 2, got 3"),
     "no nodes": (small(nodes=0), "nodes: expected 1 to 2, got 0"),
     "staging": (small(staging=0), "staging: expected 1 to .*, got 0"),
-    "slots per message": (small(slots_per_message=0), "parcel: expected 1 to .*, got 0"),
+    "slots per message": (small(slots_per_message=0), "message_slots: expected 1 to .*, got 0"),
 }
 
 

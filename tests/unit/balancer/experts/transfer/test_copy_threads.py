@@ -1,4 +1,4 @@
-"""The host copier: every byte arrives, and no other is touched."""
+"""Copy threads: every byte arrives, and no other is touched."""
 
 import itertools
 import threading
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers.harnesses.host_copier import GUARD, SMALL, SOON, STILL, guarded, noise
+from helpers.harnesses.host_copies import GUARD, SMALL, SOON, STILL, guarded, noise
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +19,11 @@ from equipoise.balancer.experts.transfer.copy_threads import (
     CopyThreadPool,
     HostCopy,
 )
-from equipoise.hal.errors import CopierError, CopyAbandoned
+from equipoise.hal.errors import CopyAbandoned, HostCopyError
 
 
 @pytest.fixture(scope="module")
-def copier() -> Iterator[CopyThreadPool]:
+def copy_pool() -> Iterator[CopyThreadPool]:
     with CopyThreadPool(SMALL, threads=4) as made:
         yield made
 
@@ -50,13 +50,15 @@ def places(draw: st.DrawFn) -> Places:
 
 
 @given(places())
-def test_copier_writes_exactly_the_destination_bytes(copier: CopyThreadPool, where: Places) -> None:
+def test_copy_threads_writes_exactly_the_destination_bytes(
+    copy_pool: CopyThreadPool, where: Places
+) -> None:
     source = noise(where.nbytes)
     found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
     copies = [HostCopy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
     for a, b, n in where.copies:
         wanted[b : b + n] = source[a : a + n]
-    ticket = copier.submit(copies)
+    ticket = copy_pool.submit(copies)
     ticket.wait(SOON)
     assert ticket.done()
     assert torch.equal(found, wanted)
@@ -65,39 +67,39 @@ def test_copier_writes_exactly_the_destination_bytes(copier: CopyThreadPool, whe
 
 @pytest.mark.parametrize("profile", [PLAIN, SMALL])
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 64, 65, 1 << 16, (1 << 20) + 7, (1 << 22) + 65])
-def test_copier_profiles_copy_every_size(profile: CopyLimits, nbytes: int) -> None:
+def test_copy_threads_profiles_copy_every_size(profile: CopyLimits, nbytes: int) -> None:
     source, destination = noise(nbytes), guarded(nbytes)
-    with CopyThreadPool(profile, threads=3) as copier:
-        copier.submit([HostCopy(source, destination)]).wait(SOON)
+    with CopyThreadPool(profile, threads=3) as copy_pool:
+        copy_pool.submit([HostCopy(source, destination)]).wait(SOON)
     assert torch.equal(source, destination)
 
 
-def test_copier_copies_any_dtype_as_bytes(copier: CopyThreadPool) -> None:
+def test_copy_threads_copies_any_dtype_as_bytes(copy_pool: CopyThreadPool) -> None:
     source = torch.randn(3, 5, dtype=torch.bfloat16)
     destination = torch.empty(15, dtype=torch.int16)
     scalar, place = torch.tensor(2.5), torch.tensor(0.0)
-    copier.submit([HostCopy(source, destination), HostCopy(scalar, place)]).wait(SOON)
+    copy_pool.submit([HostCopy(source, destination), HostCopy(scalar, place)]).wait(SOON)
     assert torch.equal(destination.view(torch.bfloat16), source.reshape(-1))
     assert float(place) == 2.5
 
 
-def test_copier_serves_tickets_of_many_threads() -> None:
+def test_copy_threads_serves_tickets_of_many_threads() -> None:
     """Each thread copies down a chain of buffers of its own."""
     wrong: list[object] = []
 
-    def chain(copier: CopyThreadPool, seed: int) -> None:
+    def chain(copy_pool: CopyThreadPool, seed: int) -> None:
         try:
             buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
                        for _ in range(12))]  # fmt: skip
             for source, destination in itertools.pairwise(buffers):
-                copier.submit([HostCopy(source, destination)]).wait(SOON)
+                copy_pool.submit([HostCopy(source, destination)]).wait(SOON)
             if not torch.equal(buffers[-1], buffers[0]):
                 wrong.append(seed)
         except Exception as error:
             wrong.append(error)
 
-    with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED_RATE), threads=3) as copier:
-        users = [threading.Thread(target=chain, args=(copier, seed)) for seed in range(6)]
+    with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED_RATE), threads=3) as copy_pool:
+        users = [threading.Thread(target=chain, args=(copy_pool, seed)) for seed in range(6)]
         for user in users:
             user.start()
         for user in users:
@@ -128,67 +130,69 @@ REFUSED: dict[str, tuple[list[HostCopy], str]] = {
 
 
 @pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
-def test_copier_refuses_bad_copies_before_any_effect(
-    copier: CopyThreadPool, copies: list[HostCopy], message: str
+def test_copy_threads_refuses_bad_copies_before_any_effect(
+    copy_pool: CopyThreadPool, copies: list[HostCopy], message: str
 ) -> None:
     first = torch.zeros(100, dtype=torch.uint8)
-    with pytest.raises(CopierError, match=message) as caught:
-        copier.submit([*copies, HostCopy(noise(100), first)])
+    with pytest.raises(HostCopyError, match=message) as caught:
+        copy_pool.submit([*copies, HostCopy(noise(100), first)])
     assert "\n" not in str(caught.value)
     assert int(first.sum()) == int(BUFFER.sum()) == 0
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 20))
-def test_copier_refuses_overlapping_but_not_adjacent_ranges(
-    copier: CopyThreadPool, a: int, b: int, nbytes: int
+def test_copy_threads_refuses_overlapping_but_not_adjacent_ranges(
+    copy_pool: CopyThreadPool, a: int, b: int, nbytes: int
 ) -> None:
     memory = noise(60)
     copy = HostCopy(memory[a : a + nbytes], memory[b : b + nbytes])
     if abs(a - b) < nbytes:
-        with pytest.raises(CopierError, match="overlaps"):
-            copier.submit([copy])
+        with pytest.raises(HostCopyError, match="overlaps"):
+            copy_pool.submit([copy])
         return
     wanted = copy.source.clone()
-    copier.submit([copy]).wait(SOON)
+    copy_pool.submit([copy]).wait(SOON)
     assert torch.equal(copy.destination, wanted)
 
 
-def test_copier_rate_holds_back_chunks() -> None:
+def test_copy_threads_rate_holds_back_chunks() -> None:
     """Of 100 chunks at one a day the first is begun at once, and no other."""
     found = guarded(6400)
-    copier = CopyThreadPool(STILL, threads=4)
-    ticket = copier.submit([HostCopy(torch.zeros(6400, dtype=torch.uint8), found)])
+    copy_pool = CopyThreadPool(STILL, threads=4)
+    ticket = copy_pool.submit([HostCopy(torch.zeros(6400, dtype=torch.uint8), found)])
     expiry = time.monotonic() + SOON
     while not int((found == 0).sum()) and time.monotonic() < expiry:
         time.sleep(0.01)
     assert not ticket.done()
     with pytest.raises(CopyAbandoned):
-        copier.close(0.0)
+        copy_pool.close(0.0)
     assert 0 < int((found == 0).sum()) <= 64
 
 
 @pytest.mark.parametrize("which", ["write on write", "write on read", "read on write"])
-def test_copier_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
+def test_copy_threads_refuses_ticket_that_conflicts_with_running_one(which: str) -> None:
     a, b, c = (noise(256, seed) for seed in range(3))
-    copier = CopyThreadPool(STILL, threads=1)
-    copier.submit([HostCopy(a, b)])
+    copy_pool = CopyThreadPool(STILL, threads=1)
+    copy_pool.submit([HostCopy(a, b)])
     second = {
         "write on write": HostCopy(c, b),
         "write on read": HostCopy(c, a),
         "read on write": HostCopy(b, c),
     }[which]
-    with pytest.raises(CopierError, match="still runs"):
-        copier.submit([second])
-    copier.submit([HostCopy(a, c)])  # reading what another reads is no harm
+    with pytest.raises(HostCopyError, match="still runs"):
+        copy_pool.submit([second])
+    copy_pool.submit([HostCopy(a, c)])  # reading what another reads is no harm
     with pytest.raises(CopyAbandoned, match="2 copies"):
-        copier.close(0.0)
+        copy_pool.close(0.0)
 
 
-def test_copier_accepts_memory_again_after_its_ticket_ended(copier: CopyThreadPool) -> None:
+def test_copy_threads_accepts_memory_again_after_its_ticket_ended(
+    copy_pool: CopyThreadPool,
+) -> None:
     a, b = noise(4096, 1), noise(4096, 2)
     wanted = a.clone()
     for _ in range(20):
-        copier.submit([HostCopy(a, b)]).wait(SOON)
-        copier.submit([HostCopy(b, a)]).wait(SOON)
+        copy_pool.submit([HostCopy(a, b)]).wait(SOON)
+        copy_pool.submit([HostCopy(b, a)]).wait(SOON)
     assert torch.equal(a, wanted)
     assert torch.equal(b, wanted)

@@ -1,4 +1,4 @@
-"""How tickets, copiers and their threads end: every wait is bounded, nobody is left unheard."""
+"""How tickets, pools and their threads end: every wait is bounded, nobody is left unheard."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from helpers.harnesses.host_copier import SMALL, SOON, STILL, ended, guarded, noise, threads
+from helpers.harnesses.host_copies import SMALL, SOON, STILL, ended, guarded, noise, threads
 
 from equipoise.balancer.experts.transfer import copy_threads
 from equipoise.balancer.experts.transfer.copy_threads import (
@@ -20,85 +20,85 @@ from equipoise.balancer.experts.transfer.copy_threads import (
     HostCopy,
 )
 from equipoise.hal.accelerator import Topology
-from equipoise.hal.errors import CopierError, CopyAbandoned, CopyPending
+from equipoise.hal.errors import CopyAbandoned, CopyPending, HostCopyError
 
 
 @pytest.fixture(scope="module")
-def copier() -> Iterator[CopyThreadPool]:
+def copy_pool() -> Iterator[CopyThreadPool]:
     with CopyThreadPool(SMALL, threads=4) as made:
         yield made
 
 
 def test_ticket_wait_times_out_and_copy_goes_on() -> None:
     source, destination = noise(1000), guarded(1000)
-    copier = CopyThreadPool(STILL, threads=2)
-    ticket = copier.submit([HostCopy(source, destination)])
+    copy_pool = CopyThreadPool(STILL, threads=2)
+    ticket = copy_pool.submit([HostCopy(source, destination)])
     with pytest.raises(CopyPending, match=r"not done within 0\.05 s"):
         ticket.wait(0.05)
     assert not ticket.done()
     with pytest.raises(CopyAbandoned, match="1 copies"):
-        copier.close(0.0)
+        copy_pool.close(0.0)
     assert ticket.done()
     with pytest.raises(CopyAbandoned):
         ticket.wait(SOON)
 
 
-def test_ticket_waiter_gets_error_when_copier_closes() -> None:
-    copier = CopyThreadPool(STILL, threads=1)
-    ticket = copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+def test_ticket_waiter_gets_error_when_copy_threads_closes() -> None:
+    copy_pool = CopyThreadPool(STILL, threads=1)
+    ticket = copy_pool.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     told: list[type[BaseException]] = []
 
     def wait() -> None:
         try:
             ticket.wait(SOON)
-        except CopierError as error:
+        except HostCopyError as error:
             told.append(type(error))
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     with pytest.raises(CopyAbandoned):
-        copier.close(0.05)
+        copy_pool.close(0.05)
     waiter.join(SOON)
     assert told == [CopyAbandoned]
 
 
 @pytest.mark.slow
-def test_copier_keeps_tensors_alive_until_copied() -> None:
-    copier = CopyThreadPool(STILL, threads=1)
+def test_copy_threads_keeps_tensors_alive_until_copied() -> None:
+    copy_pool = CopyThreadPool(STILL, threads=1)
     source, destination = noise(1000), torch.empty(1000, dtype=torch.uint8)
     watched = [weakref.ref(source), weakref.ref(destination)]
-    copier.submit([HostCopy(source, destination)])
+    copy_pool.submit([HostCopy(source, destination)])
     del source, destination
     gc.collect()
     assert all(tensor() is not None for tensor in watched)
     with pytest.raises(CopyAbandoned):
-        copier.close(0.0)
+        copy_pool.close(0.0)
     gc.collect()
     assert all(tensor() is None for tensor in watched)
 
 
 @pytest.mark.slow
-def test_copier_releases_tensors_of_finished_ticket(copier: CopyThreadPool) -> None:
+def test_copy_threads_releases_tensors_of_finished_ticket(copy_pool: CopyThreadPool) -> None:
     source = noise(1000)
     watched = weakref.ref(source)
-    ticket = copier.submit([HostCopy(source, torch.empty(1000, dtype=torch.uint8))])
+    ticket = copy_pool.submit([HostCopy(source, torch.empty(1000, dtype=torch.uint8))])
     del source
     expiry = time.monotonic() + SOON
     while watched() is not None and time.monotonic() < expiry:
-        copier.submit([]).wait(SOON)  # any later call looks after earlier ones
+        copy_pool.submit([]).wait(SOON)  # any later call looks after earlier ones
         gc.collect()
     assert watched() is None
     assert ticket.done()
 
 
-def test_dropped_copier_ends_threads_and_warns() -> None:
+def test_dropped_copy_threads_ends_threads_and_warns() -> None:
     before = threads()
-    copier = CopyThreadPool(STILL, threads=5)
+    copy_pool = CopyThreadPool(STILL, threads=5)
     mine = threads() - before
-    ticket = copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+    ticket = copy_pool.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
     assert len(mine) == 5
-    holder = [copier]
-    del copier
+    holder = [copy_pool]
+    del copy_pool
     with pytest.warns(ResourceWarning, match="dropped with 1 copies"):
         holder.clear()
     assert ended(mine)
@@ -114,8 +114,8 @@ def abandoned(ticket: CopyHandle) -> bool:
     return False
 
 
-def test_copier_close_under_load_ends_every_ticket() -> None:
-    copier = CopyThreadPool(CopyLimits("load", 4096, 1e6), threads=3)
+def test_copy_threads_close_under_load_ends_every_ticket() -> None:
+    copy_pool = CopyThreadPool(CopyLimits("load", 4096, 1e6), threads=3)
     tickets: list[tuple[CopyHandle, HostCopy]] = []
     told: list[object] = []
 
@@ -123,8 +123,8 @@ def test_copier_close_under_load_ends_every_ticket() -> None:
         try:
             while True:
                 copy = HostCopy(noise(20000, seed), guarded(20000))
-                tickets.append((copier.submit([copy]), copy))
-        except CopierError as error:
+                tickets.append((copy_pool.submit([copy]), copy))
+        except HostCopyError as error:
             told.append(str(error))
 
     users = [threading.Thread(target=load, args=(seed,)) for seed in range(3)]
@@ -133,16 +133,16 @@ def test_copier_close_under_load_ends_every_ticket() -> None:
     while len(tickets) < 20:
         time.sleep(0.001)
     with pytest.raises(CopyAbandoned):
-        copier.close(0.0)
+        copy_pool.close(0.0)
     for user in users:
         user.join(SOON)
-    assert told == ["refused: the copier is closed"] * 3
+    assert told == ["refused: the copy threads are closed"] * 3
     for ticket, copy in tickets:
         assert ticket.done()
         assert abandoned(ticket) or torch.equal(copy.source, copy.destination)
 
 
-def test_copier_close_finishes_copies_and_refuses_new_ones(copier: CopyThreadPool) -> None:
+def test_copy_threads_close_finishes_copies_and_refuses_new_ones(copy_pool: CopyThreadPool) -> None:
     before = threads()
     closing = CopyThreadPool(SMALL, threads=2)
     mine = threads() - before
@@ -154,43 +154,43 @@ def test_copier_close_finishes_copies_and_refuses_new_ones(copier: CopyThreadPoo
     ticket.wait(0.0)
     assert len(mine) == 2
     assert ended(mine)
-    with pytest.raises(CopierError, match="closed"):
+    with pytest.raises(HostCopyError, match="closed"):
         closing.submit([])
 
 
-def test_copier_exit_does_not_hide_error_of_with_block() -> None:
+def test_copy_threads_exit_does_not_hide_error_of_with_block() -> None:
     def fail() -> None:
-        with CopyThreadPool(STILL, threads=1) as copier:
-            copier.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
+        with CopyThreadPool(STILL, threads=1) as copy_pool:
+            copy_pool.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
             raise KeyError
 
     with pytest.warns(ResourceWarning, match="1 copies"), pytest.raises(KeyError):
         fail()
 
 
-def test_copier_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_threads_threads_are_pinned_near_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = copy_threads.available_cpus()
     chosen = frozenset({min(allowed)})
     monkeypatch.setattr(
         copy_threads, "near_cpus", lambda node, cpus: chosen if node == 3 else frozenset()
     )
     before = threads()
-    with CopyThreadPool.near_accelerator(Topology(0, "here", 3)) as copier:
+    with CopyThreadPool.near_accelerator(Topology(0, "here", 3)) as copy_pool:
         mine = threads() - before
-        assert (copier.cpus, copier.threads, len(mine)) == (chosen, 1, 1)
+        assert (copy_pool.cpus, copy_pool.threads, len(mine)) == (chosen, 1, 1)
         assert [os.sched_getaffinity(thread) for thread in mine] == [chosen]
     assert ended(mine)
-    with CopyThreadPool.near_accelerator(Topology(0, "here", -1)) as copier:
+    with CopyThreadPool.near_accelerator(Topology(0, "here", -1)) as copy_pool:
         mine = threads() - before
-        assert copier.cpus == frozenset()
-        assert copier.threads == len(mine) == copy_threads.thread_count(len(allowed), 1)
+        assert copy_pool.cpus == frozenset()
+        assert copy_pool.threads == len(mine) == copy_threads.thread_count(len(allowed), 1)
         assert all(os.sched_getaffinity(thread) == allowed for thread in mine)
 
 
 @pytest.mark.parametrize("cpu", [-1, 1023, 5000])
-def test_copier_refuses_missing_cpu_and_leaves_no_thread(cpu: int) -> None:
+def test_copy_threads_refuses_missing_cpu_and_leaves_no_thread(cpu: int) -> None:
     before = threads()
-    with pytest.raises(CopierError, match="copier 'plain'"):
+    with pytest.raises(HostCopyError, match="copy threads 'plain'"):
         CopyThreadPool(PLAIN, threads=3, cpus=frozenset({cpu}))
     assert ended(threads() - before)
 
@@ -206,23 +206,23 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_copier_refuses_bad_settings(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(CopierError, match=message):
+def test_copy_threads_refuses_bad_settings(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(HostCopyError, match=message):
         call()
 
 
-def test_copier_in_forked_process_raises() -> None:
-    copier = CopyThreadPool(SMALL, threads=2)
-    ticket = copier.submit([])
+def test_copy_threads_in_forked_process_raises() -> None:
+    copy_pool = CopyThreadPool(SMALL, threads=2)
+    ticket = copy_pool.submit([])
     child = os.fork()
     if child == 0:
         refused = 0
-        for call in (lambda: copier.submit([]), lambda: copier.close(0.0), ticket.done):
+        for call in (lambda: copy_pool.submit([]), lambda: copy_pool.close(0.0), ticket.done):
             try:
                 call()
-            except CopierError:
+            except HostCopyError:
                 refused += 1
-        del copier
+        del copy_pool
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    copier.close(SOON)
+    copy_pool.close(SOON)

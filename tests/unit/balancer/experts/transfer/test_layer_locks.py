@@ -97,7 +97,7 @@ def test_attached_stream_reads_only_while_lock_is_held(
     with locks.reading_slots(0, 0):
         other.launch(read)
     compute.launch(lambda: order.append("behind"))
-    assert order == [], "nobody comes in before the mover has signalled"
+    assert order == [], "nobody comes in before the writer has signalled"
     locks.locks[0].signal(0)
     gate.set()
     locks.locks[0].wait(0, 20.0)
@@ -115,7 +115,7 @@ def test_gates_check_raises_on_poisoned_lock(accelerator: Accelerator) -> None:
 
 
 def holds(locks: LayerLocks, layer: int) -> bool:
-    """Whether the mover still waits for the stream to give a lock back."""
+    """Whether the writer still waits for the stream to give a lock back."""
     try:
         locks.locks[layer].wait(locks.locks[layer].epoch, 0.0)
     except StreamTimeout:
@@ -133,7 +133,7 @@ def test_lock_is_given_back_after_last_entry_of_a_step(entries: int) -> None:
         for number in range(entries):
             with locks.reading_slots(0, step):
                 compute.synchronize(20.0)
-                assert holds(locks, 0), f"entry {number} of step {step} reads beside the mover"
+                assert holds(locks, 0), f"entry {number} of step {step} reads beside the writer"
         compute.synchronize(20.0)
         assert step == 5 or not holds(locks, 0)
     assert locks.is_drained(0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.transfer import copy_threads
-from equipoise.hal.errors import CopierError
+from equipoise.hal.errors import HostCopyError
 from equipoise.hal.support.numa import UNKNOWN_NODE, parse_cpus
 
 
@@ -46,9 +46,9 @@ def test_near_cpus_are_allowed_cpus_of_the_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["x", "3-", "1-2-3"])
 def test_cpus_of_names_unreadable_node(text: str, tmp_path: Path) -> None:
     root = machine(tmp_path, node1=text)
-    with pytest.raises(CopierError, match="NUMA node 1"):
+    with pytest.raises(HostCopyError, match="NUMA node 1"):
         copy_threads.cpus_of(1, root)
-    with pytest.raises(CopierError, match="NUMA node 7"):
+    with pytest.raises(HostCopyError, match="NUMA node 7"):
         copy_threads.cpus_of(7, root)
 
 
@@ -73,5 +73,5 @@ def test_thread_count_follows_published_rule(cpus: int, accelerators: int, threa
 
 @pytest.mark.parametrize(("cpus", "accelerators"), [(0, 1), (4, 0)])
 def test_thread_count_refuses_no_cpus_or_no_accelerators(cpus: int, accelerators: int) -> None:
-    with pytest.raises(CopierError, match="no threads"):
+    with pytest.raises(HostCopyError, match="no threads"):
         copy_threads.thread_count(cpus, accelerators)

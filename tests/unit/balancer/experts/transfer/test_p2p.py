@@ -1,4 +1,4 @@
-"""What the mover holds of a device's memory while a lot is under way."""
+"""What the transfer holds of a device's memory while a chunk is under way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
 WAIT = 20.0
-ROUNDS, HERE, PARCEL = 5, 6, 2
+ROUNDS, HERE, SLOTS_PER_MESSAGE = 5, 6, 2
 SLOTS = 2 * ROUNDS + HERE
 
 
@@ -85,13 +85,13 @@ class Seen:
         return getattr(self._inner, name)
 
     def exchange(self, round: Exchange) -> Work:
-        for parcel in (*round.sends, *round.receives):
-            self._blobs.see(parcel.blob)
+        for buffer in (*round.sends, *round.receives):
+            self._blobs.see(buffer.blob)
         self._blobs.travelling.append(self._blobs.alive)
         return self._inner.exchange(round)
 
 
-def leg_of(rank: int) -> RankTransfers:
+def transfers_of(rank: int) -> RankTransfers:
     """A slot each way a round, to and from the other rank; then copies within this one."""
     rounds = tuple(
         RoundTransfers(Send(1 - rank, (at,)), Recv(1 - rank, (at,), (ROUNDS + at,)))
@@ -106,23 +106,30 @@ def leg_of(rank: int) -> RankTransfers:
 def stage(
     seat: Seat, declared: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
 ) -> Blobs:
-    """Stage the lot; blobs as they were seen, once everything staged was found right."""
+    """Stage the chunk; blobs as they were seen, once everything staged was found right."""
     weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * seat.rank
     layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=ROUNDS + HERE)
     blobs = Blobs()
     store = SeenStore(layout, blobs)
     inner = seat.fabric.open("moves")
     group = Seen(inner, blobs, declared(inner.capabilities))
-    mover = P2PTransfer(seat.accelerator, group, store, range(2), WAIT, slots_per_message=PARCEL)  # type: ignore[arg-type]
-    compute, leg = seat.accelerator.stream(Role.COMPUTE), leg_of(seat.rank)
+    transfer = P2PTransfer(
+        seat.accelerator,
+        group,  # type: ignore[arg-type]
+        store,
+        range(2),
+        WAIT,
+        slots_per_message=SLOTS_PER_MESSAGE,
+    )
+    compute, transfers = seat.accelerator.stream(Role.COMPUTE), transfers_of(seat.rank)
     event = seat.accelerator.event()
     compute.record(event)
-    staged = run_blocking(mover.stage(leg, event), WAIT)
+    staged = run_blocking(transfer.stage(transfers, event), WAIT)
     store.commit(staged.copies, compute)
     seat.accelerator.synchronize(WAIT)
     theirs = weights[:ROUNDS] + 1000 * (1 - 2 * seat.rank)
     assert torch.equal(weights[ROUNDS : 2 * ROUNDS], theirs)
-    assert torch.equal(weights[2 * ROUNDS :], weights[list(leg.local.sources)])
+    assert torch.equal(weights[2 * ROUNDS :], weights[list(transfers.local.sources)])
     assert blobs.alive == 0
     return blobs
 
@@ -137,7 +144,7 @@ def test_transfer_holds_at_most_one_round_of_messages() -> None:
 
 def test_transfer_packs_local_copies_by_messages() -> None:
     for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
-        assert len(blobs.packed) == ROUNDS + HERE // PARCEL
+        assert len(blobs.packed) == ROUNDS + HERE // SLOTS_PER_MESSAGE
 
 
 def test_transfer_frees_messages_as_concurrent_rounds_arrive() -> None:

@@ -69,10 +69,12 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9))
-def test_packed_slots_cover_one_round_or_all_rounds(staging: int, slots: int, parcel: int) -> None:
-    in_turn = packed_slots(staging, slots, parcel, RoundOrder.IN_TURN)
-    assert in_turn == (2 * min(slots, parcel) if staging else 0)
-    assert packed_slots(staging, slots, parcel, RoundOrder.ALL_AT_ONCE) == 2 * staging
+def test_packed_slots_cover_one_round_or_all_rounds(
+    staging: int, slots: int, slots_per_message: int
+) -> None:
+    in_turn = packed_slots(staging, slots, slots_per_message, RoundOrder.IN_TURN)
+    assert in_turn == (2 * min(slots, slots_per_message) if staging else 0)
+    assert packed_slots(staging, slots, slots_per_message, RoundOrder.ALL_AT_ONCE) == 2 * staging
 
 
 def test_rounds_are_in_turn_on_independent_groups() -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the host copier copy, and how gently."""
+"""What the tests of copy threads copy, and how gently."""
 
 import os
 import time
