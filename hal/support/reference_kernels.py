@@ -1,4 +1,7 @@
-"""The kernels, by the reference that ships with the contract: correct, and slow."""
+"""All kernels by the reference functions of `hal`: correct, and slow.
+
+A new backend starts with these and overrides what its device does faster, one method at a time.
+"""
 
 import torch
 from torch import Tensor
@@ -19,8 +22,12 @@ from equipoise.hal.support.validation import (
 )
 
 
-class InlineKernels:
-    """Every kernel is one launch around a function of `equipoise.hal.routing`."""
+class ReferenceKernels:
+    """Implements `Kernels`: each is one launch around a function of `equipoise.hal`.
+
+    For streams whose launches run host code: a program reads the generation word on the host, so
+    on a device that computes behind the host it would wait, and it cannot be captured in a graph.
+    """
 
     def warm(self, tables: Tables, stream: Stream) -> None:
         """Nothing is compiled."""

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(900)
 
 PACKAGE = ROOT / "examples" / "third_party_backend"
 WATCHDOG = 800.0
-FAMILIES = () if DEEP else ("--only", "ordering", "addresses", "shapes")
+FAMILIES = () if DEEP else ("--only", "ordering", "resources", "shapes")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from equipoise.hal.lock import StreamLock
 from equipoise.hal.slots import SlotLayout
 from equipoise.hal.stream import Role
 from equipoise.hal.support.page_pool import PagePool
-from equipoise_inline.kernels import InlineKernels
+from equipoise.hal.support.reference_kernels import ReferenceKernels
 from equipoise_inline.slots import InlineSlotStore
 from equipoise_inline.stream import InlineEvent, InlineStream
 
@@ -27,7 +27,7 @@ class InlineAccelerator:
 
     def __init__(self) -> None:
         self._streams = {role: InlineStream(role) for role in Role}
-        self.kernels = InlineKernels()
+        self.kernels = ReferenceKernels()
 
     def stream(self, role: Role) -> InlineStream:
         """The stream of that role."""
@@ -49,11 +49,11 @@ class InlineAccelerator:
         """Slots in host memory."""
         return InlineSlotStore(layout)
 
-    def private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The host knows no private format."""
         raise Unsupported(f"no private format is declared for {dtype} {list(shape)}")
 
-    def stored(self, tensor: Tensor) -> Tensor:
+    def storage_bytes(self, tensor: Tensor) -> Tensor:
         """Its elements: nothing else is stored."""
         return tensor.detach().reshape(-1).view(torch.uint8)
 
