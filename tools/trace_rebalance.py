@@ -1,10 +1,15 @@
 """Counts what one rebalance runs through: files, functions, classes and threads of this project.
 
     python tools/trace_rebalance.py [--functions]
+    PYTHONPATH=tests/simulators .tox/engines/bin/python tools/trace_rebalance.py --vllm
 
 Two ranks on the CPU serve one layer, as in `examples/nano.py`. Rank 0 notes every function of the
 project that is called, on any thread, from the first boundary of a rebalance to its end. Functions
 that other steps call too (routing, reading, the boundary itself) are counted apart.
+
+`--vllm` traces vLLM's own synchronous rebalance, for comparison: its default policy, the exchange
+of weights and the commit of the maps. What calls these three, and the thread of the asynchronous
+rebalance, need a GPU and are not in the figures.
 """
 
 import argparse
@@ -27,10 +32,12 @@ class Recorder:
     """Notes calls of the project's functions while it is switched on.
 
     Attributes:
+        package: whose functions count.
         calls: of the phase that is being recorded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
+        self.package = package
         self.calls: set[Call] | None = None
         self._files: dict[CodeType, str | None] = {}
 
@@ -40,17 +47,17 @@ class Recorder:
             return
         code = frame.f_code
         if (file := self._files.get(code, "")) == "":
-            file = self._files[code] = _own(code.co_filename)
+            file = self._files[code] = _own(code.co_filename, self.package)
         if file is not None:
             calls.add((file, code.co_qualname, threading.current_thread().name))
 
 
-def _own(name: str) -> str | None:
+def _own(name: str, package: str) -> str | None:
     """The path below the package, or None for somebody else's file."""
     parts = Path(name).parts
-    if "equipoise" not in parts or not name.endswith(".py"):
+    if package not in parts or not name.endswith(".py"):
         return None
-    return "/".join(parts[len(parts) - parts[::-1].index("equipoise") :])
+    return "/".join(parts[len(parts) - parts[::-1].index(package) :])
 
 
 def serve(recorder: Recorder) -> tuple[set[Call], set[Call]]:
@@ -95,6 +102,41 @@ def serve(recorder: Recorder) -> tuple[set[Call], set[Call]]:
     return quiet, busy
 
 
+def rearrange_in_vllm(recorder: Recorder) -> tuple[set[Call], set[Call]]:
+    """One rank: no calls of other steps, and those of one synchronous rebalance of vLLM."""
+    from types import SimpleNamespace
+
+    import torch
+    import torch.distributed as dist
+    from vllm.distributed.eplb import eplb_state
+    from vllm.distributed.eplb.eplb_communicator import TorchDistNcclEplbCommunicator
+    from vllm.distributed.eplb.policy.default import DefaultEplbPolicy
+    from vllm.distributed.eplb.rebalance_execute import rearrange_expert_weights_inplace
+
+    dist.init_process_group("gloo")
+    experts, slots = 8, 12
+    old = (torch.arange(slots) % experts)[None]
+    mine = old[0].chunk(2)[dist.get_rank()]
+    weights = [[mine[:, None] * torch.ones(16, dtype=torch.float64)]]
+    model = SimpleNamespace(
+        physical_to_logical_map=old.clone(),
+        logical_to_physical_map=torch.full((1, experts, slots), -1),
+        logical_replica_count=torch.zeros(1, experts, dtype=torch.int64),
+    )
+    load = torch.tensor([[1.0, 1.0, 8.0, 8.0, 1.0, 1.0, 1.0, 1.0]])
+    buffer = [torch.empty_like(each) for each in weights[0]]
+    recorder.calls = calls = set[Call]()
+    new = DefaultEplbPolicy.rebalance_experts(load, slots, 1, 1, 2, old)
+    communicator = TorchDistNcclEplbCommunicator(dist.group.WORLD)
+    rearrange_expert_weights_inplace(old, new, weights, buffer, dist.group.WORLD, communicator)
+    eplb_state._commit_eplb_maps(model, new)
+    recorder.calls = None
+    if torch.equal(old, new) or not torch.equal(model.physical_to_logical_map, new):
+        raise SystemExit("vLLM moved nothing, or did not commit")
+    dist.destroy_process_group()
+    return set(), calls
+
+
 def describe(calls: set[Call]) -> str:
     """One line of figures."""
     files = {file for file, _, _ in calls}
@@ -117,17 +159,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--functions", action="store_true", help="list the functions, by file")
+    parser.add_argument("--vllm", action="store_true", help="trace vLLM's rebalance instead")
     wish = parser.parse_args()
     if "RANK" not in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         return subprocess.call([sys.executable, *run, *sys.argv[1:]])
-    recorder = Recorder()
+    recorder = Recorder("vllm" if wish.vllm else "equipoise")
     if first := os.environ["RANK"] == "0":
         threading.setprofile(recorder)
         sys.setprofile(recorder)
     try:
-        quiet, busy = serve(recorder)
+        quiet, busy = rearrange_in_vllm(recorder) if wish.vllm else serve(recorder)
     finally:
         sys.setprofile(None)
     if not first:
