@@ -163,7 +163,7 @@ class Record:
         """Steps of a load stage."""
         return [step for step in range(self.traffic.steps) if self.traffic.stage(step) == stage]
 
-    def balanced_epochs(self) -> list[int]:
+    def balanced_steps(self) -> list[int]:
         """Steps within rebalances of traffic for which the placement before was balanced, too."""
         found: list[int] = []
         for due, ended, _ in self.rebalances:
@@ -254,14 +254,14 @@ def _bars(rounds: Rounds, ours: str) -> dict[str, Any]:
 def _slow(rounds: Rounds, ours: str, turn: int) -> float:
     """P99 of steps within rebalances, over that of the same steps with the placement held."""
     mine, held = rounds.of(ours)[turn], rounds.of(PERFECT)[turn]
-    steps = mine.balanced_epochs()
+    steps = mine.balanced_steps()
     return _p99([mine.seconds[steps]]) / _p99([held.seconds[steps]])
 
 
 def _slow_pooled(rounds: Rounds, ours: str) -> float:
     """The same with the steps of all rounds together."""
     mine, held = rounds.of(ours), rounds.of(PERFECT)
-    steps = {turn: record.balanced_epochs() for turn, record in mine.items()}
+    steps = {turn: record.balanced_steps() for turn, record in mine.items()}
     return _p99([mine[t].seconds[s] for t, s in steps.items()]) / _p99(
         [held[t].seconds[s] for t, s in steps.items()]
     )

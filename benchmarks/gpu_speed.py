@@ -10,8 +10,8 @@
 - vllm: that re-write beside the kernel itself, where vLLM is installed.
 - copies: slots from the host pool, from staging and from slots, 1 to 64 MiB each, beside one plain
   copy of as many bytes.
-- decode: a step with and without an epoch of the shipped engine beside it, bfloat16 and float8, by
-  the boundary path and under locks, captured in graphs and not.
+- decode: a step with and without a rebalance of the shipped engine at the same time, bfloat16 and
+  float8, on the staged path and on the in-place path, captured in graphs and not.
 
 Prints what has to be shown, and writes benchmarks/results/gpu_speed.json; `python
 benchmarks/report.py` shows it. Ends with 2 where there is no device.
@@ -134,7 +134,7 @@ def _of_decode(found: Found) -> Row:
     note = f"the most of {most:.2%} in all steps and {peak:.2%} while layers change"
     figures["traffic"] = {
         "value": max(most, peak),
-        "note": f"{note}; {inside:.0%} of steps in an epoch",
+        "note": f"{note}; {inside:.0%} of steps in a rebalance",
     }
     figures["shortest_step"] = min(row["least_ms"] for row in rows)
     left_out = "; ".join(found["left_out"])

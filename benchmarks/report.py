@@ -191,7 +191,7 @@ MAIN_JOB = Section(
         Bar("imbalance with `static` shares", "imbalance_static", form=".4f"),
         Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
         Bar("sampling-noise floor", "noise_floor", form=".4f"),
-        Bar("rebalances that moved experts", "epochs", form="d", asked="at least 1 a phase"),
+        Bar("rebalances that moved experts", "rebalances", form="d", asked="at least 1 a phase"),
         Bar("copies moved in all of them", "slots_moved", form="d"),
         Bar("outputs identical to one process without exchange", "outputs", asked="yes"),
         Bar("wall time of `equipoise run` after installation, s", "wall_seconds", at_most=180,
@@ -696,7 +696,7 @@ GPU = Section(
             ("with", spread("p99_with")),
             ("ratio", spread("p99_ratio", ".3f")),
             ("moved", "{share:.2%}"),
-            ("rebalances", "{epochs}"),
+            ("rebalances", "{rebalances}"),
         )),
     ),
 )  # fmt: skip
@@ -720,7 +720,8 @@ EVIDENCE = Section(
     "",
     "main_job",
     "python benchmarks/run.py",
-    "{slots_moved[value]} copies moved in {epochs[value]} rebalances, {wall_seconds:.0f} s in all.",
+    "{slots_moved[value]} copies moved in {rebalances[value]} rebalances, "
+    "{wall_seconds:.0f} s in all.",
     tables=(
         Table("variants", (
             ("4 ranks, 32 experts, three kinds of text", "{words}"),

@@ -82,7 +82,7 @@ def main_job_figures(found: Found) -> tuple[Row, dict[str, list[Row]]]:
     figures = {
         "times_smaller": {"value": before / after, "note": f"{before:.4f} to {after:.4f}"},
         **{name: found[name] for name in ("imbalance_static", "imbalance_lagged", "noise_floor")},
-        "epochs": {
+        "rebalances": {
             "value": found["rebalances"],
             "note": f"{phases} by phase",
             "met": min(phases, default=0) >= 1,

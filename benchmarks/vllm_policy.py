@@ -13,8 +13,8 @@ part of all slots. The first plan leaves vLLM's first map, and is told apart fro
 The commit of one layer's map takes turns with vLLM's, eight layers each, in processor time of one
 thread; every slot of the layer changes. Of a turn the first layer counts by itself, *cold*: it
 finds the caches full of the other's data, as after a forward. Ours is all that the host does:
-tables and their digest, made beside the forward, and at the boundary the launch of nine copies of
-slots and of the tables' change. What the stream runs is apart, since here it is a thread.
+tables and their digest, made during the forward pass, and at the boundary the launch of nine copies
+of slots and of the tables' change. What the stream runs is apart, since here it is a thread.
 
 Writes benchmarks/results/vllm_policy.json; `python benchmarks/report.py` shows it.
 """
@@ -491,8 +491,8 @@ PARTS = {
     "stock, cold": "the same, cold",
     "all": "(b), all that the host does",
     "all, cold": "the same, cold",
-    "tables": "of it: tables, beside the forward",
-    "digest": "of it: their digest, beside the forward",
+    "tables": "of it: tables, during the forward pass",
+    "digest": "of it: their digest, during the forward pass",
     "host": "of it: the thread that steps, at the boundary, nine slots' copies among it",
     "host, cold": "the same, cold",
     "stream": "not in it: what the stream runs, nine copies of a byte among it",

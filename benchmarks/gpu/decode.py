@@ -1,16 +1,16 @@
-"""A decode step with and without an epoch that runs beside it.
+"""A decode step with and without a rebalance that runs beside it.
 
-Two loops in one process serve the same tokens with the same weights: beside one an epoch runs
+Two loops in one process serve the same tokens with the same weights: beside one a rebalance runs
 nearly all the time, beside the other none ever opens. They serve in turns. A step lasts on the
 device's clock from the end of the one before to its own end.
 
 A loop is one rank that stands for one of many. Routing, counting, votes, jobs, copies, checksums,
 locks and tables are the engine's own, in a group of one rank. What is planned is given: in every
-epoch and layer some of this rank's slots hand their experts on, so that no weight comes from a
+rebalance and layer some of this rank's slots hand their experts on, so that no weight comes from a
 peer, of which there are none. On the staged path it is packed, staged, summed and committed;
 in place it comes from page-locked host memory.
 
-An epoch moves at most 1% of what a step reads: bytes are counted each time that they are read or
+A rebalance moves at most 1% of what a step reads: bytes are counted each time that they are read or
 written in device memory, sums included, against the weights that a step reads, counted once. Slots
 a layer are as many as keep to that; where one is too many, the step is made longer.
 """
@@ -123,9 +123,9 @@ def handed_on(placement: Placement, here: int, slots: int, turn: int) -> Placeme
 
 ALONE = EPGroup((0,), 0)
 WINDOW = 4
-"""Steps of a window of load; an epoch opens behind every one unless the one before goes on."""
+"""Steps of a window of load; a rebalance opens behind every one unless the one before goes on."""
 NEVER = 1 << 20
-"""Windows between epochs where there shall be none."""
+"""Windows between rebalances where there shall be none."""
 WARM = 8
 """Steps at the beginning of a run that are not told."""
 MOVING = Transferring | Staged | Updating
@@ -152,7 +152,7 @@ class Setting:
 
     Attributes:
         path: how weights come into slots.
-        slots: of a layer that an epoch changes; 0 where no epoch opens.
+        slots: of a layer that a rebalance changes; 0 where no rebalance opens.
     """
 
     path: str
@@ -180,12 +180,12 @@ class Run:
 
     Attributes:
         seconds: of each step, from the end of the one before to its own.
-        epochs: that ended meanwhile.
-        inside: steps whose boundary was within an epoch.
+        rebalances: that ended meanwhile.
+        inside: steps whose boundary was within a rebalance.
     """
 
     seconds: list[float]
-    epochs: int
+    rebalances: int
     inside: int
 
 
@@ -304,16 +304,16 @@ class Serving:
         gc.disable()
         try:
             warm, _ = self._steps(WARM, mode, [])
-            gone = self._epochs()
+            gone = self._rebalances()
             marks, inside = self._steps(steps, mode, warm)
             marks[-1].wait()
         finally:
             gc.enable()
         seconds = [later.since(earlier) for earlier, later in pairwise(marks[-steps - 1 :])]
-        return Run(seconds, self._epochs() - gone, inside)
+        return Run(seconds, self._rebalances() - gone, inside)
 
     def _steps(self, count_: int, mode: Mode, marks: Sequence[Mark]) -> tuple[list[Mark], int]:
-        """Marks behind those there are, one at the end of each step; how many were in an epoch."""
+        """Appends a mark at the end of each step; also returns how many were in a rebalance."""
         found, inside = list(marks), 0
         for _ in range(count_):
             inside += self._step(mode)
@@ -323,7 +323,7 @@ class Serving:
         return found, inside
 
     def _step(self, mode: Mode) -> bool:
-        """Launch the next one; whether its boundary was within an epoch."""
+        """Launch the next one; whether its boundary was within a rebalance."""
         engine: Any = self._balancer.engine
         with self._balancer.step(self._next):
             inside = not isinstance(engine.state, Idle)
@@ -331,12 +331,12 @@ class Serving:
         self._next += 1
         return inside
 
-    def _epochs(self) -> int:
-        """Epochs that have ended so far. Raises `RuntimeError` where one did not end well."""
+    def _rebalances(self) -> int:
+        """Rebalances that have ended so far. Raises `RuntimeError` where one did not end well."""
         new = [report for report in self._balancer.engine.reports if report.step > self._looked]
         for report in new:
             if report.outcome not in COMPLETED:
-                raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
+                raise RuntimeError(f"rebalance {report.number} ended with: {report.outcome}")
             self._looked = report.step
         self._ended += len(new)
         return self._ended
@@ -354,7 +354,7 @@ class Serving:
             self._step(mode)
             self._clock.stream.synchronize(DEADLINE)
         else:
-            raise RuntimeError(f"an epoch does not end: {engine.state}")
+            raise RuntimeError(f"a rebalance does not end: {engine.state}")
         self._model.place.settle()
         self._check()
 
@@ -529,12 +529,12 @@ def slots_a_layer(model: Model, path: str) -> int:
 def pairs(
     moving: Serving, still: Serving, mode: Mode, count: int, steps: int
 ) -> Iterator[tuple[Run, Run]]:
-    """With an epoch and without, in turns; every other pair begins without."""
+    """With a rebalance and without, in turns; every other pair begins without."""
     for turn in range(count):
         found: dict[bool, Run] = {}
-        for with_epoch in (True, False) if turn % 2 == 0 else (False, True):
-            serving = moving if with_epoch else still
-            found[with_epoch] = serving.run(steps, mode)
+        for with_rebalance in (True, False) if turn % 2 == 0 else (False, True):
+            serving = moving if with_rebalance else still
+            found[with_rebalance] = serving.run(steps, mode)
             serving.rest(mode)
         yield found[True], found[False]
 
@@ -542,13 +542,13 @@ def pairs(
 def figures(runs: Sequence[tuple[Run, Run]], model: Model, path: str, slots: int) -> Figures:
     """What the runs come to."""
     steps = sum(len(run.seconds) for run, _ in runs)
-    epochs = sum(run.epochs for run, _ in runs)
-    moved = slots * model.sizes.layers * epochs
+    rebalances = sum(run.rebalances for run, _ in runs)
+    moved = slots * model.sizes.layers * rebalances
     slot = sum(segment.type.nbytes for segment in model.slots[0])
     row: Figures = {
         "slots_a_layer": slots,
         "steps": len(runs[0][0].seconds),
-        "epochs": epochs,
+        "rebalances": rebalances,
         "inside": sum(run.inside for run, _ in runs) / steps,
         "traffic": model.traffic,
         "share": moved_bytes(model, path, moved) / steps / model.traffic,

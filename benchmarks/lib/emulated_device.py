@@ -39,7 +39,7 @@ WINDOW = 4
 """Steps of load that a plan is made from; one sub-window."""
 INTERVAL = 36
 """Steps between two plans."""
-EPOCHS = 3
+REBALANCES = 3
 """Plans of a load stage: one that follows the switch of topic, then some made anew. So a topic
 lasts 108 steps, about nine seconds."""
 FOLLOWING, ANEW = 128, 256

@@ -53,12 +53,12 @@ from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 from lib.emulated_device import (
     ANEW,
-    EPOCHS,
     EXPERTS,
     FOLLOWING,
     INTERVAL,
     LAYERS,
     RANKS,
+    REBALANCES,
     ROWS,
     SEED,
     SLOTS,
@@ -96,7 +96,7 @@ class Traffic:
     @property
     def switches(self) -> tuple[int, ...]:
         """Steps at which a stage begins."""
-        return tuple(self.warm + EPOCHS * self.interval * stage for stage in range(self.stages))
+        return tuple(self.warm + REBALANCES * self.interval * stage for stage in range(self.stages))
 
     @property
     def warm(self) -> int:
@@ -106,11 +106,11 @@ class Traffic:
     @property
     def steps(self) -> int:
         """All of them; no further plan is due."""
-        return self.interval + EPOCHS * self.interval * self.stages
+        return self.interval + REBALANCES * self.interval * self.stages
 
     def stage(self, step: int) -> int:
         """Which stage a step is of; -1 before the first."""
-        return min((step - self.warm) // (EPOCHS * self.interval), self.stages - 1)
+        return min((step - self.warm) // (REBALANCES * self.interval), self.stages - 1)
 
     def ids(self, step: int, rank: int) -> Ids:
         """int32 (layers, rows) of a rank's tokens."""
@@ -185,10 +185,10 @@ Planner = Callable[[Load, Layout, bool], tuple[Layout, int]]
 def given(traffic: Traffic, planner: Planner) -> Iterator[Given]:
     """All plans, each from where the one before leads."""
     layout = start()
-    for number in range(EPOCHS * traffic.stages):
+    for number in range(REBALANCES * traffic.stages):
         closed = (number + 1) * traffic.interval
         load = traffic.load(range(closed - WINDOW, closed))
-        stage, anew = number // EPOCHS, number % EPOCHS > 0
+        stage, anew = number // REBALANCES, number % REBALANCES > 0
         layout, moves = planner(load, layout, anew)
         yield Given(closed + 1, stage, anew, layout, moves)
 
@@ -545,7 +545,7 @@ class Ours(Base):
         reports = self._balancer.engine.reports
         for report in list(reports)[len(self.ended) :]:
             if report.outcome not in COMPLETED:
-                raise RuntimeError(f"epoch {report.number} ended with: {report.outcome}")
+                raise RuntimeError(f"rebalance {report.number} ended with: {report.outcome}")
             self.ended.append(Ended(report.opened_at, report.step, report.copies))
 
     def launched(self) -> None:

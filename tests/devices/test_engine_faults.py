@@ -7,7 +7,7 @@ import pytest
 from helpers.harnesses.devices import Network
 from helpers.harnesses.fault_matrix import LOSSES, TROUBLES, healthy, matrix_row, unmoved
 from helpers.processes.rank_pool import Case, Ranks
-from helpers.rank_programs import epoch_faults as faults
+from helpers.rank_programs import rebalance_faults as faults
 from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 

@@ -168,7 +168,7 @@ def run_row(found: dict[str, Any]) -> dict[str, object]:
         "backend": found["backend"],
         "ranks": found["ranks"],
         "outputs identical": "yes" if found["outputs_identical"] else "no",
-        "epochs": found["rebalances"],
+        "rebalances": found["rebalances"],
         "slots moved": found["slots_moved"],
         "imbalance without": round(found["imbalance_unbalanced"], 4),
         "with": round(found["imbalance_balanced"], 4),

@@ -4,7 +4,7 @@
 
 The main job with its own number of steps takes minutes on simulated devices (`tox -e deep`); this
 one has 12 steps of one text and serves the `exact` variant only, beside the reference process. The
-few redundant slots make experts move in the first epochs, on two ranks too.
+few redundant slots make experts move in the first rebalances, on two ranks too.
 """
 
 import json
@@ -22,7 +22,7 @@ PATIENT = ("--deadline", "120")
 SERVED = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "exact", "--quiet")
 RUN = (sys.executable, "-m", "equipoise", "run", "--backend", "ascend", *SERVED)
 EXPECTED = (0, 1)
-"""1: the phase has not had its two epochs, for which there may be too few steps."""
+"""1: the phase has not had its two rebalances, for which there may be too few steps."""
 LIMIT = 600.0
 """Seconds that a run may take."""
 

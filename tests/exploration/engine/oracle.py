@@ -111,7 +111,7 @@ def accounted(record: Record) -> Iterator[str]:
 
 
 def explained(record: Record) -> Iterator[str]:
-    """Epochs abort for what went wrong and for nothing else; ranks stop only if one had to."""
+    """Rebalances abort for what went wrong and for nothing else; ranks stop only if one had to."""
     allowed = {reason for fault in record.struck for reason in REASONS.get(fault.kind, ())}
     if record.case.patience < record.case.tail:
         allowed.add("no progress in time")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from helpers.rank_programs import epoch_faults as faults
-from helpers.rank_programs.epoch_faults import VICTIM
+from helpers.rank_programs import rebalance_faults as faults
+from helpers.rank_programs.rebalance_faults import VICTIM
 
 BOUNDARY = ("Planning", "Proposed", "Transferring", "Staged", "Decided")
 LOCKED = ("Planning", "Proposed", "Decided", "Updating")
@@ -40,8 +40,8 @@ def healthy(stories: list[dict[str, Any]]) -> None:
     assert first["last"] == second["last"]
     assert first["last"] < faults.STEPS - 1, "the fault was never reached"
     assert len(first["after"]) == len(second["after"]) >= faults.MORE
-    assert "committed" in first["epochs"], "two ranks rebalance by themselves"
-    assert first["epochs"] == second["epochs"]
+    assert "committed" in first["rebalances"], "two ranks rebalance by themselves"
+    assert first["rebalances"] == second["rebalances"]
 
 
 REASONS = {
@@ -56,7 +56,7 @@ REASONS = {
 
 
 def unmoved(stories: list[dict[str, Any]], what: str) -> None:
-    """All ranks served one layout all the time, and say alike what became of each epoch."""
+    """All ranks served one layout all the time, and say alike what became of each rebalance."""
     columns = list(zip(*(story["sights"] for story in stories), strict=True))
     assert len(columns) == faults.ENDURED
     for sights in columns:
@@ -64,13 +64,13 @@ def unmoved(stories: list[dict[str, Any]], what: str) -> None:
         for rank, sight in enumerate(sights):
             promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
             assert sight == [step, generations, placement, promised], f"rank {rank}"
-    assert all(story["epochs"] == stories[0]["epochs"] for story in stories)
+    assert all(story["rebalances"] == stories[0]["rebalances"] for story in stories)
     for story in stories:
         if what in REASONS:
             assert REASONS[what] in story["aborts"]
         else:
             assert story["aborts"] == {}
-            assert "committed" in story["epochs"]
+            assert "committed" in story["rebalances"]
 
 
 def mixed(stories: list[dict[str, Any]], part: str) -> list[str]:

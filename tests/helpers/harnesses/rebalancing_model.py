@@ -58,7 +58,7 @@ class Story:
 
     @property
     def commits(self) -> list[int]:
-        """Boundaries at which an epoch was committed."""
+        """Boundaries at which a rebalance was committed."""
         return [report.step for report in self.reports if report.outcome == "committed"]
 
 

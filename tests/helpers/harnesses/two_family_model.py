@@ -140,7 +140,7 @@ def by_lock(berth: LayerGroupContext) -> UpdatePathConfig:
 
 
 def settings(**config: Any) -> BalancerConfig:
-    """Short epochs."""
+    """Short rebalances."""
     given = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
     return BalancerConfig(**{"name": "test", "timeout": 8.0, **given, **config})
 

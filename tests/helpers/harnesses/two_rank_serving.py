@@ -212,7 +212,7 @@ def violations(stories: Sequence[Story]) -> list[str]:
 
 
 def commits(story: Story, model: str) -> list[list[int]]:
-    """By family: the boundaries at which an epoch was committed."""
+    """By family: the boundaries at which a rebalance was committed."""
     return [
         [report.step for report in reports if report.outcome == "committed"]
         for reports in story.reports[model]

@@ -260,7 +260,7 @@ class NoStore(Around):
 
 
 class DropsOneCopy(Around):
-    """Commits all copies but the first of each epoch."""
+    """Commits all copies but the first of each rebalance."""
 
     def commit(self, copies: Sequence[tuple[int, int]], stream: Stream) -> None:
         self._inner.commit(copies[1:], stream)

@@ -1,9 +1,9 @@
-"""Something goes wrong with a rank at every transition of an epoch; the others are left whole."""
+"""A fault strikes a rank at every transition of a rebalance; the others are left whole."""
 
 import pytest
 from helpers.harnesses.fault_matrix import LOSSES, TROUBLES, healthy, matrix_row, unmoved
 from helpers.processes.rank_pool import Ranks
-from helpers.rank_programs import epoch_faults as faults
+from helpers.rank_programs import rebalance_faults as faults
 from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 

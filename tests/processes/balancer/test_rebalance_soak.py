@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 from helpers.processes.rank_pool import Ranks
-from helpers.rank_programs import epoch_soak as soak
+from helpers.rank_programs import rebalance_soak as soak
 from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 MEBI = 1 << 20
-WARM, EPOCHS, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 250.0)
-"""Epochs that move weights, before what is held is counted first and after it; seconds."""
+WARM, REBALANCES, WATCHDOG = (100, 10_000, 3_600.0) if DEEP else (30, 60, 250.0)
+"""Rebalances that move weights, before what is held is counted first and after it; seconds."""
 SLACK = {
     "resident": (8 if DEEP else 3) << 20,
     "threads": 0,
@@ -20,9 +20,9 @@ SLACK = {
     "keys": 40,
     "length": 40,
 }
-"""By how much a count may differ between two moments: an epoch and what it asks, or a page of a
-heap, is there or is not. Whatever grew by one an epoch would exceed it in the deep profile; what
-grew by as much as an epoch asks, on every commit."""
+"""By how much a count may differ between two moments: a rebalance and what it asks, or a page of a
+heap, is there or is not. Whatever grew by one a rebalance would exceed it in the deep profile; what
+grew by as much as a rebalance asks, on every commit."""
 pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 
 
@@ -30,11 +30,13 @@ pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 def test_engine_resources_do_not_grow_over_rebalances(
     ranks: Ranks, commit: str, record_property: RecordProperty
 ) -> None:
-    stories = ranks.run(soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, epochs=EPOCHS)
+    stories = ranks.run(
+        soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, rebalances=REBALANCES
+    )
     for rank, story in enumerate(stories):
         add_row(record_property, "soak", told(f"{commit}, rank {rank}", story))
         assert story["wrong"] == []
-        assert story["outcomes"]["moved"] >= WARM + EPOCHS
+        assert story["outcomes"]["moved"] >= WARM + REBALANCES
         assert grown(story["before"], story["after"]) == {}
 
 
@@ -45,7 +47,7 @@ def test_balancer_reconfigure_frees_control_plane_questions(ranks: Ranks) -> Non
         2,
         watchdog=WATCHDOG,
         times=200 if DEEP else 8,
-        epochs=2,
+        rebalances=2,
         slack=slack,
         settling=20,
     )[0]
@@ -57,8 +59,8 @@ def told(name: str, story: dict[str, Any]) -> dict[str, Any]:
     before, after = story["before"], story["after"]
     counts = {count: f"{before[count]} to {after[count]}" for count in COUNTS}
     counts["resident"] = f"{before['resident'] / MEBI:.1f} to {after['resident'] / MEBI:.1f}"
-    epochs = ", ".join(f"{number} {outcome}" for outcome, number in story["outcomes"].items())
-    return {"path": name, "steps": story["steps"], "epochs": epochs, **counts}
+    rebalances = ", ".join(f"{number} {outcome}" for outcome, number in story["outcomes"].items())
+    return {"path": name, "steps": story["steps"], "rebalances": rebalances, **counts}
 
 
 def grown(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What an engine cannot be configured to do is refused at once, and not epoch after epoch."""
+"""What an engine cannot be configured to do is refused at once, and not time after time."""
 
 from typing import Any
 

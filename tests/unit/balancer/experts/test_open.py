@@ -65,7 +65,7 @@ def test_model_balancers_move_experts_of_every_layer_group(
         mine, theirs = (commits(story, name) for story in stories)
         assert mine == theirs
         assert len(mine) == families
-        assert all(len(ends) >= 2 for ends in mine), "every family has committed epochs"
+        assert all(len(ends) >= 2 for ends in mine), "every family has committed rebalances"
     assert stories[0].placements == stories[1].placements
     assert [story.aborts for story in stories] == [0, 0]
     assert all(story.staged <= BUDGET for story in stories)
@@ -252,7 +252,7 @@ def test_parts_have_distinct_labels_and_spread_phases(
     assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
     phases = [part.start.config.step_offset for part in parts]
     most = max(phases.count(one) for one in phases)
-    assert most == -(-len(parts) // windows), "no boundary has more epochs than it must"
+    assert most == -(-len(parts) // windows), "no boundary has more rebalances than it must"
     rows = [part.start.layout.placement.shape for part in parts]
     assert sum(shape[0] for shape in rows) == len(names) * len(layers)
     assert {shape[1] for shape in rows} == {RANKS * PER_RANK}

@@ -140,7 +140,7 @@ def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
             with balancer.step(step):
                 balancer.load.counters += torch.tensor((1, 1, 1, 40), dtype=torch.int32)
             lockstep.barrier().result(20.0)
-            if balancer.engine.reports:  # epochs end at the same step on all ranks
+            if balancer.engine.reports:  # rebalances end at the same step on all ranks
                 break
         balancer.close()
         assert bool(balancer.engine.uncollected) == (seat.rank == 0), "the lowest rank forgets"

@@ -57,7 +57,7 @@ class After:
 
     placement: list[list[int]]
     held: list[int]
-    epochs: int
+    rebalances: int
 
 
 def config() -> BalancerConfig:
@@ -98,7 +98,7 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
             balancer.close()
             return None
         left = balancer.reconfigure(active, 3)
-        serve(left, seat, active, range(3, 63))  # nothing is computed: an epoch takes many
+        serve(left, seat, active, range(3, 63))  # nothing is computed: a rebalance takes many
         seat.accelerator.synchronize(20.0)
         left.close()
         held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
@@ -139,7 +139,7 @@ def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]
         check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
         promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
         assert after.held == [*chain(*promised)]
-        assert after.epochs >= 3, "epochs go on"
+        assert after.rebalances >= 3, "rebalances go on"
 
 
 def test_static_balancer_stays_static_after_reconfigure() -> None:

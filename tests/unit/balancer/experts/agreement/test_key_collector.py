@@ -65,21 +65,21 @@ class Office:
     def store(self) -> VirtualStore:
         return self.world.store
 
-    def vote(self, epoch: int, due: int, stands: Vote, label: str = "t") -> None:
-        """Every rank says its word, and the epoch's outcome is settled."""
-        question, outcome = f"{label}/{epoch}/{due}", f"{label}/{epoch}/move"
+    def vote(self, rebalance: int, due: int, stands: Vote, label: str = "t") -> None:
+        """Every rank says its word, and the rebalance's outcome is settled."""
+        question, outcome = f"{label}/{rebalance}/{due}", f"{label}/{rebalance}/move"
         for rank, stand in enumerate(stands):
             if stand is not None:
                 self.plane(rank).cast(question, Ballot(stand).to_bytes())
         self.plane(0).decide(outcome, b"move")
-        self.archive.add(epoch, [question, f"{label}/{epoch}/{due + 1}"], outcome)
-        self.archive.collect(epoch, question)
+        self.archive.add(rebalance, [question, f"{label}/{rebalance}/{due + 1}"], outcome)
+        self.archive.collect(rebalance, question)
 
     def asked(self) -> set[str]:
         """What the store holds."""
         return {name for name, _ in self.store.ballots} | set(self.store.decisions)
 
-    def epochs(self) -> set[int]:
+    def rebalances(self) -> set[int]:
         """Whose questions those are."""
         return {int(name.split("/")[1]) for name in self.asked()}
 
@@ -92,19 +92,19 @@ def office() -> Iterator[Office]:
 
 @given(st.lists(votes, min_size=1, max_size=5))
 def test_key_collector_keeps_ballots_until_all_ranks_are_healthy_in_later_rebalance(
-    epochs: list[list[Vote]],
+    rebalances: list[list[Vote]],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
         office, cast, past = Office(world), set[tuple[int, str, int]](), 0
-        for epoch, drawn in enumerate(epochs):
+        for rebalance, drawn in enumerate(rebalances):
             for due, stands in enumerate(drawn):
-                office.vote(epoch, due, stands)
-                cast |= {(epoch, f"t/{epoch}/{due}", r) for r in range(SIZE) if stands[r]}
+                office.vote(rebalance, due, stands)
+                cast |= {(rebalance, f"t/{rebalance}/{due}", r) for r in range(SIZE) if stands[r]}
                 if ABSENT not in stands and RankStatus.FAILED not in stands:
-                    past = epoch
+                    past = rebalance
                 kept = {(q, rank) for number, q, rank in cast if number >= past}
                 assert kept <= office.store.ballots.keys()
-                outcomes = {f"t/{number}/move" for number in range(past, epoch + 1)}
+                outcomes = {f"t/{number}/move" for number in range(past, rebalance + 1)}
                 assert outcomes <= office.store.decisions.keys()
 
 
@@ -114,21 +114,23 @@ def test_key_collector_keeps_only_last_healthy_rebalance(
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
         office, due = Office(world), 0
-        for epoch, length in enumerate(lengths):
-            before = lengths[epoch - 1] + 2 if epoch else 0  # its votes, one behind, its outcome
+        for rebalance, length in enumerate(lengths):
+            before = (
+                lengths[rebalance - 1] + 2 if rebalance else 0
+            )  # its votes, one behind, its outcome
             due = max(0, due + before - MAX_KEYS_PER_VOTE * length)
             for vote in range(length):
-                office.vote(epoch, vote, WELL)
+                office.vote(rebalance, vote, WELL)
             assert len(office.asked()) <= length + 1 + due
             if not due:
-                assert office.epochs() == {epoch}
+                assert office.rebalances() == {rebalance}
 
 
 def test_key_collector_forgets_ballot_cast_for_next_vote(office: Office) -> None:
     office.vote(0, 1, WELL)
     office.plane(1).cast("t/0/2", Ballot(RankStatus.FAILED, reason="leaves").to_bytes())
     office.vote(1, 5, WELL)
-    assert office.epochs() == {1}
+    assert office.rebalances() == {1}
 
 
 def test_key_collector_leftovers_are_forgotten_by_next_group(office: Office) -> None:

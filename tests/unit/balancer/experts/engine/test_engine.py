@@ -166,7 +166,7 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
     for story in stories:
         assert reason in story.aborts
     assert stories[0].commits == stories[1].commits
-    if name == "ballot lost":  # the only one of these faults that is over after one epoch
+    if name == "ballot lost":  # the only one of these faults that is over after one rebalance
         assert "committed" in [report.outcome for report in stories[0].reports]
 
 
@@ -280,7 +280,7 @@ def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> Non
     assert violations(stories) == []
     assert all(story.aborts == {"no ballot from rank(s) 0": 1} for story in stories)
     assert stories[0].commits == stories[1].commits
-    assert stories[0].commits, "the epochs behind it go on: no exchange was left unmatched"
+    assert stories[0].commits, "the rebalances behind it go on: no exchange was left unmatched"
 
 
 def test_rank_stops_when_outcome_is_unknown() -> None:

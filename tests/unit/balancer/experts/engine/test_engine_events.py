@@ -114,7 +114,7 @@ def test_event_sink_actual_imbalance_matches_prediction() -> None:
     _, entries = observed()
     digest = EventAggregator()
     records = [e.record for item in entries[0] for e in of(digest.process(item), RebalanceMeasured)]
-    # The first epoch is over, and seen to be so, before the loads change at the half.
+    # The first rebalance is over, and seen to be so, before the loads change at the half.
     first = records[0]
     assert first.copies
     assert first.ended_at + 4 <= STEPS // 2 + 1
@@ -193,9 +193,9 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
         # The program that drives the engine waits for its workers by jobs that say nothing.
         spans = [span for span in of(entries, TraceSpan) if span.details]
         for name in ("plan", "vote", "move"):
-            epochs = [span.details.get("rebalance") for span in spans if span.name == name]
-            assert epochs, name
-            assert set(epochs) <= begun, name
+            rebalances = [span.details.get("rebalance") for span in spans if span.name == name]
+            assert rebalances, name
+            assert set(rebalances) <= begun, name
         votes = [span for span in spans if span.name == "vote"]
         # The engine may be closed while the last vote is under way, or what is behind it.
         assert all("verdict" in span.details for span in votes[:-1])

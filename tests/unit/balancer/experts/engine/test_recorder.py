@@ -33,13 +33,13 @@ from equipoise.balancer.experts.runtime.events import (
     TraceSpan,
 )
 
-EPOCH = RebalanceId(3, 5)
+REBALANCE = RebalanceId(3, 5)
 UNDONE: Any = None
 """A task that nobody looks at."""
 BEFORE, AFTER = (Layout(p, even_shares(p, SHAPE.experts)) for p in placements())
 PARTS = np.array([0, 1 << 16]), np.array([0, 1 << 14])
 PROPOSAL = Proposal(RebalancePlan(AFTER, (1,), *PARTS), (), "digest")
-VOYAGE = TransferProgress(UNDONE, EPOCH, UNDONE, 0, 5, ())
+PROGRESS = TransferProgress(UNDONE, REBALANCE, UNDONE, 0, 5, ())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def told(kept: RecordingSink, states: list[State], report: RebalanceReport | None) -> None:
-    """Boundary by boundary; the epoch ends at the last."""
+    """Boundary by boundary; the rebalance ends at the last."""
     written = EventRecorder(kept, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
     for step, state in enumerate(states):
         written.begin_boundary(step)
@@ -62,9 +62,16 @@ def told(kept: RecordingSink, states: list[State], report: RebalanceReport | Non
 
 def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     kept = RecordingSink()
-    moving, committing = Transferring(VOYAGE), Staged(VOYAGE, ())
-    proposed = Proposed(EPOCH, PROPOSAL)
-    states: list[State] = [Planning(EPOCH, UNDONE), moving, committing, moving, moving, committing]
+    moving, committing = Transferring(PROGRESS), Staged(PROGRESS, ())
+    proposed = Proposed(REBALANCE, PROPOSAL)
+    states: list[State] = [
+        Planning(REBALANCE, UNDONE),
+        moving,
+        committing,
+        moving,
+        moving,
+        committing,
+    ]
     told(kept, [*states, proposed, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200))
     (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
@@ -87,7 +94,7 @@ def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
 
 def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> None:
     kept = RecordingSink()
-    planning = Planning(EPOCH, UNDONE)
+    planning = Planning(REBALANCE, UNDONE)
     told(kept, [Idle(), planning, planning, planning], None)
     passed = [entry for entry in kept.events if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
@@ -98,7 +105,7 @@ def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> No
 
 def test_recorder_excludes_draining_from_rebalance_seconds(clock: None) -> None:
     kept = RecordingSink()
-    planning, draining = Planning(EPOCH, UNDONE), Draining(())
+    planning, draining = Planning(REBALANCE, UNDONE), Draining(())
     told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
     (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
     assert ended.record.phase_seconds == {"planning": 2}
@@ -118,12 +125,12 @@ def test_recorder_ignores_end_of_rebalance_it_did_not_see_open(clock: None) -> N
     [
         (Idle(), False),
         (Draining(()), False),
-        (Planning(EPOCH, UNDONE), False),
-        (Failed(EPOCH, "no", Draining(())), False),
-        (Failed(EPOCH, "no", Planning(EPOCH, UNDONE)), False),
-        (Proposed(EPOCH, PROPOSAL), True),
-        (Transferring(TransferProgress(UNDONE, EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
-        (Failed(EPOCH, "no", TransferProgress(UNDONE, EPOCH, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Planning(REBALANCE, UNDONE), False),
+        (Failed(REBALANCE, "no", Draining(())), False),
+        (Failed(REBALANCE, "no", Planning(REBALANCE, UNDONE)), False),
+        (Proposed(REBALANCE, PROPOSAL), True),
+        (Transferring(TransferProgress(UNDONE, REBALANCE, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
+        (Failed(REBALANCE, "no", TransferProgress(UNDONE, REBALANCE, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
     ],
 )
 def test_proposal_of_state_is_known_from_agreeing_on(state: State, known: bool) -> None:

@@ -32,7 +32,7 @@ def installed(cpu: Accelerator) -> ServingState:
 def test_installed_warms_kernels_before_first_table_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else the first step, or the first epoch, stands while they are compiled."""
+    """Else the first step, or the first rebalance, stands while they are compiled."""
     calls: list[str] = []
     commit = CpuKernels.commit_tables
 

@@ -1,4 +1,4 @@
-"""Two ranks rebalance epoch after epoch, and count what they hold."""
+"""Two ranks rebalance time after time, and count what they hold."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -51,12 +51,12 @@ CONFIG = BalancerConfig(
 )
 
 
-def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]:
-    """Serve until `warm` epochs have moved weights, then for `epochs` more; census at both."""
+def serve(fabric: Fabric, commit: str, warm: int, rebalances: int) -> dict[str, Any]:
+    """Serve until `warm` rebalances moved weights, then for `rebalances` more; census at both."""
     with _serving(fabric, commit) as (balancer, loop):
         loop.run(balancer, warm)
         before = _census(fabric, balancer)
-        loop.run(balancer, epochs)
+        loop.run(balancer, rebalances)
         after = _census(fabric, balancer)
         steps, outcomes, wrong = loop.step, dict(loop.outcomes), loop.wrong
         balancer.close()
@@ -69,18 +69,20 @@ def serve(fabric: Fabric, commit: str, warm: int, epochs: int) -> dict[str, Any]
     }
 
 
-def regroup(fabric: Fabric, times: int, epochs: int, slack: int, settling: int) -> tuple[int, int]:
+def regroup(
+    fabric: Fabric, times: int, rebalances: int, slack: int, settling: int
+) -> tuple[int, int]:
     """Make the group anew over and over; how many questions the store holds at first and at last.
 
-    An epoch asks once a step, and a busy machine takes more steps over its plan, so that what is
+    A rebalance asks once a step, and a busy machine takes more steps over its plan, so that what is
     held for the moment depends on time. What may go is let go of a few at a vote: so it is counted
-    at the end after each of up to `settling` more epochs, until it is no more than `slack` above
-    the first count.
+    at the end after each of up to `settling` more rebalances, until it is no more than `slack`
+    above the first count.
     """
     with _serving(fabric, CommitMode.STAGED) as (balancer, loop):
         first = last = 0
         for number in range(times):
-            loop.run(balancer, epochs)
+            loop.run(balancer, rebalances)
             balancer = balancer.reconfigure(range(SHAPE.ranks), loop.step)
             last = loop.questions(fabric)
             first = first if number else last
@@ -111,11 +113,11 @@ def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loo
 
 
 class Loop:
-    """Steps that add load, look at slots, and meet; until so many more epochs moved weights.
+    """Steps that add load, look at slots, and meet; until so many more rebalances moved weights.
 
     Attributes:
         step: the next one.
-        outcomes: of epochs, and how many moved weights, over the whole run.
+        outcomes: of rebalances, and how many moved weights, over the whole run.
         wrong: steps in which a slot did not hold what the tables say; the first few.
     """
 
@@ -133,9 +135,9 @@ class Loop:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[int] = []
 
-    def run(self, balancer: ExpertBalancer, epochs: int) -> None:
+    def run(self, balancer: ExpertBalancer, rebalances: int) -> None:
         """Until this rank, and every other, has seen so many."""
-        wanted = self.outcomes["moved"] + epochs
+        wanted = self.outcomes["moved"] + rebalances
         flag = torch.zeros(1, dtype=torch.int32)
         while int(flag) < SHAPE.ranks:
             balancer.before_step(self.step)
@@ -183,7 +185,7 @@ class Loop:
 
 
 def _census(fabric: Fabric, balancer: ExpertBalancer) -> dict[str, Any]:
-    """What is held, apart from reports of epochs, of which an engine keeps the last ones."""
+    """What is held, apart from reports of rebalances, of which an engine keeps the last ones."""
     assert isinstance(fabric.control, StoreControlPlane)
     assert balancer.engine.reports.maxlen is not None
     balancer.engine.reports.clear()

@@ -1,4 +1,4 @@
-"""Three ranks rebalance, and something goes wrong with one of them where an epoch passes over.
+"""Three ranks rebalance, and something goes wrong with one of them where a rebalance passes over.
 
 It goes wrong from the moment on at which the engine of that rank comes to a state, or decides.
 """
@@ -222,7 +222,7 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
         "before": seen,
         "after": loop.sights[len(seen) :],
         "aborts": dict(balancer.engine.aborts),
-        "epochs": outcomes,
+        "rebalances": outcomes,
     }
 
 
@@ -236,7 +236,7 @@ def endure(fabric: Fabric, what: str, where: str, commit: str, backend: str = "c
     balancer.close()
     bench.accelerator.close()
     outcomes = [report.outcome for report in balancer.engine.reports]
-    return {"sights": loop.sights, "aborts": dict(balancer.engine.aborts), "epochs": outcomes}
+    return {"sights": loop.sights, "aborts": dict(balancer.engine.aborts), "rebalances": outcomes}
 
 
 class Loop:
@@ -275,7 +275,7 @@ class Loop:
                 return
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
-        """Nothing in the step waits for the device: the writer issues its copies behind the step,
+        """Nothing in the step waits for the device: the writer issues its copies after the step,
         and the step stands behind a lock until they are there. So values are read at the end."""
         compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.serving_state
         held: list[torch.Tensor] = []
