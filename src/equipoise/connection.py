@@ -217,8 +217,8 @@ def find_rendezvous(communicator: str, deadline: float) -> Rendezvous | None:
     """
     if is_launched():
         return rendezvous_from(os.environ, deadline)
-    seat = registry.communicator(communicator).launcher_rendezvous()
-    return None if seat is None else replace(seat, deadline=deadline)
+    rendezvous = registry.communicator(communicator).launcher_rendezvous()
+    return None if rendezvous is None else replace(rendezvous, deadline=deadline)
 
 
 def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvous:
@@ -252,13 +252,15 @@ def join_launcher(communicator: str) -> None:
 
     Raises: as `CommunicatorBackend.launcher_rendezvous`.
     """
-    seat = None if is_launched() else registry.communicator(communicator).launcher_rendezvous()
-    if seat is not None:
+    rendezvous = (
+        None if is_launched() else registry.communicator(communicator).launcher_rendezvous()
+    )
+    if rendezvous is not None:
         os.environ.update(
-            RANK=str(seat.rank),
-            WORLD_SIZE=str(seat.size),
-            MASTER_ADDR=seat.host,
-            MASTER_PORT=str(seat.port),
+            RANK=str(rendezvous.rank),
+            WORLD_SIZE=str(rendezvous.size),
+            MASTER_ADDR=rendezvous.host,
+            MASTER_PORT=str(rendezvous.port),
         )
 
 

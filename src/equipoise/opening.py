@@ -129,8 +129,8 @@ class _Sinks:
         return self.opened[-1]
 
     def close(self) -> None:
-        for courier in self.opened:
-            courier.close()
+        for sink in self.opened:
+            sink.close()
 
 
 class _Listening:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.harnesses.devices import backend
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from torch import Tensor
 
 from equipoise.backends.cpu import BACKEND as CPU
@@ -33,17 +33,17 @@ from equipoise.integrations.vllm.worker_context import connect_fabric
 
 SOON = 20.0
 SIZE = 2
-Program = Callable[[Seat, Accelerator, HostStagedCommunicator], Any]
+Program = Callable[[GroupMember, Accelerator, HostStagedCommunicator], Any]
 
 
 def on_devices(kind: str, program: Program, deadline: float = SOON) -> list[Any]:
     """What each of two ranks returned, which share a device and a host."""
 
-    def serve(seat: Seat) -> Any:
+    def serve(member: GroupMember) -> Any:
         device = backend(kind).open(0)
         try:
-            fabric = HostStagedFabric(seat.fabric, device, deadline)
-            return program(seat, device, fabric.open("staged"))
+            fabric = HostStagedFabric(member.fabric, device, deadline)
+            return program(member, device, fabric.open("staged"))
         finally:
             device.close()
 
@@ -56,10 +56,10 @@ def placed(device: Accelerator, values: Any, dtype: torch.dtype = torch.int64) -
 
 
 def operations(
-    seat: Seat, device: Accelerator, group: HostStagedCommunicator
+    member: GroupMember, device: Accelerator, group: HostStagedCommunicator
 ) -> dict[str, list[Any]]:
     """What this rank has after each operation, issued on what is on the device."""
-    me, peer = seat.rank, 1 - seat.rank
+    me, peer = member.rank, 1 - member.rank
     sent, summed, shared = (placed(device, [me + 1, 7]) for _ in range(3))
     gathered, turned, uneven = (placed(device, [[0, 0]] * 2) for _ in range(3))
     pair = placed(device, [[10 * me, 1], [10 * me + 1, 2]])
@@ -124,17 +124,19 @@ def test_vllm_site_stages_gloo_through_host_only_on_device(kind: str) -> None:
 
 
 def test_gloo_alone_refuses_tensor_of_device(kind: str) -> None:
-    def program(seat: Seat, device: Accelerator, _: HostStagedCommunicator) -> bool:
+    def program(member: GroupMember, device: Accelerator, _: HostStagedCommunicator) -> bool:
         with pytest.raises(Unsupported, match="a contiguous tensor on cpu is needed"):
-            seat.fabric.open("plain").all_reduce(placed(device, [1]))
+            member.fabric.open("plain").all_reduce(placed(device, [1]))
         return True
 
     assert on_devices(kind, program) == [True, True]
 
 
 def test_host_staged_operation_fails_without_peer(kind: str) -> None:
-    def program(seat: Seat, device: Accelerator, group: HostStagedCommunicator) -> list[int]:
-        if seat.rank:
+    def program(
+        member: GroupMember, device: Accelerator, group: HostStagedCommunicator
+    ) -> list[int]:
+        if member.rank:
             return []
         kept = placed(device, [5])
         work = group.irecv(kept, 1)
@@ -153,12 +155,12 @@ def test_host_staged_operation_fails_without_peer(kind: str) -> None:
 
 
 def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
-    def program(seat: Seat, device: Accelerator, group: HostStagedCommunicator) -> Any:
-        weights = placed(device, [[seat.rank + 1.0] * 16] * 4, torch.float32)
+    def program(member: GroupMember, device: Accelerator, group: HostStagedCommunicator) -> Any:
+        weights = placed(device, [[member.rank + 1.0] * 16] * 4, torch.float32)
         layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
         store = device.slot_store(layout)
         transfer = P2PTransfer(device, group, store, range(SIZE), SOON)
-        peer = 1 - seat.rank
+        peer = 1 - member.rank
         rounds = tuple(
             RoundTransfers(Send(peer, (at,)), Recv(peer, (at,), (2 + at,))) for at in range(2)
         )
@@ -184,14 +186,14 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
     )
     layout = Layout(initial_placement(shape), even_shares(initial_placement(shape), shape.experts))
 
-    def serve(seat: Seat) -> tuple[list[list[int]], list[float], int]:
+    def serve(member: GroupMember) -> tuple[list[list[int]], list[float], int]:
         device = backend(kind).open(0)
-        mine = slice(seat.rank * shape.slots_per_rank, (seat.rank + 1) * shape.slots_per_rank)
+        mine = slice(member.rank * shape.slots_per_rank, (member.rank + 1) * shape.slots_per_rank)
         weights = placed(
             device, [[float(e)] * 16 for e in layout.placement[0, mine]], torch.float32
         )
         store = device.slot_store(SlotLayout(tuple((Segment("w", w),) for w in weights), staging=5))
-        fabric = HostStagedFabric(seat.fabric, device, SOON)
+        fabric = HostStagedFabric(member.fabric, device, SOON)
         balancer = open_balancer(device, fabric, store, shape, layout, config)
         ids = placed(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
         compute = device.stream(Role.COMPUTE)

@@ -107,7 +107,7 @@ def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
 
 
 def within(opened: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineStreams) -> OneLayer:
-    """As a site has it: on a device the engine's stream is the compute stream."""
+    """As a setup has it: on a device the engine's stream is the compute stream."""
     if not isinstance(opened, DeviceAccelerator):
         return OneLayer(opened, HostEngineStreams(opened.stream(Role.COMPUTE), SOON))
     streams = kind(opened, lambda: current_stream(opened))

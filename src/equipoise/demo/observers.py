@@ -54,14 +54,14 @@ class Observers:
 
     @contextmanager
     def observe(self, config: BalancerConfig) -> Iterator[ObservedPass]:
-        """The journal of one pass; closed when the pass is over, however it ends."""
+        """The sink of one pass's events; closed when the pass is over, however it ends."""
         spans = TraceBuffer(self._rank)
-        journals = [spans, *log_sinks(config, self._rank), *self._wandb(config)]
-        courier = AsyncEventSink([*journals, *(of(config.name) for of in self._metrics)])
+        sinks = [spans, *log_sinks(config, self._rank), *self._wandb(config)]
+        sink = AsyncEventSink([*sinks, *(of(config.name) for of in self._metrics)])
         try:
-            yield ObservedPass(courier, spans)
+            yield ObservedPass(sink, spans)
         finally:
-            courier.close()
+            sink.close()
 
     def close(self) -> None:
         """Serve no more metrics."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from exploration.channel.case import Case, Fault, Manner
-from exploration.channel.run_case import Record, Sight, expected
+from exploration.channel.run_case import Observation, Record, expected
 
 from equipoise.hal.errors import CommunicatorFailed, MessageMismatch, StreamError
 
@@ -12,11 +12,12 @@ EXPLAINED = (CommunicatorFailed, MessageMismatch, StreamError)
 
 def whole(case: Case, record: Record) -> Iterator[str]:
     """What is read of a step is what was sent, all of it, unless the read raised, or `settle`."""
-    for sight in record.sights:
-        right = expected(case, sight.rank, sight.step)
-        seen = {name: right[name] for name in sight.values}
-        if sight.values != seen and not _told(sight, record):
-            yield f"rank {sight.rank} read {sight.values} of step {sight.step}, sent was {right}"
+    for observation in record.observations:
+        right = expected(case, observation.rank, observation.step)
+        seen = {name: right[name] for name in observation.values}
+        if observation.values != seen and not _told(observation, record):
+            where = f"rank {observation.rank}, step {observation.step}"
+            yield f"{where}: read {observation.values}, sent was {right}"
 
 
 def read(case: Case, record: Record) -> Iterator[str]:
@@ -26,7 +27,7 @@ def read(case: Case, record: Record) -> Iterator[str]:
     for rank in range(case.parts, 2 * case.parts):
         manners = case.manners if rank == case.parts else case.manners[::-1]
         wanted = [n for n, manner in enumerate(manners) if manner is not Manner.SKIPS]
-        steps = [s.step for s in record.sights if s.rank == rank and len(s.values) == 2]
+        steps = [s.step for s in record.observations if s.rank == rank and len(s.values) == 2]
         if steps != wanted:
             yield f"rank {rank} read steps {steps} of {wanted}"
 
@@ -42,7 +43,7 @@ def ends(case: Case, record: Record) -> Iterator[str]:
 
 def explained(case: Case, record: Record) -> Iterator[str]:
     """Nobody raises where nothing is wrong, and what is raised says what was."""
-    raised = [*record.errors.values(), *(e for s in record.sights for e in s.errors)]
+    raised = [*record.errors.values(), *(e for s in record.observations for e in s.errors)]
     if case.fault is Fault.NONE and raised:
         yield f"raised without a fault: {raised[0]!r}"
     for error in raised:
@@ -52,9 +53,11 @@ def explained(case: Case, record: Record) -> Iterator[str]:
 
 def again(case: Case, record: Record) -> Iterator[str]:
     """A read that has raised raises the same at the next."""
-    for sight in record.sights:
-        if sight.errors and (len(sight.errors) != 2 or sight.errors[0] is not sight.errors[1]):
-            yield f"rank {sight.rank}, step {sight.step}: {sight.errors!r}"
+    for observation in record.observations:
+        if observation.errors and (
+            len(observation.errors) != 2 or observation.errors[0] is not observation.errors[1]
+        ):
+            yield f"rank {observation.rank}, step {observation.step}: {observation.errors!r}"
 
 
 def steady(case: Case, record: Record) -> Iterator[str]:
@@ -90,6 +93,6 @@ def violations(case: Case, record: Record) -> dict[str, str]:
     return {name: what for name, what in found.items() if what}
 
 
-def _told(sight: Sight, record: Record) -> bool:
+def _told(observation: Observation, record: Record) -> bool:
     """Whether the reader was told, by its read or before its host came to an end."""
-    return bool(sight.errors) or sight.rank in record.errors
+    return bool(observation.errors) or observation.rank in record.errors

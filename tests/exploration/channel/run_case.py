@@ -43,7 +43,7 @@ LIMIT = 20_000
 
 
 @dataclass
-class Sight:
+class Observation:
     """What one rank read of one step, tensor by tensor.
 
     Attributes:
@@ -66,7 +66,7 @@ class Record:
     """What came of a case.
 
     Attributes:
-        sights: what was read, in the order in which it was.
+        observations: what was read, in the order in which it was.
         errors: of the hosts, by rank.
         stuck: ranks whose hosts did not end.
         left: operations and programs that were left when everybody had ended.
@@ -75,7 +75,7 @@ class Record:
         kept: what senders read of tensors that they were lent, and what they had written there.
     """
 
-    sights: list[Sight] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     errors: dict[int, Exception] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
     left: int = 0
@@ -220,7 +220,7 @@ class Reader:
         self._edge = edge
         manners = play.case.manners
         self._manners = manners if rank == play.case.parts else manners[::-1]
-        self._kept: list[tuple[int, Sight, Tensor]] = []
+        self._kept: list[tuple[int, Observation, Tensor]] = []
 
     def lets(self, end: ReceivingEnd) -> bool:
         """Whether `expect` would not wait; a reader that keeps tensors lets go of them for it."""
@@ -236,16 +236,16 @@ class Reader:
             return
         if self._edge.read_mode is ReadMode.HOST and not self._blocks(step):
             yield arrived.ready
-        sight = Sight(self._rank, step)
-        self._play.record.sights.append(sight)
-        tensors = _first_read(arrived, sight)
+        observation = Observation(self._rank, step)
+        self._play.record.observations.append(observation)
+        tensors = _first_read(arrived, observation)
         if not tensors:
             return
-        self._launch(sight, "hidden", tensors["hidden"])
+        self._launch(observation, "hidden", tensors["hidden"])
         if manner is Manner.KEEPS:
-            self._kept.append((step, sight, tensors["mine"]))
+            self._kept.append((step, observation, tensors["mine"]))
         else:
-            self._launch(sight, "mine", tensors["mine"])
+            self._launch(observation, "mine", tensors["mine"])
         del tensors
         if manner is Manner.RELEASES:
             arrived.release()
@@ -256,9 +256,9 @@ class Reader:
         self._read_kept(before=len(self._play.case.rows))
 
     def _read_kept(self, before: int) -> None:
-        for step, sight, tensor in self._kept:
+        for step, observation, tensor in self._kept:
             if step < before:
-                self._launch(sight, "mine", tensor)
+                self._launch(observation, "mine", tensor)
         self._kept = [kept for kept in self._kept if kept[0] >= before]
 
     def _blocks(self, step: int) -> bool:
@@ -266,34 +266,34 @@ class Reader:
         for hosts that it was called beneath."""
         return self._play.case.parts == 1 and step % 2 == 1
 
-    def _launch(self, sight: Sight, name: str, tensor: Tensor) -> None:
+    def _launch(self, observation: Observation, name: str, tensor: Tensor) -> None:
         """Read it in a program: where streams read, by its address, as a kernel does that holds no
         tensor; where the host does, it holds what it reads."""
         if self._edge.read_mode is ReadMode.HOST:
-            self._edge.stream.launch(partial(_see_tensor, sight, name, tensor))
+            self._edge.stream.launch(partial(_see_tensor, observation, name, tensor))
             return
         kind: Any = {torch.float32: ctypes.c_float, torch.int64: ctypes.c_int64}[tensor.dtype]
         array = (kind * tensor.numel()).from_address(tensor.data_ptr())
-        self._edge.stream.launch(partial(_see, sight, name, array))
+        self._edge.stream.launch(partial(_see, observation, name, array))
 
 
-def _first_read(arrived: AsyncIntermediateTensors, sight: Sight) -> dict[str, Tensor]:
+def _first_read(arrived: AsyncIntermediateTensors, observation: Observation) -> dict[str, Tensor]:
     """The tensors; or none, and what both reads raised."""
     for _ in range(2):
         try:
             return {name: arrived[name] for name in ("hidden", "mine")}
         except EquipoiseError as error:
-            sight.errors.append(error.with_traceback(None))  # as in `Host.step`
-    sight.failed = arrived
+            observation.errors.append(error.with_traceback(None))  # as in `Host.step`
+    observation.failed = arrived
     return {}
 
 
-def _see_tensor(sight: Sight, name: str, tensor: Tensor) -> None:
-    sight.values[name] = tensor.flatten().tolist()
+def _see_tensor(observation: Observation, name: str, tensor: Tensor) -> None:
+    observation.values[name] = tensor.flatten().tolist()
 
 
-def _see(sight: Sight, name: str, array: Iterable[float]) -> None:
-    sight.values[name] = list(array)
+def _see(observation: Observation, name: str, array: Iterable[float]) -> None:
+    observation.values[name] = list(array)
 
 
 def play(case: Case) -> Record:

@@ -37,7 +37,7 @@ OUTCOMES = ("read as sent", "reported")
 
 def outcome_of(record: Record) -> str:
     """Whether anybody was told that something is wrong."""
-    told = record.errors or any(sight.errors for sight in record.sights)
+    told = record.errors or any(observation.errors for observation in record.observations)
     return "reported" if told else "read as sent"
 
 
@@ -86,7 +86,7 @@ def test_channel_exploration_faults_reach_reads_and_hosts() -> None:
     def tell(case: Case) -> None:
         record = play(case)
         told.update("host" for _ in record.errors)
-        told.update("read" for sight in record.sights if sight.errors)
+        told.update("read" for observation in record.observations if observation.errors)
 
     each_of(cases(FAULTS), 100, tell)
     assert told == {"host", "read"}

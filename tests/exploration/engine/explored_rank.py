@@ -27,7 +27,7 @@ from equipoise.hal.stream import Event, Role
 
 
 @dataclass
-class Seat:
+class ExploredRank:
     """What a rank's host works with.
 
     Attributes:
@@ -121,7 +121,9 @@ class Seat:
         return event
 
 
-def seat(world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object]) -> Seat:
+def explored_rank(
+    world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object]
+) -> ExploredRank:
     """A rank, put together; nothing has moved yet."""
     shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
     fabric: Any = RiggedFabric(world.fabric(rank), traps)
@@ -143,4 +145,4 @@ def seat(world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object
     tables, counters = balancer.serving_state.tables, balancer.load.counters
     forward = Forward(rank, shape, slots, tables, counters, balancer.reading_slots)
     tokens = fabric.open("tokens")
-    return Seat(world, case, rank, traps, fabric, balancer, tokens, forward, workers)
+    return ExploredRank(world, case, rank, traps, fabric, balancer, tokens, forward, workers)

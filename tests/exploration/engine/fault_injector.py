@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from exploration.engine.case import Fault, FaultKind
 from exploration.engine.driver import Driver
-from exploration.engine.explored_rank import Seat
+from exploration.engine.explored_rank import ExploredRank
 
 JOBS = {
     FaultKind.PLANNER_RAISES: "planner",
@@ -24,7 +24,7 @@ class Mischief:
         gone: ranks that were stopped or killed.
     """
 
-    seats: list[Seat]
+    ranks: list[ExploredRank]
     driver: Driver
     waiting: list[tuple[Fault, int]]
     struck: list[Fault] = field(default_factory=list)
@@ -33,9 +33,9 @@ class Mischief:
     @property
     def armed(self) -> bool:
         """Whether a fault still waits, for its moment or for something to strike."""
-        workers = [worker for seat in self.seats for worker in seat.workers.values()]
+        workers = [worker for explored in self.ranks for worker in explored.workers.values()]
         lurks = any(worker.poisoned or worker.hasty for worker in workers)
-        return bool(self.waiting) or lurks or any(seat.traps.armed for seat in self.seats)
+        return bool(self.waiting) or lurks or any(explored.traps.armed for explored in self.ranks)
 
     def watch(self) -> None:
         """Before each micro-step."""
@@ -43,7 +43,7 @@ class Mischief:
             return
         still = []
         for fault, delay in self.waiting:
-            if self.seats[fault.rank].at < fault.step:
+            if self.ranks[fault.rank].at < fault.step:
                 still.append((fault, delay))
             elif delay > 0 or not self._strike(fault):
                 still.append((fault, delay - 1))
@@ -53,7 +53,7 @@ class Mischief:
 
     def _strike(self, fault: Fault) -> bool:
         """Whether there was anything to strike."""
-        rank, seat, world = fault.rank, self.seats[fault.rank], self.driver.world
+        rank, explored, world = fault.rank, self.ranks[fault.rank], self.driver.world
         match fault.kind:
             case FaultKind.STOPPED:
                 self.gone.add(rank)
@@ -68,11 +68,11 @@ class Mischief:
             case FaultKind.SLOW:
                 self.driver.slow.add(rank)
             case FaultKind.HASTY_VOTE:
-                seat.workers["vote"].hasty = True
+                explored.workers["vote"].hasty = True
             case kind if kind in JOBS:
-                seat.workers[JOBS[kind]].poisoned = True
+                explored.workers[JOBS[kind]].poisoned = True
             case kind:
-                seat.traps.armed.add(kind)
+                explored.traps.armed.add(kind)
         return True
 
     def _expire(self, rank: int) -> bool:

@@ -25,7 +25,7 @@ WIDTH = 8
 HALF = WIDTH // 2
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     """What one stream of one rank saw of one layer in one step."""
 
     step: int
@@ -65,7 +65,7 @@ class Forward:
         tables: its tables.
         counters: int32 [layers, experts], its load.
         reading: what a step reads a layer in.
-        sights: what its streams saw, in the order in which they saw it.
+        observations: what its streams saw, in the order in which they saw it.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Forward:
     tables: Tables
     counters: torch.Tensor
     reading: Callable[[int, int], AbstractContextManager[None]]
-    sights: list[Sight] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._slots = [slot[0].data.numpy() for slot in self.layout.slots]
@@ -113,6 +113,6 @@ class Forward:
         first = b"".join([slot[:HALF].tobytes() for slot in mine])
         yield
         second = b"".join([slot[HALF:].tobytes() for slot in mine])
-        self.sights.append(
-            Sight(step, layer, self.rank, name, generation, table, shares, first, second)
+        self.observations.append(
+            Observation(step, layer, self.rank, name, generation, table, shares, first, second)
         )

@@ -6,7 +6,7 @@ from itertools import combinations, groupby, pairwise
 
 import numpy as np
 from exploration.engine.case import Case, FaultKind
-from exploration.engine.forward_model import HALF, Sight, mark
+from exploration.engine.forward_model import HALF, Observation, mark
 from exploration.engine.lane import Planted
 from exploration.engine.records import Record, Story
 
@@ -63,11 +63,11 @@ REASONS: dict[FaultKind, tuple[str, ...]] = {
 
 def one_generation(record: Record) -> Iterator[str]:
     """In one step all streams of all ranks route a layer by the same tables."""
-    for (step, layer), sights in _by_layer(record).items():
+    for (step, layer), observations in _by_layer(record).items():
         for what, seen in (
-            ("generations", {sight.generation for sight in sights}),
-            ("tables", {sight.table for sight in sights}),
-            ("shares", {sight.shares for sight in sights}),
+            ("generations", {observation.generation for observation in observations}),
+            ("tables", {observation.table for observation in observations}),
+            ("shares", {observation.shares for observation in observations}),
         ):
             if len(seen) > 1:
                 yield f"step {step}, layer {layer}: {what} differ"
@@ -76,13 +76,17 @@ def one_generation(record: Record) -> Iterator[str]:
 def right_weights(record: Record) -> Iterator[str]:
     """Every slot that the table names which the same stream read holds, whole, that expert."""
     for story in record.stories:
-        for sight in _valid(record, story):
-            expected = _expected(record.case, sight.layer, sight.table, sight.rank)
-            first, second = (_read(expected, half) for half in (sight.first, sight.second))
+        for observation in _valid(record, story):
+            expected = _expected(
+                record.case, observation.layer, observation.table, observation.rank
+            )
+            first, second = (
+                _read(expected, half) for half in (observation.first, observation.second)
+            )
             if first != expected or second != expected:
                 kind = "wrong" if first == second else "torn"
-                where = f"step {sight.step}, rank {sight.rank}, {sight.reader}"
-                yield f"{where}: layer {sight.layer} is {kind}"
+                where = f"step {observation.step}, rank {observation.rank}, {observation.reader}"
+                yield f"{where}: layer {observation.layer} is {kind}"
 
 
 def same_history(record: Record) -> Iterator[str]:
@@ -188,11 +192,11 @@ def violations(record: Record) -> dict[str, str]:
     return {name: what for name, what in found.items() if what}
 
 
-def _by_layer(record: Record) -> dict[tuple[int, int], list[Sight]]:
-    seen: dict[tuple[int, int], list[Sight]] = defaultdict(list)
+def _by_layer(record: Record) -> dict[tuple[int, int], list[Observation]]:
+    seen: dict[tuple[int, int], list[Observation]] = defaultdict(list)
     for story in record.stories:
-        for sight in _valid(record, story):
-            seen[sight.step, sight.layer].append(sight)
+        for observation in _valid(record, story):
+            seen[observation.step, observation.layer].append(observation)
     return seen
 
 
@@ -237,12 +241,12 @@ def _lost(record: Record) -> bool:
     return any(fault.kind in ends for fault in record.struck)
 
 
-def _valid(record: Record, story: Story) -> Iterator[Sight]:
+def _valid(record: Record, story: Story) -> Iterator[Observation]:
     """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
     end = len(story.after)
     if record.case.locked and isinstance(story.error, VoteOutcomeUnknown):
         end -= 1 + record.case.ahead
-    return (sight for sight in story.sights if sight.step < end)
+    return (observation for observation in story.observations if observation.step < end)
 
 
 def _may_end(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exploration.engine.case import Case, Fault
-from exploration.engine.forward_model import Sight
+from exploration.engine.forward_model import Observation
 
 from equipoise.balancer.experts.engine.states import RebalanceReport
 
@@ -26,7 +26,7 @@ class Story:
         error: what its host ended by, if not by its own end.
         after: what was installed behind each boundary.
         stages: what it voted on behind each boundary; empty where it did not.
-        sights: what its streams saw.
+        observations: what its streams saw.
         reports: how its rebalances ended.
         aborts: by reason.
         open: number of the rebalance that is open at the end, and the boundary that opened it.
@@ -37,7 +37,7 @@ class Story:
     error: BaseException | None
     after: tuple[After, ...]
     stages: tuple[str, ...]
-    sights: tuple[Sight, ...]
+    observations: tuple[Observation, ...]
     reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
     open: tuple[int, int] | None

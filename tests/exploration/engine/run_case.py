@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from exploration.engine.case import Case, FaultKind
 from exploration.engine.driver import Driver, Hang
-from exploration.engine.explored_rank import Seat, seat
+from exploration.engine.explored_rank import ExploredRank, explored_rank
 from exploration.engine.fault_injector import Mischief
 from exploration.engine.lane import LaneHost
 from exploration.engine.patches import Patches, patched
@@ -45,11 +45,11 @@ class Play:
         self._lurking: bool | None = None
         self._plans: dict[tuple[bytes, ...], RebalancePlan] = {}
         self.driver = Driver(world, case, self._lost)
-        self.seats = [seat(world, case, rank, self._act) for rank in range(world.size)]
+        self.ranks = [explored_rank(world, case, rank, self._act) for rank in range(world.size)]
         waiting = [(fault, fault.delay) for fault in case.faults]
-        self.mischief = Mischief(self.seats, self.driver, waiting)
+        self.mischief = Mischief(self.ranks, self.driver, waiting)
         self.driver.watch = self.mischief.watch
-        for one in self.seats:
+        for one in self.ranks:
             job = one.serve(partial(self._turn, one))
             self.driver.hosts.append(LaneHost(one.rank, job, self._act))
             self.driver.workers += one.workers.values()
@@ -84,22 +84,22 @@ class Play:
             hang = str(stuck)
         return Record(
             case=self.case,
-            stories=tuple(map(self._story, self.seats)),
+            stories=tuple(map(self._story, self.ranks)),
             hang=hang,
             moved=self.driver.moved,
             struck=tuple(self.mischief.struck),
             armed=self._lurking is not False,
-            decisions={q: a for one in self.seats for q, a in one.fabric.control.told.items()},
+            decisions={q: a for one in self.ranks for q, a in one.fabric.control.told.items()},
             left=self._left(),
         )
 
     def _trap(self, kind: FaultKind) -> bool:
-        return self.seats[self._acting].traps.spring(kind)
+        return self.ranks[self._acting].traps.spring(kind)
 
     def _act(self, rank: int) -> None:
         self._acting = rank
 
-    def _turn(self, at: Seat, step: int) -> None:
+    def _turn(self, at: ExploredRank, step: int) -> None:
         """A host has come to a boundary."""
         self.driver.turned(at.rank, step)
         if step >= self.case.steps and self._lurking is None:
@@ -109,7 +109,7 @@ class Play:
         """A rank whose host raises stops for good, as its process does."""
         self.driver.remove(host.ranks[0])
 
-    def _story(self, at: Seat) -> Story:
+    def _story(self, at: ExploredRank) -> Story:
         state = at.engine.state
         rebalance = None if isinstance(state, Idle | Draining) else state.rebalance
         return Story(
@@ -118,7 +118,7 @@ class Play:
             error=self.driver.hosts[at.rank].error,
             after=tuple(at.after),
             stages=tuple(at.stages),
-            sights=tuple(at.forward.sights),
+            observations=tuple(at.forward.observations),
             reports=tuple(at.engine.reports),
             aborts=dict(at.engine.aborts),
             open=None if rebalance is None else (rebalance.number, rebalance.opened_at),
@@ -126,7 +126,7 @@ class Play:
 
     def _left(self) -> int:
         world = self.driver.world
-        return sum(world.device(seat.rank).tasks for seat in self.seats) + len(
+        return sum(world.device(explored.rank).tasks for explored in self.ranks) + len(
             world.network.pending
         )
 

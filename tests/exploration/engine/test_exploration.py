@@ -106,7 +106,9 @@ def test_engine_exploration_replays_case_deterministically() -> None:
     def tell(case: Case) -> None:
         once, again = play(case), play(case)
         assert once.moved == again.moved
-        assert [story.sights for story in once.stories] == [s.sights for s in again.stories]
+        assert [story.observations for story in once.stories] == [
+            s.observations for s in again.stories
+        ]
 
     each_of(FAULTY, 20, tell)
 

@@ -175,9 +175,9 @@ async def start(fake: Fake) -> web.AppRunner:
         fake.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", fake.port, backlog=1024)
-    await site.start()
-    fake.port = site.port
+    setup = web.TCPSite(runner, "127.0.0.1", fake.port, backlog=1024)
+    await setup.start()
+    fake.port = setup.port
     return runner
 
 

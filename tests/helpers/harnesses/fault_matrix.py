@@ -57,13 +57,13 @@ REASONS = {
 
 def unmoved(stories: list[dict[str, Any]], what: str) -> None:
     """All ranks served one layout all the time, and say alike what became of each rebalance."""
-    columns = list(zip(*(story["sights"] for story in stories), strict=True))
+    columns = list(zip(*(story["observations"] for story in stories), strict=True))
     assert len(columns) == faults.ENDURED
-    for sights in columns:
-        step, generations, placement, _ = sights[0]
-        for rank, sight in enumerate(sights):
+    for observations in columns:
+        step, generations, placement, _ = observations[0]
+        for rank, observation in enumerate(observations):
             promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
-            assert sight == [step, generations, placement, promised], f"rank {rank}"
+            assert observation == [step, generations, placement, promised], f"rank {rank}"
     assert all(story["rebalances"] == stories[0]["rebalances"] for story in stories)
     for story in stories:
         if what in REASONS:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.balancer import (
     ExpertBalancer,
@@ -38,7 +38,7 @@ and not back to where it was."""
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """What one rank's compute stream found in one step."""
 
     generations: tuple[int, ...]
@@ -52,7 +52,7 @@ class Sight:
 class Story:
     """One rank's run."""
 
-    sights: tuple[Sight, ...]
+    observations: tuple[Observation, ...]
     reports: tuple[RebalanceReport, ...]
     aborts: dict[str, int]
 
@@ -143,12 +143,12 @@ def rebalance(
     )
     return on_ranks(
         SHAPE.ranks,
-        lambda seat: _serve(seat, breakage, settings, pace, way, journals, staging),
+        lambda member: _serve(member, breakage, settings, pace, way, journals, staging),
     )
 
 
 def _serve(
-    seat: Seat,
+    member: GroupMember,
     breakage: Break,
     settings: BalancerConfig,
     pace: Pace,
@@ -156,33 +156,33 @@ def _serve(
     journals: Journals,
     staging: int,
 ) -> Story:
-    weights = _weights(seat.rank, staging)
-    store = seat.accelerator.slot_store(weights)
-    parts = breakage(Parts(seat.rank, seat.fabric, store))
+    weights = _weights(member.rank, staging)
+    store = member.accelerator.slot_store(weights)
+    parts = breakage(Parts(member.rank, member.fabric, store))
     placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    path = way(seat.accelerator, parts.store)
+    path = way(member.accelerator, parts.store)
     balancer = open_balancer(
-        seat.accelerator,
+        member.accelerator,
         parts.fabric,
         parts.store,
         SHAPE,
         layout,
         settings,
         path,
-        event_sink=journals(seat.rank),
+        event_sink=journals(member.rank),
     )
-    lockstep = seat.fabric.open("lockstep")
-    sights: list[Sight] = []
+    lockstep = member.fabric.open("lockstep")
+    observations: list[Observation] = []
     for step in range(STEPS):
         pace.hook(step)
         balancer.before_step(step)
         _let_work(balancer, pace)
-        sights.append(_look(seat, balancer, weights, step))
+        observations.append(_look(member, balancer, weights, step))
         lockstep.barrier().result(30.0)  # stands for the exchange of tokens
     balancer.close()
     lockstep.barrier().result(30.0)
-    return Story(tuple(sights), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
+    return Story(tuple(observations), tuple(balancer.engine.reports), dict(balancer.engine.aborts))
 
 
 def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
@@ -198,10 +198,12 @@ def _let_work(balancer: ExpertBalancer, pace: Pace) -> None:
             task.result(pace.patience)
 
 
-def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) -> Sight:
+def _look(
+    member: GroupMember, balancer: ExpertBalancer, weights: SlotLayout, step: int
+) -> Observation:
     """One step: read slots and tables on the compute stream, then add this step's load."""
-    compute = seat.accelerator.stream(Role.COMPUTE)
-    seen: list[Sight] = []
+    compute = member.accelerator.stream(Role.COMPUTE)
+    seen: list[Observation] = []
     rows = HOT if step < STEPS // 2 else LATER
 
     def program() -> None:
@@ -211,7 +213,7 @@ def _look(seat: Seat, balancer: ExpertBalancer, weights: SlotLayout, step: int) 
                 held.append(_held(weights, layer))
         installed = balancer.serving_state
         seen.append(
-            Sight(
+            Observation(
                 tuple(installed.tables.generation.tolist()),
                 installed.layout.digest,
                 tuple(map(tuple, installed.layout.placement.tolist())),
@@ -245,15 +247,17 @@ def violations(stories: list[Story]) -> list[str]:
     """Everything that must never be seen, in words; empty for a healthy engine."""
     found = []
     for step in range(STEPS):
-        sights = [story.sights[step] for story in stories]
-        if len({sight.generations for sight in sights}) > 1:
+        observations = [story.observations[step] for story in stories]
+        if len({observation.generations for observation in observations}) > 1:
             found.append(f"step {step}: generations differ")
-        if len({sight.digest for sight in sights}) > 1:
+        if len({observation.digest for observation in observations}) > 1:
             found.append(f"step {step}: layouts differ")
-        for rank, sight in enumerate(sights):
+        for rank, observation in enumerate(observations):
             mine = slice(rank * SHAPE.slots_per_rank, (rank + 1) * SHAPE.slots_per_rank)
-            for layer, held in enumerate(sight.held):
-                if held != sight.placement[layer][mine]:
+            for layer, held in enumerate(observation.held):
+                if held != observation.placement[layer][mine]:
                     where = f"step {step}: rank {rank}, layer {layer}"
-                    found.append(f"{where} holds {held}, promised {sight.placement[layer][mine]}")
+                    found.append(
+                        f"{where} holds {held}, promised {observation.placement[layer][mine]}"
+                    )
     return found

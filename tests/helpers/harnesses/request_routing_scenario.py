@@ -44,8 +44,8 @@ def drawn(seed: int, count: int) -> list[Act]:
 class Play:
     """What arrives, and what is to become of it."""
 
-    def __init__(self, site: Deployment) -> None:
-        self.site = site
+    def __init__(self, setup: Deployment) -> None:
+        self.setup = setup
         self.sent: dict[str, list[FakeRequest]] = {}
         self.client: dict[str, Routed] = {}
         self.given_up: set[str] = set()
@@ -53,18 +53,18 @@ class Play:
         """Given up before any engine had it."""
 
     async def act(self, what: str, index: int, rank: int | None) -> None:
-        site = self.site
+        setup = self.setup
         match what:
             case "arrive":
                 await self.arrive(index, rank)
             case "step":
-                await site.step(index % len(site.engines))
+                await setup.step(index % len(setup.engines))
             case "report":
-                site.report()
+                setup.report()
             case "turn":
                 await turn()
             case "tick" | "late":
-                scheduler = site.clients[index % len(site.clients)].scheduler
+                scheduler = setup.clients[index % len(setup.clients)].scheduler
                 now = scheduler.clock() + 10 * (what == "late")
                 scheduler.clock = lambda: now
                 scheduler.poll()
@@ -74,12 +74,12 @@ class Play:
 
     async def arrive(self, index: int, rank: int | None) -> None:
         name = f"r{len(self.sent):03}"
-        self.client[name] = self.site.clients[index % len(self.site.clients)]
+        self.client[name] = self.setup.clients[index % len(self.setup.clients)]
         self.sent[name] = [asked(name, 1 + index, 1 + index % 4, rank, index % 3 == 0)]
         await self.client[name].add_request_async(self.sent[name][0])
 
     async def touch(self, what: str, name: str) -> None:
-        if name in self.given_up or self.site.ended[name]:
+        if name in self.given_up or self.setup.ended[name]:
             return
         if what == "part":
             await self.go_on(name, len(self.sent) % 3 > 0)
@@ -103,7 +103,7 @@ class Play:
 
     def look(self) -> None:
         """Invariants."""
-        for client in self.site.clients:
+        for client in self.setup.clients:
             for ticket in client.scheduler.requests:
                 if ticket.state in POLICY_TRACKED_STATES and ticket.assigned_rank is not None:
                     there = client.core_engines[ticket.assigned_rank]
@@ -112,7 +112,7 @@ class Play:
             assert {one: n for one, n in client.engine_inflight.items() if n} == {
                 one: books.count(one) for one in set(books)
             }
-        for number, engine in enumerate(self.site.engines):
+        for number, engine in enumerate(self.setup.engines):
             for request in engine.seen:
                 assert request.data_parallel_rank in (None, number)
                 assert request.request_id not in self.never
@@ -121,12 +121,12 @@ class Play:
         """All comes to its end, though no time passes in which anything would be overdue."""
         for name in self.sent.keys() - self.given_up:
             await self.go_on(name, more=False)
-        await self.site.run_out()
+        await self.setup.run_out()
         self.look()
         for name, parts in self.sent.items():
             there = [
                 [one for one in engine.seen if one.request_id == name]
-                for engine in self.site.engines
+                for engine in self.setup.engines
             ]
             arrived = [one for one in there if one]
             if name in self.never:
@@ -139,18 +139,18 @@ class Play:
                 assert sizes == due[: len(sizes)], "in order, and nothing after the abort"
             else:
                 assert sizes == due, "in order, and once"
-            assert self.site.ended[name] == 1
-        for client in self.site.clients:
+            assert self.setup.ended[name] == 1
+        for client in self.setup.clients:
             assert client.scheduler.requests == ()
             assert not client.reqs_in_flight
             assert set(client.engine_inflight.values()) <= {0}
 
     def look_at_policies(self) -> None:
         """They have been asked to the end, and know of nothing any more."""
-        for client in self.site.clients:
+        for client in self.setup.clients:
             assert client.scheduler.mode is RoutingMode.POLICY
             policy = client.scheduler.policy
             assert isinstance(policy, RequestRouter)
             assert policy.unassigned == 0
-            if len(self.site.clients) == 1:
+            if len(self.setup.clients) == 1:
                 assert set(policy.loads) == {0}

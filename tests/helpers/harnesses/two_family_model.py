@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from helpers.processes.thread_ranks import Seat
+from helpers.processes.thread_ranks import GroupMember
 from helpers.strategies.expert_tensors import Part, tensors_of
 from torch import Tensor
 
@@ -146,21 +146,21 @@ def settings(**config: Any) -> BalancerConfig:
 
 
 def open_all(
-    seat: Seat,
+    member: GroupMember,
     models: Sequence[Given],
     way: UpdatePathFactory,
     config: BalancerConfig,
     row: Sequence[int] = (),
 ) -> BalancerSet:
     """Balancers of what is on paper; the slots of each layer hold `row`, or what a model gives."""
-    made = ModelSet(tuple(given.model(seat.rank, seat.size) for given in models))
+    made = ModelSet(tuple(given.model(member.rank, member.size) for given in models))
     starts = {}
     for model in made:
-        placement = initial_placement(model.shape(seat.size))
+        placement = initial_placement(model.shape(member.size))
         if row:
             placement[:] = row
         starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
     budget = BUDGET if way is by_boundary else 0
     return open_balancers(
-        seat.accelerator, seat.fabric, made, starts, staging_bytes=budget, update_path=way
+        member.accelerator, member.fabric, made, starts, staging_bytes=budget, update_path=way
     )

@@ -21,7 +21,7 @@ from helpers.harnesses.two_family_model import (
     open_all,
     settings,
 )
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.model_balancer import BalancerSet, ModelBalancer
@@ -35,7 +35,7 @@ HOT, LATER = (1, 1, 1, 61), (1, 61, 1, 1)
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """What one entry of a layer found on one rank."""
 
     model: str
@@ -51,7 +51,7 @@ class Sight:
 class Story:
     """One rank's run."""
 
-    sights: tuple[Sight, ...]
+    observations: tuple[Observation, ...]
     reports: dict[str, tuple[tuple[RebalanceReport, ...], ...]]
     """By model, then by family."""
     aborts: int
@@ -88,8 +88,8 @@ def serve(
     """Serve on two ranks: a step of the first model, then the other's."""
     chosen = settings(**config)
 
-    def program(seat: Seat) -> Story:
-        run = Run(seat, open_all(seat, models, way, chosen), models, habit, range(seat.size))
+    def program(member: GroupMember) -> Story:
+        run = Run(member, open_all(member, models, way, chosen), models, habit, range(member.size))
         run.steps(0, STEPS)
         return run.end()
 
@@ -101,25 +101,25 @@ class Run:
 
     def __init__(
         self,
-        seat: Seat,
+        member: GroupMember,
         balancers: BalancerSet,
         models: Sequence[Given],
         habit: Habit,
         ranks: Sequence[int],
         begun: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._seat = seat
+        self._seat = member
         self._balancers = balancers
         self._models = models
         self._habit = habit
-        self._place = list(ranks).index(seat.rank)
-        self._lockstep = seat.fabric.open(f"lockstep{len(ranks)}", ranks)
-        self._sights: deque[Sight] = deque()
+        self._place = list(ranks).index(member.rank)
+        self._lockstep = member.fabric.open(f"lockstep{len(ranks)}", ranks)
+        self._sights: deque[Observation] = deque()
         self._numbers = {given.name: count(begun.get(given.name, 0)) for given in models}
-        compute = seat.accelerator.stream(Role.COMPUTE)
+        compute = member.accelerator.stream(Role.COMPUTE)
         self._streams = dict.fromkeys((given.name for given in models), compute)
         if habit.role is not Role.COMPUTE:
-            self._streams["draft"] = seat.accelerator.stream(habit.role)
+            self._streams["draft"] = member.accelerator.stream(habit.role)
             balancers["draft"].attach(self._streams["draft"])
 
     def steps(self, first: int, last: int) -> None:
@@ -158,7 +158,7 @@ class Run:
     def _told(self) -> Story:
         every = [group for balancer in self._balancers for group in balancer.groups]
         return Story(
-            sights=tuple(self._sights),
+            observations=tuple(self._sights),
             reports={
                 balancer.model.name: tuple(tuple(group.engine.reports) for group in balancer.groups)
                 for balancer in self._balancers
@@ -172,7 +172,7 @@ class Run:
         )
 
 
-def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
+def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Observation:
     """What the slots of a layer hold, and what they should."""
     model = balancer.model
     row = model.layer(number)
@@ -184,7 +184,9 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Sight:
     )
     experts = balancer.layout.placement[row, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
     own = model.layer_numbers[row]
-    return Sight(model.name, step, number, held, tuple(mark(own, expert) for expert in experts))
+    return Observation(
+        model.name, step, number, held, tuple(mark(own, expert) for expert in experts)
+    )
 
 
 def let_work(balancer: ModelBalancer) -> None:
@@ -204,10 +206,10 @@ def let_work(balancer: ModelBalancer) -> None:
 def violations(stories: Sequence[Story]) -> list[str]:
     """Sights of slots that do not hold what the placement says, in words."""
     return [
-        f"rank {rank}: {sight}"
+        f"rank {rank}: {observation}"
         for rank, story in enumerate(stories)
-        for sight in story.sights
-        if sight.held != tuple((value,) for value in sight.promised)
+        for observation in story.observations
+        if observation.held != tuple((value,) for value in observation.promised)
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from helpers.processes.rank_process import Desk
+from helpers.processes.rank_process import CaseServer
 
 from equipoise.hal import registry
 
@@ -20,7 +20,7 @@ def main(driver: str) -> None:
     backend = registry.communicator("mpi")
     where = backend.launcher_rendezvous()
     assert where is not None
-    desk = Desk()
+    server = CaseServer()
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(driver)
         words = link.makefile("rw", encoding="utf-8")
@@ -33,11 +33,11 @@ def main(driver: str) -> None:
                 return
             order = json.loads(line)
             if "case" in order:
-                seat = backend.launcher_rendezvous()
-                assert seat is not None
-                seat = replace(seat, deadline=order["deadline"])
-                order = {**order, "communicator": "mpi", "where": asdict(seat)}
-            answer = desk.answer(order)
+                member = backend.launcher_rendezvous()
+                assert member is not None
+                member = replace(member, deadline=order["deadline"])
+                order = {**order, "communicator": "mpi", "where": asdict(member)}
+            answer = server.answer(order)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.fakes.fake_server_process import FakeProcess, events_of
-from helpers.harnesses.proxy_site import tokens_of
+from helpers.harnesses.proxy_setup import tokens_of
 from helpers.tiers import DEEP
 
 REQUESTS, AT_ONCE, WATCHDOG = (10_000, 500, 900.0) if DEEP else (1_000, 100, 250.0)

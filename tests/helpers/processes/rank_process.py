@@ -14,7 +14,7 @@ from equipoise.hal.communicator import Fabric, Rendezvous
 from equipoise.hal.conformance.executors.worker_process import serve_requests
 
 
-class Desk:
+class CaseServer:
     """Runs one case after the other, each on a fabric of its own."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Desk:
 
 def main() -> None:
     """Serve as a rank."""
-    serve_requests(Desk().answer)
+    serve_requests(CaseServer().answer)
 
 
 if __name__ == "__main__":

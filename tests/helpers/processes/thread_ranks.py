@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seat:
+class GroupMember:
     """What a rank's program is given."""
 
     rank: int
@@ -24,7 +24,7 @@ class Seat:
     accelerator: Accelerator
 
 
-def on_ranks(size: int, program: Callable[[Seat], T], deadline: float = 20.0) -> list[T]:
+def on_ranks(size: int, program: Callable[[GroupMember], T], deadline: float = 20.0) -> list[T]:
     """Run `program` once a rank and return what each returned; the first error is raised."""
     backend = registry.communicator("gloo")
     host = backend.host()
@@ -39,7 +39,7 @@ def on_ranks(size: int, program: Callable[[Seat], T], deadline: float = 20.0) ->
             fabric = backend.connect(where)
             accelerator = registry.accelerator("cpu").open(0)
             try:
-                results[rank] = program(Seat(rank, size, fabric, accelerator))
+                results[rank] = program(GroupMember(rank, size, fabric, accelerator))
             finally:
                 fabric.close()
                 accelerator.close()

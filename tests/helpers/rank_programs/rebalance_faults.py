@@ -210,7 +210,7 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     except EquipoiseError:
         if bench.rank == VICTIM:
             _snap(signal.SIGKILL)
-    first, seen = loop.step + 1, list(loop.sights)
+    first, seen = loop.step + 1, list(loop.observations)
     left = [rank for rank in range(3) if rank != VICTIM]
     smaller = balancer.reconfigure(left, first)
     loop.run(smaller, tuple(left), range(first, first + STEPS), fewest=MORE)
@@ -220,7 +220,7 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     return {
         "last": first - 1,
         "before": seen,
-        "after": loop.sights[len(seen) :],
+        "after": loop.observations[len(seen) :],
         "aborts": dict(balancer.engine.aborts),
         "rebalances": outcomes,
     }
@@ -236,7 +236,11 @@ def endure(fabric: Fabric, what: str, where: str, commit: str, backend: str = "c
     balancer.close()
     bench.accelerator.close()
     outcomes = [report.outcome for report in balancer.engine.reports]
-    return {"sights": loop.sights, "aborts": dict(balancer.engine.aborts), "rebalances": outcomes}
+    return {
+        "observations": loop.observations,
+        "aborts": dict(balancer.engine.aborts),
+        "rebalances": outcomes,
+    }
 
 
 class Loop:
@@ -251,7 +255,7 @@ class Loop:
         self._trap = trap
         self._loads = [LOAD.roll(by, 1).to(accelerator.device) for by in range(SHAPE.experts)]
         self.step = -1
-        self.sights: list[Any] = []
+        self.observations: list[Any] = []
 
     def run(
         self, balancer: ExpertBalancer, ranks: tuple[int, ...], steps: range, fewest: int = STEPS
@@ -266,7 +270,7 @@ class Loop:
             self.step = step
             balancer.before_step(step)
             time.sleep(0.02)  # so that the work beside comes on
-            self.sights.append(self._look(balancer, step))
+            self.observations.append(self._look(balancer, step))
             self._trap.look(balancer)
             moved = any(report.outcome == COMMITTED for report in balancer.engine.reports)
             done = torch.tensor([moved], dtype=torch.int64).to(self._accelerator.device)

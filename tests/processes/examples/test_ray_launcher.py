@@ -19,7 +19,7 @@ import pytest
 import yaml
 from helpers.fakes.fake_ray_cluster import EXAMPLES, main, part
 from helpers.fakes.fake_server_process import PATIENCE, spawn
-from helpers.harnesses.proxy_site import CHAT, asked
+from helpers.harnesses.proxy_setup import CHAT, asked
 from helpers.processes.ports import free_port
 
 FAKE = (sys.executable, "-m", "helpers.fakes.fake_openai_server")

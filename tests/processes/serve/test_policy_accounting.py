@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import FakeProcess
-from helpers.harnesses.proxy_site import CHAT, PATIENCE, asked
+from helpers.harnesses.proxy_setup import CHAT, PATIENCE, asked
 from helpers.processes.proxy_load import REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
 from helpers.tiers import DEEP
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from helpers.harnesses.proxy_site import CHAT, asked, error_of, tokens_of
+from helpers.harnesses.proxy_setup import CHAT, asked, error_of, tokens_of
 
 POLICY = ("--policy", "helpers.fakes.late_binding_policy:LateBinding")
 

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from helpers.harnesses.proxy_site import CHAT, asked, error_of
+from helpers.harnesses.proxy_setup import CHAT, asked, error_of
 from helpers.processes.proxy_load import (
     DOOMED,
     REQUESTS,

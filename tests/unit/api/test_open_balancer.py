@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.paths import ROOT
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,8 +49,8 @@ def registered(
     return registry.finalize((f"{n}.w", tensor) for n, tensor in enumerate(weights)), weights
 
 
-def here(seat: Seat) -> slice:
-    return slice(seat.rank * PER_RANK, (seat.rank + 1) * PER_RANK)
+def here(member: GroupMember) -> slice:
+    return slice(member.rank * PER_RANK, (member.rank + 1) * PER_RANK)
 
 
 def serve(ranks: Connection, balancer: equipoise.ModelBalancer, steps: range) -> None:
@@ -68,17 +68,17 @@ def serve(ranks: Connection, balancer: equipoise.ModelBalancer, steps: range) ->
         ranks.compute.synchronize(ranks.deadline)
 
 
-def in_run(program: Callable[[Connection, Seat], Any]) -> list[Any]:
+def in_run(program: Callable[[Connection, GroupMember], Any]) -> list[Any]:
     return on_ranks(
-        RANKS, lambda seat: program(Connection(seat.accelerator, seat.fabric, 20.0), seat)
+        RANKS, lambda member: program(Connection(member.accelerator, member.fabric, 20.0), member)
     )
 
 
 def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
-    def program(ranks: Connection, seat: Seat) -> Any:
+    def program(ranks: Connection, member: GroupMember) -> Any:
         placement = equipoise.initial_placement(SHAPE)  # 0 1 2, 2 3 0
         placement[:, 5] = 3
-        model, weights = registered(placement[:, here(seat)])
+        model, weights = registered(placement[:, here(member)])
         with equipoise.open_balancer(ranks, model, QUICK, placement=placement) as balancer:
             assert balancer.load is None
             assert np.isnan(balancer.imbalance())
@@ -87,7 +87,7 @@ def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
             installed = balancer.layout.placement
             assert balancer.load is not None
             found = balancer.reports, balancer.imbalance(), balancer.load.tolist()
-        for tensor, row in zip(weights, installed[:, here(seat)], strict=True):
+        for tensor, row in zip(weights, installed[:, here(member)], strict=True):
             assert tensor[:, 0].tolist() == row.tolist()
         return installed.tolist(), *found, dict(balancer.aborts)
 
@@ -154,9 +154,9 @@ def test_staging_of_less_than_a_slot_is_refused(alone: Connection) -> None:
 
 
 def test_ranks_with_other_configurations_are_refused_on_both() -> None:
-    def program(ranks: Connection, seat: Seat) -> str:
-        model, _ = registered(equipoise.initial_placement(SHAPE)[:, here(seat)])
-        config = equipoise.BalancerConfig(window_size=4, step_interval=8 << seat.rank)
+    def program(ranks: Connection, member: GroupMember) -> str:
+        model, _ = registered(equipoise.initial_placement(SHAPE)[:, here(member)])
+        config = equipoise.BalancerConfig(window_size=4, step_interval=8 << member.rank)
         with pytest.raises(RanksDiffer) as raised:
             equipoise.open_balancer(ranks, model, config)
         return str(raised.value)
@@ -176,10 +176,10 @@ def test_two_models_balance_on_one_connection(alone: Connection) -> None:
 
 
 def test_events_come_in_order_from_a_thread_that_ends_with_the_balancer() -> None:
-    def program(ranks: Connection, seat: Seat) -> list[events.Event]:
+    def program(ranks: Connection, member: GroupMember) -> list[events.Event]:
         placement = equipoise.initial_placement(SHAPE)
         placement[:, 5] = 3
-        model, _ = registered(placement[:, here(seat)])
+        model, _ = registered(placement[:, here(member)])
         told: list[events.Event] = []
         with equipoise.open_balancer(
             ranks, model, QUICK, placement=placement, events=told.append

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +30,9 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
         hidden = torch.full((rows, 4), step + 0.5, dtype=torch.bfloat16)
         return {"hidden": hidden, "flag": torch.arange(rows, dtype=torch.int32)}
 
-    def program(seat: Seat) -> None:
-        ranks = Connection(seat.accelerator, seat.fabric, 20.0)
-        if seat.rank == 0:
+    def program(member: GroupMember) -> None:
+        ranks = Connection(member.accelerator, member.fabric, 20.0)
+        if member.rank == 0:
             sender = channel().sender(ranks)
             for step, rows in enumerate(steps):
                 sent = tensors(step, rows)
@@ -55,9 +55,9 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
 
 
 def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
-    def program(seat: Seat) -> Any:
-        ranks, plan = Connection(seat.accelerator, seat.fabric, 20.0), channel()
-        wrong = plan.receiver if seat.rank == 0 else plan.sender
+    def program(member: GroupMember) -> Any:
+        ranks, plan = Connection(member.accelerator, member.fabric, 20.0), channel()
+        wrong = plan.receiver if member.rank == 0 else plan.sender
         with pytest.raises(ChannelError, match="edge: rank") as raised:
             wrong(ranks)
         return str(raised.value)
@@ -69,9 +69,9 @@ def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
 
 
 def test_ends_that_say_other_rows_are_refused_on_both() -> None:
-    def program(seat: Seat) -> None:
-        ranks = Connection(seat.accelerator, seat.fabric, 20.0)
-        end = channel(rows=8).sender if seat.rank == 0 else channel(rows=9).receiver
+    def program(member: GroupMember) -> None:
+        ranks = Connection(member.accelerator, member.fabric, 20.0)
+        end = channel(rows=8).sender if member.rank == 0 else channel(rows=9).receiver
         with pytest.raises(ShapeClassError):
             end(ranks)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -80,21 +80,21 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def carrier_of(seat: Seat, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
+def carrier_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
     """Either form, on communicators of its own."""
-    compute, line = seat.accelerator.stream(Role.COMPUTE), seat.fabric.open("experts")
+    compute, line = member.accelerator.stream(Role.COMPUTE), member.fabric.open("experts")
     if form is ExchangeForm.PORTABLE:
         return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
     row = RowFormat((CONFIG.hidden,), torch.float32)
     ample = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
     )
-    exchange = fixed_exchange(line, seat.accelerator, ample, 20.0)
+    exchange = fixed_exchange(line, member.accelerator, ample, 20.0)
     return FixedCapacityDispatcher(exchange, CONFIG.layers, compute, 20.0)
 
 
 def serve_on(
-    seat: Seat,
+    member: GroupMember,
     layout: Layout,
     shape: ExpertShape,
     held: Placement,
@@ -102,29 +102,29 @@ def serve_on(
 ) -> list[Tensor]:
     """This rank's share of the prompts; the slots hold `held`, the tables say `layout`."""
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
-    compute = seat.accelerator.stream(Role.COMPUTE)
-    _fill(seat, weights, held, shape)
-    store = seat.accelerator.slot_store(weights.layer_group().layout(staging=0))
-    ends = seat.accelerator, seat.fabric, store
+    compute = member.accelerator.stream(Role.COMPUTE)
+    _fill(member, weights, held, shape)
+    store = member.accelerator.slot_store(weights.layer_group().layout(staging=0))
+    ends = member.accelerator, member.fabric, store
     balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        carrier_of(seat, form, shape),
+        carrier_of(member, form, shape),
         weights,
         Clock(),
         balancer.reading_slots,
         lambda layer, rows: None,
     )
     logits: list[list[Tensor]] = []
-    mine = list(range(seat.rank, len(PROMPTS), seat.size))
+    mine = list(range(member.rank, len(PROMPTS), member.size))
     compute.launch(lambda: logits.append(serve(moe, mine)))
     compute.synchronize(60.0)
     return logits[0]
 
 
-def _fill(seat: Seat, weights: SlotWeights, held: Placement, shape: ExpertShape) -> None:
-    first = seat.rank * shape.slots_per_rank
+def _fill(member: GroupMember, weights: SlotWeights, held: Placement, shape: ExpertShape) -> None:
+    first = member.rank * shape.slots_per_rank
     for layer, row in enumerate(held[:, first : first + shape.slots_per_rank]):
         for slot, expert in enumerate(row):
             weights.gate_up[layer, slot] = WEIGHTS.gate_up[layer, expert]
@@ -158,7 +158,7 @@ def test_expert_parallel_logits_equal_single_process(
 ) -> None:
     shape, layout = case
     by_rank = on_ranks(
-        shape.ranks, lambda seat: serve_on(seat, layout, shape, layout.placement, form)
+        shape.ranks, lambda member: serve_on(member, layout, shape, layout.placement, form)
     )
     assert all(equal(by_rank, reference))
 
@@ -173,7 +173,7 @@ def test_expert_parallel_logits_differ_with_wrong_expert(
     false = placement.copy()
     false[1, [2, 3]] = [3, 2]
     by_rank = on_ranks(
-        2, lambda seat: serve_on(seat, Layout(placement, shares), shape, false, form)
+        2, lambda member: serve_on(member, Layout(placement, shares), shape, false, form)
     )
     assert not all(equal(by_rank, reference))
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.hal.checked_communicator import CheckedCommunicator
 from equipoise.hal.communicator import Communicator, Exchange, PeerBuffer
@@ -23,10 +23,13 @@ SOON = 20.0
 
 
 def checked(
-    seat: Seat, purpose: str = "test", ranks: Sequence[int] | None = None, deadline: float = SOON
+    member: GroupMember,
+    purpose: str = "test",
+    ranks: Sequence[int] | None = None,
+    deadline: float = SOON,
 ) -> CheckedCommunicator:
-    inner = seat.fabric.open(purpose, ranks)
-    return CheckedCommunicator(inner, seat.fabric.control, 0, deadline, ranks)
+    inner = member.fabric.open(purpose, ranks)
+    return CheckedCommunicator(inner, member.fabric.control, 0, deadline, ranks)
 
 
 def ints(*values: int) -> torch.Tensor:
@@ -72,7 +75,7 @@ def everything(group: CheckedCommunicator) -> list[object]:
 
 
 def test_checked_operations_that_agree_complete() -> None:
-    first, second = on_ranks(2, lambda seat: everything(checked(seat)))
+    first, second = on_ranks(2, lambda member: everything(checked(member)))
     assert first == [[0, 1], [2], [6], [0, 1], [1], [1, 1, 1], [11]]
     assert second == [[0, 1], [4], [6], [2, 3], [0, 1], [0, 0, 0], [10]]
 
@@ -121,19 +124,19 @@ DIFFERENT: dict[str, tuple[Pair, str]] = {
 
 @pytest.mark.parametrize(("calls", "words"), DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_mismatched_operations_raise_on_every_rank(calls: Pair, words: str) -> None:
-    def program(seat: Seat) -> int:
-        group = checked(seat)
+    def program(member: GroupMember) -> int:
+        group = checked(member)
         with pytest.raises(OrderMismatch, match=words):
-            calls[seat.rank](group)
+            calls[member.rank](group)
         return total(group)
 
     assert on_ranks(2, program) == [3, 3]
 
 
 def test_epoch_mismatch_raises_on_every_rank() -> None:
-    def program(seat: Seat) -> int:
-        group = checked(seat)
-        group.epoch = seat.rank
+    def program(member: GroupMember) -> int:
+        group = checked(member)
+        group.epoch = member.rank
         with pytest.raises(OrderMismatch, match=r"epoch 0; rank 1 .* epoch 1"):
             group.barrier()
         group.epoch = 7
@@ -145,9 +148,9 @@ def test_epoch_mismatch_raises_on_every_rank() -> None:
 def test_missing_rank_is_named_and_refused_when_late() -> None:
     given_up = threading.Event()
 
-    def program(seat: Seat) -> int:
-        group = checked(seat, deadline=0.3 if seat.rank == 0 else SOON)
-        if seat.rank == 0:
+    def program(member: GroupMember) -> int:
+        group = checked(member, deadline=0.3 if member.rank == 0 else SOON)
+        if member.rank == 0:
             with pytest.raises(BallotIncomplete) as missing:
                 group.barrier()
             assert missing.value.missing == (1,)
@@ -165,9 +168,9 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
 def test_checked_send_does_not_block_and_times_out_softly() -> None:
     late = threading.Event()
 
-    def program(seat: Seat) -> list[int]:
-        group, into = checked(seat), ints(0, 0)
-        if seat.rank == 0:
+    def program(member: GroupMember) -> list[int]:
+        group, into = checked(member), ints(0, 0)
+        if member.rank == 0:
             work = group.isend(ints(1, 2), 1)
             with pytest.raises(ResultPending):
                 work.result(0.02)
@@ -183,11 +186,11 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
 
 
 def test_message_size_mismatch_raises_on_both_ends() -> None:
-    def program(seat: Seat) -> bool:
-        group = checked(seat)
+    def program(member: GroupMember) -> bool:
+        group = checked(member)
         words = r"rank 0 issued .* of 1 x .*; rank 1 issued .* of 2 x"
         with pytest.raises(OrderMismatch, match=words):
-            message(group, ints(1) if seat.rank == 0 else ints(0, 0)).result(SOON)
+            message(group, ints(1) if member.rank == 0 else ints(0, 0)).result(SOON)
         return True
 
     def message(group: CheckedCommunicator, data: torch.Tensor) -> Work:
@@ -199,9 +202,9 @@ def test_message_size_mismatch_raises_on_both_ends() -> None:
 def test_message_mismatch_is_permanent_and_cancels_send() -> None:
     cast = threading.Event()
 
-    def program(seat: Seat) -> bool:
-        group = checked(seat)
-        if seat.rank == 1:
+    def program(member: GroupMember) -> bool:
+        group = checked(member)
+        if member.rank == 1:
             assert cast.wait(SOON)
             with pytest.raises(OrderMismatch):
                 group.irecv(ints(0, 0), 0)
@@ -220,18 +223,18 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
 
 
 def test_checked_group_asks_only_its_members() -> None:
-    def program(seat: Seat) -> list[int]:
-        ranks = [2, 0] if seat.rank != 1 else [1]
-        group = checked(seat, f"part {ranks}", ranks)
+    def program(member: GroupMember) -> list[int]:
+        ranks = [2, 0] if member.rank != 1 else [1]
+        group = checked(member, f"part {ranks}", ranks)
         return [group.rank, group.size, total(group)]
 
     assert on_ranks(3, program) == [[1, 2, 3], [0, 1, 1], [0, 2, 3]]
 
 
 def test_rebuild_resets_checked_counters_of_survivors() -> None:
-    def program(seat: Seat) -> int:
-        group = checked(seat)
-        if seat.rank == 2:
+    def program(member: GroupMember) -> int:
+        group = checked(member)
+        if member.rank == 2:
             return 0
         with pytest.raises(Unsupported):
             group.abort()
@@ -246,9 +249,9 @@ def test_rebuild_resets_checked_counters_of_survivors() -> None:
 def test_threads_use_several_checked_communicators() -> None:
     """Each rank's threads start in another order; no one's wait may hold up another's ballot."""
 
-    def program(seat: Seat) -> list[int]:
-        groups = [checked(seat, f"group {n}") for n in range(3)]
-        order = groups[seat.rank :] + groups[: seat.rank]
+    def program(member: GroupMember) -> list[int]:
+        groups = [checked(member, f"group {n}") for n in range(3)]
+        order = groups[member.rank :] + groups[: member.rank]
         with ThreadPoolExecutor(3) as pool:
             ends = {id(g): pool.submit(lambda g=g: [total(g) for _ in range(3)]) for g in order}  # type: ignore[misc]
             return [value for group in groups for value in ends[id(group)].result(SOON)]

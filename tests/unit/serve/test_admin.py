@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_site import Answer, Site, asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import Answer, ProxySetup, asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.admin import FOREIGN_HEADERS, is_local
@@ -16,43 +16,43 @@ from equipoise.serve.settings import AccessSettings
 SERVING, DRAINING, LOST = WorkerState.SERVING, WorkerState.DRAINING, WorkerState.LOST
 
 
-async def post(site: Site, path: str, **headers: str) -> Answer:
-    return await site.post(b"", path, **headers)
+async def post(setup: ProxySetup, path: str, **headers: str) -> Answer:
+    return await setup.post(b"", path, **headers)
 
 
-def workers_of(site: Site) -> list[str]:
-    return [one["worker"] for fake in site.fakes for one in fake.events("end")]
+def workers_of(setup: ProxySetup) -> list[str]:
+    return [one["worker"] for fake in setup.fakes for one in fake.events("end")]
 
 
 def test_drained_worker_gets_no_requests_until_served_again() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            answer = await post(site, "/workers/w0/drain")
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            answer = await post(setup, "/workers/w0/drain")
             assert (answer.status, b'"state": "draining"' in answer.body) == (200, True)
             for _ in range(4):
-                assert (await site.post(asked())).status == 200
-            assert workers_of(site) == ["w1"] * 4
-            listed = (await site.get("/workers")).body
+                assert (await setup.post(asked())).status == 200
+            assert workers_of(setup) == ["w1"] * 4
+            listed = (await setup.get("/workers")).body
             assert listed.count(b'"manually_drained": true') == 1
-            assert (await post(site, "/workers/w0/resume")).status == 200
-            await post(site, "/workers/w1/drain")
-            await site.post(asked())
-            assert workers_of(site).count("w0") == 1
+            assert (await post(setup, "/workers/w0/resume")).status == 200
+            await post(setup, "/workers/w1/drain")
+            await setup.post(asked())
+            assert workers_of(setup).count("w0") == 1
 
     run(play())
 
 
 def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0", slots=1, pace=0.02)) as site:
-            begun = asyncio.create_task(site.post(asked(stream=True)))
-            await site.until(lambda: site.fakes[0].events("token"))
-            await post(site, "/workers/w0/drain")
-            waiting = asyncio.create_task(site.post(asked()))
+        async with proxied(Fake("w0", slots=1, pace=0.02)) as setup:
+            begun = asyncio.create_task(setup.post(asked(stream=True)))
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            await post(setup, "/workers/w0/drain")
+            waiting = asyncio.create_task(setup.post(asked()))
             assert (await begun).body.endswith(b"data: [DONE]\n\n")
-            await site.until(lambda: site.proxy.dispatcher.queued == 1)
-            assert (await site.get("/ready")).status == 503
-            await post(site, "/workers/w0/resume")
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
+            assert (await setup.get("/ready")).status == 503
+            await post(setup, "/workers/w0/resume")
             assert (await waiting).status == 200
 
     run(play())
@@ -60,8 +60,8 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
 
 def test_manual_drain_and_health_checks_combine() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            dispatcher, view = site.proxy.dispatcher, site.proxy.dispatcher.workers[0]
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            dispatcher, view = setup.proxy.dispatcher, setup.proxy.dispatcher.workers[0]
             dispatcher.drain_worker(0)
             dispatcher.set_health(0, LOST)
             assert view.state is LOST
@@ -77,7 +77,7 @@ def test_manual_drain_and_health_checks_combine() -> None:
             dispatcher.resume_worker(0)
             assert view.state is LOST
             dispatcher.set_health(0, SERVING)
-            assert (await site.post(asked())).status == 200
+            assert (await setup.post(asked())).status == 200
 
     run(play())
 
@@ -87,11 +87,11 @@ def test_manual_drain_and_health_checks_combine() -> None:
 )
 def test_admin_unknown_worker_or_action_is_404(path: str) -> None:
     async def play() -> None:
-        async with proxied(Fake("w0")) as site:
-            answer = await post(site, path)
+        async with proxied(Fake("w0")) as setup:
+            answer = await post(setup, path)
             assert answer.status == 404
             assert "POST /workers/NAME/drain or /resume" in answer.error["message"]
-            assert site.proxy.dispatcher.workers[0].state is SERVING
+            assert setup.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
 
@@ -102,9 +102,9 @@ def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
         async with proxied(fake) as first:
             [worker] = settings_of([fake]).workers
             named = (replace(worker, name="a:1/x y"),)
-            async with proxied(workers=named) as site:
-                assert (await post(site, "/workers/a:1/x%20y/drain")).status == 200
-                assert site.proxy.dispatcher.workers[0].state is DRAINING
+            async with proxied(workers=named) as setup:
+                assert (await post(setup, "/workers/a:1/x%20y/drain")).status == 200
+                assert setup.proxy.dispatcher.workers[0].state is DRAINING
             assert first.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
@@ -112,11 +112,11 @@ def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
 
 def test_admin_requires_key_when_proxy_has_keys() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0"), access=AccessSettings(keys=("secret",))) as site:
-            assert (await post(site, "/workers/w0/drain")).status == 401
-            assert (await site.get("/workers")).status == 401
-            assert site.proxy.dispatcher.workers[0].state is SERVING
-            answer = await post(site, "/workers/w0/drain", Authorization="Bearer secret")
+        async with proxied(Fake("w0"), access=AccessSettings(keys=("secret",))) as setup:
+            assert (await post(setup, "/workers/w0/drain")).status == 401
+            assert (await setup.get("/workers")).status == 401
+            assert setup.proxy.dispatcher.workers[0].state is SERVING
+            answer = await post(setup, "/workers/w0/drain", Authorization="Bearer secret")
             assert answer.status == 200
 
     run(play())
@@ -125,11 +125,11 @@ def test_admin_requires_key_when_proxy_has_keys() -> None:
 @pytest.mark.parametrize("header", FOREIGN_HEADERS)
 def test_admin_rejects_browser_and_forwarded_requests(header: str) -> None:
     async def play() -> None:
-        async with proxied(Fake("w0")) as site:
+        async with proxied(Fake("w0")) as setup:
             received: dict[str, Any] = {header.replace("-", "_"): "http://elsewhere"}
-            answer = await post(site, "/workers/w0/drain", **received)
+            answer = await post(setup, "/workers/w0/drain", **received)
             assert (answer.status, answer.error["code"]) == (403, "not_local")
-            assert site.proxy.dispatcher.workers[0].state is SERVING
+            assert setup.proxy.dispatcher.workers[0].state is SERVING
 
     run(play())
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers.harnesses.proxy_site import run
+from helpers.harnesses.proxy_setup import run
 
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 from helpers.fakes.late_binding_policy import LateBinding
-from helpers.harnesses.proxy_site import run
+from helpers.harnesses.proxy_setup import run
 from hypothesis import given
 from hypothesis import strategies as st
 

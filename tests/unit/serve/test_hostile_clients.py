@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_site import CHAT, Site, asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import CHAT, ProxySetup, asked, proxied, run, settings_of
 from helpers.tiers import DEEP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,13 +48,13 @@ PROMPTS: Sequence[object] = (None, 7, [], [[]], [1, "a"], [1.5], [-1], [True], [
 
 def test_proxy_rejects_malformed_body_with_400() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0")) as site:
+        async with proxied(fake := Fake("w0")) as setup:
             for body, word in MALFORMED:
-                answer = await site.post(body)
+                answer = await setup.post(body)
                 assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
                 assert word in answer.error["message"]
             for prompt in PROMPTS:
-                answer = await site.post({"model": "m", "prompt": prompt}, "/v1/completions")
+                answer = await setup.post({"model": "m", "prompt": prompt}, "/v1/completions")
                 assert (answer.status, "prompt" in answer.error["message"]) == (400, True)
             assert fake.events("begin") == []
 
@@ -63,40 +63,40 @@ def test_proxy_rejects_malformed_body_with_400() -> None:
 
 def test_proxy_rejects_oversized_body_with_413() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), limits=Limits(body=2000)) as site:
+        async with proxied(fake := Fake("w0"), limits=Limits(body=2000)) as setup:
             large = asked(padding="x" * 3000)
-            assert (await site.post(large)).status == 413
+            assert (await setup.post(large)).status == 413
 
             async def pieces() -> object:
                 for _ in range(30):
                     yield b" " * 100
 
-            async with site.client.post(site.url + CHAT, data=pieces()) as answer:
+            async with setup.client.post(setup.url + CHAT, data=pieces()) as answer:
                 assert answer.status == 413
             assert fake.events("begin") == []
-            assert (await site.post(asked())).status == 200
+            assert (await setup.post(asked())).status == 200
 
     run(work())
 
 
 def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), limits=Limits(buffered=5000)) as site:
+        async with proxied(Fake("w0"), limits=Limits(buffered=5000)) as setup:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}}, padding="x" * 3000)
-            held = asyncio.create_task(site.post(stall))
-            await site.until(lambda: site.fakes[0].events("begin"))
-            assert (await site.post(stall)).status == 429
+            held = asyncio.create_task(setup.post(stall))
+            await setup.until(lambda: setup.fakes[0].events("begin"))
+            assert (await setup.post(stall)).status == 429
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
-            await site.until(lambda: site.proxy.dispatcher.requests == ())
-            assert (await site.post(asked(padding="x" * 3000))).status == 200
+            await setup.until(lambda: setup.proxy.dispatcher.requests == ())
+            assert (await setup.post(asked(padding="x" * 3000))).status == 200
 
     run(work())
 
 
-async def _exchange(site: Site, *pieces: bytes, close: bool = False) -> bytes:
+async def _exchange(setup: ProxySetup, *pieces: bytes, close: bool = False) -> bytes:
     """What comes back for so many bytes, until the proxy closes."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
     try:
         for piece in pieces:
             writer.write(piece)
@@ -121,8 +121,8 @@ HEADS = (
 @pytest.mark.parametrize("head", HEADS, ids=["field", "target", "many"])
 def test_proxy_rejects_oversized_head_with_431(head: bytes) -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), limits=Limits(header=2048)) as site:
-            received = await _exchange(site, head)
+        async with proxied(Fake("w0"), limits=Limits(header=2048)) as setup:
+            received = await _exchange(setup, head)
             assert received.split(b" ")[1] == b"431"
             assert (
                 json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
@@ -134,11 +134,11 @@ def test_proxy_rejects_oversized_head_with_431(head: bytes) -> None:
 
 def test_proxy_rejects_endless_head_at_size_limit() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), limits=Limits(header=2048)) as site:
+        async with proxied(Fake("w0"), limits=Limits(header=2048)) as setup:
             pieces = [b"X-%d: %s\r\n" % (n, b"y" * 500) for n in range(20)]
-            received = await _exchange(site, b"GET /health HTTP/1.1\r\n", *pieces)
+            received = await _exchange(setup, b"GET /health HTTP/1.1\r\n", *pieces)
             assert received.startswith(b"HTTP/1.1 431 ") or received == b""
-            text = (await site.get("/metrics")).body.decode()
+            text = (await setup.get("/metrics")).body.decode()
             assert 'requests_total{outcome="too_large"} 1.0' in text
 
     run(work())
@@ -148,12 +148,12 @@ def test_proxy_rejects_endless_head_at_size_limit() -> None:
 def test_proxy_times_out_slow_heads_and_bodies() -> None:
     async def work() -> None:
         timeouts = Timeouts(header=1.0, body=1.0)
-        async with proxied(fake := Fake("w0"), timeouts=timeouts) as site:
-            slow = [_exchange(site, b"GET /heal"), _exchange(site), _exchange(site, HEAD)]
-            late = _exchange(site, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
+        async with proxied(fake := Fake("w0"), timeouts=timeouts) as setup:
+            slow = [_exchange(setup, b"GET /heal"), _exchange(setup), _exchange(setup, HEAD)]
+            late = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
             answers = await asyncio.gather(*slow, late)
             assert [one.partition(b"\r\n")[0][:12] for one in answers] == [b"HTTP/1.1 408"] * 4
-            assert (await site.post(asked())).status == 200
+            assert (await setup.post(asked())).status == 200
             assert len(fake.events("begin")) == 1
 
     run(work())
@@ -162,12 +162,12 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
 def test_proxy_serves_others_despite_many_slow_clients() -> None:
     async def work() -> None:
         timeouts = Timeouts(header=3600.0)
-        async with proxied(Fake("w0"), timeouts=timeouts, limits=Limits(connections=40)) as site:
-            assert (await site.post(asked())).status == 200
-            slow = [asyncio.create_task(_exchange(site, b"GET")) for _ in range(60)]
+        async with proxied(Fake("w0"), timeouts=timeouts, limits=Limits(connections=40)) as setup:
+            assert (await setup.post(asked())).status == 200
+            slow = [asyncio.create_task(_exchange(setup, b"GET")) for _ in range(60)]
             # What is above the limit is closed at once; those below it wait for their heads.
-            await site.until(lambda: sum(one.done() for one in slow) >= 20)
-            assert (await site.post(asked())).status == 200
+            await setup.until(lambda: sum(one.done() for one in slow) >= 20)
+            assert (await setup.post(asked())).status == 200
             for one in slow:
                 one.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
@@ -198,21 +198,23 @@ STRANGE = (
 @pytest.mark.parametrize(("bytes_", "status"), STRANGE)
 def test_proxy_rejects_bytes_that_are_no_request(bytes_: bytes, status: bytes) -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), timeouts=Timeouts(idle=0.5)) as site:
-            received = await _exchange(site, bytes_)
+        async with proxied(fake := Fake("w0"), timeouts=Timeouts(idle=0.5)) as setup:
+            received = await _exchange(setup, bytes_)
             assert received.split(b" ")[1] == status
             assert fake.events("begin") == []
-            assert (await site.post(asked())).status == 200
+            assert (await setup.post(asked())).status == 200
 
     run(work())
 
 
 def test_proxy_answers_expect_100_continue() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
+        async with proxied(Fake("w0")) as setup:
             body = json.dumps(asked(1)).encode()
             head = HEAD + b"Connection: close\r\nExpect: 100-continue\r\n"
-            received = await _exchange(site, head + b"Content-Length: %d\r\n\r\n" % len(body), body)
+            received = await _exchange(
+                setup, head + b"Content-Length: %d\r\n\r\n" % len(body), body
+            )
             assert received.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
 
     run(work())
@@ -222,16 +224,16 @@ def test_proxy_answers_expect_100_continue() -> None:
 def test_proxy_drops_client_that_does_not_read_stream() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake, timeouts=Timeouts(token=3.0)) as site:
+        async with proxied(fake, timeouts=Timeouts(token=3.0)) as setup:
             reader, writer = await asyncio.open_connection(
-                "127.0.0.1", site.proxy.port, limit=1 << 10
+                "127.0.0.1", setup.proxy.port, limit=1 << 10
             )
             raw = [f"data: {'x' * 60_000}\n\n"] * 400
             body = json.dumps(asked(stream=True, fake={"w0": {"raw": raw}})).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            await site.until(lambda: fake.events("begin"))
-            await site.until(lambda: site.proxy.dispatcher.requests == ())
-            text = (await site.get("/metrics")).body.decode()
+            await setup.until(lambda: fake.events("begin"))
+            await setup.until(lambda: setup.proxy.dispatcher.requests == ())
+            text = (await setup.get("/metrics")).body.decode()
             assert 'requests_total{outcome="client_stalled"} 1.0' in text
             writer.close()
             del reader
@@ -253,14 +255,16 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
     async def work() -> None:
         server = await asyncio.start_server(large, "127.0.0.1", 0)
         workers = settings_of([Fake("w0", port=server.sockets[0].getsockname()[1])]).workers
-        async with server, proxied(workers=workers, timeouts=Timeouts(token=3.0)) as site:
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port, limit=1024)
+        async with server, proxied(workers=workers, timeouts=Timeouts(token=3.0)) as setup:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", setup.proxy.port, limit=1024
+            )
             body = json.dumps(asked()).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await reader.readuntil(b"\r\n\r\n")
-            listener = site.proxy._listener
+            listener = setup.proxy._listener
             assert listener is not None
-            await site.until(lambda: not listener.connections)
+            await setup.until(lambda: not listener.connections)
             got = 0
             with suppress(ConnectionError):
                 while piece := await reader.read(1 << 20):
@@ -277,10 +281,10 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
 def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
     async def work() -> None:
         timeouts = Timeouts(header=1.0, body=1.0, idle=0.2)
-        async with proxied(Fake("w0"), timeouts=timeouts) as site:
-            alone = [_exchange(site, *pieces) for pieces in data]
-            behind = [_exchange(site, HEAD, *pieces, close=True) for pieces in data]
+        async with proxied(Fake("w0"), timeouts=timeouts) as setup:
+            alone = [_exchange(setup, *pieces) for pieces in data]
+            behind = [_exchange(setup, HEAD, *pieces, close=True) for pieces in data]
             await asyncio.gather(*alone, *behind)
-            assert (await site.post(asked(1))).status == 200
+            assert (await setup.post(asked(1))).status == 200
 
     run(work())

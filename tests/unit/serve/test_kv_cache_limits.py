@@ -7,7 +7,7 @@ from dataclasses import replace
 import aiohttp
 from helpers.fakes.fake_openai_server import Fake, start
 from helpers.fakes.late_binding_policy import LateBinding
-from helpers.harnesses.proxy_site import Site, run, settings_of
+from helpers.harnesses.proxy_setup import ProxySetup, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
@@ -19,7 +19,7 @@ PATH = "/v1/completions"
 
 
 @asynccontextmanager
-async def _site(*rooms: int | None) -> AsyncIterator[Site]:
+async def _site(*rooms: int | None) -> AsyncIterator[ProxySetup]:
     """A proxy with the policy that ships, in front of workers with so much room."""
     fakes = [Fake(f"w{number}") for number in range(len(rooms))]
     runners = [await start(fake) for fake in fakes]
@@ -30,10 +30,10 @@ async def _site(*rooms: int | None) -> AsyncIterator[Site]:
     proxy = Proxy(settings, policy)
     await proxy.start()
     async with aiohttp.ClientSession() as client:
-        site = Site(proxy, LateBinding([]), fakes, client, f"http://127.0.0.1:{proxy.port}")
+        setup = ProxySetup(proxy, LateBinding([]), fakes, client, f"http://127.0.0.1:{proxy.port}")
         views = proxy.dispatcher.workers
-        await site.until(lambda: all(one.state is WorkerState.SERVING for one in views))
-        yield site
+        await setup.until(lambda: all(one.state is WorkerState.SERVING for one in views))
+        yield setup
         assert (proxy.dispatcher.policy_errors, proxy.dispatcher.requests) == (0, ())
     await proxy.stop()
     for runner in runners:
@@ -46,42 +46,42 @@ def _prompt(tokens: int, **more: object) -> dict[str, object]:
 
 def test_proxy_rejects_prompt_longer_than_any_kv_cache() -> None:
     async def work() -> None:
-        async with _site(*ROOMS) as site:
-            answer = await site.post(_prompt(201), PATH)
+        async with _site(*ROOMS) as setup:
+            answer = await setup.post(_prompt(201), PATH)
             assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
             assert "201 tokens" in answer.error["message"]
-            assert (await site.post(_prompt(200), PATH)).status == 200
-            assert (await site.post(_prompt(101, data_parallel_rank=0), PATH)).status == 400
-            assert (await site.post(_prompt(101, data_parallel_rank=1), PATH)).status == 200
-            assert [len(one.events("begin")) for one in site.fakes] == [0, 2]
+            assert (await setup.post(_prompt(200), PATH)).status == 200
+            assert (await setup.post(_prompt(101, data_parallel_rank=0), PATH)).status == 400
+            assert (await setup.post(_prompt(101, data_parallel_rank=1), PATH)).status == 200
+            assert [len(one.events("begin")) for one in setup.fakes] == [0, 2]
 
     run(work())
 
 
 def test_proxy_sends_text_that_may_exceed_kv_cache_to_worker() -> None:
     async def work() -> None:
-        async with _site(*ROOMS) as site:
-            answer = await site.post({"model": "m", "prompt": "x" * 4000, "max_tokens": 2}, PATH)
+        async with _site(*ROOMS) as setup:
+            answer = await setup.post({"model": "m", "prompt": "x" * 4000, "max_tokens": 2}, PATH)
             assert answer.status == 200
-            assert [len(one.events("begin")) for one in site.fakes] == [0, 1]
+            assert [len(one.events("begin")) for one in setup.fakes] == [0, 1]
 
     run(work())
 
 
 def test_proxy_sends_long_prompt_to_worker_without_limit() -> None:
     async def work() -> None:
-        async with _site(100, None) as site:
-            assert (await site.post(_prompt(5000), PATH)).status == 200
-            assert [len(one.events("begin")) for one in site.fakes] == [0, 1]
+        async with _site(100, None) as setup:
+            assert (await setup.post(_prompt(5000), PATH)).status == 200
+            assert [len(one.events("begin")) for one in setup.fakes] == [0, 1]
 
     run(work())
 
 
 def test_proxy_retries_on_worker_with_enough_kv_cache() -> None:
     async def work() -> None:
-        async with _site(100, 200, 200) as site:
+        async with _site(100, 200, 200) as setup:
             fails = {"fake": {"w1": {"status": 500}}}
-            assert (await site.post(_prompt(150, **fails), PATH)).status == 200
-            assert [len(one.events("end")) for one in site.fakes] == [0, 0, 1]
+            assert (await setup.post(_prompt(150, **fails), PATH)).status == 200
+            assert [len(one.events("end")) for one in setup.fakes] == [0, 0, 1]
 
     run(work())

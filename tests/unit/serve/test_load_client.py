@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
-from helpers.harnesses.proxy_site import run
+from helpers.harnesses.proxy_setup import run
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_site import Site, asked, error_of, proxied, run, settings_of, tokens_of
+from helpers.harnesses.proxy_setup import (
+    ProxySetup,
+    asked,
+    error_of,
+    proxied,
+    run,
+    settings_of,
+    tokens_of,
+)
 
 from equipoise.serve.settings import HealthSettings
 
@@ -27,7 +35,7 @@ def chunk(text: bytes) -> bytes:
 @asynccontextmanager
 async def odd(
     answer: Callable[[Reader, Writer], Awaitable[None]], *others: Fake
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[ProxySetup]:
     """A proxy before a server that is healthy and answers requests so, and others."""
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -60,8 +68,8 @@ def saying(received: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
 def test_stream_closed_without_done_is_an_error() -> None:
     async def work() -> None:
         head = STREAM.replace(b"1.1", b"1.0") + b"\r\n"
-        async with odd(saying(head + EVENT)) as site:
-            answer = await site.post(asked(stream=True))
+        async with odd(saying(head + EVENT)) as setup:
+            answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is not None
 
@@ -72,8 +80,8 @@ def test_stream_closed_without_done_is_an_error() -> None:
 def test_stream_broken_off_after_done_is_complete(ended: bool) -> None:
     async def work() -> None:
         received = EVENT + DONE if ended else EVENT
-        async with odd(saying(CHUNKED + chunk(received))) as site:
-            answer = await site.post(asked(stream=True))
+        async with odd(saying(CHUNKED + chunk(received))) as setup:
+            answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert (error_of(answer.body) is None) == ended
 
@@ -89,8 +97,8 @@ def test_stream_stalled_after_done_is_complete() -> None:
         left.set()
 
     async def work() -> None:
-        async with odd(stall) as site:
-            answer = await site.post(asked(stream=True))
+        async with odd(stall) as setup:
+            answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is None
             await asyncio.wait_for(left.wait(), 10)
@@ -109,10 +117,10 @@ def test_stream_stalled_after_done_is_complete() -> None:
 def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None:
     async def work() -> None:
         whole = chunk(received) + b"0\r\n\r\n" if received else b"0\r\n\r\n"
-        async with odd(saying(CHUNKED + whole), Fake("w1")) as site:
-            answers = [await site.post(asked(1, stream=True)) for _ in range(2)]
+        async with odd(saying(CHUNKED + whole), Fake("w1")) as setup:
+            answers = [await setup.post(asked(1, stream=True)) for _ in range(2)]
             assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
-            assert await site.metric("retries_total") >= 1
+            assert await setup.metric("retries_total") >= 1
 
     run(work())
 
@@ -120,18 +128,18 @@ def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None
 def test_stream_with_client_error_is_passed_on() -> None:
     async def work() -> None:
         received = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
-        async with odd(saying(CHUNKED + chunk(received) + b"0\r\n\r\n")) as site:
-            answer = await site.post(asked(1, stream=True))
+        async with odd(saying(CHUNKED + chunk(received) + b"0\r\n\r\n")) as setup:
+            answer = await setup.post(asked(1, stream=True))
             assert (answer.status, answer.body) == (200, received)
-            assert await site.metric("retries_total") == 0
+            assert await setup.metric("retries_total") == 0
 
     run(work())
 
 
 def test_worker_without_http_answers_as_failed() -> None:
     async def work() -> None:
-        async with odd(saying(b"\x00\xffhello\r\n\r\n")) as site:
-            answer = await site.post(asked())
+        async with odd(saying(b"\x00\xffhello\r\n\r\n")) as setup:
+            answer = await setup.post(asked())
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 
     run(work())

@@ -6,9 +6,9 @@ import json
 import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_site import (
+from helpers.harnesses.proxy_setup import (
     CHAT,
-    Site,
+    ProxySetup,
     asked,
     error_of,
     proxied,
@@ -25,10 +25,10 @@ from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Li
 
 def test_proxy_returns_whole_response_or_event_stream() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
-            whole = await site.post(asked(3))
+        async with proxied(Fake("w0")) as setup:
+            whole = await setup.post(asked(3))
             assert (whole.status, whole.text) == (200, "w0:0 w0:1 w0:2 ")
-            stream = await site.post(asked(3, stream=True))
+            stream = await setup.post(asked(3, stream=True))
             assert tokens_of(stream.body) == ["w0:0 ", "w0:1 ", "w0:2 "]
             assert stream.body.endswith(b"data: [DONE]\n\n")
             assert stream.headers["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -46,8 +46,8 @@ def test_proxy_passes_stream_on_byte_for_byte() -> None:
     ]
 
     async def work() -> None:
-        async with proxied(Fake("w0", pace=0.01)) as site:
-            answer = await site.post(asked(stream=True, fake={"w0": {"raw": pieces}}))
+        async with proxied(Fake("w0", pace=0.01)) as setup:
+            answer = await setup.post(asked(stream=True, fake={"w0": {"raw": pieces}}))
             assert answer.body == "".join(pieces).encode()
 
     run(work())
@@ -55,9 +55,9 @@ def test_proxy_passes_stream_on_byte_for_byte() -> None:
 
 def test_proxy_passes_tokens_on_before_stream_ends() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
+        async with proxied(Fake("w0")) as setup:
             stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
-            async with site.client.post(site.url + CHAT, json=stall) as answer:
+            async with setup.client.post(setup.url + CHAT, json=stall) as answer:
                 got = b""
                 while len(tokens_of(got)) < 2:
                     got += await answer.content.readany()
@@ -69,11 +69,11 @@ def test_proxy_passes_tokens_on_before_stream_ends() -> None:
 
 def test_proxy_serves_completions_with_token_lists() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
+        async with proxied(Fake("w0")) as setup:
             exact = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
-            assert (await site.post(exact, "/v1/completions")).status == 200
+            assert (await setup.post(exact, "/v1/completions")).status == 200
             text = {"model": "fake", "prompt": "four score", "max_tokens": 2, "stream": True}
-            answer = await site.post(text, "/v1/completions")
+            answer = await setup.post(text, "/v1/completions")
             assert len(tokens_of(answer.body)) == 2
 
     run(work())
@@ -81,9 +81,9 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0")) as site:
-            received = await site.post(asked(), X_Request_Id="mine-1")
-            made = await site.post(asked(), X_Request_Id="not fit: \u00e9")
+        async with proxied(fake := Fake("w0")) as setup:
+            received = await setup.post(asked(), X_Request_Id="mine-1")
+            made = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
             assert received.headers["X-Request-Id"] == "mine-1"
             assert len(made.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
@@ -94,8 +94,8 @@ def test_proxy_keeps_or_creates_request_id() -> None:
 
 def test_proxy_drops_hop_by_hop_headers() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0")) as site:
-            await site.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
+        async with proxied(fake := Fake("w0")) as setup:
+            await setup.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
             [begun] = fake.events("begin")
             assert begun["headers"]["x-kept"] == "2"
             assert not {"te", "x-own"} & set(begun["headers"])
@@ -106,10 +106,10 @@ def test_proxy_drops_hop_by_hop_headers() -> None:
 
 def test_proxy_forwards_get_requests_to_a_worker() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            models = await site.get("/v1/models")
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            models = await setup.get("/v1/models")
             assert json.loads(models.body)["data"] == [{"id": "fake"}]
-            other = await site.get("/version?of=it", Cookie="a=b")
+            other = await setup.get("/version?of=it", Cookie="a=b")
             assert json.loads(other.body)["path"] == "/version?of=it"
             assert other.headers["Server"] == "equipoise"
 
@@ -118,9 +118,9 @@ def test_proxy_forwards_get_requests_to_a_worker() -> None:
 
 def test_proxy_unknown_path_is_404_in_api_format() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0")) as site:
+        async with proxied(Fake("w0")) as setup:
             for path in ("/v1/embeddings", "/", "/healthy"):
-                answer = await site.post(asked(), path)
+                answer = await setup.post(asked(), path)
                 assert (answer.status, answer.error["code"]) == (404, "not_found")
 
     run(work())
@@ -137,9 +137,9 @@ def test_proxy_unknown_path_is_404_in_api_format() -> None:
 def test_proxy_does_not_forward_engine_commands_sent_by_get(path: str) -> None:
     async def work() -> None:
         access = AccessSettings(keys=("one",), worker_key="theirs")
-        async with proxied(fake := Fake("w0"), access=access) as site:
-            url = URL(site.url + path, encoded=True)
-            async with site.client.get(url, headers={"Authorization": "Bearer one"}) as answer:
+        async with proxied(fake := Fake("w0"), access=access) as setup:
+            url = URL(setup.url + path, encoded=True)
+            async with setup.client.get(url, headers={"Authorization": "Bearer one"}) as answer:
                 assert answer.status == 404
                 assert (await answer.json())["error"]["code"] == "not_found"
             assert fake.events("echo") == []
@@ -150,8 +150,8 @@ def test_proxy_does_not_forward_engine_commands_sent_by_get(path: str) -> None:
 def test_proxy_forwards_one_model_by_name_with_slash() -> None:
     async def work() -> None:
         access = AccessSettings(worker_key="theirs")
-        async with proxied(fake := Fake("w0"), access=access) as site:
-            assert (await site.get("/v1/models/org/name")).status == 200
+        async with proxied(fake := Fake("w0"), access=access) as setup:
+            assert (await setup.get("/v1/models/org/name")).status == 200
             [echo] = fake.events("echo")
             assert echo["path"] == "/v1/models/org/name"
             assert echo["headers"]["Authorization"] == "Bearer theirs"
@@ -169,8 +169,8 @@ def test_proxy_forwards_one_model_by_name_with_slash() -> None:
 def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed: str) -> None:
     async def work() -> None:
         async with (
-            proxied(Fake("w0")) as site,
-            site.client.request(method, site.url + path) as answer,
+            proxied(Fake("w0")) as setup,
+            setup.client.request(method, setup.url + path) as answer,
         ):
             assert (answer.status, answer.headers["Allow"]) == (405, allowed)
             assert (await answer.json())["error"]["code"] == "method_not_allowed"
@@ -180,18 +180,18 @@ def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed: s
 
 def test_proxy_serves_health_ready_and_metrics() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            assert json.loads((await site.get("/health")).body) == {"status": "ok"}
-            ready = await site.get("/ready")
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            assert json.loads((await setup.get("/health")).body) == {"status": "ok"}
+            ready = await setup.get("/ready")
             assert json.loads(ready.body) == {"status": "serving", "serving_workers": 2}
-            await site.post(asked(5))
-            text = (await site.get("/metrics")).body.decode()
+            await setup.post(asked(5))
+            text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_requests_total{outcome="completed"} 1.0' in text
             assert "equipoise_route_output_tokens_total 5.0" in text
             assert 'equipoise_route_worker_state{state="serving",worker="w1"} 1.0' in text
             for name in ("proxy_latency", "queue_wait", "decision", "first_answer"):
                 assert f"equipoise_route_{name}_seconds_count" in text
-            assert await site.metric("idle_ratio") == 0
+            assert await setup.metric("idle_ratio") == 0
             for name in ("policy_errors", "log_dropped_records", "worker_report_failures"):
                 assert f"# TYPE equipoise_route_{name}_total counter" in text
 
@@ -201,15 +201,15 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
 def test_proxy_requires_api_key() -> None:
     async def work() -> None:
         access = AccessSettings(keys=("one", "two"), worker_key="theirs")
-        async with proxied(fake := Fake("w0"), access=access) as site:
-            assert (await site.post(asked())).status == 401
-            assert (await site.get("/v1/models")).status == 401
+        async with proxied(fake := Fake("w0"), access=access) as setup:
+            assert (await setup.post(asked())).status == 401
+            assert (await setup.get("/v1/models")).status == 401
             for wrong in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
-                answer = await site.post(asked(), Authorization=wrong)
+                answer = await setup.post(asked(), Authorization=wrong)
                 assert (answer.status, answer.error["type"]) == (401, "authentication_error")
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
-            assert (await site.post(asked(), Authorization="Bearer two")).status == 200
-            assert (await site.get("/health")).status == 200
+            assert (await setup.post(asked(), Authorization="Bearer two")).status == 200
+            assert (await setup.get("/health")).status == 200
             [begun] = fake.events("begin")
             assert begun["headers"]["authorization"] == "Bearer theirs"
 
@@ -218,8 +218,8 @@ def test_proxy_requires_api_key() -> None:
 
 def test_proxy_forwards_client_authorization_without_own_key() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0")) as site:
-            await site.post(asked(), Authorization="Bearer clients")
+        async with proxied(fake := Fake("w0")) as setup:
+            await setup.post(asked(), Authorization="Bearer clients")
             [begun] = fake.events("begin")
             assert begun["headers"]["authorization"] == "Bearer clients"
 
@@ -235,20 +235,20 @@ def test_proxy_routes_data_parallel_ranks_as_workers() -> None:
                 WorkerSettings(url=one.url, name=f"rank {n}", headers={RANK_HEADER: str(n)})
                 for n in (3, 1)
             )
-            async with proxied(workers=ranks) as site:
-                await _ask_for_ranks(site, fake)
+            async with proxied(workers=ranks) as setup:
+                await _ask_for_ranks(setup, fake)
             assert (await first.get("/health")).status == 200
 
     run(work())
 
 
-async def _ask_for_ranks(site: Site, fake: Fake) -> None:
-    assert (await site.post(asked(), X_data_parallel_rank="1")).status == 200
-    assert (await site.post(asked(data_parallel_rank=3))).status == 200
+async def _ask_for_ranks(setup: ProxySetup, fake: Fake) -> None:
+    assert (await setup.post(asked(), X_data_parallel_rank="1")).status == 200
+    assert (await setup.post(asked(data_parallel_rank=3))).status == 200
     assert [one["headers"]["x-data-parallel-rank"] for one in fake.events("begin")] == ["1", "3"]
     for bad in (0, -1, "1"):
-        assert (await site.post(asked(data_parallel_rank=bad))).status == 400
-    assert (await site.post(asked(), X_data_parallel_rank="one")).status == 400
+        assert (await setup.post(asked(data_parallel_rank=bad))).status == 400
+    assert (await setup.post(asked(), X_data_parallel_rank="one")).status == 400
 
 
 def test_worker_of_rank_is_index_without_rank_headers() -> None:
@@ -260,9 +260,9 @@ def test_worker_of_rank_is_index_without_rank_headers() -> None:
 
 def test_proxy_can_forbid_client_rank() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), client_rank=ClientRank.FORBID) as site:
-            assert (await site.post(asked(data_parallel_rank=0))).status == 400
-            assert (await site.post(asked())).status == 200
+        async with proxied(fake := Fake("w0"), client_rank=ClientRank.FORBID) as setup:
+            assert (await setup.post(asked(data_parallel_rank=0))).status == 400
+            assert (await setup.post(asked())).status == 200
             assert len(fake.events("begin")) == 1
 
     run(work())
@@ -282,18 +282,18 @@ def test_proxy_counts_output_tokens_of_stream_with_usage() -> None:
     ]
 
     async def work() -> None:
-        async with proxied(Fake("w0", pace=0.05)) as site:
-            answer = await site.post(asked(5, stream=True, fake={"w0": {"raw": raw}}))
+        async with proxied(Fake("w0", pace=0.05)) as setup:
+            answer = await setup.post(asked(5, stream=True, fake={"w0": {"raw": raw}}))
             assert error_of(answer.body) is None
-            assert await site.metric("output_tokens_total") == 5
+            assert await setup.metric("output_tokens_total") == 5
 
     run(work())
 
 
 def test_proxy_rejects_oversized_worker_response() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), limits=Limits(answer=100)) as site:
-            answer = await site.post(asked(500))
+        async with proxied(Fake("w0"), limits=Limits(answer=100)) as setup:
+            answer = await setup.post(asked(500))
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 
     run(work())
@@ -301,25 +301,25 @@ def test_proxy_rejects_oversized_worker_response() -> None:
 
 def test_draining_proxy_answers_503_until_streams_end() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0", pace=0.02)) as site:
-            begun = asyncio.create_task(site.post(asked(40, stream=True)))
-            await site.until(lambda: site.fakes[0].events("token"))
-            ending = asyncio.create_task(site.proxy.stop())
+        async with proxied(Fake("w0", pace=0.02)) as setup:
+            begun = asyncio.create_task(setup.post(asked(40, stream=True)))
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            ending = asyncio.create_task(setup.proxy.stop())
             await asyncio.sleep(0)
-            for refused in (await site.post(asked()), await site.get("/v1/models")):
+            for refused in (await setup.post(asked()), await setup.get("/v1/models")):
                 assert (refused.status, refused.error["code"]) == (503, "shutting_down")
                 assert (refused.headers["Retry-After"], refused.headers["Connection"]) == (
                     "1", "close",
                 )  # fmt: skip
-            ready = await site.get("/ready")
+            ready = await setup.get("/ready")
             assert (ready.status, json.loads(ready.body)["status"]) == (503, "draining")
-            assert await site.metric("in_flight_requests") == 1
-            assert (await site.get("/health")).status == 200
+            assert await setup.metric("in_flight_requests") == 1
+            assert (await setup.get("/health")).status == 200
             assert not ending.done()
             assert len(tokens_of((await begun).body)) == 40
             assert await ending == 0
             with pytest.raises(aiohttp.ClientConnectionError):
-                await site.get("/ready")
+                await setup.get("/ready")
 
     run(work())
 
@@ -328,19 +328,19 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
     """Its head went out before the drain began, and promised to keep the connection."""
 
     async def work() -> None:
-        async with proxied(Fake("w0", pace=0.02)) as site:
-            longer = asyncio.create_task(site.post(asked(200, stream=True)))
-            reader, writer = await asyncio.open_connection("127.0.0.1", site.proxy.port)
+        async with proxied(Fake("w0", pace=0.02)) as setup:
+            longer = asyncio.create_task(setup.post(asked(200, stream=True)))
+            reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
             writer.write(_posted(asked(5, stream=True)))
             await reader.readuntil(b"w0:0 ")
-            ending = asyncio.create_task(site.proxy.stop())
+            ending = asyncio.create_task(setup.proxy.stop())
             await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
             writer.write(_posted(asked()))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nConnection: close\r\n" in head
             writer.close()
-            site.proxy.skip_drain()
+            setup.proxy.skip_drain()
             await longer
             await ending
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.fakes.late_binding_policy import LateBinding
-from helpers.harnesses.proxy_site import run
+from helpers.harnesses.proxy_setup import run
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.cancel_scope import CancelScope

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake, start
-from helpers.harnesses.proxy_site import (
+from helpers.harnesses.proxy_setup import (
     QUICK,
     Answer,
-    Site,
+    ProxySetup,
     asked,
     error_of,
     proxied,
@@ -30,25 +30,25 @@ def test_proxy_retries_failed_request_before_first_token(
     streamed: bool, told: dict[str, int]
 ) -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as site:
-            answer = await site.post(asked(2, stream=streamed, fake={"w0": told}))
+        async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as setup:
+            answer = await setup.post(asked(2, stream=streamed, fake={"w0": told}))
             assert answer.status == 200
             assert b"w1:1 " in answer.body
             assert b"w0:" not in answer.body
-            assert [len(fake.events("begin")) for fake in site.fakes] == [1, 1]
-            assert await site.metric("retries_total") == 1
+            assert [len(fake.events("begin")) for fake in setup.fakes] == [1, 1]
+            assert await setup.metric("retries_total") == 1
 
     run(work())
 
 
 def test_proxy_bounds_attempts_and_returns_last_error() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1"), limits=Limits(attempts=4)) as site:
+        async with proxied(Fake("w0"), Fake("w1"), limits=Limits(attempts=4)) as setup:
             told = {name: {"status": 500} for name in ("w0", "w1")}
-            answer = await site.post(asked(fake=told))
+            answer = await setup.post(asked(fake=told))
             assert (answer.status, answer.error["type"]) == (500, "fake")
-            assert sum(len(fake.events("begin")) for fake in site.fakes) == 4
-            text = (await site.get("/metrics")).body.decode()
+            assert sum(len(fake.events("begin")) for fake in setup.fakes) == 4
+            text = (await setup.get("/metrics")).body.decode()
             assert 'requests_total{outcome="workers_failed"} 1.0' in text
 
     run(work())
@@ -57,26 +57,26 @@ def test_proxy_bounds_attempts_and_returns_last_error() -> None:
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
 def test_proxy_passes_on_client_errors_without_retry(status: int) -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            answer = await site.post(asked(fake={"w0": {"status": status}}, stream=True))
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            answer = await setup.post(asked(fake={"w0": {"status": status}}, stream=True))
             assert (answer.status, answer.error["message"]) == (status, "as told")
-            assert len(site.fakes[1].events("begin")) == 0
-            assert site.proxy.dispatcher.requests == ()
+            assert len(setup.fakes[1].events("begin")) == 0
+            assert setup.proxy.dispatcher.requests == ()
 
     run(work())
 
 
 def test_proxy_reports_hang_up_after_token_in_stream() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as site:
-            answer = await site.post(asked(5, stream=True, fake={"w0": {"hang_up": 2}}))
+        async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as setup:
+            answer = await setup.post(asked(5, stream=True, fake={"w0": {"hang_up": 2}}))
             assert answer.status == 200
             assert tokens_of(answer.body) == ["w0:0 ", "w0:1 "]
             error = error_of(answer.body)
             assert error is not None
             assert (error["code"], error["type"]) == ("worker_lost", "server_error")
             assert b"[DONE]" not in answer.body
-            assert len(site.fakes[1].events("begin")) == 0
+            assert len(setup.fakes[1].events("begin")) == 0
 
     run(work())
 
@@ -84,35 +84,35 @@ def test_proxy_reports_hang_up_after_token_in_stream() -> None:
 def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
     async def work() -> None:
         lost = Fake("w0", slots=3)
-        async with proxied(lost, Fake("w1", slots=3), health=QUICK) as site:
+        async with proxied(lost, Fake("w1", slots=3), health=QUICK) as setup:
             silent = {"w0": {"silent": True}}
-            calls = [site.post(asked(2, stream=True, fake=silent)) for _ in range(9)]
+            calls = [setup.post(asked(2, stream=True, fake=silent)) for _ in range(9)]
             done = asyncio.gather(*calls)
-            await site.until(lambda: len(lost.events("begin")) == 3)
-            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
+            await setup.until(lambda: len(lost.events("begin")) == 3)
+            setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
             answers = await done
             assert [tokens_of(one.body) for one in answers] == [["w1:0 ", "w1:1 "]] * 9
             assert lost.events("token") == []
-            await site.until(lambda: len(lost.events("abort")) == 3)
+            await setup.until(lambda: len(lost.events("abort")) == 3)
 
     run(work())
 
 
 def test_proxy_fails_started_stream_of_lost_worker() -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1")) as site:
-            call = asyncio.create_task(site.post(asked(9, stream=True, fake={"w0": {"stall": 1}})))
-            dispatcher = site.proxy.dispatcher
-            await site.until(
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            call = asyncio.create_task(setup.post(asked(9, stream=True, fake={"w0": {"stall": 1}})))
+            dispatcher = setup.proxy.dispatcher
+            await setup.until(
                 lambda: any(isinstance(t.status, Running) for t in dispatcher.requests)
             )
-            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
+            setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
             answer = await call
             assert tokens_of(answer.body) == ["w0:0 "]
             error = error_of(answer.body)
             assert error is not None
             assert error["code"] == "worker_lost"
-            assert site.fakes[1].events("begin") == []
+            assert setup.fakes[1].events("begin") == []
 
     run(work())
 
@@ -120,14 +120,14 @@ def test_proxy_fails_started_stream_of_lost_worker() -> None:
 def test_proxy_stops_and_resumes_routing_by_worker_health() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake, Fake("w1")) as site:
-            states = site.proxy.dispatcher.workers
+        async with proxied(fake, Fake("w1")) as setup:
+            states = setup.proxy.dispatcher.workers
             fake.health = 503
-            await site.until(lambda: states[0].state is WorkerState.DRAINING)
-            assert [(await site.post(asked(1))).text for _ in range(3)] == ["w1:0 "] * 3
+            await setup.until(lambda: states[0].state is WorkerState.DRAINING)
+            assert [(await setup.post(asked(1))).text for _ in range(3)] == ["w1:0 "] * 3
             fake.health = 200
-            await site.until(lambda: states[0].state is WorkerState.SERVING)
-            assert (await site.post(asked(1))).text == "w0:0 "
+            await setup.until(lambda: states[0].state is WorkerState.SERVING)
+            assert (await setup.post(asked(1))).text == "w0:0 "
 
     run(work())
 
@@ -137,18 +137,18 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
     async def work() -> None:
         fake = Fake("w0", pace=0.02)
         health = HealthSettings(interval=0.1, timeout=0.3, lost_after=6)
-        async with proxied(fake, health=health) as site:
-            call = asyncio.create_task(site.post(asked(100_000, stream=True)))
-            await site.until(lambda: len(fake.events("token")) > 3)
+        async with proxied(fake, health=health) as setup:
+            call = asyncio.create_task(setup.post(asked(100_000, stream=True)))
+            await setup.until(lambda: len(fake.events("token")) > 3)
             fake.health = 0
-            view = site.proxy.dispatcher.workers[0]
-            await site.until(lambda: view.state is WorkerState.DRAINING)
+            view = setup.proxy.dispatcher.workers[0]
+            await setup.until(lambda: view.state is WorkerState.DRAINING)
             came = len(fake.events("token"))
-            await site.until(lambda: len(fake.events("token")) > came + 100)
+            await setup.until(lambda: len(fake.events("token")) > came + 100)
             seen = view.state
             assert seen is WorkerState.DRAINING
             await _cancelled([call])
-            await site.until(lambda: view.state is WorkerState.LOST)
+            await setup.until(lambda: view.state is WorkerState.LOST)
 
     run(work())
 
@@ -156,12 +156,12 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
 def test_proxy_holds_request_until_worker_serves() -> None:
     async def work() -> None:
         fake = Fake("w0")
-        async with proxied(fake) as site:
-            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
-            call = asyncio.create_task(site.post(asked(1)))
-            await site.until(lambda: site.proxy.dispatcher.queued == 1)
+        async with proxied(fake) as setup:
+            setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
+            call = asyncio.create_task(setup.post(asked(1)))
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
             assert fake.events("begin") == []
-            site.proxy.dispatcher.set_health(0, WorkerState.SERVING)
+            setup.proxy.dispatcher.set_health(0, WorkerState.SERVING)
             assert (await call).status == 200
 
     run(work())
@@ -170,14 +170,14 @@ def test_proxy_holds_request_until_worker_serves() -> None:
 def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
     async def work() -> None:
         timeouts = Timeouts(queue=0.3)
-        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as site:
+        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as setup:
             for number in (0, 1):
-                site.proxy.dispatcher.set_health(number, WorkerState.LOST)
-            answer = await site.post(asked())
+                setup.proxy.dispatcher.set_health(number, WorkerState.LOST)
+            answer = await setup.post(asked())
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
-            assert (await site.get("/ready")).status == 503
-            assert (await site.get("/v1/models")).status == 503
-            assert site.proxy.dispatcher.queued == 0
+            assert (await setup.get("/ready")).status == 503
+            assert (await setup.get("/v1/models")).status == 503
+            assert setup.proxy.dispatcher.queued == 0
 
     run(work())
 
@@ -185,17 +185,17 @@ def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
 def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
     async def work() -> None:
         fake = Fake("w0", slots=2)
-        async with proxied(fake, limits=Limits(queued=3)) as site:
+        async with proxied(fake, limits=Limits(queued=3)) as setup:
             told = {"w0": {"stall": 0}}
-            first = [asyncio.create_task(site.post(asked(1, stream=True, fake=told)))
+            first = [asyncio.create_task(setup.post(asked(1, stream=True, fake=told)))
                      for _ in range(2)]  # fmt: skip
-            await site.until(lambda: len(fake.events("begin")) == 2)
-            more = [asyncio.create_task(site.post(asked(1))) for _ in range(3)]
-            await site.until(lambda: site.proxy.dispatcher.queued == 3)
-            answer = await site.post(asked())
+            await setup.until(lambda: len(fake.events("begin")) == 2)
+            more = [asyncio.create_task(setup.post(asked(1))) for _ in range(3)]
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 3)
+            answer = await setup.post(asked())
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
-            assert await site.metric("queued_requests") == 3
+            assert await setup.metric("queued_requests") == 3
             await _cancelled(first)
             assert [(await one).status for one in more] == [200] * 3
             assert len(fake.events("begin")) == 5
@@ -205,10 +205,10 @@ def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
 
 def test_proxy_rejects_requests_above_concurrency_limit() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), limits=Limits(concurrency=1)) as site:
-            call = asyncio.create_task(site.post(asked(1, stream=True, fake={"w0": {"stall": 0}})))
-            await site.until(lambda: fake.events("begin"))
-            assert (await site.post(asked())).status == 429
+        async with proxied(fake := Fake("w0"), limits=Limits(concurrency=1)) as setup:
+            call = asyncio.create_task(setup.post(asked(1, stream=True, fake={"w0": {"stall": 0}})))
+            await setup.until(lambda: fake.events("begin"))
+            assert (await setup.post(asked())).status == 429
             await _cancelled([call])
 
     run(work())
@@ -224,40 +224,40 @@ async def _cancelled(calls: list[asyncio.Task[Answer]]) -> None:
 def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
     async def work() -> None:
         fake = Fake("w0", slots=1, pace=0.05)
-        async with proxied(fake) as site:
-            call = asyncio.create_task(site.post(asked(10_000, stream=streamed)))
-            held = asyncio.create_task(site.post(asked(1)))
-            await site.until(lambda: fake.events("begin") and site.proxy.dispatcher.queued == 1)
+        async with proxied(fake) as setup:
+            call = asyncio.create_task(setup.post(asked(10_000, stream=streamed)))
+            held = asyncio.create_task(setup.post(asked(1)))
+            await setup.until(lambda: fake.events("begin") and setup.proxy.dispatcher.queued == 1)
             await _cancelled([call])
-            await site.until(lambda: fake.events("abort"))
+            await setup.until(lambda: fake.events("abort"))
             assert (await held).status == 200
-            assert site.proxy.dispatcher.requests == ()
-            await _left(site, 1)
+            assert setup.proxy.dispatcher.requests == ()
+            await _left(setup, 1)
 
     run(work())
 
 
 def test_disconnected_client_removes_queued_request() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0", slots=1)) as site:
+        async with proxied(fake := Fake("w0", slots=1)) as setup:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}})
-            calls = [asyncio.create_task(site.post(stall)) for _ in range(3)]
-            await site.until(lambda: site.proxy.dispatcher.queued == 2)
+            calls = [asyncio.create_task(setup.post(stall)) for _ in range(3)]
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 2)
             await _cancelled(calls[1:])
-            await site.until(lambda: site.proxy.dispatcher.queued == 0)
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 0)
             assert len(fake.events("begin")) == 1
             await _cancelled(calls)
-            await _left(site, 3)
+            await _left(setup, 3)
 
     run(work())
 
 
-async def _left(site: Site, count: int) -> None:
+async def _left(setup: ProxySetup, count: int) -> None:
     async with asyncio.timeout(60):
         wanted = f'requests_total{{outcome="client_disconnected"}} {count}.0'
-        while wanted not in (await site.get("/metrics")).body.decode():
+        while wanted not in (await setup.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
-    assert site.proxy.dispatcher.requests == ()
+    assert setup.proxy.dispatcher.requests == ()
 
 
 TIMEOUTS = [
@@ -274,14 +274,14 @@ def test_proxy_bounds_every_wait_of_a_stream(
     told: dict[str, object], timeouts: Timeouts, code: str, status: int
 ) -> None:
     async def work() -> None:
-        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts) as site:
-            answer = await site.post(asked(5, stream=True, fake={"w0": told}))
+        async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts) as setup:
+            answer = await setup.post(asked(5, stream=True, fake={"w0": told}))
             assert answer.status == status
             error = error_of(answer.body) if status == 200 else answer.error
             assert error is not None
             assert error["code"] == code
-            assert site.fakes[1].events("begin") == []
-            await site.until(lambda: site.fakes[0].events("abort"))
+            assert setup.fakes[1].events("begin") == []
+            await setup.until(lambda: setup.fakes[0].events("abort"))
 
     run(work())
 
@@ -290,9 +290,9 @@ def test_proxy_bounds_every_wait_of_a_stream(
 def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
         timeouts = Timeouts(first_token=0.1, token=0.1, total=2.5)
-        async with proxied(Fake("w0", pace=0.05), timeouts=timeouts) as site:
-            assert (await site.post(asked(6))).status == 200
-            assert (await site.post(asked(80))).status == 504
+        async with proxied(Fake("w0", pace=0.05), timeouts=timeouts) as setup:
+            assert (await setup.post(asked(6))).status == 200
+            assert (await setup.post(asked(80))).status == 504
 
     run(work())
 
@@ -303,11 +303,11 @@ def test_failed_connection_marks_worker_lost_and_retries() -> None:
         runner = await start(gone)
         async with proxied(Fake("w1")) as helper:
             both = settings_of([gone, helper.fakes[0]]).workers
-            async with proxied(workers=both, health=HealthSettings(interval=3.0)) as site:
+            async with proxied(workers=both, health=HealthSettings(interval=3.0)) as setup:
                 await runner.cleanup()
-                answer = await site.post(asked(1))
+                answer = await setup.post(asked(1))
                 assert answer.text == "w1:0 "
                 lost = WorkerState.LOST
-                await site.until(lambda: site.proxy.dispatcher.workers[0].state is lost)
+                await setup.until(lambda: setup.proxy.dispatcher.workers[0].state is lost)
 
     run(work())

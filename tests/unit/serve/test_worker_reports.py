@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_site import asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import asked, proxied, run, settings_of
 
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
@@ -53,10 +53,10 @@ def test_worker_reports_reach_policy() -> None:
     async def play() -> None:
         fakes = Fake("w0", metrics=PAGE), Fake("w1", metrics="w 0\nr 1\nt 2\n")
         settings = settings_of(list(fakes), reports=ASKED)
-        async with proxied(*fakes, reports=settings.reports) as site:
-            await site.until(lambda: len({worker for worker, _ in site.policy.reports}) == 2)
-            assert (0, replace(REPORT, kv_usage=0.0)) in site.policy.reports
-            assert (await site.post(asked())).status == 200
+        async with proxied(*fakes, reports=settings.reports) as setup:
+            await setup.until(lambda: len({worker for worker, _ in setup.policy.reports}) == 2)
+            assert (0, replace(REPORT, kv_usage=0.0)) in setup.policy.reports
+            assert (await setup.post(asked())).status == 200
 
     run(play())
 
@@ -65,15 +65,15 @@ def test_worker_reports_reach_policy() -> None:
 def test_report_failures_are_counted_while_worker_serves(metrics: str | None) -> None:
     async def play() -> None:
         mute = Fake("w0", metrics=metrics)
-        async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as site:
-            [view] = site.proxy.dispatcher.workers
-            await site.until(lambda: view.report_failures >= 2)
-            assert (await site.post(asked())).status == 200
-            text = (await site.get("/metrics")).body.decode()
+        async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as setup:
+            [view] = setup.proxy.dispatcher.workers
+            await setup.until(lambda: view.report_failures >= 2)
+            assert (await setup.post(asked())).status == 200
+            text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_worker_report_failures_total{worker="w0"}' in text
-            assert site.policy.reports == []
+            assert setup.policy.reports == []
             mute.metrics = PAGE
-            await site.until(lambda: site.policy.reports)
+            await setup.until(lambda: setup.policy.reports)
             assert view.state is WorkerState.SERVING
 
     run(play())
@@ -81,12 +81,12 @@ def test_report_failures_are_counted_while_worker_serves(metrics: str | None) ->
 
 def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
     async def play() -> None:
-        async with proxied(Fake("w0", metrics=PAGE)) as site:
-            await site.post(asked())
-            assert site.policy.reports == []
-            site.proxy.dispatcher.set_health(0, WorkerState.LOST)
-            site.proxy.dispatcher.report_worker(0, REPORT)
-            assert site.policy.reports == []
+        async with proxied(Fake("w0", metrics=PAGE)) as setup:
+            await setup.post(asked())
+            assert setup.policy.reports == []
+            setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
+            setup.proxy.dispatcher.report_worker(0, REPORT)
+            assert setup.policy.reports == []
 
     run(play())
 

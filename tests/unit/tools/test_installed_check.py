@@ -16,11 +16,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tree / "src" / "equipoise",
         tree / "hal",
         tree / "csrc" / "planning",
-        tmp_path / "site/hal",
+        tmp_path / "setup/hal",
     ):
         folder.mkdir(parents=True)
     (tree / "src" / "equipoise" / "hal").symlink_to(tree / "hal")
-    copy = tmp_path / "site"
+    copy = tmp_path / "setup"
     for path in (tree / "hal" / "work.py", copy / "hal" / "work.py"):
         path.write_text("DEADLINE = 1\n")
     (tree / "csrc" / "planning" / "greedy.cpp").write_text("int plan();\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from equipoise.backends.cpu.gloo_communicator import GlooCommunicator
@@ -31,10 +31,10 @@ def total(group: Communicator) -> int:
 
 @pytest.mark.parametrize("ranks", [[1], [0, 0], [0, 2], [-1, 0], []])
 def test_open_refuses_invalid_group_ranks(ranks: list[int]) -> None:
-    def program(seat: Seat) -> bool:
-        if seat.rank == 0:
+    def program(member: GroupMember) -> bool:
+        if member.rank == 0:
             with pytest.raises(Unsupported):
-                seat.fabric.open("part", ranks)
+                member.fabric.open("part", ranks)
         return True
 
     assert on_ranks(2, program) == [True, True]
@@ -42,28 +42,28 @@ def test_open_refuses_invalid_group_ranks(ranks: list[int]) -> None:
 
 def test_gloo_uses_interface_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert on_ranks(2, lambda seat: total(seat.fabric.open("named"))) == [11, 11]
+    assert on_ranks(2, lambda member: total(member.fabric.open("named"))) == [11, 11]
 
 
 def test_gloo_names_missing_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     with pytest.raises(CommunicatorFailed, match="GLOO_SOCKET_IFNAME=nowhere0: no such interface"):
-        on_ranks(2, lambda seat: total(seat.fabric.open("named")))
+        on_ranks(2, lambda member: total(member.fabric.open("named")))
 
 
 def test_open_refuses_duplicate_purpose() -> None:
-    def program(seat: Seat) -> int:
-        group = seat.fabric.open("once")
+    def program(member: GroupMember) -> int:
+        group = member.fabric.open("once")
         with pytest.raises(Unsupported, match="opened before"):
-            seat.fabric.open("once")
+            member.fabric.open("once")
         return total(group)
 
     assert on_ranks(2, program) == [11, 11]
 
 
 def test_closed_communicators_leave_neither_objects_nor_keys() -> None:
-    def program(seat: Seat) -> list[int]:
-        fabric: Any = seat.fabric
+    def program(member: GroupMember) -> list[int]:
+        fabric: Any = member.fabric
         left = []
         for number in range(4):
             group = fabric.open(f"purpose {number}")
@@ -82,19 +82,19 @@ def test_closed_communicators_leave_neither_objects_nor_keys() -> None:
 def test_open_succeeds_again_after_peer_came_too_late() -> None:
     met = threading.Barrier(2)
 
-    def program(seat: Seat) -> int:
-        if seat.rank == 0:
+    def program(member: GroupMember) -> int:
+        if member.rank == 0:
             with pytest.raises(CommunicatorFailed, match="did not all meet"):
-                seat.fabric.open("late")
+                member.fabric.open("late")
         met.wait(SOON)
-        return total(seat.fabric.open("late"))
+        return total(member.fabric.open("late"))
 
     assert on_ranks(2, program, deadline=2.0) == [11, 11]
 
 
 def test_warm_refuses_unknown_links_and_closed_group() -> None:
-    def program(seat: Seat) -> bool:
-        group = seat.fabric.open("links")
+    def program(member: GroupMember) -> bool:
+        group = member.fabric.open("links")
         group.warm([(0, 1), (1, 0), (0, 1)])
         for link in ((0, 2), (-1, 0)):
             with pytest.raises(Unsupported, match="link"):
@@ -112,9 +112,9 @@ def test_threads_share_communicator_without_loss() -> None:
     """Each thread sends a rising sequence to the peer; none is lost, doubled or torn."""
     each, threads = 25, 4
 
-    def program(seat: Seat) -> list[list[int]]:
-        group = seat.fabric.open("shared")
-        peer = 1 - seat.rank
+    def program(member: GroupMember) -> list[list[int]]:
+        group = member.fabric.open("shared")
+        peer = 1 - member.rank
         into = [torch.zeros(2, dtype=torch.int64) for _ in range(each * threads)]
         taken = [group.irecv(data, peer) for data in into]
 
@@ -139,8 +139,8 @@ def test_threads_share_communicator_without_loss() -> None:
 def test_concurrent_sends_are_all_kept_until_end() -> None:
     """Operations dropped by their threads: not one is forgotten while it is in flight (K2)."""
 
-    def program(seat: Seat) -> int:
-        group = seat.fabric.open("dropped")
+    def program(member: GroupMember) -> int:
+        group = member.fabric.open("dropped")
         inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
 
         def reap() -> None:
@@ -152,12 +152,12 @@ def test_concurrent_sends_are_all_kept_until_end() -> None:
 
         group._reap = reap  # type: ignore[attr-defined]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - seat.rank), range(40)))
+            list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - member.rank), range(40)))
         remembered = len(group._inflight)  # type: ignore[attr-defined]
-        seat.fabric.control.cast("sent", b"")
-        seat.fabric.control.collect("sent", SOON)
+        member.fabric.control.cast("sent", b"")
+        member.fabric.control.collect("sent", SOON)
         for _ in range(40):
-            group.irecv(torch.tensor([0]), 1 - seat.rank).result(SOON)
+            group.irecv(torch.tensor([0]), 1 - member.rank).result(SOON)
         assert not any(together)
         return remembered
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, ShareMode
@@ -51,12 +51,12 @@ class Watched(ThreadWorker):
 
 @contextmanager
 def opened(
-    seat: Seat, begun: list[str], deadline: float = CONFIG.timeout
+    member: GroupMember, begun: list[str], deadline: float = CONFIG.timeout
 ) -> Iterator[ExpertBalancer]:
     balancer = open_balancer(
-        seat.accelerator,
-        seat.fabric,
-        seat.accelerator.slot_store(SLOTS),
+        member.accelerator,
+        member.fabric,
+        member.accelerator.slot_store(SLOTS),
         SHAPE,
         LAYOUT,
         replace(CONFIG, timeout=deadline),
@@ -69,10 +69,10 @@ def opened(
 
 
 def test_balancer_step_starts_background_work_after_launch() -> None:
-    def program(seat: Seat) -> list[tuple[int, list[str]]]:
+    def program(member: GroupMember) -> list[tuple[int, list[str]]]:
         begun: list[str] = []
         behind = []
-        with opened(seat, begun) as balancer:
+        with opened(member, begun) as balancer:
             for step in range(STEPS):
                 before = len(begun)
                 with balancer.step(step):
@@ -89,9 +89,9 @@ def test_balancer_step_starts_background_work_after_launch() -> None:
 
 
 def test_boundary_without_launch_starts_background_work_at_once() -> None:
-    def program(seat: Seat) -> list[str]:
+    def program(member: GroupMember) -> list[str]:
         begun: list[str] = []
-        with opened(seat, begun) as balancer:
+        with opened(member, begun) as balancer:
             for step in range(3):
                 balancer.before_step(step)
             return list(begun)
@@ -100,9 +100,9 @@ def test_boundary_without_launch_starts_background_work_at_once() -> None:
 
 
 def test_failed_launch_leaves_no_job_that_never_starts() -> None:
-    def program(seat: Seat) -> list[str]:
+    def program(member: GroupMember) -> list[str]:
         begun: list[str] = []
-        with opened(seat, begun) as balancer:
+        with opened(member, begun) as balancer:
             balancer.before_step(0)
             balancer.before_step(1)
             with pytest.raises(RuntimeError, match="no memory"), balancer.step(2):
@@ -113,8 +113,8 @@ def test_failed_launch_leaves_no_job_that_never_starts() -> None:
 
 
 def test_boundary_after_close_raises_and_second_close_does_not() -> None:
-    def program(seat: Seat) -> None:
-        with opened(seat, []) as balancer:
+    def program(member: GroupMember) -> None:
+        with opened(member, []) as balancer:
             balancer.before_step(0)
             with balancer.step(1):
                 balancer.close()  # a loop that fails closes from within
@@ -127,8 +127,8 @@ def test_boundary_after_close_raises_and_second_close_does_not() -> None:
 
 
 def test_static_balancer_raises_at_boundary_after_close() -> None:
-    def program(seat: Seat) -> None:
-        ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(SLOTS)
+    def program(member: GroupMember) -> None:
+        ends = member.accelerator, member.fabric, member.accelerator.slot_store(SLOTS)
         balancer = open_balancer(*ends, SHAPE, LAYOUT, CONFIG, NO_REBALANCING)
         balancer.before_step(0)
         balancer.close()
@@ -149,11 +149,11 @@ def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMo
     load = np.array([[4, 12, 0]])
     assert (solve_shares(load, placement, shape) != layout.shares).any(), "others would be better"
 
-    def program(seat: Seat) -> list[list[int]]:
-        ends = seat.accelerator, seat.fabric, seat.accelerator.slot_store(slots)
+    def program(member: GroupMember) -> list[list[int]]:
+        ends = member.accelerator, member.fabric, member.accelerator.slot_store(slots)
         config = replace(CONFIG, shares=shares)
         balancer = open_balancer(*ends, shape, layout, config, NO_REBALANCING)
-        compute, sums = seat.accelerator.stream(Role.COMPUTE), []
+        compute, sums = member.accelerator.stream(Role.COMPUTE), []
         for step in range(4 * CONFIG.step_interval):
             with balancer.step(step):
                 compute.launch(partial(balancer.router.route, 0, step, ids))
@@ -169,8 +169,8 @@ def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMo
 
 
 def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
-    def program(seat: Seat) -> None:
-        with opened(seat, []) as balancer:
+    def program(member: GroupMember) -> None:
+        with opened(member, []) as balancer:
             for step in range(3):  # behind the last a sum is under way
                 balancer.before_step(step)
             loads, *others = balancer.communicators
@@ -185,10 +185,10 @@ def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
 
 
 def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
-    def program(seat: Seat) -> None:
+    def program(member: GroupMember) -> None:
         held = threading.Event()
-        with opened(seat, [], deadline=0.2) as balancer:
-            seat.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
+        with opened(member, [], deadline=0.2) as balancer:
+            member.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
             with pytest.raises(StreamTimeout):
                 balancer.close()
             for communicator in balancer.communicators:
@@ -205,8 +205,8 @@ OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "vote": (2, 2)}
 
 @pytest.mark.parametrize("refused", OPEN)
 def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> None:
-    def program(seat: Seat) -> None:
-        fabric, hired, gone = Grudging(seat.fabric, refused), list[str](), list[str]()
+    def program(member: GroupMember) -> None:
+        fabric, hired, gone = Grudging(member.fabric, refused), list[str](), list[str]()
 
         def new_worker(kind: Track) -> Worker:
             if kind == refused:
@@ -214,7 +214,7 @@ def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> 
             hired.append(kind)
             return Dismissed(kind, gone)
 
-        ends = seat.accelerator, fabric, seat.accelerator.slot_store(SLOTS)
+        ends = member.accelerator, fabric, member.accelerator.slot_store(SLOTS)
         with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
             open_balancer(*ends, SHAPE, LAYOUT, CONFIG, new_worker=new_worker)  # type: ignore[arg-type]
         assert (len(fabric.opened), len(hired)) == OPEN[refused]

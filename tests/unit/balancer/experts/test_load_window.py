@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 from helpers.eager_worker import EagerWorker
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.load_window import LoadWindow, WindowSchedule
 from equipoise.balancer.experts.placement import ExpertShape
@@ -12,31 +12,31 @@ from equipoise.hal.stream import Role
 SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 
 
-def window(seat: Seat, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
-    loads, teller = seat.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
+def window(member: GroupMember, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
+    loads, teller = member.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
     parts = WindowSchedule(sub_window, total, period or total)
-    return LoadWindow(seat.accelerator, loads, SHAPE, parts, teller)
+    return LoadWindow(member.accelerator, loads, SHAPE, parts, teller)
 
 
-def count(seat: Seat, load: LoadWindow, *rows: int) -> None:
+def count(member: GroupMember, load: LoadWindow, *rows: int) -> None:
     """As routing does: on the compute stream."""
     more = torch.tensor([rows], dtype=torch.int32)
 
     def program() -> None:
         load.counters.add_(more)
 
-    seat.accelerator.stream(Role.COMPUTE).launch(program)
+    member.accelerator.stream(Role.COMPUTE).launch(program)
 
 
-def observe(seat: Seat) -> list[tuple[bool, bool, list[int]]]:
+def observe(member: GroupMember) -> list[tuple[bool, bool, list[int]]]:
     """(taken, full, total) before each step; rank r adds (1, 10 * (r + 1)) in every step."""
-    load = window(seat)
+    load = window(member)
     seen = []
     for step in range(8):
         taken = run_blocking(load.advance(step), 20.0)
         total = load.windows.sum(axis=0)[0].tolist() if load.sums else []
         seen.append((taken, load.full, total))
-        count(seat, load, 1, 10 * (seat.rank + 1))
+        count(member, load, 1, 10 * (member.rank + 1))
     run_blocking(load.drain(), 20.0)
     return seen
 
@@ -51,11 +51,11 @@ def test_load_window_sums_arrive_one_boundary_later_on_every_rank() -> None:
 
 
 def test_load_window_keeps_only_its_last_sub_windows() -> None:
-    def program(seat: Seat) -> tuple[list[int], list[int]]:
-        load = window(seat)
+    def program(member: GroupMember) -> tuple[list[int], list[int]]:
+        load = window(member)
         for step in range(10):
             run_blocking(load.advance(step), 20.0)
-            count(seat, load, step, 0)
+            count(member, load, step, 0)
         return load.windows.sum(axis=0)[0].tolist(), load.latest[0].tolist()
 
     ((total, latest),) = on_ranks(1, program)
@@ -64,25 +64,25 @@ def test_load_window_keeps_only_its_last_sub_windows() -> None:
 
 
 def test_load_window_sums_large_counts_as_integers() -> None:
-    def program(seat: Seat) -> int:
-        load = window(seat)
+    def program(member: GroupMember) -> int:
+        load = window(member)
         for step in range(4):
             run_blocking(load.advance(step), 20.0)
             if step % 2 == 0:
-                count(seat, load, 2**30 + 1, 0)
+                count(member, load, 2**30 + 1, 0)
         return int(load.latest[0, 0])
 
     assert on_ranks(2, program) == [2**31 + 2] * 2
 
 
 def test_load_window_drops_counts_outside_windows() -> None:
-    def program(seat: Seat) -> list[tuple[int, int]]:
-        load = window(seat, sub_window=1, total=2, period=5)
+    def program(member: GroupMember) -> list[tuple[int, int]]:
+        load = window(member, sub_window=1, total=2, period=5)
         seen = []
         for step in range(12):
             if run_blocking(load.advance(step), 20.0):
                 seen.append((step, int(load.latest[0, 0])))
-            count(seat, load, 2**step, 0)
+            count(member, load, 2**step, 0)
         return seen
 
     # Windows are steps 3 and 4, 8 and 9; a sum is taken one boundary after its sub-window.
@@ -90,21 +90,21 @@ def test_load_window_drops_counts_outside_windows() -> None:
 
 
 def test_load_window_loses_no_count_between_sub_windows() -> None:
-    def program(seat: Seat) -> int:
-        load = window(seat, sub_window=1, total=1)
+    def program(member: GroupMember) -> int:
+        load = window(member, sub_window=1, total=1)
         total = 0
         for step in range(9):
             if run_blocking(load.advance(step), 20.0):
                 total += int(np.sum(load.latest))
-            count(seat, load, 0, 3)
+            count(member, load, 0, 3)
         return total
 
     assert on_ranks(1, program) == [7 * 3]
 
 
 def test_load_window_due_names_next_boundary_with_work() -> None:
-    def program(seat: Seat) -> list[int]:
-        load = window(seat, sub_window=3, total=3)
+    def program(member: GroupMember) -> list[int]:
+        load = window(member, sub_window=3, total=3)
         due = []
         for step in range(5):
             run_blocking(load.advance(step), 20.0)

@@ -21,7 +21,7 @@ from helpers.harnesses.two_family_model import (
     settings,
 )
 from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,17 +45,17 @@ LEFT_AT = {"target": 2, "draft": 4}
 
 
 def test_router_is_found_by_layer_number_of_model() -> None:
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, BOTH, by_boundary, settings())
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, BOTH, by_boundary, settings())
         target = balancers["target"]
         scaled, wide = target.router(4), target.router(8)
         assert wide == target.router(3)
         assert scaled.installed is not wide.installed
         assert (scaled.row, wide.row, target.router(6).row) == (0, 0, 1)
         ids = torch.tensor([[0], [3]], dtype=torch.int32)
-        seat.accelerator.synchronize(20.0)
+        member.accelerator.synchronize(20.0)
         slots = target.router(6).route(0, ids)
-        seat.accelerator.synchronize(20.0)
+        member.accelerator.synchronize(20.0)
         placement = target.layout.placement[target.model.layer(6)]
         assert placement[slots.flatten().numpy()].tolist() == [0, 3]
         assert target.counters[0].tolist() == [[0] * EXPERTS, [1, 0, 0, 1]]
@@ -65,8 +65,8 @@ def test_router_is_found_by_layer_number_of_model() -> None:
 
 
 def test_model_balancers_errors_name_model_and_layers() -> None:
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, BOTH, by_boundary, settings())
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match="no model is named 'x'; there are: target, draft"):
             balancers["x"]
         with pytest.raises(RegistrationError, match="model 'draft' has no layer 3"):
@@ -104,9 +104,9 @@ def test_model_balancer_reports_rebalances_of_all_groups_in_order(ends: list[lis
 def test_extra_layer_entry_error_names_model() -> None:
     """The fourth entry would read what the writer writes."""
 
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, (DRAFT,), by_lock, settings())
-        run = Run(seat, balancers, (OFTEN,), PLAIN, range(RANKS))
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, (DRAFT,), by_lock, settings())
+        run = Run(member, balancers, (OFTEN,), PLAIN, range(RANKS))
         says = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
         with pytest.raises(EngineError, match=says):
             run.steps(0, 20)
@@ -118,15 +118,15 @@ OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
 
 
 def lose(
-    seat: Seat, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
+    member: GroupMember, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
 ) -> BalancerSet | None:
     """Two steps of the target, then without those that are not active."""
-    balancers = open_all(seat, BOTH, way, settings(), row)
+    balancers = open_all(member, BOTH, way, settings(), row)
     for step in range(2):
         balancers["target"].before_step(step)
         for number in (2 * step, 2 * step + 1):
             balancers["draft"].before_step(number)
-    if seat.rank not in active:
+    if member.rank not in active:
         balancers.close()
         return None
     return balancers.reconfigure(active, LEFT_AT)
@@ -135,11 +135,11 @@ def lose(
 def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
     active = [0, 2]
 
-    def program(seat: Seat) -> Story | None:
-        left = lose(seat, by_lock, active)
+    def program(member: GroupMember) -> Story | None:
+        left = lose(member, by_lock, active)
         if left is None:
             return None
-        run = Run(seat, left, BOTH, PLAIN, active, LEFT_AT)
+        run = Run(member, left, BOTH, PLAIN, active, LEFT_AT)
         run.steps(2, 26)
         return run.end()
 
@@ -153,12 +153,12 @@ def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
 def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
     frail = [0, 1, 2, 0, 1, 2, 3, 3, 0]
 
-    def program(seat: Seat) -> None:
-        if seat.rank == THREE - 1:
-            lose(seat, by_boundary, [0, 1], frail)
+    def program(member: GroupMember) -> None:
+        if member.rank == THREE - 1:
+            lose(member, by_boundary, [0, 1], frail)
             return
         with pytest.raises(ExpertsLost) as lost:
-            lose(seat, by_boundary, [0, 1], frail)
+            lose(member, by_boundary, [0, 1], frail)
         assert lost.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
         assert str(lost.value).startswith("model 'target': no copy is left of expert(s) in layer 3")
 
@@ -172,42 +172,42 @@ def working() -> list[str]:
 
 
 def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, BOTH, by_boundary, settings())
-        stream = seat.accelerator.stream(Role.AUX)
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, BOTH, by_boundary, settings())
+        stream = member.accelerator.stream(Role.AUX)
         reader = balancers["target"].attach(stream)
         held = [
             [group.serving_state.readers.wait_for_readers(compute) for group in balancer.groups]
             for balancer in balancers
-            for compute in [seat.accelerator.stream(Role.COMPUTE)]
+            for compute in [member.accelerator.stream(Role.COMPUTE)]
         ]
         assert held == [[(stream,), (stream,)], [()]]
         reader.detach()
         for group in balancers["target"].groups:
             readers = group.serving_state.readers
-            assert readers.wait_for_readers(seat.accelerator.stream(Role.COMPUTE)) == ()
+            assert readers.wait_for_readers(member.accelerator.stream(Role.COMPUTE)) == ()
         balancers.close()
 
     on_ranks(RANKS, program)
 
 
 def test_reconfigure_with_too_few_slots_names_model() -> None:
-    def program(seat: Seat) -> None:
-        if seat.rank:
-            lose(seat, by_boundary, [0])
+    def program(member: GroupMember) -> None:
+        if member.rank:
+            lose(member, by_boundary, [0])
             return
         with pytest.raises(PlacementError, match="model 'target', layers 3, 6 counted from 0"):
-            lose(seat, by_boundary, [0])
+            lose(member, by_boundary, [0])
 
     on_ranks(RANKS, program)
 
 
 def test_reconfigure_refuses_ranks_with_different_steps() -> None:
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, BOTH, by_boundary, settings())
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, BOTH, by_boundary, settings())
         with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):
             balancers.reconfigure([0, 1], {"draft": 0})
         with pytest.raises(RanksDiffer, match=r"model 'draft', .* differ in step"):
-            balancers.reconfigure([0, 1], {"target": 0, "draft": seat.rank})
+            balancers.reconfigure([0, 1], {"target": 0, "draft": member.rank})
 
     on_ranks(RANKS, program)

@@ -21,7 +21,7 @@ from helpers.harnesses.two_family_model import (
     settings,
 )
 from helpers.harnesses.two_rank_serving import Habit, commits, serve, violations
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from helpers.strategies.expert_tensors import KINDS
 from hypothesis import given
 from hypothesis import settings as settled
@@ -74,8 +74,8 @@ def test_model_balancers_move_experts_of_every_layer_group(
 def test_model_balancers_log_device_memory_at_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def program(seat: Seat) -> MemoryReport:
-        balancers = open_all(seat, [TARGET, DRAFT], by_boundary, settings())
+    def program(member: GroupMember) -> MemoryReport:
+        balancers = open_all(member, [TARGET, DRAFT], by_boundary, settings())
         balancers.close()
         return balancers.memory_report
 
@@ -89,8 +89,8 @@ def test_model_balancers_log_device_memory_at_start(
 
 @ways
 def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None:
-    def program(seat: Seat) -> None:
-        balancers = open_all(seat, [TARGET, DRAFT], way, settings())
+    def program(member: GroupMember) -> None:
+        balancers = open_all(member, [TARGET, DRAFT], way, settings())
         groups = [group for model in balancers for group in model.groups]
         for _ in range(2):
             balancers.close()
@@ -172,43 +172,45 @@ def test_layer_entered_three_times_is_not_rewritten_in_between(
 def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
     other = Given("draft", {0: WIDE, 1: WIDE})
 
-    def program(seat: Seat) -> None:
-        models = (TARGET, other if seat.rank else DRAFT)
+    def program(member: GroupMember) -> None:
+        models = (TARGET, other if member.rank else DRAFT)
         with pytest.raises(
             RanksDiffer, match="'draft', layer group 0: ranks differ in registration"
         ):
-            open_all(seat, models, by_boundary, settings())
-        seat.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
+            open_all(member, models, by_boundary, settings())
+        member.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
 
     on_ranks(RANKS, program)
 
 
 def test_model_balancers_refuse_ranks_with_different_settings() -> None:
-    def families(seat: Seat) -> None:
+    def families(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match="rank 0 has nothing; rank 1 has"):
-            open_all(seat, (TARGET, DRAFT)[: 1 + seat.rank], by_boundary, settings())
+            open_all(member, (TARGET, DRAFT)[: 1 + member.rank], by_boundary, settings())
 
-    def cadence(seat: Seat) -> None:
+    def cadence(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"):
-            open_all(seat, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + seat.rank * 50))
+            open_all(
+                member, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + member.rank * 50)
+            )
 
-    def layout(seat: Seat) -> None:
-        row = (0, 1, 2, 3, 0, 1 + seat.rank)
+    def layout(member: GroupMember) -> None:
+        row = (0, 1, 2, 3, 0, 1 + member.rank)
         with pytest.raises(
             RanksDiffer, match=r"model 'draft', layer group 0: ranks differ in layout"
         ):
-            open_all(seat, (DRAFT,), by_boundary, settings(), row)
+            open_all(member, (DRAFT,), by_boundary, settings(), row)
 
     for program in (families, cadence, layout):
         on_ranks(RANKS, program)
 
 
 def test_model_balancers_name_model_in_opening_errors() -> None:
-    def program(seat: Seat) -> None:
-        model = DRAFT.model(seat.rank)
+    def program(member: GroupMember) -> None:
+        model = DRAFT.model(member.rank)
         placement = initial_placement(model.shape(RANKS))
         start = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), settings())
-        ends = (seat.accelerator, seat.fabric, ModelSet((model,)))
+        ends = (member.accelerator, member.fabric, ModelSet((model,)))
         with pytest.raises(UsageError, match=r"starts of \['x'\] for \['draft'\]"):
             open_balancers(*ends, {"x": start})
         short = ModelStart(Layout(placement[:, :4], start.layout.shares), settings())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.balancer import NO_REBALANCING, ExpertBalancer, open_balancer
 from equipoise.balancer.experts.config import BalancerConfig, PlannerOptions, ShareMode
@@ -32,13 +32,13 @@ class Given:
     missing: int = 0
     staging: int = 2
 
-    def open(self, seat: Seat, **more: Any) -> ExpertBalancer:
+    def open(self, member: GroupMember, **more: Any) -> ExpertBalancer:
         placement = initial_placement(SHAPE) if self.placement is None else self.placement
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), self.staging)
-        store = seat.accelerator.slot_store(slots)
-        ends = seat.accelerator, seat.fabric, store, self.shape, layout, self.config
+        store = member.accelerator.slot_store(slots)
+        ends = member.accelerator, member.fabric, store, self.shape, layout, self.config
         return open_balancer(*ends, **more)
 
 
@@ -69,9 +69,9 @@ CANNOT: dict[str, tuple[Given, str]] = {
 def test_open_balancer_refuses_impossible_start(name: str) -> None:
     given, message = CANNOT[name]
 
-    def program(seat: Seat) -> None:
+    def program(member: GroupMember) -> None:
         with pytest.raises(EquipoiseError, match=message):
-            given.open(seat)
+            given.open(member)
 
     on_ranks(2, program)
 
@@ -95,22 +95,22 @@ def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> No
     other, message = DIFFER[name]
     threads = threading.active_count()
 
-    def program(seat: Seat) -> None:
+    def program(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match=message):
-            (other if seat.rank else Given()).open(seat)
+            (other if member.rank else Given()).open(member)
 
     on_ranks(2, program)
     assert threading.active_count() <= threads + 2, "the store of the group may still end"
 
 
 def test_open_static_refuses_ranks_with_different_layouts() -> None:
-    def program(seat: Seat) -> None:
-        placement = TURNED if seat.rank else initial_placement(SHAPE)
+    def program(member: GroupMember) -> None:
+        placement = TURNED if member.rank else initial_placement(SHAPE)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
-        store = seat.accelerator.slot_store(slots)
-        ends = seat.accelerator, seat.fabric, store
+        store = member.accelerator.slot_store(slots)
+        ends = member.accelerator, member.fabric, store
         with pytest.raises(RanksDiffer, match="differ in layout"):
             open_balancer(*ends, SHAPE, layout, CONFIG, NO_REBALANCING)
 
@@ -131,11 +131,11 @@ class Heard:
 def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
     """All ranks then sum what the journal is told: a sum takes all of them."""
 
-    def program(seat: Seat) -> tuple[int, list[str]]:
+    def program(member: GroupMember) -> tuple[int, list[str]]:
         heard = Heard()
-        more = {"event_sink": heard} if seat.rank == watched else {}
-        balancer = Given(config=replace(CONFIG, step_interval=8)).open(seat, **more)
-        lockstep = seat.fabric.open("lockstep")
+        more = {"event_sink": heard} if member.rank == watched else {}
+        balancer = Given(config=replace(CONFIG, step_interval=8)).open(member, **more)
+        lockstep = member.fabric.open("lockstep")
         for step in range(MOST_STEPS):
             with balancer.step(step):
                 balancer.load.counters += torch.tensor((1, 1, 1, 40), dtype=torch.int32)
@@ -143,7 +143,7 @@ def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
             if balancer.engine.reports:  # rebalances end at the same step on all ranks
                 break
         balancer.close()
-        assert bool(balancer.engine.uncollected) == (seat.rank == 0), "the lowest rank forgets"
+        assert bool(balancer.engine.uncollected) == (member.rank == 0), "the lowest rank forgets"
         return heard.count, [report.outcome for report in balancer.engine.reports]
 
     told = on_ranks(2, program)
@@ -154,10 +154,10 @@ def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
 
 
 def test_log_settings_may_differ_between_ranks() -> None:
-    def program(seat: Seat) -> list[list[int]]:
-        logs = replace(CONFIG, log_balancedness=True) if seat.rank == 0 else CONFIG
-        more = {"event_sink": Heard()} if seat.rank == 0 else {}
-        balancer = Given(config=logs).open(seat, **more)
+    def program(member: GroupMember) -> list[list[int]]:
+        logs = replace(CONFIG, log_balancedness=True) if member.rank == 0 else CONFIG
+        more = {"event_sink": Heard()} if member.rank == 0 else {}
+        balancer = Given(config=logs).open(member, **more)
         with balancer.step(0):
             installed: list[list[int]] = balancer.serving_state.layout.placement.tolist()
         balancer.close()

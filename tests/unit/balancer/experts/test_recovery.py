@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,8 +73,8 @@ def slots_of(rank: int, placement: Placement) -> SlotLayout:
     return SlotLayout(tuple((Segment("weight", row),) for row in stacked), staging=6)
 
 
-def serve(balancer: ExpertBalancer, seat: Seat, ranks: list[int], steps: range) -> None:
-    lockstep = seat.fabric.open(f"lockstep{steps.start}", ranks)
+def serve(balancer: ExpertBalancer, member: GroupMember, ranks: list[int], steps: range) -> None:
+    lockstep = member.fabric.open(f"lockstep{steps.start}", ranks)
     for step in steps:
         balancer.before_step(step)
         balancer.load.counters += torch.tensor((1, 40, 1, 1), dtype=torch.int32)
@@ -84,22 +84,22 @@ def serve(balancer: ExpertBalancer, seat: Seat, ranks: list[int], steps: range) 
 def loses(placement: Placement, active: list[int], host: bool) -> list[After | None]:
     """Three steps on three ranks, then sixty on those that are left."""
 
-    def program(seat: Seat) -> After | None:
-        weights = slots_of(seat.rank, placement)
-        store = seat.accelerator.slot_store(weights)
+    def program(member: GroupMember) -> After | None:
+        weights = slots_of(member.rank, placement)
+        store = member.accelerator.slot_store(weights)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        supply = HostWeights(Numbers(), StreamWriter(seat.accelerator, store))
+        supply = HostWeights(Numbers(), StreamWriter(member.accelerator, store))
         path = StagedFromPeers(supply if host else None)
         balancer = open_balancer(
-            seat.accelerator, seat.fabric, store, SHAPE, layout, config(), path
+            member.accelerator, member.fabric, store, SHAPE, layout, config(), path
         )
-        serve(balancer, seat, [0, 1, 2], range(3))
-        if seat.rank not in active:
+        serve(balancer, member, [0, 1, 2], range(3))
+        if member.rank not in active:
             balancer.close()
             return None
         left = balancer.reconfigure(active, 3)
-        serve(left, seat, active, range(3, 63))  # nothing is computed: a rebalance takes many
-        seat.accelerator.synchronize(20.0)
+        serve(left, member, active, range(3, 63))  # nothing is computed: a rebalance takes many
+        member.accelerator.synchronize(20.0)
         left.close()
         held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
         after = left.serving_state.layout.placement.tolist()
@@ -110,16 +110,16 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
 
 @pytest.mark.parametrize("step", [3, 4])
 def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
-    def program(seat: Seat) -> set[int]:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+    def program(member: GroupMember) -> set[int]:
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
         layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
-        balancer = open_balancer(seat.accelerator, seat.fabric, store, SHAPE, layout, config())
+        balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
         left = balancer.reconfigure([0, 1, 2], step)
         rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
         sums = set()
         for number in range(step, step + 9):
             left.before_step(number)
-            seat.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
+            member.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
             sums |= {int(load[0, 1]) for load in left.load.sums}
         left.close()
         return sums
@@ -143,18 +143,18 @@ def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]
 
 
 def test_static_balancer_stays_static_after_reconfigure() -> None:
-    def program(seat: Seat) -> list[list[list[int]]]:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+    def program(member: GroupMember) -> list[list[list[int]]]:
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
         layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
-        ends = seat.accelerator, seat.fabric, store, SHAPE, layout, config()
+        ends = member.accelerator, member.fabric, store, SHAPE, layout, config()
         balancer = open_balancer(*ends, NO_REBALANCING)
-        serve(balancer, seat, [0, 1, 2], range(3))
-        if seat.rank == 2:
+        serve(balancer, member, [0, 1, 2], range(3))
+        if member.rank == 2:
             balancer.close()
             return []
         left = balancer.reconfigure([0, 1], 3)
         before = left.serving_state.layout
-        serve(left, seat, [0, 1], range(3, 63))
+        serve(left, member, [0, 1], range(3, 63))
         left.close()
         after = left.serving_state.layout
         assert len(left.engine.reports) == 0
@@ -185,17 +185,17 @@ def test_reconfigure_refuses_too_few_slots() -> None:
 
 
 def test_reconfigure_refuses_ranks_with_different_steps() -> None:
-    def program(seat: Seat) -> str:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, SAFE))
+    def program(member: GroupMember) -> str:
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
         layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
-        balancer = open_balancer(seat.accelerator, seat.fabric, store, SHAPE, layout, config())
-        if seat.rank == 2:
+        balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
+        if member.rank == 2:
             balancer.close()
             return ""
         with pytest.raises(
             RanksDiffer, match="differ in step: rank 0 has 3; rank 1 has 4"
         ) as caught:
-            balancer.reconfigure([0, 1], 3 + seat.rank)
+            balancer.reconfigure([0, 1], 3 + member.rank)
         return str(caught.value)
 
     assert all(on_ranks(3, program)[:2])
@@ -211,16 +211,16 @@ def test_reconfigure_continues_rebalances_with_less_redundancy(
     row = [0, 0, 1, 2, 2, 1, 0, 1, 2] if experts == 3 else [0, 1, 2, 3, 0, 1, 2, 3, 0]
     placement = np.array([row] * 2, dtype=np.int32)
 
-    def program(seat: Seat) -> tuple[list[str], int, list[object]] | None:
-        store = seat.accelerator.slot_store(slots_of(seat.rank, placement))
+    def program(member: GroupMember) -> tuple[list[str], int, list[object]] | None:
+        store = member.accelerator.slot_store(slots_of(member.rank, placement))
         layout = Layout(placement, even_shares(placement, experts))
         asked = replace(config(), planner=PlannerOptions(survive=1))
-        balancer = open_balancer(seat.accelerator, seat.fabric, store, shape, layout, asked)
-        if seat.rank == 2:
+        balancer = open_balancer(member.accelerator, member.fabric, store, shape, layout, asked)
+        if member.rank == 2:
             balancer.close()
             return None
         left = balancer.reconfigure([0, 1], 0)
-        lockstep = seat.fabric.open("lockstep", [0, 1])
+        lockstep = member.fabric.open("lockstep", [0, 1])
         for step in range(24):
             left.before_step(step)
             left.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)

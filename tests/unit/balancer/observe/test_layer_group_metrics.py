@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.harnesses.two_family_model import BUDGET, PER_RANK, RANKS, TARGET, settings
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 
 from equipoise.balancer.experts.balancer import ExpertBalancer
 from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
@@ -49,9 +49,9 @@ class Watch:
 def test_layer_groups_have_separate_metrics_in_one_registry() -> None:
     client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
-    def program(seat: Seat) -> Watch:
-        watch = Watch(seat.rank, client.CollectorRegistry())
-        _serve(seat, watch)
+    def program(member: GroupMember) -> Watch:
+        watch = Watch(member.rank, client.CollectorRegistry())
+        _serve(member, watch)
         return watch
 
     for watch in on_ranks(RANKS, program):
@@ -67,9 +67,9 @@ def test_layer_groups_have_separate_metrics_in_one_registry() -> None:
             assert any(stall > 0 for stall in stalls)
 
 
-def _serve(seat: Seat, watch: Watch) -> None:
-    model = TARGET.model(seat.rank, seat.size)
-    placement = initial_placement(model.shape(seat.size))
+def _serve(member: GroupMember, watch: Watch) -> None:
+    model = TARGET.model(member.rank, member.size)
+    placement = initial_placement(model.shape(member.size))
     assert placement.shape[1] == RANKS * PER_RANK
     experts = int(placement.max()) + 1
     start = ModelStart(
@@ -77,8 +77,8 @@ def _serve(seat: Seat, watch: Watch) -> None:
     )
     models = ModelSet((model,))
     balancers = open_balancers(
-        seat.accelerator,
-        seat.fabric,
+        member.accelerator,
+        member.fabric,
         models,
         {"target": start},
         staging_bytes=BUDGET,

@@ -46,15 +46,15 @@ class AtOnce:
 
 
 @dataclass
-class Office:
-    """A store, the archive of its rank 0, and what must still be there."""
+class VoteStore:
+    """A store, the collector of its rank 0, and what must still be there."""
 
     world: VirtualWorld
-    leavings: tuple[StoredKey, ...] = ()
-    archive: KeyCollector = field(init=False)
+    leftover_keys: tuple[StoredKey, ...] = ()
+    collector: KeyCollector = field(init=False)
 
     def __post_init__(self) -> None:
-        self.archive = KeyCollector(self.plane(0), (0, 1), AtOnce(), self.leavings)
+        self.collector = KeyCollector(self.plane(0), (0, 1), AtOnce(), self.leftover_keys)
 
     def plane(self, rank: int) -> VirtualControlPlane:
         control = self.world.fabric(rank).control
@@ -72,8 +72,8 @@ class Office:
             if stand is not None:
                 self.plane(rank).cast(question, Ballot(stand).to_bytes())
         self.plane(0).decide(outcome, b"move")
-        self.archive.add(rebalance, [question, f"{label}/{rebalance}/{due + 1}"], outcome)
-        self.archive.collect(rebalance, question)
+        self.collector.add(rebalance, [question, f"{label}/{rebalance}/{due + 1}"], outcome)
+        self.collector.collect(rebalance, question)
 
     def asked(self) -> set[str]:
         """What the store holds."""
@@ -85,9 +85,9 @@ class Office:
 
 
 @pytest.fixture
-def office() -> Iterator[Office]:
+def vote_store() -> Iterator[VoteStore]:
     with closing(BACKEND.world(SIZE, b"")) as world:
-        yield Office(world)
+        yield VoteStore(world)
 
 
 @given(st.lists(votes, min_size=1, max_size=5))
@@ -95,17 +95,17 @@ def test_key_collector_keeps_ballots_until_all_ranks_are_healthy_in_later_rebala
     rebalances: list[list[Vote]],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
-        office, cast, past = Office(world), set[tuple[int, str, int]](), 0
+        vote_store, cast, past = VoteStore(world), set[tuple[int, str, int]](), 0
         for rebalance, drawn in enumerate(rebalances):
             for due, stands in enumerate(drawn):
-                office.vote(rebalance, due, stands)
+                vote_store.vote(rebalance, due, stands)
                 cast |= {(rebalance, f"t/{rebalance}/{due}", r) for r in range(SIZE) if stands[r]}
                 if ABSENT not in stands and RankStatus.FAILED not in stands:
                     past = rebalance
                 kept = {(q, rank) for number, q, rank in cast if number >= past}
-                assert kept <= office.store.ballots.keys()
+                assert kept <= vote_store.store.ballots.keys()
                 outcomes = {f"t/{number}/move" for number in range(past, rebalance + 1)}
-                assert outcomes <= office.store.decisions.keys()
+                assert outcomes <= vote_store.store.decisions.keys()
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6))
@@ -113,32 +113,32 @@ def test_key_collector_keeps_only_last_healthy_rebalance(
     lengths: list[int],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
-        office, due = Office(world), 0
+        vote_store, due = VoteStore(world), 0
         for rebalance, length in enumerate(lengths):
             before = (
                 lengths[rebalance - 1] + 2 if rebalance else 0
             )  # its votes, one behind, its outcome
             due = max(0, due + before - MAX_KEYS_PER_VOTE * length)
             for vote in range(length):
-                office.vote(rebalance, vote, WELL)
-            assert len(office.asked()) <= length + 1 + due
+                vote_store.vote(rebalance, vote, WELL)
+            assert len(vote_store.asked()) <= length + 1 + due
             if not due:
-                assert office.rebalances() == {rebalance}
+                assert vote_store.rebalances() == {rebalance}
 
 
-def test_key_collector_forgets_ballot_cast_for_next_vote(office: Office) -> None:
-    office.vote(0, 1, WELL)
-    office.plane(1).cast("t/0/2", Ballot(RankStatus.FAILED, reason="leaves").to_bytes())
-    office.vote(1, 5, WELL)
-    assert office.rebalances() == {1}
+def test_key_collector_forgets_ballot_cast_for_next_vote(vote_store: VoteStore) -> None:
+    vote_store.vote(0, 1, WELL)
+    vote_store.plane(1).cast("t/0/2", Ballot(RankStatus.FAILED, reason="leaves").to_bytes())
+    vote_store.vote(1, 5, WELL)
+    assert vote_store.rebalances() == {1}
 
 
-def test_key_collector_leftovers_are_forgotten_by_next_group(office: Office) -> None:
-    office.vote(3, 1, WELL)
-    left = office.archive.uncollected
+def test_key_collector_leftovers_are_forgotten_by_next_group(vote_store: VoteStore) -> None:
+    vote_store.vote(3, 1, WELL)
+    left = vote_store.collector.uncollected
     assert {filed.rebalance for filed in left} == {BEFORE_FIRST_REBALANCE}
-    assert office.asked() <= {filed.name for filed in left}
-    after = Office(office.world, left)
+    assert vote_store.asked() <= {filed.name for filed in left}
+    after = VoteStore(vote_store.world, left)
     after.vote(0, 9, (RankStatus.FAILED, RankStatus.PLANNING), "t.1")
     assert "t/3/1" in after.asked()
     after.vote(0, 10, WELL, "t.1")
@@ -146,11 +146,11 @@ def test_key_collector_leftovers_are_forgotten_by_next_group(office: Office) -> 
 
 
 def test_key_collector_logs_lost_store_and_goes_on(
-    office: Office, caplog: pytest.LogCaptureFixture
+    vote_store: VoteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    office.vote(0, 1, WELL)
-    office.archive.add(1, ["t/1/4"], "t/1/move")
-    office.world.store.lose()
+    vote_store.vote(0, 1, WELL)
+    vote_store.collector.add(1, ["t/1/4"], "t/1/move")
+    vote_store.world.store.lose()
     with caplog.at_level(logging.WARNING):
-        office.archive.collect(1, "t/1/4")
+        vote_store.collector.collect(1, "t/1/4")
     assert "were not deleted" in caplog.text

@@ -55,7 +55,7 @@ START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
 
 def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
-    return {story.sights[-1].placement for story in stories}
+    return {story.observations[-1].placement for story in stories}
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])

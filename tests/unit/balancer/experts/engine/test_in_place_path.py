@@ -15,5 +15,5 @@ def test_locked_updates_rewrite_layers_and_commit_alike(shares: ShareMode, immed
     assert violations(stories) == []
     assert stories[0].commits == stories[1].commits
     assert len(stories[0].commits) >= 2
-    assert {story.sights[-1].placement for story in stories} != {START}
+    assert {story.observations[-1].placement for story in stories} != {START}
     assert sum(report.copies for report in stories[0].reports) > 0

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,13 +33,13 @@ def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> 
     )
 
 
-def routed(seat: Seat, rows: list[int], shares: ShareMode, alike: int) -> list[int]:
+def routed(member: GroupMember, rows: list[int], shares: ShareMode, alike: int) -> list[int]:
     """The slots that this rank picks for rows that all ranks have."""
     slots = SlotLayout(tuple((Segment("w", row),) for row in torch.zeros(4, 2)), staging=2)
-    store = seat.accelerator.slot_store(slots)
-    ends = seat.accelerator, seat.fabric, store
+    store = member.accelerator.slot_store(slots)
+    ends = member.accelerator, member.fabric, store
     balancer = open_balancer(*ends, SHAPE, LAYOUT, config(shares, alike))
-    compute, found = seat.accelerator.stream(Role.COMPUTE), []
+    compute, found = member.accelerator.stream(Role.COMPUTE), []
     ids = torch.tensor(rows, dtype=torch.int32).view(-1, 1)
     with balancer.step(0):
         compute.launch(lambda: found.append(balancer.router.route(0, 0, ids)))

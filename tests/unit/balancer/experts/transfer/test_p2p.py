@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from helpers.processes.thread_ranks import Seat, on_ranks
+from helpers.processes.thread_ranks import GroupMember, on_ranks
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -104,30 +104,30 @@ def transfers_of(rank: int) -> RankTransfers:
 
 
 def stage(
-    seat: Seat, declared: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
+    member: GroupMember, declared: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
 ) -> Blobs:
     """Stage the chunk; blobs as they were seen, once everything staged was found right."""
-    weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * seat.rank
+    weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * member.rank
     layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=ROUNDS + HERE)
     blobs = Blobs()
     store = SeenStore(layout, blobs)
-    inner = seat.fabric.open("moves")
+    inner = member.fabric.open("moves")
     group = Seen(inner, blobs, declared(inner.capabilities))
     transfer = P2PTransfer(
-        seat.accelerator,
+        member.accelerator,
         group,  # type: ignore[arg-type]
         store,
         range(2),
         WAIT,
         slots_per_message=SLOTS_PER_MESSAGE,
     )
-    compute, transfers = seat.accelerator.stream(Role.COMPUTE), transfers_of(seat.rank)
-    event = seat.accelerator.event()
+    compute, transfers = member.accelerator.stream(Role.COMPUTE), transfers_of(member.rank)
+    event = member.accelerator.event()
     compute.record(event)
     staged = run_blocking(transfer.stage(transfers, event), WAIT)
     store.commit(staged.copies, compute)
-    seat.accelerator.synchronize(WAIT)
-    theirs = weights[:ROUNDS] + 1000 * (1 - 2 * seat.rank)
+    member.accelerator.synchronize(WAIT)
+    theirs = weights[:ROUNDS] + 1000 * (1 - 2 * member.rank)
     assert torch.equal(weights[ROUNDS : 2 * ROUNDS], theirs)
     assert torch.equal(weights[2 * ROUNDS :], weights[list(transfers.local.sources)])
     assert blobs.alive == 0
@@ -135,7 +135,7 @@ def stage(
 
 
 def test_transfer_holds_at_most_one_round_of_messages() -> None:
-    for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
+    for blobs in on_ranks(2, lambda member: stage(member, lambda found: found)):
         # One is sent while the copy stream may still unpack what the round before has brought.
         assert blobs.travelling == [2] * ROUNDS
         assert max(blobs.packed) <= 2
@@ -143,7 +143,7 @@ def test_transfer_holds_at_most_one_round_of_messages() -> None:
 
 
 def test_transfer_packs_local_copies_by_messages() -> None:
-    for blobs in on_ranks(2, lambda seat: stage(seat, lambda found: found)):
+    for blobs in on_ranks(2, lambda member: stage(member, lambda found: found)):
         assert len(blobs.packed) == ROUNDS + HERE // SLOTS_PER_MESSAGE
 
 
@@ -151,7 +151,7 @@ def test_transfer_frees_messages_as_concurrent_rounds_arrive() -> None:
     def declared(found: CommunicatorCapabilities) -> CommunicatorCapabilities:
         return replace(found, independent_groups=False)
 
-    for blobs in on_ranks(2, lambda seat: stage(seat, declared)):
+    for blobs in on_ranks(2, lambda member: stage(member, declared)):
         assert max(blobs.travelling) <= 2 * ROUNDS
         for behind, alive in enumerate(blobs.unpacked[:ROUNDS]):
             # What was sent may go with what was received or before; the last program's closure may

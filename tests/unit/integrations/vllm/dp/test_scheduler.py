@@ -106,12 +106,12 @@ class Held:
 
     def __init__(self, **routing: Any) -> None:
         given = {"policy": "fit", "max_queue_seconds": LATER, **routing}
-        self.site = deploy(1, 2, **given)
-        self.client = self.site.clients[0]
+        self.setup = deploy(1, 2, **given)
+        self.client = self.setup.clients[0]
         self.late = asked("late", length=3)
 
     async def __aenter__(self) -> "Held":
-        for number in range(len(self.site.engines)):
+        for number in range(len(self.setup.engines)):
             await self.client.add_request_async(asked(f"busy{number}", length=9))
         await self.client.add_request_async(self.late)
         assert self.seen() == []
@@ -122,12 +122,12 @@ class Held:
 
     def seen(self) -> list[FakeRequest]:
         """What engines have of it."""
-        engines = self.site.engines
+        engines = self.setup.engines
         return [one for each in engines for one in each.seen if one.request_id == "late"]
 
     async def until_free(self) -> None:
         for _ in range(9):
-            await self.site.step(0)
+            await self.setup.step(0)
 
 
 def test_scheduler_holds_request_until_a_slot_is_free() -> None:
@@ -148,10 +148,10 @@ def test_scheduler_never_sends_request_aborted_while_held() -> None:
             before = COUNTERS.read()["aborted_requests"]
             await held.client.abort_requests_async(["late", "busy1"])
             assert COUNTERS.read()["aborted_requests"] == before + 2
-            assert held.site.engines[1].reached == ["busy1"]
-            await held.site.run_out()
+            assert held.setup.engines[1].reached == ["busy1"]
+            await held.setup.run_out()
             assert held.seen() == []
-            assert held.site.idle
+            assert held.setup.idle
 
     run(work())
 
@@ -163,7 +163,7 @@ def test_scheduler_shows_aborted_request_with_kv_transfer_to_engine() -> None:
             await held.client.abort_requests_async(["late"])
             [seen] = held.seen()
             assert seen.abort_immediately
-            await held.site.run_out()
+            await held.setup.run_out()
             assert not held.client.reqs_in_flight
 
     run(work())
@@ -185,8 +185,8 @@ def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
             after = COUNTERS.read()
             assert after["fallback_requests"] == before["fallback_requests"] + 1
             assert after["routed_requests"] == before["routed_requests"]
-            await held.site.run_out()
-            assert held.site.ended["late"] == 1
+            await held.setup.run_out()
+            assert held.setup.ended["late"] == 1
 
     run(work())
 
@@ -210,7 +210,7 @@ def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
             held.client.scheduler.clock = lambda: now + 6
             held.client.scheduler.poll()
             await turn()
-            assert held.site.engines[1].seen[-1] == pinned
+            assert held.setup.engines[1].seen[-1] == pinned
 
     run(work())
 
@@ -229,7 +229,7 @@ def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[s
             assert held.client.paused == ["keep", "wait", "abort"]
             await held.client.sleep_async()
             assert held.client.outputs_queue.empty()
-            await held.site.run_out()
+            await held.setup.run_out()
             assert held.seen() == []
         assert engine_names == ["ABORT"]
 
@@ -244,7 +244,7 @@ def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
 ) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
-        scheduler, before = play.site.clients[0].scheduler, COUNTERS.read()["dp_policy_failures"]
+        scheduler, before = play.setup.clients[0].scheduler, COUNTERS.read()["dp_policy_failures"]
         policy = scheduler.policy
         assert isinstance(policy, Failing)
         policy.left = failing
@@ -260,18 +260,18 @@ def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
 
 def test_scheduler_treats_impossible_assignment_as_policy_failure() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
-        await site.clients[0].add_request_async(asked("one"))
-        assert site.clients[0].scheduler.mode is RoutingMode.ENGINE
-        assert len([one for each in site.engines for one in each.seen]) == 1
+        setup = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
+        await setup.clients[0].add_request_async(asked("one"))
+        assert setup.clients[0].scheduler.mode is RoutingMode.ENGINE
+        assert len([one for each in setup.engines for one in each.seen]) == 1
 
     run(work())
 
 
 def test_scheduler_raises_send_error_to_caller_and_forgets_request() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="fit", max_queue_seconds=LATER)
-        client = site.clients[0]
+        setup = deploy(1, 2, policy="fit", max_queue_seconds=LATER)
+        client = setup.clients[0]
         client.broken.add("odd")
         with pytest.raises(OSError, match="does not take"):
             await client.add_request_async(asked("odd"))
@@ -310,8 +310,8 @@ def test_scheduler_stays_silent_about_held_requests_of_dead_engine(engine_names:
 
 def test_scheduler_passes_each_report_to_policy_once() -> None:
     async def work() -> None:
-        site = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding")
-        client = site.clients[0]
+        setup = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding")
+        client = setup.clients[0]
         policy = client.scheduler.policy
         assert isinstance(policy, LateBinding)
         await client.add_request_async(asked("one"))
@@ -337,7 +337,7 @@ def test_scheduler_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: F
                     await held.client.add_request_async(given_up)
             else:
                 await held.client.add_request_async(given_up)
-                assert held.site.engines[0].reached == ["x"]
+                assert held.setup.engines[0].reached == ["x"]
             assert "x" not in [one.id for one in held.client.scheduler.requests]
 
     run(work())
@@ -347,9 +347,9 @@ def test_scheduler_sends_late_interaction_request_to_engine_with_its_state(
     engine_names: list[str],
 ) -> None:
     async def work() -> None:
-        site = deploy(4, 2, policy="fit")
-        await site.clients[0].add_request_async(replace(asked("x"), pooling_params="for 1"))
-        assert [len(one.seen) for one in site.engines] == [0, 1]
+        setup = deploy(4, 2, policy="fit")
+        await setup.clients[0].add_request_async(replace(asked("x"), pooling_params="for 1"))
+        assert [len(one.seen) for one in setup.engines] == [0, 1]
         assert engine_names == []
 
     run(work())
@@ -357,14 +357,14 @@ def test_scheduler_sends_late_interaction_request_to_engine_with_its_state(
 
 def test_client_without_routing_settings_is_unchanged() -> None:
     async def work() -> None:
-        site = deploy(1, 2)
-        client, before = site.clients[0], COUNTERS.read()
+        setup = deploy(1, 2)
+        client, before = setup.clients[0], COUNTERS.read()
         for number in range(4):
             await client.add_request_async(asked(f"r{number}"))
-        assert [len(one.seen) for one in site.engines] == [2, 2]
+        assert [len(one.seen) for one in setup.engines] == [2, 2]
         await client.abort_requests_async(["r0"])
         await client.pause_scheduler_async()
-        await site.step(0)
+        await setup.step(0)
         assert not hasattr(client, SCHEDULER_ATTRIBUTE)
         assert COUNTERS.read() == before
 
@@ -375,11 +375,11 @@ def test_client_without_routing_settings_is_unchanged() -> None:
 @given(size=st.integers(0, 30))
 def test_scheduler_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
     async def work() -> None:
-        site = deploy(
+        setup = deploy(
             1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_token_capacity=room
         )
-        await site.clients[0].add_request_async(asked("one", size=size))
-        [ticket] = site.clients[0].scheduler.requests
+        await setup.clients[0].add_request_async(asked("one", size=size))
+        [ticket] = setup.clients[0].scheduler.requests
         assert ticket.prompt_tokens == max(1, size if room is None else min(size, room))
 
     run(work())

@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass
-class Site:
+class ProxySetup:
     """A proxy, its servers, its policy, and a client."""
 
     proxy: Proxy
@@ -105,7 +105,7 @@ def settings_of(fakes: list[Fake], **given: Any) -> RouteSettings:
 
 
 @asynccontextmanager
-async def proxied(*fakes: Fake, **given: Any) -> AsyncIterator[Site]:
+async def proxied(*fakes: Fake, **given: Any) -> AsyncIterator[ProxySetup]:
     """Everything started, and ended behind it."""
     async with AsyncExitStack() as stack:
         for fake in fakes:
@@ -118,11 +118,11 @@ async def proxied(*fakes: Fake, **given: Any) -> AsyncIterator[Site]:
         stack.push_async_callback(proxy.stop)
         client = await stack.enter_async_context(aiohttp.ClientSession())
         scheme = "http" if settings.access.certificate is None else "https"
-        site = Site(proxy, policy, list(fakes), client, f"{scheme}://127.0.0.1:{proxy.port}")
-        await site.until(
+        setup = ProxySetup(proxy, policy, list(fakes), client, f"{scheme}://127.0.0.1:{proxy.port}")
+        await setup.until(
             lambda: all(one.state is WorkerState.SERVING for one in proxy.dispatcher.workers)
         )
-        yield site
+        yield setup
         assert policy.refused == []
         assert proxy.dispatcher.policy_errors == 0
 
