@@ -119,17 +119,17 @@ def route_by_row_hash(
     return element_kinds
 
 
-def count_rows(found: Tensor, numbers: Tensor, rows: Tensor, counts: Tensor) -> None:
-    """Count `found`, kinds int32 [n], of the first `rows` rows, int32 [1]: 3 launches.
+def count_rows(kinds: Tensor, numbers: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """Count `kinds`, int32 [n], of the first `rows` rows, int32 [1]: 3 launches.
 
     Args:
-        found: overwritten.
+        kinds: overwritten.
         numbers: int32 [n], each element's row.
         rows: how many are counted.
         counts: int32 [experts], written.
     """
     row_mask = torch.gt(rows, numbers, out=torch.empty_like(numbers))
-    count_experts(found.mul_(row_mask), counts, first=1)
+    count_experts(kinds.mul_(row_mask), counts, first=1)
 
 
 def route_by_block_turns(ids: Tensor, table: RoutingTable, offset: int) -> Tensor:

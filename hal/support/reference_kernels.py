@@ -45,8 +45,8 @@ class ReferenceKernels:
 
         def program() -> None:
             table = _live(tables, salt.layer)
-            found = routing.route_hashed(ids, table, salt.rank, salt.layer, salt.step)
-            _fill(found, slots, counts)
+            routed = routing.route_hashed(ids, table, salt.rank, salt.layer, salt.step)
+            _fill(routed, slots, counts)
 
         stream.launch(program)
 
@@ -126,6 +126,6 @@ def _live(tables: Tables, layer: int) -> routing.RoutingTable:
     return routing.RoutingTable(tables.start[at], tables.replicas[at], tables.cumulative[at])
 
 
-def _fill(found: tuple[Tensor, Tensor], slots: Tensor, counts: Tensor) -> None:
-    slots.copy_(found[0])
-    counts.copy_(found[1])
+def _fill(routed: tuple[Tensor, Tensor], slots: Tensor, counts: Tensor) -> None:
+    slots.copy_(routed[0])
+    counts.copy_(routed[1])

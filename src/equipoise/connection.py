@@ -264,19 +264,19 @@ def join_launcher(communicator: str) -> None:
         )
 
 
-def blame(control: ControlPlane, error: Exception, patience: float) -> Exception:
+def blame(control: ControlPlane, error: Exception, timeout: float) -> Exception:
     """The loss of a rank that explains `error`; otherwise this rank leaves, and says why.
 
     Args:
         control: where evidence is.
         error: what ended this rank's work.
-        patience: seconds to wait for evidence.
+        timeout: seconds to wait for evidence.
     """
     failed = isinstance(error, StreamFailed) and isinstance(error.__cause__, Exception)
     cause = error.__cause__ if failed else error
     assert isinstance(cause, Exception)
     missed = isinstance(cause, CommunicatorError | BallotIncomplete)
-    loss = control.lost_rank(patience) if missed else None
+    loss = control.lost_rank(timeout) if missed else None
     if loss is None:
         control.announce_exit(f"failed ({cause})")
         return cause

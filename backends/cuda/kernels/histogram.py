@@ -62,7 +62,7 @@ def launch_config(elements: int) -> LaunchConfig:
 
 @triton.jit
 def add_histogram(
-    found: tl.tensor,
+    block_counts: tl.tensor,
     counts: tl.tensor,
     totals: tl.tensor,
     EXPERTS: tl.constexpr,
@@ -72,10 +72,10 @@ def add_histogram(
     """A block's histogram: to the result if ALONE, else it is added to the totals."""
     bins = tl.arange(0, BINS)
     if ALONE:
-        tl.store(counts + bins, found, mask=bins < EXPERTS)
+        tl.store(counts + bins, block_counts, mask=bins < EXPERTS)
     else:
-        some = (bins < EXPERTS) & (found > 0)
-        tl.atomic_add(totals + bins, found, mask=some, sem="relaxed")
+        some = (bins < EXPERTS) & (block_counts > 0)
+        tl.atomic_add(totals + bins, block_counts, mask=some, sem="relaxed")
 
 
 @triton.jit

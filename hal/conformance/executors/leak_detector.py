@@ -121,7 +121,7 @@ class LeakDetector:
         """Accept memory growth of a case with real sizes: allocators keep memory for reuse."""
         self._growth_expected = True
 
-    def check_released(self, patience: float = SETTLE_TIMEOUT) -> None:
+    def check_released(self, timeout: float = SETTLE_TIMEOUT) -> None:
         """Compare with the baseline, after everything was closed. Raises `Violation` of R1."""
         if self.baseline is None:
             gc.collect()
@@ -133,7 +133,7 @@ class LeakDetector:
                 self.baseline, memory=max(self.baseline.memory, self.measure().memory)
             )
             self._growth_expected = False
-        expiry = time.monotonic() + patience
+        expiry = time.monotonic() + timeout
         while excess := self._excess(self.baseline):
             late = time.monotonic() >= expiry  # before collecting, which may take seconds
             gc.collect()  # an error and the frames it came through hold each other

@@ -45,13 +45,13 @@ class ForkServer:
 
     Args:
         command: name of the module whose `main` a fork runs, then its arguments.
-        patience: seconds that it may take to answer; before its first answer it imports the module.
+        timeout: seconds that it may take to answer; before its first answer it imports the module.
     """
 
-    def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
+    def __init__(self, command: Sequence[str], timeout: float = START_TIMEOUT) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._socket, child_end = socket.socketpair()
-        self._socket.settimeout(patience)
+        self._socket.settimeout(timeout)
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with child_end:
             self._process = subprocess.Popen(
@@ -246,12 +246,12 @@ class WorkerPool:
 
     Args:
         command: a module that calls `worker_process.serve_requests`, and its arguments.
-        patience: seconds that importing the module may take.
+        timeout: seconds that importing the module may take.
     """
 
-    def __init__(self, command: Sequence[str], patience: float = START_TIMEOUT) -> None:
+    def __init__(self, command: Sequence[str], timeout: float = START_TIMEOUT) -> None:
         self._command = tuple(command)
-        self._patience = patience
+        self._timeout = timeout
         self._fork_server: ForkServer | None = None
         self.workers: dict[int, WorkerProcess] = {}
 
@@ -265,7 +265,7 @@ class WorkerPool:
         """Start a process that is no rank; the caller ends it. Raises `Violation` of E1."""
         if self._fork_server is None or not self._fork_server.is_alive():
             self._close_fork_server()
-            self._fork_server = ForkServer(self._command, self._patience)
+            self._fork_server = ForkServer(self._command, self._timeout)
         return WorkerProcess(self._fork_server)
 
     def send(self, orders: Mapping[int, dict[str, Any]]) -> None:

@@ -412,6 +412,6 @@ FAULTS = Property(
     needs=_several_ranks,
     scope=PropertyScope.GROUP,
     deadline=DeadlineLength.SHORT,
-    lost_ranks=lambda found: fault_plan(found).lost,
+    lost_ranks=lambda program: fault_plan(program).lost,
 )
 PROPERTIES = (FAULTS,)

@@ -80,52 +80,52 @@ def _turn_state(ctx: RankContext) -> _TurnState:
     layout = SlotLayout(tuple((Segment("weight", row),) for row in weights), staging=1)
     lock = ctx.accelerator.stream_lock(ctx.timeout)
     mine = _TurnState(weights, lock, ctx.accelerator.slot_store(layout))
-    scene: _TurnState = ctx.shared.setdefault("scene", mine)
-    return scene
+    turn_state: _TurnState = ctx.shared.setdefault("turn_state", mine)
+    return turn_state
 
 
 def _play_turns(ctx: RankContext, program: Program) -> Play:
-    scene = _turn_state(ctx)
+    turn_state = _turn_state(ctx)
     yield NEXT
     if ctx.thread == MODEL:
-        yield from _play_model(ctx, program, scene)
+        yield from _play_model(ctx, program, turn_state)
     else:
-        yield from _play_writer(ctx, program, scene)
+        yield from _play_writer(ctx, program, turn_state)
 
 
-def _play_writer(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
+def _play_writer(ctx: RankContext, program: Program, turn_state: _TurnState) -> Play:
     copy = ctx.accelerator.stream(Role.COPY)
     for turn, step in enumerate(program.steps_of(0, WRITER)):
         if turn:
-            yield Until(partial(scene.released, turn), "the model's release")
-            late = catch(partial(scene.lock.wait, 0, ctx.timeout), StreamTimeout)
+            yield Until(partial(turn_state.released, turn), "the model's release")
+            late = catch(partial(turn_state.lock.wait, 0, ctx.timeout), StreamTimeout)
             require("O5", not late, f"the release of turn {turn - 1} never wakes the writer")
         slots = [int(slot) for slot in step.args]
         page = ctx.accelerator.pinned(SLOT_BYTES).fill_(turn + 1)
-        scene.store.write(slots, [[page]] * len(slots), copy)
+        turn_state.store.write(slots, [[page]] * len(slots), copy)
         yield NEXT
         late = catch(partial(copy.synchronize, ctx.timeout), StreamTimeout)
         require("L5", not late, "a copy from the host does not end while a launched stream waits")
-        scene.lock.signal(0)
-        scene.signalled += 1
+        turn_state.lock.signal(0)
+        turn_state.signalled += 1
         yield NEXT
 
 
-def _play_model(ctx: RankContext, program: Program, scene: _TurnState) -> Play:
+def _play_model(ctx: RankContext, program: Program, turn_state: _TurnState) -> Play:
     compute = ctx.accelerator.stream(Role.COMPUTE)
     turns = len(program.steps_of(0, MODEL))
     rows = ctx.full((turns, SLOTS, SLOT_BYTES), 0)
     for row in rows:
-        scene.lock.acquire(compute)
+        turn_state.lock.acquire(compute)
         yield NEXT
         for half in (slice(None, SLOT_BYTES // 2), slice(SLOT_BYTES // 2, None)):
-            compute.launch(partial(row[:, half].copy_, scene.weights[:, half]))
+            compute.launch(partial(row[:, half].copy_, turn_state.weights[:, half]))
             ctx.inject_delay(compute)
             yield NEXT
-        scene.lock.release(compute)
-        scene.launched += 1
+        turn_state.lock.release(compute)
+        turn_state.launched += 1
         yield NEXT
-    yield Until(lambda: scene.signalled == turns, "the writer's last signal")
+    yield Until(lambda: turn_state.signalled == turns, "the writer's last signal")
     late = catch(partial(compute.synchronize, ctx.timeout), StreamTimeout)
     require("O5", not late, "the last signal never wakes the model")
     _require_turns(program, rows)
@@ -214,7 +214,7 @@ def _reached_count(events: list[Event]) -> int:
 
 
 def _any_reached(ctx: RankContext, events: list[Event]) -> bool:
-    """Whether one of them is reached while patience lasts."""
+    """Whether one of them is reached before the time-out."""
     rounds = int(ctx.timeout / SHORT_WAIT / len(events)) + 1
     return any(
         catch(partial(event.synchronize, SHORT_WAIT), StreamTimeout) is None
@@ -358,14 +358,14 @@ class _CapturedLockRunner:
         self.stream().record(self.replay_events[-1])
 
     def write(self) -> Play:
-        patience = self.ctx.timeout
+        timeout = self.ctx.timeout
         if self.turns_written:
             turn = self.turns_written - 1
-            late = catch(partial(self.lock.wait, 0, patience), StreamTimeout)
+            late = catch(partial(self.lock.wait, 0, timeout), StreamTimeout)
             require(_violated_clause(turn), not late, f"replay {turn} never releases")
         copy = self.ctx.accelerator.stream(Role.COPY)
         copy.launch(partial(self.value.fill_, self.turns_written + 1))
-        copy.synchronize(patience)
+        copy.synchronize(timeout)
         yield NEXT
         self.lock.signal(0)
         self.turns_written += 1
@@ -476,22 +476,22 @@ class _LockRunner:
         """Make one call, and compare what it raises with what the model says."""
         epoch, clause = self.model.epoch, self.clause(op)
         expected = _expected_errors(self.model, op)
-        patience = EXPIRING_WAIT if expected == (StreamTimeout,) else self.ctx.timeout
-        error = catch(partial(self.call, op, epoch, patience), StreamError)
+        timeout = EXPIRING_WAIT if expected == (StreamTimeout,) else self.ctx.timeout
+        error = catch(partial(self.call, op, epoch, timeout), StreamError)
         fits = isinstance(error, expected) if expected else error is None
         names = " or ".join(kind.__name__ for kind in expected) or "nothing"
         require(clause, fits, f"{op} in epoch {epoch} raised {error!r}, not {names}")
 
-    def call(self, op: str, epoch: int, patience: float) -> None:
+    def call(self, op: str, epoch: int, timeout: float) -> None:
         lock = self.lock
         calls: dict[str, Callable[[], object]] = {
             "section": self.section,
             "signal": partial(lock.signal, epoch),
-            "wait": partial(lock.wait, epoch, patience),
-            "drain": partial(lock.drain, patience),
+            "wait": partial(lock.wait, epoch, timeout),
+            "drain": partial(lock.drain, timeout),
             "poison": lock.poison,
             "late signal": partial(lock.signal, epoch - 1),
-            "late wait": partial(lock.wait, epoch - 1, patience),
+            "late wait": partial(lock.wait, epoch - 1, timeout),
         }
         calls[op]()
 
@@ -523,8 +523,8 @@ class _LockRunner:
         clause = self.clause("look")
         for number, event in enumerate(self.section_events):
             expected = number < self.model.sections_passed
-            patience = self.ctx.timeout if expected else EXPIRING_WAIT
-            late = catch(partial(event.synchronize, patience), StreamTimeout)
+            timeout = self.ctx.timeout if expected else EXPIRING_WAIT
+            late = catch(partial(event.synchronize, timeout), StreamTimeout)
             require(
                 clause, (late is None) == expected, f"section {number}: passed is {late is None}"
             )

@@ -55,7 +55,7 @@ def argument_name(name: str) -> str:
     return f"engine_{name.replace('-', '_')}"
 
 
-def write(path: Path, found: dict[str, tuple[DoctorCheck, ...]]) -> None:
+def write(path: Path, checks_by_engine: dict[str, tuple[DoctorCheck, ...]]) -> None:
     """The findings as JSON: by engine, a list of checks."""
-    plain = {name: [vars(check) for check in checks] for name, checks in found.items()}
+    plain = {name: [vars(check) for check in checks] for name, checks in checks_by_engine.items()}
     write_file(path, json.dumps(plain, indent=2) + "\n")

@@ -86,14 +86,14 @@ class RankProcesses:
             RankLost: a rank was killed or stopped.
             ControlError: a rank failed by itself; names it and quotes its error.
         """
-        patience: float | None = None
+        expiry: float | None = None
         while self._alive():
             self._listen()
             self._look()
             self._check_beats()
-            if patience is None and (self._faults or self._killed):
-                patience = time.monotonic() + GRACE * self._task.settings.deadline
-            if patience is not None and (time.monotonic() > patience or self._only_lost_remain()):
+            if expiry is None and (self._faults or self._killed):
+                expiry = time.monotonic() + GRACE * self._task.settings.deadline
+            if expiry is not None and (time.monotonic() > expiry or self._only_lost_remain()):
                 break
         self._look()
         if self._faults or self._killed:

@@ -74,15 +74,15 @@ def _verdict_text(result: SuiteResult) -> str:
     return "the contract is kept" if whole else "this part of the contract is kept"
 
 
-def describe_clause(found: ClauseFinding) -> str:
+def describe_clause(clause: ClauseFinding) -> str:
     """A clause's finding in words."""
-    if found.status is Status.UNSUPPORTED:
-        return f"not declared: {found.missing_capabilities}"
-    if found.status is Status.HELD:
-        return f"{found.cases} cases"
-    if found.status is Status.REPORTED:
-        return found.figures
-    names = sorted({f.property_name for f in found.findings if f.status is Status.VIOLATED})
+    if clause.status is Status.UNSUPPORTED:
+        return f"not declared: {clause.missing_capabilities}"
+    if clause.status is Status.HELD:
+        return f"{clause.cases} cases"
+    if clause.status is Status.REPORTED:
+        return clause.figures
+    names = sorted({f.property_name for f in clause.findings if f.status is Status.VIOLATED})
     return f"see {', '.join(names)}"
 
 

@@ -134,11 +134,13 @@ ROWS = (
 WIDTH = 80
 
 
-def render(result: LoadResult, ink: ColourMode) -> str:
+def render(result: LoadResult, colour_mode: ColourMode) -> str:
     """All times in milliseconds; no line is wider than `WIDTH`."""
     rates = result.rates
     lines = [
-        styled(f"{result.answered} of {result.requests} requests answered", TextStyle.BOLD, ink),
+        styled(
+            f"{result.answered} of {result.requests} requests answered", TextStyle.BOLD, colour_mode
+        ),
         f"{result.seconds:.2f} s, {rates['requests_per_second']:.2f} requests/s, "
         f"{rates['output_tokens_per_second']:,.1f} output tokens/s",
         f"{result.prompt_tokens:,} prompt tokens, {result.output_tokens:,} output tokens",
@@ -147,7 +149,10 @@ def render(result: LoadResult, ink: ColourMode) -> str:
         *(_row(name, getattr(result, key)) for name, key in ROWS),
     ]
     if result.failures:
-        lines += ["", *(_failure_line(kind, count, ink) for kind, count in result.failures.items())]
+        lines += [
+            "",
+            *(_failure_line(kind, count, colour_mode) for kind, count in result.failures.items()),
+        ]
     return "\n".join(lines)
 
 
@@ -158,6 +163,6 @@ def _row(name: str, spread: LatencyStats | None) -> str:
     return f"{name:<23}" + "".join(f"{value * 1000:>11,.2f}" for value in values)
 
 
-def _failure_line(kind: str, count: int, ink: ColourMode) -> str:
+def _failure_line(kind: str, count: int, colour_mode: ColourMode) -> str:
     text = "".join(letter if letter.isprintable() else "?" for letter in kind)
-    return styled(f"failed: {count} x {text}"[:WIDTH], TextStyle.RED, ink)
+    return styled(f"failed: {count} x {text}"[:WIDTH], TextStyle.RED, colour_mode)

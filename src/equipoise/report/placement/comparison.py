@@ -65,15 +65,15 @@ COLUMNS = "", "slots", "mean", "std", "imbalance", "worst", "in layer"
 WIDTHS = 20, 7, 12, 12, 11, 9, 9
 
 
-def render(found: Comparison, colours: ColourMode) -> str:
+def render(comparison: Comparison, colours: ColourMode) -> str:
     """The whole table; its last lines say what the figures are."""
     lines = [
-        styled(_title(found), TextStyle.BOLD, colours),
-        styled(_source(found), TextStyle.DIM, colours),
+        styled(_title(comparison), TextStyle.BOLD, colours),
+        styled(_source(comparison), TextStyle.DIM, colours),
         "",
         styled(_aligned(COLUMNS), TextStyle.DIM, colours),
-        *_rows(found, "rank"),
-        *_rows(found, "slot"),
+        *_rows(comparison, "rank"),
+        *_rows(comparison, "slot"),
         "",
         "rows of a rank or slot in a window; imbalance is max/mean - 1; each is the mean",
         "over windows, then over layers",

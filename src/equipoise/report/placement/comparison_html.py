@@ -24,25 +24,25 @@ SCALE_PERCENTILE = 99.5
 """Per cent of the experts that the scale holds: a few wild ones would wash out all others."""
 
 
-def heat_maps(found: Comparison) -> tuple[Picture, ...]:
+def heat_maps(comparison: Comparison) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
-    return rank_heat_map(found), expert_heat_map(found)
+    return rank_heat_map(comparison), expert_heat_map(comparison)
 
 
-def rank_heat_map(found: Comparison) -> Picture:
+def rank_heat_map(comparison: Comparison) -> Picture:
     """Rows / mean of every rank by layer, in each way, on one scale."""
-    loads = [relative_load(layout.rank_rows) for layout in found.layouts]
+    loads = [relative_load(layout.rank_rows) for layout in comparison.layouts]
     top = max(MIN_SCALE_TOP, *(float(np.nanmax(load)) for load in loads))
 
     def paint(figure: "Figure") -> None:
         from matplotlib.colors import TwoSlopeNorm
 
         axes = figure.subplots(len(loads), 1, squeeze=False)[:, 0]
-        for axis, layout, load in zip(axes, found.layouts, loads, strict=True):
+        for axis, layout, load in zip(axes, comparison.layouts, loads, strict=True):
             norm = TwoSlopeNorm(vmin=0.0, vcenter=1.0, vmax=top)
             _image(axis, load, cmap=plot_helpers.colour_map(DIVERGING), norm=norm)
             axis.set_title(layout.name, pad=6)
-            _names(axis, found, "destination rank")
+            _names(axis, comparison, "destination rank")
         plot_helpers.colour_bar(figure, list(axes), "rows of the rank / mean over ranks")
 
     return Picture(
@@ -52,15 +52,15 @@ def rank_heat_map(found: Comparison) -> Picture:
     )
 
 
-def expert_heat_map(found: Comparison) -> Picture:
+def expert_heat_map(comparison: Comparison) -> Picture:
     """Rows / mean of every expert by layer."""
-    load = relative_load(found.statistics.counts.sum(axis=0))
+    load = relative_load(comparison.statistics.counts.sum(axis=0))
     top = max(1.0, float(np.nanpercentile(load, SCALE_PERCENTILE)))
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
         _image(axis, load, cmap=plot_helpers.colour_map(SEQUENTIAL), vmin=0.0, vmax=top)
-        _names(axis, found, "expert")
+        _names(axis, comparison, "expert")
         plot_helpers.colour_bar(figure, [axis], "rows of the expert / mean over experts")
 
     return Picture(
@@ -89,21 +89,21 @@ def _names(axis: "Axes", comparison: Comparison, across: str) -> None:
 SHAPES = ",.1f", ",.1f", ".4f"
 
 
-def render_html(found: Comparison, about: Mapping[str, str]) -> str:
+def render_html(comparison: Comparison, about: Mapping[str, str]) -> str:
     """The whole file as text; `about` names command and files. Raises PlotsMissing."""
     body = "\n".join(
         (
-            _head(found),
-            card_section("Mean over layers", _averages(found)),
-            *(_picture(picture) for picture in heat_maps(found)),
-            card_section("Layer by layer, ranks", _layers(found)),
+            _head(comparison),
+            card_section("Mean over layers", _averages(comparison)),
+            *(_picture(picture) for picture in heat_maps(comparison)),
+            card_section("Layer by layer, ranks", _layers(comparison)),
             card_section("Where from", _about(about)),
         )
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: rows on {found.ranks} ranks</title>\n<style>{CSS}</style>\n"
+        f"<title>Equipoise: rows on {comparison.ranks} ranks</title>\n<style>{CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 

@@ -133,9 +133,11 @@ def paired_difference(result: PolicyResult, other: PolicyResult, figure: str) ->
     return interval([getattr(a, figure) - getattr(b, figure) for a, b in pairs])
 
 
-def indistinguishable_lines(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[str]:
+def indistinguishable_lines(
+    comparison: SimulationResult, best: Sequence[ColumnBest]
+) -> Iterator[str]:
     """What cannot be told apart, a line for each column, and one for those without a winner."""
-    other_count = len(found.results) - 1
+    other_count = len(comparison.results) - 1
     if not best:
         yield (
             "no policy is better than another at anything" if other_count else "one policy: no best"

@@ -42,15 +42,15 @@ from equipoise.report.simulation.table import (
 from equipoise.report.svg import Picture
 
 
-def pictures(found: SimulationResult) -> tuple[Picture, ...]:
+def pictures(comparison: SimulationResult) -> tuple[Picture, ...]:
     """Raises PlotsMissing without matplotlib."""
     plots = (
-        idle_bars(found),
-        barrier_gantt(found),
-        worker_load_plot(found),
-        balance_curve(found),
-        wait_by_prompt(found),
-        *(() if found.sweep is None else sweep_pictures(found.sweep)),
+        idle_bars(comparison),
+        barrier_gantt(comparison),
+        worker_load_plot(comparison),
+        balance_curve(comparison),
+        wait_by_prompt(comparison),
+        *(() if comparison.sweep is None else sweep_pictures(comparison.sweep)),
     )
     return tuple(picture for picture in plots if picture is not None)
 
@@ -74,19 +74,23 @@ COMPARED = "imbalance", "throughput", "tpot_p95", "ttft_p99", "wait_p99"
 
 
 def render_html(
-    found: SimulationResult, about: Mapping[str, Any], figures: Mapping[str, Any]
+    comparison: SimulationResult, about: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> str:
     """The whole file as text. Raises PlotsMissing without matplotlib."""
-    best = best_of_columns(found.results)
+    best = best_of_columns(comparison.results)
     body = "\n".join(
         (
-            _head(found, best),
-            _tiles(found, best),
-            section("The same requests, routed in each way", _tables(found, best)),
-            *(picture_section(picture) for picture in pictures(found)),
-            *([] if found.sweep is None else [section("The sweep", _sweep_table(found.sweep))]),
-            *_differences(found),
-            section("What was simulated", _facts(found)),
+            _head(comparison, best),
+            _tiles(comparison, best),
+            section("The same requests, routed in each way", _tables(comparison, best)),
+            *(picture_section(picture) for picture in pictures(comparison)),
+            *(
+                []
+                if comparison.sweep is None
+                else [section("The sweep", _sweep_table(comparison.sweep))]
+            ),
+            *_differences(comparison),
+            section("What was simulated", _facts(comparison)),
             section("Command and settings", _about(about)),
             _figures(figures),
         )
@@ -94,7 +98,7 @@ def render_html(
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Equipoise: routers on {escape_html(found.subject.workload)}</title>\n"
+        f"<title>Equipoise: routers on {escape_html(comparison.subject.workload)}</title>\n"
         f"<style>{CSS}{MORE_CSS}</style>\n"
         f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )

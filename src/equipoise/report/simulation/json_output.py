@@ -21,27 +21,27 @@ from equipoise.report.simulation.result import (
 )
 
 
-def to_json(found: SimulationResult) -> dict[str, Any]:
+def to_json(comparison: SimulationResult) -> dict[str, Any]:
     """Everything but the pictures; null where there is no such figure."""
     return {
         "equipoise": __version__,
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "subject": _subject(found.subject),
-        "seeds": list(found.seeds),
-        "reference": found.reference.named_policy.label,
+        "subject": _subject(comparison.subject),
+        "seeds": list(comparison.seeds),
+        "reference": comparison.reference.named_policy.label,
         "policies": {
-            result.named_policy.label: _policy(result, found.reference)
-            | _plot_data_json(found.plot_data.get(result.named_policy.label))
-            for result in found.results
+            result.named_policy.label: _policy(result, comparison.reference)
+            | _plot_data_json(comparison.plot_data.get(result.named_policy.label))
+            for result in comparison.results
         },
         "best": {
             best.column.figure: {
                 "policy": best.best,
                 "indistinguishable": list(best.indistinguishable),
             }
-            for best in best_of_columns(found.results)
+            for best in best_of_columns(comparison.results)
         },
-        "sweep": None if found.sweep is None else _sweep(found.sweep),
+        "sweep": None if comparison.sweep is None else _sweep(comparison.sweep),
     }
 
 

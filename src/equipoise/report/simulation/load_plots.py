@@ -32,13 +32,13 @@ MOST_DRAWN = 16
 """Lines as such; more are drawn as an image, which does not grow with their number."""
 
 
-def worker_load_plot(found: SimulationResult) -> Picture | None:
+def worker_load_plot(comparison: SimulationResult) -> Picture | None:
     """None where no worker served anything."""
-    results = [r for r in found.results if r.named_policy.label in found.plot_data]
+    results = [r for r in comparison.results if r.named_policy.label in comparison.plot_data]
     if not results:
         return None
     down = -(-len(results) // ACROSS)
-    lines = [found.plot_data[result.named_policy.label].lines for result in results]
+    lines = [comparison.plot_data[result.named_policy.label].lines for result in results]
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(down, ACROSS, sharex=True, sharey=True, squeeze=False)
@@ -143,18 +143,18 @@ def step_times(excerpt: StepExcerpt, cluster: Cluster) -> StepTimes:
     )
 
 
-def barrier_gantt(found: SimulationResult) -> Picture | None:
+def barrier_gantt(comparison: SimulationResult) -> Picture | None:
     """The routers with most and with least idle time, and the default; None without any."""
-    results = _telling(found)
+    results = _telling(comparison)
     if not results:
         return None
-    cluster = found.subject.cluster
+    cluster = comparison.subject.cluster
     workers = min(cluster.workers, MOST_WORKERS)
 
     def paint(figure: "Figure") -> None:
         axes = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]
         for axis, result in zip(axes, results, strict=True):
-            excerpt = found.plot_data[result.named_policy.label].excerpt
+            excerpt = comparison.plot_data[result.named_policy.label].excerpt
             _barrier_panel(axis, result, step_times(excerpt, cluster), workers)
         _barrier_legend(figure)
         axes[-1].set_xlabel("milliseconds")

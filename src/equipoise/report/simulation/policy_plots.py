@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def idle_bars(found: SimulationResult) -> Picture:
+def idle_bars(comparison: SimulationResult) -> Picture:
     """Idle on the left, tokens a second and their bound on the right."""
-    results = [r for r in found.results if r.interval("idle").mean == r.interval("idle").mean]
+    results = [r for r in comparison.results if r.interval("idle").mean == r.interval("idle").mean]
 
     def paint(figure: "Figure") -> None:
         idle, tokens = figure.subplots(1, 2, sharey=True)
@@ -100,23 +100,25 @@ SEEN = 0.01
 """Quantile of the most uneven router at which the axis begins."""
 
 
-def balance_curve(found: SimulationResult) -> Picture | None:
+def balance_curve(comparison: SimulationResult) -> Picture | None:
     """Distribution of mean / largest work over steps; None where no worker served anything."""
-    if not found.plot_data:
+    if not comparison.plot_data:
         return None
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, plot_data in found.plot_data.items():
+        for label, plot_data in comparison.plot_data.items():
             _policy_curve(axis, label, plot_data.balance, QUANTILES)
-        least = min(float(np.interp(SEEN, QUANTILES, s.balance)) for s in found.plot_data.values())
+        least = min(
+            float(np.interp(SEEN, QUANTILES, s.balance)) for s in comparison.plot_data.values()
+        )
         axis.set_xlim(min(least, LEAST_SHOWN), 1.0)
         axis.set_ylim(0, 1)
         axis.set_xlabel("balance ratio of a step: mean / largest work of the workers")
         axis.set_ylabel("part of the steps below")
         add_grid(axis)
         medians = {
-            n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in found.plot_data.items()
+            n: float(np.interp(0.5, QUANTILES, s.balance)) for n, s in comparison.plot_data.items()
         }
         ranked = sorted(medians, key=lambda label: medians[label])
         label_beside(axis, [(label, f"{medians[label]:.3f}") for label in ranked])
@@ -129,14 +131,14 @@ def balance_curve(found: SimulationResult) -> Picture | None:
     )
 
 
-def wait_by_prompt(found: SimulationResult) -> Picture | None:
+def wait_by_prompt(comparison: SimulationResult) -> Picture | None:
     """Mean wait of ten classes of requests by prompt; None where no worker served anything."""
-    if not found.plot_data:
+    if not comparison.plot_data:
         return None
 
     def paint(figure: "Figure") -> None:
         axis = figure.subplots()
-        for label, plot_data in found.plot_data.items():
+        for label, plot_data in comparison.plot_data.items():
             _policy_curve(
                 axis,
                 label,
@@ -145,13 +147,13 @@ def wait_by_prompt(found: SimulationResult) -> Picture | None:
                 marker="o",
                 markersize=3,
             )
-        sizes = next(iter(found.plot_data.values())).sizes
+        sizes = next(iter(comparison.plot_data.values())).sizes
         axis.set_xticks(range(len(sizes)), [f"{size:,.0f}" for size in sizes])
         axis.set_ylim(bottom=0)
         axis.set_xlabel("mean prompt of each tenth of the requests, tokens")
         axis.set_ylabel("mean wait for a slot, s")
         add_grid(axis)
-        label_beside(axis, _by_fairness(found))
+        label_beside(axis, _by_fairness(comparison))
 
     return Picture(
         "Who waits: small requests or large ones",

@@ -21,23 +21,23 @@ from equipoise.report.text import pluralize, printable
 WIDTH = 100
 
 
-def about_lines(found: SimulationResult, colours: ColourMode) -> Iterator[str]:
+def about_lines(comparison: SimulationResult, colours: ColourMode) -> Iterator[str]:
     """Head of the table."""
-    subject = found.subject
-    yield styled(title(found), TextStyle.BOLD, colours)
+    subject = comparison.subject
+    yield styled(title(comparison), TextStyle.BOLD, colours)
     facts = (*subject_facts(subject), *subject.notes)
     for fact in facts:
         for line in wrap_lines(printable(fact), WIDTH):
             yield styled(line, TextStyle.DIM, colours)
 
 
-def title(found: SimulationResult) -> str:
+def title(comparison: SimulationResult) -> str:
     """Who serves what."""
-    requests = pluralize(found.subject.requests.count, "request")
-    policies = f"{len(found.results)} polic{'y' if len(found.results) == 1 else 'ies'}"
-    subject = f"{requests} on {describe_workers(found.subject.cluster)}"
-    seeds = pluralize(len(found.seeds), "seed")
-    return f"{printable(found.subject.workload)}: {subject}; {policies}, {seeds}"
+    requests = pluralize(comparison.subject.requests.count, "request")
+    policies = f"{len(comparison.results)} polic{'y' if len(comparison.results) == 1 else 'ies'}"
+    subject = f"{requests} on {describe_workers(comparison.subject.cluster)}"
+    seeds = pluralize(len(comparison.seeds), "seed")
+    return f"{printable(comparison.subject.workload)}: {subject}; {policies}, {seeds}"
 
 
 def describe_workers(cluster: Cluster) -> str:
@@ -148,26 +148,28 @@ class FilledColumn:
         return 2 + max(map(len, (self.column.head + " ", self.column.unit + " ", *self.texts)))
 
 
-def render(found: SimulationResult, colours: ColourMode) -> str:
+def render(comparison: SimulationResult, colours: ColourMode) -> str:
     """Everything; no line is wider than `WIDTH`, save where a name is."""
-    best = best_of_columns(found.results)
+    best = best_of_columns(comparison.results)
     parts = [
-        list(about_lines(found, colours)),
-        *(_column_block(found.labels, block, colours) for block in _blocks(found, best)),
-        list(_notes(found, best)),
+        list(about_lines(comparison, colours)),
+        *(_column_block(comparison.labels, block, colours) for block in _blocks(comparison, best)),
+        list(_notes(comparison, best)),
     ]
-    if found.sweep is not None:
-        parts.append(list(sweep_lines(found.sweep, colours)))
+    if comparison.sweep is not None:
+        parts.append(list(sweep_lines(comparison.sweep, colours)))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def fill_columns(found: SimulationResult, best: Sequence[ColumnBest]) -> Iterator[FilledColumn]:
+def fill_columns(
+    comparison: SimulationResult, best: Sequence[ColumnBest]
+) -> Iterator[FilledColumn]:
     """Every column of the table, in order."""
-    best_rows = {one.column.figure: found.labels.index(one.best) for one in best}
+    best_rows = {one.column.figure: comparison.labels.index(one.best) for one in best}
     for plain in COLUMNS:
-        column = plain.fitted(found.results)
-        decimals, place = column.decimals(found.results), best_rows.get(column.figure)
-        texts = (column.cell(r.interval(column.figure), decimals) for r in found.results)
+        column = plain.fitted(comparison.results)
+        decimals, place = column.decimals(comparison.results), best_rows.get(column.figure)
+        texts = (column.cell(r.interval(column.figure), decimals) for r in comparison.results)
         marked = (t + (BEST_MARK if row == place else " ") for row, t in enumerate(texts))
         yield FilledColumn(column, tuple(marked), place)
 
