@@ -65,33 +65,33 @@ def parts(model: Model, seed: int) -> Iterator[Counts]:
         yield np.concatenate(counts[first : first + topics])
 
 
-def waits(batches: Counts, made: Plan, ranks: int) -> float:
+def waits(batches: Counts, new_plan: Plan, ranks: int) -> float:
     """Experts that the fullest rank runs, mean over batches and layers."""
     most = [
         (layer[:, placement] * shares > 0).reshape(len(layer), ranks, -1).sum(axis=2).max(axis=1)
         for layer, placement, shares in zip(
-            batches.swapaxes(0, 1), made.placement, made.shares, strict=True
+            batches.swapaxes(0, 1), new_plan.placement, new_plan.shares, strict=True
         )
     ]
     return float(np.mean(most))
 
 
-def timed(
-    load: Counts, slots: int, ranks: int, sigma: float, held: Placement | None
+def timed_plan(
+    load: Counts, slots: int, ranks: int, sigma: float, installed: Placement | None
 ) -> tuple[Plan, float]:
     """A plan, and its CPU seconds."""
     began = time.process_time()
-    made = plan(
-        load, slots=slots, ranks=ranks, installed=held, sigma=sigma, objective="active_experts"
+    new_plan = plan(
+        load, slots=slots, ranks=ranks, installed=installed, sigma=sigma, objective="active_experts"
     )
-    return made, time.process_time() - began
+    return new_plan, time.process_time() - began
 
 
 def outcome(model: Model, slots: int, seed: int, sigma: float) -> Outcome:
     """Planned on the first part, judged on the second; planned on that, judged on the third."""
     first, second, third = parts(model, seed)
-    anew, anew_seconds = timed(first, slots, model.ranks, sigma, None)
-    later, later_seconds = timed(second, slots, model.ranks, sigma, anew.placement)
+    anew, anew_seconds = timed_plan(first, slots, model.ranks, sigma, None)
+    later, later_seconds = timed_plan(second, slots, model.ranks, sigma, anew.placement)
     return Outcome(
         waits(second, anew, model.ranks),
         waits(third, later, model.ranks),
@@ -101,15 +101,18 @@ def outcome(model: Model, slots: int, seed: int, sigma: float) -> Outcome:
     )
 
 
-def row(name: str, without: list[Outcome], counted: list[Outcome]) -> str:
+def row(name: str, without: list[Outcome], with_deviations: list[Outcome]) -> str:
     """Both on one line of a table."""
 
     def both(what: str, form: str) -> str:
-        means = [statistics.fmean(getattr(o, what) for o in found) for found in (without, counted)]
-        pairs = zip(without, counted, strict=True)
+        means = [
+            statistics.fmean(getattr(o, what) for o in outcomes)
+            for outcomes in (without, with_deviations)
+        ]
+        pairs = zip(without, with_deviations, strict=True)
         ratios = [getattr(two, what) / max(getattr(one, what), 1e-9) for one, two in pairs]
-        told = " to ".join(format(mean, form) for mean in means)
-        return f"{told}, x {min(ratios):.3f} to {max(ratios):.3f}" if what != "moved" else told
+        text = " to ".join(format(mean, form) for mean in means)
+        return f"{text}, x {min(ratios):.3f} to {max(ratios):.3f}" if what != "moved" else text
 
     figures = [both(what, form) for what, form in COLUMNS.items()]
     return f"| {' | '.join([name, *figures])} |"
@@ -122,17 +125,19 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"of loads; {SEEDS} drawn anew if not")
     parser.add_argument("--quick", action="store_true", help="one seed, the small shape")
-    chosen = parser.parse_args()
-    count = 1 if chosen.quick else SEEDS
-    seeds = chosen.seeds or np.random.default_rng().integers(10**6, size=count).tolist()
+    options = parser.parse_args()
+    count = 1 if options.quick else SEEDS
+    seeds = options.seeds or np.random.default_rng().integers(10**6, size=count).tolist()
     sys.stderr.write(f"--seeds {' '.join(map(str, seeds))}\n")
     print(f"| loads | {' | '.join(COLUMNS)} |\n{'|---' * (1 + len(COLUMNS))}|")
-    for shape, (model, tried) in list(SHAPES.items())[: 1 if chosen.quick else None]:
-        for slots in tried:
+    for shape, (model, slot_counts) in list(SHAPES.items())[: 1 if options.quick else None]:
+        for slots in slot_counts:
             for kind, changes in TRAFFIC.items():
                 load = replace(model, **changes)
-                found = [[outcome(load, slots, seed, sigma) for seed in seeds] for sigma in (0, 1)]
-                print(row(f"{shape}, {slots} slots, {kind}", *found), flush=True)
+                outcomes = [
+                    [outcome(load, slots, seed, sigma) for seed in seeds] for sigma in (0, 1)
+                ]
+                print(row(f"{shape}, {slots} slots, {kind}", *outcomes), flush=True)
 
 
 if __name__ == "__main__":

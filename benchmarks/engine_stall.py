@@ -47,7 +47,7 @@ from equipoise.hal import registry
 from equipoise.hal.communicator import Rendezvous
 
 RANK = Path(__file__).parent / "lib" / "engine_rank.py"
-PATIENCE = 60.0
+OPERATION_DEADLINE = 60.0
 """Seconds that an operation may take."""
 
 
@@ -60,11 +60,11 @@ class Run:
     round: int
 
 
-Told = list[list[dict[str, Any]]]
+RankRecords = list[list[dict[str, Any]]]
 """By run, what each rank has written down."""
 
 
-def serve_all(runs: Sequence[Run], seconds: float) -> Told:
+def serve_all(runs: Sequence[Run], seconds: float) -> RankRecords:
     """Serve every run on four processes. Raises `RuntimeError` as `serve_on_ranks` does."""
     host = registry.communicator("gloo").host()
     address, port = host.address
@@ -76,7 +76,11 @@ def serve_all(runs: Sequence[Run], seconds: float) -> Told:
                 {
                     "where": asdict(
                         Rendezvous(
-                            rank=rank, size=RANKS, host=address, port=port, deadline=PATIENCE
+                            rank=rank,
+                            size=RANKS,
+                            host=address,
+                            port=port,
+                            deadline=OPERATION_DEADLINE,
                         )
                     ),
                     "board": str(board),
@@ -84,8 +88,8 @@ def serve_all(runs: Sequence[Run], seconds: float) -> Told:
                 }
                 for rank in range(RANKS)
             ]
-            told = serve_on_ranks(RANK, tasks, [Place()] * RANKS, seconds)
-            return list(map(list, zip(*told, strict=True)))
+            by_rank = serve_on_ranks(RANK, tasks, [Place()] * RANKS, seconds)
+            return list(map(list, zip(*by_rank, strict=True)))
     finally:
         host.close()
 
@@ -103,61 +107,61 @@ class Record:
     """One run, of all ranks.
 
     Attributes:
-        told: what each rank wrote down.
+        by_rank: what each rank wrote down.
         traffic: that was served.
     """
 
-    told: Sequence[dict[str, Any]]
+    by_rank: Sequence[dict[str, Any]]
     traffic: Traffic
 
     @property
     def system(self) -> str:
         """Its name."""
-        return str(self.told[0]["system"])
+        return str(self.by_rank[0]["system"])
 
     @property
     def round(self) -> int:
         """Which."""
-        return int(self.told[0]["round"])
+        return int(self.by_rank[0]["round"])
 
     @cached_property
     def seconds(self) -> Floats:
         """By step."""
-        ended = np.max([rank["ended"] for rank in self.told], axis=0)
-        began = np.max([rank["began"] for rank in self.told], axis=0)
-        before = np.concatenate([began[:1], ended[:-1]])
-        freed = self.told[0]["freed"]
-        before[freed] = began[freed]
-        found: Floats = ended - before
-        return found
+        end_times = np.max([rank["ended"] for rank in self.by_rank], axis=0)
+        start_times = np.max([rank["began"] for rank in self.by_rank], axis=0)
+        before = np.concatenate([start_times[:1], end_times[:-1]])
+        freed = self.by_rank[0]["freed"]
+        before[freed] = start_times[freed]
+        durations: Floats = end_times - before
+        return durations
 
     @cached_property
-    def beside(self) -> Floats:
+    def overhead(self) -> Floats:
         """By step: what is not the device's time."""
-        found: Floats = self.seconds - np.asarray(self.told[0]["ideal"])
-        return found
+        overhead: Floats = self.seconds - np.asarray(self.by_rank[0]["ideal"])
+        return overhead
 
     @property
-    def measured(self) -> slice:
+    def measured_steps(self) -> slice:
         """The steps of the load stages."""
         return slice(self.traffic.warm, self.traffic.steps)
 
     def stalls(self, usual: float) -> Floats:
         """By step; `usual` is what a step takes beside the device's time."""
-        found: Floats = np.maximum(0.0, self.beside - usual)
-        found[: self.traffic.warm] = 0.0
-        return found
+        stall_seconds: Floats = np.maximum(0.0, self.overhead - usual)
+        stall_seconds[: self.traffic.warm] = 0.0
+        return stall_seconds
 
     @property
     def usual(self) -> float:
         """Median of what its steps take beside the device's time."""
-        return float(np.median(self.beside[self.measured]))
+        return float(np.median(self.overhead[self.measured_steps]))
 
     @property
     def rebalances(self) -> list[list[int]]:
         """The boundaries at which each was due and ended, and its copies."""
-        found: list[list[int]] = self.told[0]["rebalances"]
-        return found
+        rebalances: list[list[int]] = self.by_rank[0]["rebalances"]
+        return rebalances
 
     def steps_of(self, stage: int) -> list[int]:
         """Steps of a load stage."""
@@ -165,17 +169,19 @@ class Record:
 
     def balanced_steps(self) -> list[int]:
         """Steps within rebalances of traffic for which the placement before was balanced, too."""
-        found: list[int] = []
-        for due, ended, _ in self.rebalances:
+        steps: list[int] = []
+        for due, end, _ in self.rebalances:
             if self.traffic.stage(due) == self.traffic.stage(due - self.traffic.interval):
-                found += range(due, ended + 1)
-        return found
+                steps += range(due, end + 1)
+        return steps
 
     @property
     def rate(self) -> float:
         """Rows a second, all ranks together, in the load stages."""
-        rows = sum(ROWS[self.traffic.stage(s)] for s in range(self.traffic.steps)[self.measured])
-        return RANKS * rows / float(self.seconds[self.measured].sum())
+        rows = sum(
+            ROWS[self.traffic.stage(s)] for s in range(self.traffic.steps)[self.measured_steps]
+        )
+        return RANKS * rows / float(self.seconds[self.measured_steps].sum())
 
 
 @dataclass(frozen=True)
@@ -203,32 +209,33 @@ def system_figures(rounds: Rounds, system: str) -> dict[str, Any]:
     records = rounds.of(system)
     stalls = {turn: record.stalls(rounds.usual(turn)) for turn, record in records.items()}
     each = [
-        float(stalls[turn][due : ended + 1].sum()) * MILLI
+        float(stalls[turn][due : end + 1].sum()) * MILLI
         for turn, record in records.items()
-        for due, ended, _ in record.rebalances
+        for due, end, _ in record.rebalances
     ]
-    first = next(iter(records.values()))
+    first_record = next(iter(records.values()))
     return {
-        "rebalances": len(first.rebalances),
-        "copies": sum(copies for _, _, copies in first.rebalances),
+        "rebalances": len(first_record.rebalances),
+        "copies": sum(copies for _, _, copies in first_record.rebalances),
         "steps": _steps(records.values()) if each else None,
         "stall": [statistics.fmean(each), min(each), max(each)] if each else None,
-        "total": spread(float(found.sum()) * MILLI for found in stalls.values()),
+        "total": spread(float(step_stalls.sum()) * MILLI for step_stalls in stalls.values()),
         **{
             f"stage_{stage + 1}": _stage(records.values(), stage)
-            for stage in range(first.traffic.stages)
+            for stage in range(first_record.traffic.stages)
         },
         "rate": spread(record.rate for record in records.values()),
         "cpu": statistics.median(
-            MILLI * sum(rank["cpu"] for rank in r.told) / r.traffic.steps for r in records.values()
+            MILLI * sum(rank["cpu"] for rank in r.by_rank) / r.traffic.steps
+            for r in records.values()
         ),
     }
 
 
 def _steps(records: Iterable[Record]) -> float:
     """Steps from where a rebalance is due to its end, mean."""
-    found = [e - due + 1 for record in records for due, e, _ in record.rebalances]
-    return statistics.fmean(found) if found else 0.0
+    lengths = [e - due + 1 for record in records for due, e, _ in record.rebalances]
+    return statistics.fmean(lengths) if lengths else 0.0
 
 
 def _stage(records: Iterable[Record], stage: int) -> list[float]:
@@ -253,17 +260,17 @@ def _bars(rounds: Rounds, ours: str) -> dict[str, Any]:
 
 def _slow(rounds: Rounds, ours: str, turn: int) -> float:
     """P99 of steps within rebalances, over that of the same steps with the placement held."""
-    mine, held = rounds.of(ours)[turn], rounds.of(PERFECT)[turn]
+    mine, perfect = rounds.of(ours)[turn], rounds.of(PERFECT)[turn]
     steps = mine.balanced_steps()
-    return _p99([mine.seconds[steps]]) / _p99([held.seconds[steps]])
+    return _p99([mine.seconds[steps]]) / _p99([perfect.seconds[steps]])
 
 
 def _slow_pooled(rounds: Rounds, ours: str) -> float:
     """The same with the steps of all rounds together."""
-    mine, held = rounds.of(ours), rounds.of(PERFECT)
+    mine, perfect = rounds.of(ours), rounds.of(PERFECT)
     steps = {turn: record.balanced_steps() for turn, record in mine.items()}
     return _p99([mine[t].seconds[s] for t, s in steps.items()]) / _p99(
-        [held[t].seconds[s] for t, s in steps.items()]
+        [perfect[t].seconds[s] for t, s in steps.items()]
     )
 
 
@@ -284,21 +291,21 @@ def _gain(rounds: Rounds, ours: str, turn: int) -> float:
     return (mine - none) / (perfect - none)
 
 
-def point_figures(point: Point, told: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Everything of a point; `told` has its runs only. Raises `RuntimeError` as `check` does."""
+def point_figures(point: Point, runs: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """Everything of a point; `runs`: of this point only. Raises `RuntimeError` as `check` does."""
     traffic = traffic_of(point)
-    records = [Record(run, traffic) for run in told]
+    records = [Record(run, traffic) for run in runs]
     check(records)
     rounds = Rounds(records)
     systems = list(dict.fromkeys(record.system for record in records))
-    judged = {*OURS, PERFECT, STOP} <= set(systems)
-    if judged:
+    has_bars = {*OURS, PERFECT, STOP} <= set(systems)
+    if has_bars:
         check_plans(records)
     return {
         "point": point.fields(),
         "steps": traffic.steps,
         "systems": {system: system_figures(rounds, system) for system in systems},
-        "bars": bars(rounds) if judged else None,
+        "bars": bars(rounds) if has_bars else None,
     }
 
 
@@ -308,13 +315,13 @@ def check(records: Sequence[Record]) -> None:
     Raises:
         RuntimeError: one has not.
     """
-    tokens = {tuple(rank["tokens"] for rank in record.told) for record in records}
+    tokens = {tuple(rank["tokens"] for rank in record.by_rank) for record in records}
     if len(tokens) != 1:
         raise RuntimeError(f"runs were given different tokens: {sorted(tokens)}")
     for record in records:
-        if wrong := sum(rank["wrong"] for rank in record.told):
+        if wrong := sum(rank["wrong"] for rank in record.by_rank):
             raise RuntimeError(f"{record.system}: {wrong} rows or slots of another expert")
-        if len({tuple(rank["layouts"]) for rank in record.told}) != 1:
+        if len({tuple(rank["layouts"]) for rank in record.by_rank}) != 1:
             raise RuntimeError(f"{record.system}: ranks installed different layouts")
 
 
@@ -324,18 +331,18 @@ def check_plans(records: Sequence[Record]) -> None:
     Raises:
         RuntimeError: one was not, or has not.
     """
-    found = [record for record in records if record.system in (*OURS, PERFECT, STOP)]
-    given = {tuple(record.told[0]["plans"]) for record in found}
-    if len(given) != 1:
+    compared = [record for record in records if record.system in (*OURS, PERFECT, STOP)]
+    plans = {tuple(record.by_rank[0]["plans"]) for record in compared}
+    if len(plans) != 1:
         raise RuntimeError("systems that are compared were given different plans")
-    for record in found:
-        if record.told[0]["layouts"][-1] != record.told[0]["plans"][-1]:
+    for record in compared:
+        if record.by_rank[0]["layouts"][-1] != record.by_rank[0]["plans"][-1]:
             raise RuntimeError(f"{record.system}, round {record.round}: fell behind the plans")
 
 
 ROUNDS, FEWER = 5, 3
 """Of what is judged, and of what is not."""
-JUDGED = NONE, PERFECT, STOP, *OURS
+JUDGED_SYSTEMS = NONE, PERFECT, STOP, *OURS
 BESIDE = AGAIN, "one layer a step"
 OWN = "stop-the-world, greedy", "one layer a step, greedy", "staged, own", "in_place, own"
 RAW = NONE, AGAIN, STOP, "one layer a step", *OURS
@@ -348,7 +355,7 @@ TITLES = {
     "raw": "Nothing emulated, not judged: what the processes of this machine do, four ranks on its "
     "cores",
 }
-Found = dict[str, Any]
+Figures = dict[str, Any]
 ALL = (*(point.name for point in points()), UNEMULATED)
 SECONDS = 0.2
 """Of a step at most, stalls included, on a machine that has other things to do."""
@@ -363,7 +370,7 @@ def brief() -> list[Run]:
     """A round at the centre, and one without emulation."""
     small = replace(CENTRE, stages=1)
     unemulated = raw(small)
-    runs = [Run(small, system, 0) for system in (*JUDGED, *BESIDE)]
+    runs = [Run(small, system, 0) for system in (*JUDGED_SYSTEMS, *BESIDE)]
     return [*runs, *(Run(unemulated, system, 0) for system in RAW)]
 
 
@@ -372,9 +379,9 @@ def schedule(names: Sequence[str]) -> list[Run]:
     runs = []
     for point in (point for point in points() if point.name in names):
         for turn in range(ROUNDS):
-            named = (*JUDGED, *BESIDE) if point == CENTRE else JUDGED
+            systems = (*JUDGED_SYSTEMS, *BESIDE) if point == CENTRE else JUDGED_SYSTEMS
             own = OWN if point == CENTRE and turn < FEWER else ()
-            runs += [Run(point, system, turn) for system in (*named, *own)]
+            runs += [Run(point, system, turn) for system in (*systems, *own)]
     if UNEMULATED in names:
         unemulated = raw(replace(CENTRE, stages=1))
         runs += [Run(unemulated, s, turn) for turn in range(FEWER) for s in RAW]
@@ -384,45 +391,45 @@ def schedule(names: Sequence[str]) -> list[Run]:
 def measure(runs: Sequence[Run], times: float) -> dict[str, Any]:
     """Serve all runs, on a device that is so many times slower; figures by point."""
     steps = sum(traffic_of(run.point).steps for run in runs)
-    told = serve_all(runs, SECONDS * max(times, 1.0) * steps)
+    records = serve_all(runs, SECONDS * max(times, 1.0) * steps)
     by_point = {run.point.name: run.point for run in runs}
     return {
         name: point_figures(
-            point, [t for run, t in zip(runs, told, strict=True) if run.point.name == name]
+            point, [t for run, t in zip(runs, records, strict=True) if run.point.name == name]
         )
         for name, point in by_point.items()
     }
 
 
-def missed(bars: Found) -> list[str]:
+def missed(bars: Figures) -> list[str]:
     """Which bars a path misses at a point, by medians; a figure that is no number meets none."""
-    held = {
+    checks = {
         "P99": bars["p99"][0] <= SLOW,
         "stall": bars["stall"][0] >= LESS_STALL,
         "throughput": bars["gain"][0] >= PART,
     }
-    return [name for name, met in held.items() if not met]
+    return [name for name, passed in checks.items() if not passed]
 
 
-def figures_of(found: Found) -> tuple[Found, dict[str, list[Found]]]:
+def figures_of(measurements: Figures) -> tuple[Figures, dict[str, list[Figures]]]:
     """Bars of both paths, and the tables: points, and systems where more than bars is told."""
-    points_, systems, failed = [], [], {path: [] for path in OURS}
-    for name, point in found.items():
+    points_, systems, failures = [], [], {path: [] for path in OURS}
+    for name, point in measurements.items():
         for path, each in (point["bars"] or {}).items():
             wrong = missed(each)
-            failed[path] += [f"{name}: {', '.join(wrong)}"] if wrong else []
-            met = f"**no**: {', '.join(wrong)}" if wrong else "yes"
-            points_.append({"point": name, "path": path, **each, "met": met})
+            failures[path] += [f"{name}: {', '.join(wrong)}"] if wrong else []
+            verdict = f"**no**: {', '.join(wrong)}" if wrong else "yes"
+            points_.append({"point": name, "path": path, **each, "met": verdict})
         if name not in (CENTRE.name, UNEMULATED):
             continue
         for system, row in point["systems"].items():
             own = system.endswith((", own", ", greedy"))
             plans = TITLES["own" if own else name]
             systems.append({"plans": plans, "system": system, **row})
-    judged = sum(point["path"] == OURS[0] for point in points_)
+    point_count = sum(point["path"] == OURS[0] for point in points_)
     verdicts = {
-        path: {"value": "; ".join(told) or f"none of {judged} points", "met": not told}
-        for path, told in failed.items()
+        path: {"value": "; ".join(messages) or f"none of {point_count} points", "met": not messages}
+        for path, messages in failures.items()
     }
     return verdicts if points_ else {}, {"points": points_, "systems": systems}
 
@@ -435,11 +442,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of one point; not kept")
     parser.add_argument("--point", action="append", choices=ALL, help="only this; may be repeated")
     parser.add_argument("--slower", type=float, default=1.0, help="device and links, so many times")
-    chosen = parser.parse_args()
-    runs = brief() if chosen.quick else schedule(chosen.point or ALL)
-    figures, tables = figures_of(measure(slower(runs, chosen.slower), chosen.slower))
+    options = parser.parse_args()
+    runs = brief() if options.quick else schedule(options.point or ALL)
+    figures, tables = figures_of(measure(slower(runs, options.slower), options.slower))
     show("engine_stall", figures, tables)
-    if not chosen.quick and not chosen.point and chosen.slower == 1.0:
+    if not options.quick and not options.point and options.slower == 1.0:
         save("engine_stall", ["python", "benchmarks/engine_stall.py"], figures, tables)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu import copies, decode, kernels
-from gpu.stopwatch import Place, facts, missing, opened
+from gpu.stopwatch import Place, facts, open_device, why_unavailable
 from lib.results import Row, save
 from report import show
 
@@ -32,12 +32,12 @@ BACKEND = "cuda"
 NO_DEVICE = 2
 MANY, MEBI, LARGE = 4096, 1 << 20, 8 << 20
 """Tokens, and bytes of a slot, from which on other bars hold."""
-Found = dict[str, Any]
-PARTS: dict[str, Callable[[Place, bool], Found]] = {
-    "kernels": lambda place, trial: kernels.measured(place, _sizes(kernels, trial)),
-    "vllm": lambda place, trial: kernels.checked(place, _sizes(kernels, trial)),
-    "copies": lambda place, trial: copies.measured(place, _sizes(copies, trial)),
-    "decode": lambda place, trial: decode.measured(place, _sizes(decode, trial)),
+Figures = dict[str, Any]
+PARTS: dict[str, Callable[[Place, bool], Figures]] = {
+    "kernels": lambda place, trial: kernels.measure(place, _sizes(kernels, trial)),
+    "vllm": lambda place, trial: kernels.check_against_vllm(place, _sizes(kernels, trial)),
+    "copies": lambda place, trial: copies.measure(place, _sizes(copies, trial)),
+    "decode": lambda place, trial: decode.measure(place, _sizes(decode, trial)),
 }
 """In this order: in full, or as a trial."""
 
@@ -55,53 +55,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--backend", default=BACKEND, help="any but cuda is tried in small, and nothing is kept"
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
-    chosen = parser.parse_args(arguments)
-    if why := missing(chosen.backend):
+    options = parser.parse_args(arguments)
+    if why := why_unavailable(options.backend):
         sys.stderr.write(f"gpu_speed.py cannot run here: {why}\n")
         return NO_DEVICE
-    trial, began = chosen.backend != BACKEND, time.monotonic()
-    with opened(chosen.backend) as place:
-        found: Found = {"device": facts(place)}
+    trial, began = options.backend != BACKEND, time.monotonic()
+    with open_device(options.backend) as place:
+        measurements: Figures = {"device": facts(place)}
         for name, part in PARTS.items():
-            if name in chosen.only:
+            if name in options.only:
                 sys.stderr.write(f"{name}, {time.monotonic() - began:.0f} s\n")
-                found[name] = part(place, trial)
-    figures, tables = figures_of(found), tables_of(found)
+                measurements[name] = part(place, trial)
+    figures, tables = figures_of(measurements), tables_of(measurements)
     if trial:
-        print(f"A trial of the program on {chosen.backend}, in small; nothing is kept.")
+        print(f"A trial of the program on {options.backend}, in small; nothing is kept.")
         for name, value in figures.items():
             print(f"trial, {name}: {value}")
         return 0
     show("gpu_speed", figures, tables)
-    if chosen.only == list(PARTS):
+    if options.only == list(PARTS):
         save("gpu_speed", ["python", "benchmarks/gpu_speed.py"], figures, tables)
     return 0
 
 
-def figures_of(found: Found) -> Row:
+def figures_of(measurements: Figures) -> Row:
     """What bars are about, as far as it was measured."""
-    device = found["device"]
+    device = measurements["device"]
     words = f"{device['device']}, driver {device['driver']}, CUDA {device['runtime']}, "
     figures: Row = {"device": f"{words}torch {device['torch']}, Triton {device['triton']}"}
-    if "kernels" in found:
-        figures |= _of_kernels(found["kernels"])
-    if "vllm" in found:
-        told = found["vllm"]
-        figures["vllm"] = {"value": told["said"], "met": told["same"]}
-    if "copies" in found:
-        figures |= _of_copies(found["copies"])
-    if "decode" in found:
-        figures |= _of_decode(found["decode"])
+    if "kernels" in measurements:
+        figures |= _of_kernels(measurements["kernels"])
+    if "vllm" in measurements:
+        comparison = measurements["vllm"]
+        figures["vllm"] = {"value": comparison["said"], "met": comparison["same"]}
+    if "copies" in measurements:
+        figures |= _of_copies(measurements["copies"])
+    if "decode" in measurements:
+        figures |= _of_decode(measurements["decode"])
     return figures
 
 
-def _of_kernels(found: Found) -> Row:
+def _of_kernels(measurements: Figures) -> Row:
     figures: Row = {
-        "shares_microseconds": found["shares"]["microseconds"],
-        "shares_gap": found["shares"]["gap"][2],
+        "shares_microseconds": measurements["shares"]["microseconds"],
+        "shares_gap": measurements["shares"]["gap"][2],
     }
     # The kernel that ours is compared with runs on a device only.
-    rows = [row for row in found["routing"] if "ratio" in row]
+    rows = [row for row in measurements["routing"] if "ratio" in row]
     for name, key, many in (("routing_ratio", "ratio", True), ("routing_above", "above", False)):
         of_size = [row for row in rows if (row["tokens"] >= MANY) is many]
         if of_size:
@@ -110,10 +110,10 @@ def _of_kernels(found: Found) -> Row:
     return figures
 
 
-def _of_copies(found: Found) -> Row:
+def _of_copies(measurements: Figures) -> Row:
     figures: Row = {}
-    for way in dict.fromkeys(row["way"] for row in found["rows"]):
-        of_way = [row for row in found["rows"] if row["way"] == way]
+    for way in dict.fromkeys(row["way"] for row in measurements["rows"]):
+        of_way = [row for row in measurements["rows"] if row["way"] == way]
         large = [row for row in of_way if row["asked_bytes"] >= LARGE]
         worst = min(large or of_way, key=lambda row: row["part"][0])
         note = f"at {worst['asked_bytes'] / MEBI:g} MiB"
@@ -121,8 +121,8 @@ def _of_copies(found: Found) -> Row:
     return figures
 
 
-def _of_decode(found: Found) -> Row:
-    rows = found["rows"]
+def _of_decode(measurements: Figures) -> Row:
+    rows = measurements["rows"]
     figures: Row = {
         f"decode, {row['dtype']}, {row['path']}, {part}": row[f"{part}_ratio"]
         for row in rows
@@ -137,15 +137,18 @@ def _of_decode(found: Found) -> Row:
         "note": f"{note}; {inside:.0%} of steps in a rebalance",
     }
     figures["shortest_step"] = min(row["least_ms"] for row in rows)
-    left_out = "; ".join(found["left_out"])
-    figures["pairs"] = {"value": found["pairs"], "note": left_out and f"left out: {left_out}"}
+    left_out = "; ".join(measurements["left_out"])
+    figures["pairs"] = {
+        "value": measurements["pairs"],
+        "note": left_out and f"left out: {left_out}",
+    }
     return figures
 
 
-def tables_of(found: Found) -> dict[str, list[Row]]:
+def tables_of(measurements: Figures) -> dict[str, list[Row]]:
     """The rows behind the bars."""
     tables: dict[str, list[Row]] = {}
-    if "kernels" in found:
+    if "kernels" in measurements:
         tables["routing"] = [
             {
                 "tokens": row["tokens"],
@@ -154,12 +157,13 @@ def tables_of(found: Found) -> dict[str, list[Row]]:
                 "torch": row["microseconds"].get(kernels.PLAIN),
                 "ratio": row.get("ratio"),
             }
-            for row in found["kernels"]["routing"]
+            for row in measurements["kernels"]["routing"]
         ]
         tables["kernels"] = [
-            {**row, "rate": row.get("gigabytes_per_second")} for row in found["kernels"]["others"]
+            {**row, "rate": row.get("gigabytes_per_second")}
+            for row in measurements["kernels"]["others"]
         ]
-    if "copies" in found:
+    if "copies" in measurements:
         tables["copies"] = [
             {
                 "way": row["way"],
@@ -169,9 +173,9 @@ def tables_of(found: Found) -> dict[str, list[Row]]:
                 "part": row["part"],
                 "host": row["host_microseconds"],
             }
-            for row in found["copies"]["rows"]
+            for row in measurements["copies"]["rows"]
         ]
-    if "decode" in found:
+    if "decode" in measurements:
         tables["decode"] = [
             {
                 **{key: value for key, value in row.items() if key not in ("median", "p99")},
@@ -181,7 +185,7 @@ def tables_of(found: Found) -> dict[str, list[Row]]:
                     for side in ("without", "with")
                 },
             }
-            for row in found["decode"]["rows"]
+            for row in measurements["decode"]["rows"]
         ]
     return tables
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu.stopwatch import facts, missing, opened
+from gpu.stopwatch import facts, open_device, why_unavailable
 from lib.results import ROOT, commit, load, save
 
 from equipoise.hal import registry
@@ -50,13 +50,13 @@ def conformance(folder: Path) -> Figures:
     code = run((*command, "--json", str(out)))
     if not out.exists():
         raise RuntimeError(f"conformance ended with {code}, and told nothing")
-    found = json.loads(out.read_text())
-    ended = Counter(clause["status"] for clause in found["clauses"].values())
+    report = json.loads(out.read_text())
+    counts = Counter(clause["status"] for clause in report["clauses"].values())
     return {
         "command": shlex.join(("python", *command)),
-        "ended": dict(ended),
-        "violated": [name for name, c in found["clauses"].items() if c["status"] == "violated"],
-        "seconds": found["seconds"],
+        "ended": dict(counts),
+        "violated": [name for name, c in report["clauses"].items() if c["status"] == "violated"],
+        "seconds": report["seconds"],
         "exit_code": code,
     }
 
@@ -70,26 +70,30 @@ def suite(name: str, folder: Path) -> Figures:
     code = run((*command, f"--junitxml={out}"))
     if not out.exists():
         raise RuntimeError(f"{name}: pytest ended with {code}, and told nothing")
-    shown = f"HYPOTHESIS_PROFILE=deep {shlex.join(('python', *command))}"
-    return {"command": shown, "exit_code": code, **told(ElementTree.parse(out).getroot())}
+    command_text = f"HYPOTHESIS_PROFILE=deep {shlex.join(('python', *command))}"
+    return {
+        "command": command_text,
+        "exit_code": code,
+        **outcome_counts(ElementTree.parse(out).getroot()),
+    }
 
 
-def told(root: ElementTree.Element) -> Figures:
+def outcome_counts(root: ElementTree.Element) -> Figures:
     """Tests by how they ended; the names of those that failed, and reasons of skips."""
-    ended: Counter[str] = Counter()
-    failed, reasons, seconds = [], set(), 0.0
+    counts: Counter[str] = Counter()
+    failures, reasons, seconds = [], set(), 0.0
     for case in root.iter("testcase"):
         seconds += float(case.attrib["time"])
         parts = [child for child in case if child.tag in ENDS]
         how = ENDS[parts[0].tag] if parts else "passed"
-        ended[how] += 1
+        counts[how] += 1
         if how == "failed":
-            failed.append(case.attrib["name"])
+            failures.append(case.attrib["name"])
         elif how == "skipped":
             reasons.add(parts[0].attrib.get("message", "no reason"))
     return {
-        "ended": dict(ended),
-        "failed": failed,
+        "ended": dict(counts),
+        "failed": failures,
         "reasons": sorted(reasons),
         "seconds": round(seconds),
     }
@@ -103,10 +107,10 @@ def run(command: Sequence[str]) -> int:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests")),
     }
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env={**os.environ, **own}, check=False
     )
-    return done.returncode
+    return result.returncode
 
 
 SUITES: dict[str, Callable[[Path], Figures]] = {
@@ -116,15 +120,20 @@ SUITES: dict[str, Callable[[Path], Figures]] = {
 }
 
 
-def figure(found: Figures) -> Figures:
+def figure(suite_figures: Figures) -> Figures:
     """What a suite came to, and whether that is enough; None where nothing was tested."""
-    ended = ", ".join(f"{count} {how}" for how, count in found["ended"].items())
-    why = "".join(f"; {reason}" for reason in found.get("reasons", ()))
-    seconds = f"{found['seconds']:.0f}"
-    failed = found["exit_code"] != 0 or bool(found.get("failed") or found.get("violated"))
-    tested = bool(set(found["ended"]) - {"skipped"})
-    told = f"{ended or 'nothing'}, in {seconds} s{why}; `{found['command']}` at {found['commit']}"
-    return {"value": told, "met": False if failed else (True if tested else None)}
+    ended = ", ".join(f"{count} {how}" for how, count in suite_figures["ended"].items())
+    why = "".join(f"; {reason}" for reason in suite_figures.get("reasons", ()))
+    seconds = f"{suite_figures['seconds']:.0f}"
+    has_failed = suite_figures["exit_code"] != 0 or bool(
+        suite_figures.get("failed") or suite_figures.get("violated")
+    )
+    tested = bool(set(suite_figures["ended"]) - {"skipped"})
+    text = (
+        f"{ended or 'nothing'}, in {seconds} s{why}; "
+        f"`{suite_figures['command']}` at {suite_figures['commit']}"
+    )
+    return {"value": text, "met": False if has_failed else (True if tested else None)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -136,21 +145,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = parser.parse_args(arguments).suites or list(SUITES)
     if strange := sorted(set(names) - set(SUITES)):
         parser.error(f"unknown: {', '.join(strange)}; known: {', '.join(SUITES)}")
-    if why := missing(BACKEND):
+    if why := why_unavailable(BACKEND):
         sys.stderr.write(f"gpu_suites.py cannot run here: {why}\n")
         return NO_DEVICE
-    with opened(BACKEND) as place:
+    with open_device(BACKEND) as place:
         device = facts(place)
-    found: Figures = {}
+    by_suite: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            found[name] = {**SUITES[name](Path(folder)), "commit": commit()}
+            by_suite[name] = {**SUITES[name](Path(folder)), "commit": commit()}
     before = (load("gpu_suites") or {"figures": {}})["figures"]
-    figures = {**before, **{name: figure(each) for name, each in found.items()}, "device": device}
+    figures = {
+        **before,
+        **{name: figure(each) for name, each in by_suite.items()},
+        "device": device,
+    }
     save("gpu_suites", ["python", "benchmarks/gpu_suites.py", *names], figures, {"suites": [
-        {"suite": name, **each} for name, each in found.items()
+        {"suite": name, **each} for name, each in by_suite.items()
     ]})  # fmt: skip
-    return int(any(each["exit_code"] for each in found.values()))
+    return int(any(each["exit_code"] for each in by_suite.values()))
 
 
 if __name__ == "__main__":

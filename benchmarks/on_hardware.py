@@ -8,8 +8,8 @@ benchmarks that exist for the backend, one after the other; a step that fails or
 recorded and does not stop the rest; Ctrl-C ends the step that runs, and packs what is there.
 Without `--ranks` it takes as many devices as there are, four at most. The archive holds the output,
 exit code and time of each step, its JSON and HTML, and the versions of everything, so that a report
-says what it was seen on. It holds no environment variable but those named in `TOLD`, no host name
-and no path of the machine beyond what a step prints itself.
+says what it was seen on. It holds no environment variable but those named in
+`ENVIRONMENT_VARIABLES`, no host name and no path of the machine beyond what a step prints itself.
 """
 
 import argparse
@@ -36,14 +36,14 @@ PACKAGES = (
     *("equipoise", "torch", "torch_npu", "triton", "triton-ascend", "cuda-bindings", "vllm"),
     *("numpy", "hypothesis"),
 )
-TOLD = (
+ENVIRONMENT_VARIABLES = (
     *("ASCEND_HOME_PATH", "HCCL_BUFFSIZE", "P2P_HCCL_BUFFSIZE", "TASK_QUEUE_ENABLE"),
     *("CUDA_VISIBLE_DEVICES", "NCCL_BUFFSIZE", "NCCL_MULTI_RANK_GPU_ENABLE"),
 )
 TOOLS = (("npu-smi", "info"), ("nvidia-smi",), ("lscpu",), ("uname", "-srm"))
 LIMIT = 1800.0
 """Seconds that one step may take."""
-PATIENCE = 30.0
+TOOL_TIMEOUT = 30.0
 """Seconds that a tool may take to say what the machine is."""
 GRACE = 10.0
 """Seconds that a step gets to end its ranks, once it is told to."""
@@ -83,7 +83,7 @@ class Outcome:
 def steps(backend: str, ranks: int, folder: Path) -> list[Step]:
     """What is run, in this order."""
 
-    def told(name: str, *command: str) -> Step:
+    def with_reports(name: str, *command: str) -> Step:
         files = ("--json", str(folder / f"{name}.json"), "--html", str(folder / f"{name}.html"))
         return Step(name, (*EQUIPOISE, *command, *files))
 
@@ -93,8 +93,8 @@ def steps(backend: str, ranks: int, folder: Path) -> list[Step]:
     extra = BENCHMARKS.get(backend, {})
     return [
         Step("doctor", (*EQUIPOISE, "doctor")),
-        *(told(f"conformance-{n}", *suite, n) for n in dict.fromkeys(("1", str(ranks)))),
-        *(told(f"run-{n}", *run, n) for n in groups or ["1"]),
+        *(with_reports(f"conformance-{n}", *suite, n) for n in dict.fromkeys(("1", str(ranks)))),
+        *(with_reports(f"run-{n}", *run, n) for n in groups or ["1"]),
         *(
             Step(f"benchmark-{name}", (sys.executable, str(HERE / script)))
             for name, script in extra.items()
@@ -133,42 +133,42 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 def room(backend: str) -> int:
     """How many ranks there are devices for; raises RuntimeError where nobody can say."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", ROOM, backend, str(MOST)],
         env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return int(done.stdout)
+    if result.returncode:
+        raise RuntimeError(result.stderr.strip().splitlines()[-1])
+    return int(result.stdout)
 
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_package
 
 
 def machine(tools: Iterable[Sequence[str]] = TOOLS) -> dict[str, str]:
     """What the tools that exist here print about it."""
-    said = {}
+    outputs = {}
     for tool in tools:
         try:
-            done = subprocess.run(
-                tool, capture_output=True, text=True, timeout=PATIENCE, check=False
+            result = subprocess.run(
+                tool, capture_output=True, text=True, timeout=TOOL_TIMEOUT, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            said[tool[0]] = f"{type(error).__name__}"
+            outputs[tool[0]] = f"{type(error).__name__}"
             continue
-        said[tool[0]] = done.stdout
-    return said
+        outputs[tool[0]] = result.stdout
+    return outputs
 
 
 def pack(folder: Path, out: Path) -> None:
@@ -193,38 +193,42 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds a step may take (1800)")
     parser.add_argument("--out", type=Path, default=Path("equipoise-report.tar.gz"), help="archive")
     parser.add_argument("--only", nargs="*", default=[], metavar="STEP", help="these steps only")
-    chosen = parser.parse_args(arguments)
-    if chosen.ranks is not None and not 1 <= chosen.ranks <= MOST:
-        parser.error(f"--ranks is 1 to {MOST}, not {chosen.ranks}")
-    if not (math.isfinite(chosen.limit) and chosen.limit > 0):
-        parser.error(f"--limit is a positive number of seconds, not {chosen.limit:g}")
-    if chosen.out.is_dir() or not os.access(chosen.out.absolute().parent, os.W_OK):
-        parser.error(f"--out: {chosen.out} cannot be written")
-    settle(parser, chosen)
-    return chosen
+    settings = parser.parse_args(arguments)
+    if settings.ranks is not None and not 1 <= settings.ranks <= MOST:
+        parser.error(f"--ranks is 1 to {MOST}, not {settings.ranks}")
+    if not (math.isfinite(settings.limit) and settings.limit > 0):
+        parser.error(f"--limit is a positive number of seconds, not {settings.limit:g}")
+    if settings.out.is_dir() or not os.access(settings.out.absolute().parent, os.W_OK):
+        parser.error(f"--out: {settings.out} cannot be written")
+    settle(parser, settings)
+    return settings
 
 
-def settle(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+def settle(parser: argparse.ArgumentParser, settings: argparse.Namespace) -> None:
     """Fit the number of ranks to the machine, and know every step that is asked for."""
     try:
-        found = room(chosen.backend)
+        device_count = room(settings.backend)
     except RuntimeError as error:
-        parser.error(f"--backend {chosen.backend}: {error}")
-    if found < (chosen.ranks or 1):
-        parser.error(f"{chosen.backend} has {found} device(s) here: see `equipoise doctor`")
-    chosen.ranks = chosen.ranks or min(RANKS, found)
-    names = [step.name for step in steps(chosen.backend, chosen.ranks, Path())]
-    if strange := sorted(set(chosen.only) - set(names)):
+        parser.error(f"--backend {settings.backend}: {error}")
+    if device_count < (settings.ranks or 1):
+        parser.error(
+            f"{settings.backend} has {device_count} device(s) here: see `equipoise doctor`"
+        )
+    settings.ranks = settings.ranks or min(RANKS, device_count)
+    names = [step.name for step in steps(settings.backend, settings.ranks, Path())]
+    if strange := sorted(set(settings.only) - set(names)):
         parser.error(f"--only: unknown {', '.join(strange)}; known: {', '.join(names)}")
 
 
-def report(chosen: argparse.Namespace, outcomes: Sequence[Outcome]) -> dict[str, object]:
+def report(settings: argparse.Namespace, outcomes: Sequence[Outcome]) -> dict[str, object]:
     """What was run, on what, and what became of it."""
     return {
-        "backend": chosen.backend,
-        "ranks": chosen.ranks,
+        "backend": settings.backend,
+        "ranks": settings.ranks,
         "versions": versions(),
-        "environment": {name: os.environ[name] for name in TOLD if name in os.environ},
+        "environment": {
+            name: os.environ[name] for name in ENVIRONMENT_VARIABLES if name in os.environ
+        },
         "machine": machine(),
         "steps": [asdict(outcome) for outcome in outcomes],
     }
@@ -232,22 +236,22 @@ def report(chosen: argparse.Namespace, outcomes: Sequence[Outcome]) -> dict[str,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything; 0 when every step ended with 0, 130 when interrupted, else 1."""
-    chosen = options(arguments)
+    settings = options(arguments)
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for step in steps(chosen.backend, chosen.ranks, folder):
-            if chosen.only and step.name not in chosen.only:
+        for step in steps(settings.backend, settings.ranks, folder):
+            if settings.only and step.name not in settings.only:
                 continue
             print(f"{step.name} ...", end=" ", flush=True)
-            outcomes.append(perform(step, folder, chosen.limit))
+            outcomes.append(perform(step, folder, settings.limit))
             print(f"exit code {outcomes[-1].exit_code}, {outcomes[-1].seconds:g} s", flush=True)
             if outcomes[-1].exit_code == INTERRUPTED:
                 break
-        told = json.dumps(report(chosen, outcomes), indent=2)
-        (folder / "report.json").write_text(told + "\n", encoding="utf-8")
-        pack(folder, chosen.out)
-    print(f"packed into {chosen.out}")
+        content = json.dumps(report(settings, outcomes), indent=2)
+        (folder / "report.json").write_text(content + "\n", encoding="utf-8")
+        pack(folder, settings.out)
+    print(f"packed into {settings.out}")
     codes = {outcome.exit_code for outcome in outcomes}
     return INTERRUPTED if INTERRUPTED in codes else int(codes != {0})
 

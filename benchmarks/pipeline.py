@@ -31,7 +31,7 @@ from lib.handovers import (
     message_bytes,
     points,
 )
-from lib.pipeline_links import Asked, Link, loopback, probe, tun
+from lib.pipeline_links import Link, LinkSettings, loopback, probe, tun
 from lib.pipeline_rank import BLOCKING, CONTESTANTS, COORDINATOR, OURS
 from lib.processes import serve_on_ranks
 from lib.results import Row, save, spread
@@ -41,10 +41,10 @@ from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.communicator import Rendezvous
 
 RANK = Path(__file__).parent / "lib" / "pipeline_rank.py"
-LINK = Asked(latency=8e-3, rate=400e6)
+LINK = LinkSettings(latency=8e-3, rate=400e6)
 """So much latency that small messages, too, take half of a stage and more; the rate is a third of
 what the forwarder manages, so that two cores have time for the ranks."""
-PATIENCE = 30.0
+OPERATION_DEADLINE = 30.0
 """Seconds that a message may take."""
 ROUNDS, FEWER = 5, 2
 """Of what is kept, and of a quick look."""
@@ -59,7 +59,7 @@ compute-bound rate at least, and over blocking where bytes take most of the tran
 over blocking. At every point: over the coordinator's pattern."""
 HALF = 0.499
 """Part of compute that counts as half: some are asked for exactly that."""
-Found = dict[str, Any]
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Record:
     """A run, as its first and its last stage saw it."""
 
     run: Run
-    stages: Sequence[Found]
+    stages: Sequence[Figures]
 
     @property
     def rate(self) -> float:
@@ -111,11 +111,11 @@ LINKS: dict[str, Callable[[int], AbstractContextManager[Link]]] = {
 """By name on the command line."""
 
 
-def permitted(link: str) -> bool:
+def can_make_link(link: str) -> bool:
     """Whether the link can be made here; says why not."""
-    found = probe() if link == "emulated" else None
-    if isinstance(found, Unavailable):
-        sys.stderr.write(f"no emulated link here: {found.reason}\n")
+    availability = probe() if link == "emulated" else None
+    if isinstance(availability, Unavailable):
+        sys.stderr.write(f"no emulated link here: {availability.reason}\n")
         return False
     return True
 
@@ -136,44 +136,44 @@ def measure(part: Part) -> tuple[Row, list[Row]]:
                         size=part.stages,
                         host=link.store[0],
                         port=link.store[1],
-                        deadline=PATIENCE,
+                        deadline=OPERATION_DEADLINE,
                     )
                 ),
                 "runs": [(asdict(run.point), run.system, run.round) for run in runs],
             }
             for rank in range(part.stages)
         ]
-        told = serve_on_ranks(RANK, tasks, link.places, SECONDS * len(runs))
-        name, asked = f"{part.stages} stages, {link.name}", link.asked
-    measured = told[0][0]
-    stages = zip(*(lines[1:] for lines in told), strict=True)
+        rank_lines = serve_on_ranks(RANK, tasks, link.places, SECONDS * len(runs))
+        name, settings = f"{part.stages} stages, {link.name}", link.settings
+    link_figures = rank_lines[0][0]
+    stages = zip(*(lines[1:] for lines in rank_lines), strict=True)
     records = [Record(run, each) for run, each in zip(runs, stages, strict=True)]
     for record in records:
         if wrong := sum(stage["wrong"] for stage in record.stages):
             raise RuntimeError(f"{record.run}: {wrong} wrong words")
     rows = [
-        point_row(name, point, [r for r in records if r.run.point == point], measured)
+        point_row(name, point, [r for r in records if r.run.point == point], link_figures)
         for point in part.points
     ]
-    words = f"{asked.latency * 1e3:g} ms, {asked.rate / 1e6:,.0f} MB/s" if asked else ""
+    words = f"{settings.latency * 1e3:g} ms, {settings.rate / 1e6:,.0f} MB/s" if settings else ""
     link_row = {
         "link": name,
-        "latency_ms": measured["latency"] * 1e3,
-        "rate": measured["rate"] / 1e6,
+        "latency_ms": link_figures["latency"] * 1e3,
+        "rate": link_figures["rate"] / 1e6,
         "asked": words,
     }
     sys.stderr.write(f"served: {link_row}\n")
-    return link_row, judged(rows) if part.stages == STAGES else rows
+    return link_row, with_verdicts(rows) if part.stages == STAGES else rows
 
 
-def point_row(link: str, point: Point, records: Sequence[Record], measured: Found) -> Row:
+def point_row(link: str, point: Point, records: Sequence[Record], link_figures: Figures) -> Row:
     """Throughput at one point; ratios are those of two runs of the same round."""
     nbytes = message_bytes(point.hidden, point.tokens)
-    transfer, compute = dict(measured["seconds"])[nbytes], records[0].stages[0]["compute"]
+    transfer, compute = dict(link_figures["seconds"])[nbytes], records[0].stages[0]["compute"]
     rates = {(record.run.system, record.run.round): record.rate for record in records}
     rounds = sorted({record.run.round for record in records})
 
-    def told(system: str) -> list[float]:
+    def rate_pair(system: str) -> list[float]:
         rate = spread(rates[system, turn] for turn in rounds)[0]
         return [rate, rate * compute]
 
@@ -189,42 +189,42 @@ def point_row(link: str, point: Point, records: Sequence[Record], measured: Foun
         "transfer_ms": transfer * 1e3,
         "ratio": transfer / compute,
         "bound": 1.0 / compute,
-        "bandwidth_bound": nbytes / measured["rate"] >= transfer / 2,
-        **{system: told(system) for system in CONTESTANTS},
+        "bandwidth_bound": nbytes / link_figures["rate"] >= transfer / 2,
+        **{system: rate_pair(system) for system in CONTESTANTS},
         "over_blocking": over(BLOCKING),
         "over_coordinator": over(COORDINATOR),
     }
 
 
-def judged(rows: Sequence[Row]) -> list[Row]:
+def with_verdicts(rows: Sequence[Row]) -> list[Row]:
     """The same with `met`: the bars that a point misses; a figure that is no number meets none."""
-    found = []
+    verdict_rows = []
     for row in rows:
         # Where a transfer takes less, overlap gains less: blocking alone comes to
         # compute / (compute + transfer) of the compute-bound rate.
         weighty = row["ratio"] >= HALF
-        asked = FASTER if row["bandwidth_bound"] and weighty else LEAST
-        held = {
+        required_ratio = FASTER if row["bandwidth_bound"] and weighty else LEAST
+        checks = {
             "compute-bound rate": row[OURS][1] >= PART or not weighty,
-            f"over {BLOCKING}": row["over_blocking"][0] >= asked,
+            f"over {BLOCKING}": row["over_blocking"][0] >= required_ratio,
             f"over {COORDINATOR}": row["over_coordinator"][0] > ABOVE,
         }
-        wrong = [name for name, met in held.items() if not met]
-        found.append({**row, "met": f"**no**: {', '.join(wrong)}" if wrong else "yes"})
-    return found
+        wrong = [name for name, passed in checks.items() if not passed]
+        verdict_rows.append({**row, "met": f"**no**: {', '.join(wrong)}" if wrong else "yes"})
+    return verdict_rows
 
 
 def figures(rows: Sequence[Row]) -> Row:
     """Points with a miss, by link."""
-    found: Row = {}
+    by_link: Row = {}
     for link in dict.fromkeys(row["link"] for row in rows if "met" in row):
         of_link = [row for row in rows if row["link"] == link]
         weighty = sum(row["ratio"] >= HALF for row in of_link)
-        found[link.removeprefix(f"{STAGES} stages, ")] = {
+        by_link[link.removeprefix(f"{STAGES} stages, ")] = {
             "value": sum(row["met"] != "yes" for row in of_link),
             "note": f"of {len(of_link)}; a transfer takes half of compute or more at {weighty}",
         }
-    return found
+    return by_link
 
 
 def arguments() -> argparse.Namespace:
@@ -241,20 +241,20 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Do what the command line says."""
-    chosen = arguments()
-    links = [link for link in chosen.link or LINKS if permitted(link)]
-    hidden, tokens = chosen.hidden or HIDDEN, chosen.tokens or TOKENS
+    options = arguments()
+    links = [link for link in options.link or LINKS if can_make_link(link)]
+    hidden, tokens = options.hidden or HIDDEN, options.tokens or TOKENS
     swept = tuple(point for point in points() if point.hidden in hidden and point.tokens in tokens)
-    if chosen.quick:
+    if options.quick:
         parts = [Part(link, STAGES, QUICK, FEWER) for link in links]
     else:
         parts = [Part(link, STAGES, swept, ROUNDS) for link in links]
         parts += [Part(link, MORE_STAGES, (CENTRE,), ROUNDS) for link in links]
-    found = [measure(part) for part in parts]
-    rows = [row for _, each in found for row in each]
-    tables = {"links": [link for link, _ in found], "points": rows}
+    measurements = [measure(part) for part in parts]
+    rows = [row for _, each in measurements for row in each]
+    tables = {"links": [link for link, _ in measurements], "points": rows}
     show("pipeline", figures(rows), tables)
-    if links == list(LINKS) and not (chosen.quick or chosen.hidden or chosen.tokens):
+    if links == list(LINKS) and not (options.quick or options.hidden or options.tokens):
         save("pipeline", ["python", "benchmarks/pipeline.py"], figures(rows), tables)
 
 

@@ -78,22 +78,26 @@ class Trial:
     Attributes:
         loads: (layers, experts) of each window.
         switched: whether its domain is another than in the window before.
-        told: batches of each window, (layers, experts).
+        batches: batches of each window, (layers, experts).
     """
 
     loads: Sequence[Counts]
     switched: Sequence[bool]
-    told: Sequence[Sequence[Counts]]
+    batches: Sequence[Sequence[Counts]]
 
 
 def synthetic(shape: Shape, seed: int) -> Trial:
     """The calibrated loads of `loads.py`."""
-    found = list(windows(shape.model, seed, WINDOWS))
-    told = [
+    window_list = list(windows(shape.model, seed, WINDOWS))
+    window_batches = [
         list(batches(shape.model, window.odds, seed * 100 + number - 1, BATCHES)) if number else []
-        for number, window in enumerate(found)
+        for number, window in enumerate(window_list)
     ]
-    return Trial([window.load for window in found], [window.switched for window in found], told)
+    return Trial(
+        [window.load for window in window_list],
+        [window.switched for window in window_list],
+        window_batches,
+    )
 
 
 MOST_RANKS = 128
@@ -103,18 +107,18 @@ Planner = Callable[[Counts, Layout | None], Layout]
 
 def left_out(shape: Shape) -> frozenset[str]:
     """Rules that are left out on a shape: it would take them minutes, or has not their form."""
-    whole = shape.slots % shape.nodes == 0 and shape.experts % shape.groups == 0
-    found = {"swift-like"} if shape.ranks > MOST_RANKS else set()
-    if shape.groups < shape.nodes or not whole:
-        found.add("hierarchical")
-    return frozenset(found)
+    divides = shape.slots % shape.nodes == 0 and shape.experts % shape.groups == 0
+    rules = {"swift-like"} if shape.ranks > MOST_RANKS else set()
+    if shape.groups < shape.nodes or not divides:
+        rules.add("hierarchical")
+    return frozenset(rules)
 
 
 def planners(shape: Shape) -> dict[str, Planner]:
     """By name; each is given the load and what is installed."""
     slots, ranks = shape.slots, shape.ranks
-    found: dict[str, Planner] = {
-        "greedy": lambda load, _: _even(shape, _native.plan_greedy(load, slots, ranks)),
+    by_name: dict[str, Planner] = {
+        "greedy": lambda load, _: _with_even_shares(shape, _native.plan_greedy(load, slots, ranks)),
         "snake": lambda load, _: _by_layer(
             shape, lambda row: rivals.snake(row, slots, ranks), load
         ),
@@ -127,28 +131,31 @@ def planners(shape: Shape) -> dict[str, Planner]:
             load,
         ),
     }
-    return {name: found[name] for name in found if name not in left_out(shape)}
+    return {name: by_name[name] for name in by_name if name not in left_out(shape)}
 
 
-def _even(shape: Shape, placement: Placement) -> Layout:
+def _with_even_shares(shape: Shape, placement: Placement) -> Layout:
     return Layout(placement, even_shares(placement, shape.experts))
 
 
 def _by_layer(shape: Shape, rule: Callable[[Counts], Placement], load: Counts) -> Layout:
-    return _even(shape, np.stack([rule(row) for row in load]))
+    return _with_even_shares(shape, np.stack([rule(row) for row in load]))
 
 
 def _ours(shape: Shape, policy: str, load: Counts, installed: Layout | None) -> Layout:
     before = None if installed is None else installed.placement
-    found = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before, policy=policy)
-    return Layout(found.placement, found.shares)
+    new_plan = plan(load, slots=shape.slots, ranks=shape.ranks, installed=before, policy=policy)
+    return Layout(new_plan.placement, new_plan.shares)
 
 
 def _swift(shape: Shape, load: Counts, installed: Layout | None) -> Layout:
     if installed is None:
-        return _even(shape, _native.plan_greedy(load, shape.slots, shape.ranks))
+        return _with_even_shares(shape, _native.plan_greedy(load, shape.slots, shape.ranks))
     pairs = zip(load, installed.placement, strict=True)
-    return _even(shape, np.stack([rivals.swift(row, held, shape.ranks) for row, held in pairs]))
+    return _with_even_shares(
+        shape,
+        np.stack([rivals.swift(row, installed_row, shape.ranks) for row, installed_row in pairs]),
+    )
 
 
 def cpu(call: Callable[[], object]) -> float:
@@ -168,23 +175,26 @@ def times(shape: Shape, trials: Sequence[Trial], repeats: int) -> dict[str, Any]
     baseline, ranks, slots = Baseline(), shape.ranks, shape.slots
     pairs: dict[str, list[tuple[float, float]]] = {}
     for trial in trials:
-        first = trial.loads[0]
-        shipped = _native.plan_greedy(first, slots, ranks)
-        if not np.array_equal(baseline.plan(first, slots, ranks), shipped):
+        first_load = trial.loads[0]
+        shipped = _native.plan_greedy(first_load, slots, ranks)
+        if not np.array_equal(baseline.plan(first_load, slots, ranks), shipped):
             raise RuntimeError("the shipped greedy plans otherwise than the baseline")
 
-        def greedy(first: Counts = first) -> float:
-            fixed = cpu(lambda: baseline.plan(first, slots, ranks))
-            return min(fixed, cpu(lambda: _native.plan_greedy(first, slots, ranks)))
+        def greedy(first_load: Counts = first_load) -> float:
+            fixed = cpu(lambda: baseline.plan(first_load, slots, ranks))
+            return min(fixed, cpu(lambda: _native.plan_greedy(first_load, slots, ranks)))
 
         for kind, call in _calls(shape, trial):
             pairs.setdefault(kind, []).extend((greedy(), cpu(call)) for _ in range(repeats))
-    milliseconds = statistics.median(pair[0] for found in pairs.values() for pair in found) * 1e3
-    told = {kind: _told(found) for kind, found in pairs.items()}
-    return {"greedy_milliseconds": milliseconds, **told}
+    milliseconds = (
+        statistics.median(pair[0] for times_of_kind in pairs.values() for pair in times_of_kind)
+        * 1e3
+    )
+    summaries = {kind: _time_summary(times_of_kind) for kind, times_of_kind in pairs.items()}
+    return {"greedy_milliseconds": milliseconds, **summaries}
 
 
-def _told(pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _time_summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
     ratios = [ours / greedy for greedy, ours in pairs]
     return {
         "ratio": statistics.median(ratios),
@@ -206,8 +216,10 @@ def _calls(shape: Shape, trial: Trial) -> Iterator[tuple[str, Callable[[], Plan]
     installed = anew()
 
     def again() -> Plan:
-        held = installed.placement
-        return plan(trial.loads[1], slots=slots, ranks=ranks, policy="connected", installed=held)
+        placement = installed.placement
+        return plan(
+            trial.loads[1], slots=slots, ranks=ranks, policy="connected", installed=placement
+        )
 
     yield "connected_installed", again
     for load, switched in zip(trial.loads[1:-1], trial.switched[1:-1], strict=True):
@@ -221,95 +233,112 @@ def _calls(shape: Shape, trial: Trial) -> Iterator[tuple[str, Callable[[], Plan]
 
 sys.path.insert(0, str(ROOT / "tests"))
 SEEDS, REPEATS = 3, 5
-PROVED = 3
+PROVED_PLANS = 3
 """Rebalances of a trial whose shares are held to the linear program."""
 TARGET = 0.02
 Floats = npt.NDArray[np.float64]
-Found = dict[str, Any]
-SHOWN = ("plan", "worst", "next", "next_at_switch", "iter", "exact", "moved_steady", "moved_switch")
+Figures = dict[str, Any]
+SHOWN_COLUMNS = (
+    "plan",
+    "worst",
+    "next",
+    "next_at_switch",
+    "iter",
+    "exact",
+    "moved_steady",
+    "moved_switch",
+)
 """What of a planner's summary is kept."""
 
 
 def imbalance(load: Counts, layout: Layout, ranks: int) -> Floats:
     """(layers,): max/mean - 1; 0 of a layer without load."""
     rows = np.take_along_axis(load, layout.placement.astype(np.int64), axis=1) * layout.shares
-    full = rows.reshape(load.shape[0], ranks, -1).sum(axis=2)
-    mean = full.mean(axis=1)
-    found: Floats = np.where(mean > 0, full.max(axis=1) / np.where(mean > 0, mean, 1.0) - 1.0, 0.0)
-    return found
+    rank_rows = rows.reshape(load.shape[0], ranks, -1).sum(axis=2)
+    mean = rank_rows.mean(axis=1)
+    excess: Floats = np.where(
+        mean > 0, rank_rows.max(axis=1) / np.where(mean > 0, mean, 1.0) - 1.0, 0.0
+    )
+    return excess
 
 
-def levelled(load: Counts, layout: Layout, ranks: int) -> Layout:
+def with_solved_shares(load: Counts, layout: Layout, ranks: int) -> Layout:
     """The same placement with shares solved on that load."""
-    held = layout.placement
-    found = plan(load, slots=held.shape[1], ranks=ranks, installed=held, max_copies=0)
-    return Layout(found.placement, found.shares)
+    placement = layout.placement
+    new_plan = plan(load, slots=placement.shape[1], ranks=ranks, installed=placement, max_copies=0)
+    return Layout(new_plan.placement, new_plan.shares)
 
 
-def routed(load: Counts, layout: Layout, ranks: int, seed: int) -> Floats:
+def routed_imbalance(load: Counts, layout: Layout, ranks: int, seed: int) -> Floats:
     """(layers,): the imbalance of a batch as the engine routes it with exact shares.
 
     The rows are dealt to the ranks at random, and each cuts its own into whole ones.
     """
     rng = np.random.default_rng(seed)
     experts = load.shape[1]
-    found = np.empty(load.shape[0])
-    for layer, (counts, held) in enumerate(zip(load, layout.placement, strict=True)):
-        slots = held.size
+    imbalances = np.empty(load.shape[0])
+    for layer, (counts, placement) in enumerate(zip(load, layout.placement, strict=True)):
+        slots = placement.size
         start, replicas, sums = (np.empty(n, np.int32) for n in (experts + 1, slots, slots))
-        even = even_shares(held[None], experts)[0]
-        _native.build_table(held, even, experts, start, replicas, sums)
+        even_split = even_shares(placement[None], experts)[0]
+        _native.build_table(placement, even_split, experts, start, replicas, sums)
         _native.solve_cumulative(counts, start, replicas, ranks, SWEEPS, sums)
         rows = rng.permutation(np.repeat(np.arange(experts, dtype=np.int32), counts))
-        full = np.zeros(slots, dtype=np.int64)
+        slot_rows = np.zeros(slots, dtype=np.int64)
         for rank, own in enumerate(np.array_split(rows, ranks)):
-            chosen, counted = np.empty_like(own), np.empty(experts, np.int32)
-            _native.route_apportioned(own, start, replicas, sums, rank, layer, chosen, counted)
-            full += np.bincount(chosen, minlength=slots)
-        by_rank = full.reshape(ranks, -1).sum(axis=1)
-        found[layer] = by_rank.max() / by_rank.mean() - 1
-    return found
+            slot_ids, row_counts = np.empty_like(own), np.empty(experts, np.int32)
+            _native.route_apportioned(own, start, replicas, sums, rank, layer, slot_ids, row_counts)
+            slot_rows += np.bincount(slot_ids, minlength=slots)
+        by_rank = slot_rows.reshape(ranks, -1).sum(axis=1)
+        imbalances[layer] = by_rank.max() / by_rank.mean() - 1
+    return imbalances
 
 
 def as_routed(shape: Shape, trials: Sequence[Trial]) -> float | None:
     """Mean over batches of a domain that stays; None where so many ranks would take minutes."""
     if shape.ranks > MOST_RANKS:
         return None
-    found = []
+    imbalances = []
     for number, trial in enumerate(trials):
         for at in range(1, len(trial.loads) - 1):
             if trial.switched[at + 1]:
                 continue
             layout = _ours(shape, "connected", trial.loads[at], None)
-            for batch in trial.told[at + 1]:
-                found.append(routed(batch, layout, shape.ranks, number).mean())
-    return float(np.mean(found))
+            for batch in trial.batches[at + 1]:
+                imbalances.append(routed_imbalance(batch, layout, shape.ranks, number).mean())
+    return float(np.mean(imbalances))
 
 
 def judge(planner: Planner, trial: Trial, ranks: int) -> list[Row]:
     """One row for each plan; the first one finds nothing installed, and `moved` says 1."""
-    installed, found = None, []
+    installed, rows = None, []
     for number in range(len(trial.loads) - 1):
-        load, after, told = trial.loads[number], trial.loads[number + 1], trial.told[number + 1]
+        load, after, next_batches = (
+            trial.loads[number],
+            trial.loads[number + 1],
+            trial.batches[number + 1],
+        )
         proposed = planner(load, installed)
-        held = None if installed is None else installed.placement
-        moved = proposed.placement.size
-        if held is not None:
-            moved = _native.count_moves(held, proposed.placement, ranks)
-        planned = imbalance(load, proposed, ranks)
-        exact = [imbalance(b, levelled(b, proposed, ranks), ranks).mean() for b in told]
-        found.append({
+        before = None if installed is None else installed.placement
+        moved_slots = proposed.placement.size
+        if before is not None:
+            moved_slots = _native.count_moves(before, proposed.placement, ranks)
+        plan_imbalance = imbalance(load, proposed, ranks)
+        exact = [
+            imbalance(b, with_solved_shares(b, proposed, ranks), ranks).mean() for b in next_batches
+        ]
+        rows.append({
             "switched": float(trial.switched[number]),
             "ends": float(trial.switched[number + 1]),
-            "moved": moved / proposed.placement.size,
-            "plan": float(planned.mean()),
-            "worst": float(planned.max()),
+            "moved": moved_slots / proposed.placement.size,
+            "plan": float(plan_imbalance.mean()),
+            "worst": float(plan_imbalance.max()),
             "next": float(imbalance(after, proposed, ranks).mean()),
-            "iter": float(np.mean([imbalance(b, proposed, ranks) for b in told])),
+            "iter": float(np.mean([imbalance(b, proposed, ranks) for b in next_batches])),
             "exact": float(np.mean(exact)),
         })  # fmt: skip
         installed = proposed
-    return found
+    return rows
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -321,7 +350,7 @@ def summary(rows: Sequence[Row]) -> Row:
     def stays(row: Row) -> bool:
         return not row["ends"]
 
-    chosen: dict[str, tuple[str, Callable[[Row], bool]]] = {
+    criteria: dict[str, tuple[str, Callable[[Row], bool]]] = {
         "plan": ("plan", lambda _: True),
         "next": ("next", lambda row: stays(row) and steady(row)),
         "next_after_switch": ("next", lambda row: bool(row["switched"])),
@@ -333,39 +362,39 @@ def summary(rows: Sequence[Row]) -> Row:
         "moved_switch": ("moved", lambda row: bool(row["switched"])),
         "plan_switch": ("plan", lambda row: bool(row["switched"])),
     }
-    found = {
+    means = {
         "worst": max(row["worst"] for row in rows),
         "plan_highest": max(row["plan"] for row in rows),
         "moved_most": max(row["moved"] for row in rows),
     }
-    for name, (key, which) in chosen.items():
+    for name, (key, which) in criteria.items():
         values = [row[key] for row in rows if which(row)]
         if values:
-            found[name] = statistics.fmean(values)
-    return found
+            means[name] = statistics.fmean(values)
+    return means
 
 
 def chain(shape: Shape, trial: Trial) -> Iterator[tuple[Counts, Plan]]:
     """Loads and the plans of an incremental run on them."""
     installed = None
     for load in trial.loads[:-1]:
-        found = plan(load, slots=shape.slots, ranks=shape.ranks, installed=installed)
-        yield load, found
-        installed = found.placement
+        new_plan = plan(load, slots=shape.slots, ranks=shape.ranks, installed=installed)
+        yield load, new_plan
+        installed = new_plan.placement
 
 
 def unchanged(shape: Shape, trials: Sequence[Trial]) -> dict[str, int]:
     """What moves when the same load is planned on again, where the target holds and where not."""
-    found = {"plans": 0, "held": 0, "moved_held": 0, "moved": 0}
+    counts = {"plans": 0, "held": 0, "moved_held": 0, "moved": 0}
     for trial in trials:
-        for load, made in chain(shape, trial):
-            again = plan(load, slots=shape.slots, ranks=shape.ranks, installed=made.placement)
-            held = made.predicted_imbalance <= TARGET
-            found["plans"] += 1
-            found["held"] += held
-            found["moved_held"] = max(found["moved_held"], again.moves if held else 0)
-            found["moved"] = max(found["moved"], again.moves)
-    return found
+        for load, first_plan in chain(shape, trial):
+            again = plan(load, slots=shape.slots, ranks=shape.ranks, installed=first_plan.placement)
+            on_target = first_plan.predicted_imbalance <= TARGET
+            counts["plans"] += 1
+            counts["held"] += on_target
+            counts["moved_held"] = max(counts["moved_held"], again.moves if on_target else 0)
+            counts["moved"] = max(counts["moved"], again.moves)
+    return counts
 
 
 def gaps(shape: Shape, trial: Trial) -> dict[str, float]:
@@ -376,18 +405,21 @@ def gaps(shape: Shape, trial: Trial) -> dict[str, float]:
         missed = imbalance(load, layout, shape.ranks) - optima(load, layout.placement, shape.ranks)
         return float(missed.max())
 
-    found = {"connected": 0.0, "connected, batches": 0.0, "incremental": 0.0}
+    largest_gaps = {"connected": 0.0, "connected, batches": 0.0, "incremental": 0.0}
     plans = list(chain(shape, trial))
-    for number in np.unique(np.linspace(0, len(plans) - 1, PROVED).astype(int)):
-        load, kept = plans[number]
-        new = plan(load, slots=shape.slots, ranks=shape.ranks, policy="connected")
-        layout, batch = Layout(new.placement, new.shares), trial.told[number + 1][0]
-        own = levelled(batch, layout, shape.ranks)
-        later = Layout(kept.placement, kept.shares)
-        told = zip(found, ((load, layout), (batch, own), (load, later)), strict=True)
-        for name, (rows, shared) in told:
-            found[name] = max(found[name], gap(rows, shared))
-    return found
+    for number in np.unique(np.linspace(0, len(plans) - 1, PROVED_PLANS).astype(int)):
+        load, incremental_plan = plans[number]
+        connected_plan = plan(load, slots=shape.slots, ranks=shape.ranks, policy="connected")
+        layout, batch = (
+            Layout(connected_plan.placement, connected_plan.shares),
+            trial.batches[number + 1][0],
+        )
+        own = with_solved_shares(batch, layout, shape.ranks)
+        later = Layout(incremental_plan.placement, incremental_plan.shares)
+        candidates = zip(largest_gaps, ((load, layout), (batch, own), (load, later)), strict=True)
+        for name, (rows, candidate) in candidates:
+            largest_gaps[name] = max(largest_gaps[name], gap(rows, candidate))
+    return largest_gaps
 
 
 def step(shape: Shape, trial: Trial) -> float:
@@ -399,7 +431,7 @@ def step(shape: Shape, trial: Trial) -> float:
     return float(np.max(parts)) * shape.ranks / SHARE_ONE
 
 
-def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> Found:
+def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> Figures:
     """One shape."""
     runs: dict[str, list[list[Row]]] = {}
     for algorithm, planner in planners(shape).items():
@@ -408,7 +440,8 @@ def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> F
     sys.stderr.write(f"{name}: times, linear programs\n")
     # Of the first plan nothing moves that was installed: it is in no mean.
     later = {
-        key: [row for rows in found for row in rows[1:] or rows] for key, found in runs.items()
+        key: [row for rows in rows_by_trial for row in rows[1:] or rows]
+        for key, rows_by_trial in runs.items()
     }
     return {
         "shape": vars(shape),
@@ -421,34 +454,36 @@ def measure(name: str, shape: Shape, trials: Sequence[Trial], repeats: int) -> F
     }
 
 
-def tables(found: Found) -> dict[str, list[Row]]:
+def tables(by_shape: Figures) -> dict[str, list[Row]]:
     """Rows of all shapes."""
-    told: dict[str, list[Row]] = {"planners": [], "times": [], "shares": []}
-    for each in found.values():
+    table_rows: dict[str, list[Row]] = {"planners": [], "times": [], "shares": []}
+    for each in by_shape.values():
         words = "{layers} layers x {experts} experts, {slots} slots, {ranks} ranks"
         shape = words.format(**each["shape"])
         for planner, row in each["algorithms"].items():
-            kept = {key: row[key] for key in SHOWN if key in row}
-            told["planners"].append({"shape": shape, "planner": planner, **kept})
+            shown_columns = {key: row[key] for key in SHOWN_COLUMNS if key in row}
+            table_rows["planners"].append({"shape": shape, "planner": planner, **shown_columns})
         kinds = ("connected", "connected_installed", "steady", "switch")
         times_ = {kind: ratio(each, kind) for kind in kinds}
         greedy = each["times"]["greedy_milliseconds"]
-        told["times"].append({"shape": shape, **times_, "greedy_ms": greedy})
+        table_rows["times"].append({"shape": shape, **times_, "greedy_ms": greedy})
         gaps_ = dict(
             zip(("connected", "batches", "incremental"), each["gaps"].values(), strict=True)
         )
-        told["shares"].append({"shape": shape, **gaps_, "step": each["step"], **each["unchanged"]})
-    return told
+        table_rows["shares"].append(
+            {"shape": shape, **gaps_, "step": each["step"], **each["unchanged"]}
+        )
+    return table_rows
 
 
-def ratio(found: Found, kind: str) -> list[float]:
+def ratio(shape_figures: Figures, kind: str) -> list[float]:
     """Of times over greedy's, with its spread."""
-    return [found["times"][kind][key] for key in ("ratio", "lowest", "highest")]
+    return [shape_figures["times"][kind][key] for key in ("ratio", "lowest", "highest")]
 
 
-def figures(found: Found) -> Row:
+def figures(by_shape: Figures) -> Row:
     """What bars are about; all shapes have to be there."""
-    a, b, d, e = (found[name] for name in "abde")
+    a, b, d, e = (by_shape[name] for name in "abde")
     rows, greedy = a["algorithms"], a["algorithms"]["greedy"]
     slowest = {
         kind: e["times"][kind]["seconds_highest"]
@@ -457,10 +492,10 @@ def figures(found: Found) -> Row:
     gap, where = max(
         (gap, f"{each['shape']['ranks']} ranks, {kind}; 1/65536 of the hottest expert is "
          f"{each['step']:.5f} there")
-        for each in found.values() for kind, gap in each["gaps"].items()
+        for each in by_shape.values() for kind, gap in each["gaps"].items()
     )  # fmt: skip
 
-    def exact(each: Found) -> Row:
+    def exact(each: Figures) -> Row:
         note = f"greedy's placement {each['algorithms']['greedy']['exact']:.4f}"
         return {"value": each["algorithms"]["connected"]["exact"], "note": note}
 
@@ -470,7 +505,7 @@ def figures(found: Found) -> Row:
             "note": f"worst layer {rows['connected']['worst']:.4f}",
         },
         **{f"{kind}_time": ratio(a, kind) for kind in ("connected", "steady", "switch")},
-        "moved_again": max(each["unchanged"]["moved_held"] for each in found.values()),
+        "moved_again": max(each["unchanged"]["moved_held"] for each in by_shape.values()),
         "incremental_plan": rows["incremental"]["plan_highest"],
         "moved_steady": rows["incremental"]["moved_steady"],
         "moved_switch": {
@@ -495,22 +530,22 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--seeds", nargs="+", type=int, help=f"of loads; {SEEDS} drawn anew if not")
     parser.add_argument("--quick", action="store_true", help="one seed, few repeats, not kept")
-    chosen = parser.parse_args()
-    count, repeats = (1, 3) if chosen.quick else (SEEDS, REPEATS)
+    options = parser.parse_args()
+    count, repeats = (1, 3) if options.quick else (SEEDS, REPEATS)
     # Drawn anew, so that nothing is tuned on them; below 10^6, since batches are of 100 seeds each.
-    seeds = chosen.seeds or np.random.default_rng().integers(10**6, size=count).tolist()
+    seeds = options.seeds or np.random.default_rng().integers(10**6, size=count).tolist()
     sys.stderr.write(f"--seeds {' '.join(map(str, seeds))}\n")
-    found = {
+    by_shape = {
         name: measure(name, shape, [synthetic(shape, seed) for seed in seeds], repeats)
         for name, shape in SHAPES.items()
-        if name in chosen.shapes
+        if name in options.shapes
     }
-    whole = list(found) == list(SHAPES)
-    bars = figures(found) if whole else {}
-    show("placement", bars, tables(found))
-    if whole and not chosen.quick:
+    complete = list(by_shape) == list(SHAPES)
+    bars = figures(by_shape) if complete else {}
+    show("placement", bars, tables(by_shape))
+    if complete and not options.quick:
         command = ["python", "benchmarks/placement.py", "--seeds", *map(str, seeds)]
-        save("placement", command, bars, tables(found))
+        save("placement", command, bars, tables(by_shape))
 
 
 if __name__ == "__main__":

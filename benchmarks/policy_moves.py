@@ -77,13 +77,13 @@ def follow(loads: list[Counts], way: str) -> Iterator[tuple[float, float, float]
     row = np.arange(SHAPE.slots, dtype=np.int32) % SHAPE.experts
     installed = np.tile(row, (SHAPE.layers, 1))
     for number, (load, after) in enumerate(pairwise(loads)):
-        moved = 0
+        moved_slots = 0
         if way != NEVER or number == 0:
-            found = plan_placement(load, SHAPE, installed, WAYS.get(way, EplbPolicySettings()))
-            moved, installed = found.moved_slots, found.placement.astype(np.int32)
+            new_plan = plan_placement(load, SHAPE, installed, WAYS.get(way, EplbPolicySettings()))
+            moved_slots, installed = new_plan.moved_slots, new_plan.placement.astype(np.int32)
         stock = _native.plan_greedy(load, SHAPE.slots, SHAPE.ranks)
         if number:
-            yield moved / installed.size, imbalance(after, installed), imbalance(after, stock)
+            yield moved_slots / installed.size, imbalance(after, installed), imbalance(after, stock)
 
 
 def main() -> None:
@@ -92,15 +92,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="none are drawn then")
     options = parser.parse_args()
-    drawn = np.random.default_rng().integers(10**6, size=1 if options.quick else SEEDS).tolist()
-    seeds = options.seeds or drawn
+    random_seeds = (
+        np.random.default_rng().integers(10**6, size=1 if options.quick else SEEDS).tolist()
+    )
+    seeds = options.seeds or random_seeds
     sys.stdout.write(f"seeds {' '.join(map(str, seeds))}\n")
-    for name, made in LOADS.items():
-        runs = [list(made(seed)) for seed in seeds]
+    for name, make_loads in LOADS.items():
+        runs = [list(make_loads(seed)) for seed in seeds]
         for way in (*WAYS, NEVER):
             rows = [row for loads in runs for row in follow(loads, way)]
-            moved, after, stock = np.mean(rows, axis=0).tolist()
-            sys.stdout.write(LINE.format(load=name, way=way, moved=moved, after=after, stock=stock))
+            moved_part, after, stock = np.mean(rows, axis=0).tolist()
+            sys.stdout.write(
+                LINE.format(load=name, way=way, moved=moved_part, after=after, stock=stock)
+            )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lib.results import Row, save, spread
 from report import show
 
 ROUNDS, PAIRS, WARM = 7, 300, 50
-PATIENCE = 60.0
+READY_TIMEOUT = 60.0
 WORKER = Path(__file__).parent / "lib" / "answering_worker.py"
 MESSAGE = {"role": "user", "content": "how long does it take? " * 20}
 KINDS = {"whole answer": False, "first token": True}
@@ -43,10 +43,10 @@ def running(*command: str) -> Iterator[subprocess.Popen[str]]:
         yield child
     finally:
         child.kill()
-        child.communicate(timeout=PATIENCE)
+        child.communicate(timeout=READY_TIMEOUT)
 
 
-def said(child: subprocess.Popen[str], word: str) -> str:
+def first_line_with(child: subprocess.Popen[str], word: str) -> str:
     """The first line with `word` in it."""
     assert child.stdout is not None
     for line in child.stdout:
@@ -57,9 +57,9 @@ def said(child: subprocess.Popen[str], word: str) -> str:
 
 async def once(client: aiohttp.ClientSession, url: str, streamed: bool) -> float:
     """Seconds until the first of the answer's body, and all of it is read."""
-    asked: dict[str, Any] = {"model": "m", "messages": [MESSAGE], "stream": streamed}
+    request: dict[str, Any] = {"model": "m", "messages": [MESSAGE], "stream": streamed}
     began = time.perf_counter()
-    async with client.post(f"{url}/v1/chat/completions", json=asked) as answer:
+    async with client.post(f"{url}/v1/chat/completions", json=request) as answer:
         assert answer.status == 200, await answer.read()
         await answer.content.readany()
         seconds = time.perf_counter() - began
@@ -67,7 +67,9 @@ async def once(client: aiohttp.ClientSession, url: str, streamed: bool) -> float
     return seconds
 
 
-async def measured(direct: str, proxy: str, streamed: bool, rounds: int) -> list[dict[str, float]]:
+async def measure_rounds(
+    direct: str, proxy: str, streamed: bool, rounds: int
+) -> list[dict[str, float]]:
     """Of each round, milliseconds."""
     async with aiohttp.ClientSession() as client:
         for _ in range(WARM):
@@ -84,18 +86,20 @@ async def one_round(
     for number in range(PAIRS):
         for url in (direct, proxy) if number % 2 else (proxy, direct):
             seconds[url].append(await once(client, url, streamed))
-    found = {}
+    percentiles = {}
     for percent in (50, 99):
-        plain, through = (float(np.percentile(seconds[url], percent)) for url in (direct, proxy))
-        found[f"direct_p{percent}_ms"] = plain * 1e3
-        found[f"proxy_p{percent}_ms"] = through * 1e3
-        found[f"added_p{percent}_ms"] = (through - plain) * 1e3
-    return found
+        direct_seconds, proxy_seconds = (
+            float(np.percentile(seconds[url], percent)) for url in (direct, proxy)
+        )
+        percentiles[f"direct_p{percent}_ms"] = direct_seconds * 1e3
+        percentiles[f"proxy_p{percent}_ms"] = proxy_seconds * 1e3
+        percentiles[f"added_p{percent}_ms"] = (proxy_seconds - direct_seconds) * 1e3
+    return percentiles
 
 
 async def ready(url: str) -> None:
     """Wait until the proxy has found its worker."""
-    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
+    async with asyncio.timeout(READY_TIMEOUT), aiohttp.ClientSession() as client:
         while True:
             async with client.get(f"{url}/ready") as answer:
                 if answer.status == 200:
@@ -105,7 +109,7 @@ async def ready(url: str) -> None:
 
 def figures(rows: list[Row]) -> Row:
     """What the bar is about."""
-    return {"added": max((row["added_p50_ms"] for row in rows), key=lambda found: found[0])}
+    return {"added": max((row["added_p50_ms"] for row in rows), key=lambda values: values[0])}
 
 
 def main() -> int:
@@ -117,14 +121,16 @@ def main() -> int:
     quick = parser.parse_args().quick
     rows: list[Row] = []
     with running(str(WORKER)) as worker:
-        direct = f"http://127.0.0.1:{said(worker, '').strip()}"
+        direct = f"http://127.0.0.1:{first_line_with(worker, '').strip()}"
         with running("-m", "equipoise", "route", "--workers", direct, "--port", "0") as child:
-            proxy = said(child, "serving on").split()[3].rstrip(",")
+            proxy = first_line_with(child, "serving on").split()[3].rstrip(",")
             asyncio.run(ready(proxy))
             for kind, streamed in KINDS.items():
-                rounds = asyncio.run(measured(direct, proxy, streamed, 1 if quick else ROUNDS))
-                told = {key: spread(one[key] for one in rounds) for key in rounds[0]}
-                rows.append({"until": kind, **told})
+                rounds = asyncio.run(
+                    measure_rounds(direct, proxy, streamed, 1 if quick else ROUNDS)
+                )
+                spreads = {key: spread(one[key] for one in rounds) for key in rounds[0]}
+                rows.append({"until": kind, **spreads})
     show("proxy", figures(rows), {"kinds": rows})
     if not quick:
         save("proxy", ["python", "benchmarks/proxy.py"], figures(rows), {"kinds": rows})

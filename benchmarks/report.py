@@ -18,9 +18,9 @@ from typing import Any
 from lib.results import ROOT, load, source
 
 OWED = "OWED"
-Found = Mapping[str, Any]
+Results = Mapping[str, Any]
 """Contents of a file of figures: `figures` by name, and `tables`, lists of rows by name."""
-Load = Callable[[str], Found | None]
+Load = Callable[[str], Results | None]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Bar:
         at_most: the bar; None where there is none, or another.
         at_least: likewise.
         form: the format of a number.
-        judged: which of `[median, least, most]` the bar is for.
-        asked: the bar in words, where the file says whether it is met.
+        index: which of `[median, least, most]` the bar is for.
+        bar: the bar in words, where the file says whether it is met.
     """
 
     what: str
@@ -43,37 +43,37 @@ class Bar:
     at_most: float | None = None
     at_least: float | None = None
     form: str = ".2f"
-    judged: int = 0
-    asked: str = "reported"
+    index: int = 0
+    bar: str = "reported"
 
     def cells(self, figures: Mapping[str, Any] | None) -> list[str]:
         """Of its line: figure, bar, measured, met."""
-        bar = self.asked
+        bar = self.bar
         if self.at_most is not None:
             bar = f"at most {self.at_most:{self.form}}"
         if self.at_least is not None:
             bar = f"at least {self.at_least:{self.form}}"
         if figures is None or self.figure not in figures:
             return [self.what, bar, OWED, OWED]
-        found = figures[self.figure]
-        told = found if isinstance(found, dict) else {"value": found}
-        note = f", {told['note']}" if told.get("note") else ""
-        return [self.what, bar, self._told(told["value"]) + note, self._met(told)]
+        figure = figures[self.figure]
+        entry = figure if isinstance(figure, dict) else {"value": figure}
+        note = f", {entry['note']}" if entry.get("note") else ""
+        return [self.what, bar, self._text(entry["value"]) + note, self._verdict(entry)]
 
-    def _told(self, value: Any) -> str:
+    def _text(self, value: Any) -> str:
         if isinstance(value, list):
             middle, least, most = (format(each, self.form) for each in value)
             return f"{middle} ({least} to {most})"
         return value if isinstance(value, str) else format(value, self.form)
 
-    def _met(self, told: Mapping[str, Any]) -> str:
-        met = told.get("met")
-        value = told["value"][self.judged] if isinstance(told["value"], list) else told["value"]
+    def _verdict(self, entry: Mapping[str, Any]) -> str:
+        passed = entry.get("met")
+        value = entry["value"][self.index] if isinstance(entry["value"], list) else entry["value"]
         if self.at_most is not None:
-            met = value <= self.at_most
+            passed = value <= self.at_most
         if self.at_least is not None:
-            met = value >= self.at_least
-        return "" if met is None else "yes" if met else "**no**"
+            passed = value >= self.at_least
+        return "" if passed is None else "yes" if passed else "**no**"
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,15 @@ class Table:
 
     def _one(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         filled = [[_filled(template, row) for row in rows] for _, template in self.columns]
-        kept = [place for place, cells in enumerate(filled) if any(cells)]
-        heads = [self.columns[place][0] for place in kept]
+        filled_columns = [place for place, cells in enumerate(filled) if any(cells)]
+        heads = [self.columns[place][0] for place in filled_columns]
         return [
             _line(heads),
-            f"|{'---|' * len(kept)}",
-            *(_line([filled[place][number] for place in kept]) for number in range(len(rows))),
+            f"|{'---|' * len(filled_columns)}",
+            *(
+                _line([filled[place][number] for place in filled_columns])
+                for number in range(len(rows))
+            ),
         ]
 
 
@@ -134,18 +137,18 @@ class Section:
     bars: tuple[Bar, ...] = ()
     tables: tuple[Table, ...] = ()
 
-    def lines(self, found: Found | None) -> list[str]:
+    def lines(self, results: Results | None) -> list[str]:
         """In Markdown."""
         lines = [f"## {self.title}", "", self.text, ""]
         if self.bars:
-            figures = None if found is None else found["figures"]
+            figures = None if results is None else results["figures"]
             lines += [_line(["Figure", "Bar", "Measured", "Met"]), "|---|---|---|---|"]
             lines += [*(_line(bar.cells(figures)) for bar in self.bars), ""]
-        if found is None:
+        if results is None:
             return [*lines, f"{OWED}: `{self.command}`", ""]
         for table in self.tables:
-            lines += table.lines(found["tables"])
-        return [*lines, source(found), ""] if "commit" in found else lines
+            lines += table.lines(results["tables"])
+        return [*lines, source(results), ""] if "commit" in results else lines
 
 
 def spread(key: str, form: str = ".2f") -> str:
@@ -191,9 +194,9 @@ MAIN_JOB = Section(
         Bar("imbalance with `static` shares", "imbalance_static", form=".4f"),
         Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
         Bar("sampling-noise floor", "noise_floor", form=".4f"),
-        Bar("rebalances that moved experts", "rebalances", form="d", asked="at least 1 a phase"),
+        Bar("rebalances that moved experts", "rebalances", form="d", bar="at least 1 a phase"),
         Bar("copies moved in all of them", "slots_moved", form="d"),
-        Bar("outputs identical to one process without exchange", "outputs", asked="yes"),
+        Bar("outputs identical to one process without exchange", "outputs", bar="yes"),
         Bar("wall time of `equipoise run` after installation, s", "wall_seconds", at_most=180,
             form=".0f"),
         Bar("stall after the first rebalance, s", "stall_seconds"),
@@ -325,8 +328,8 @@ ENGINE = Section(
     "old placement. On a device four times as fast, with steps of 20 ms (`--slower 0.25`), what "
     "four ranks' hosts do on two cores weighs four times as much, and none of the bars holds.",
     bars=(
-        Bar("bars that `staged` misses", "staged", asked="none"),
-        Bar("bars that `in_place` misses", "in_place", asked="none"),
+        Bar("bars that `staged` misses", "staged", bar="none"),
+        Bar("bars that `in_place` misses", "in_place", bar="none"),
     ),
     tables=(
         Table("points", (
@@ -342,7 +345,7 @@ ENGINE = Section(
     ),
 )  # fmt: skip
 
-PLACED = (
+PLACEMENT_COLUMNS = (
     ("placed by", "{placed_by}"),
     ("moved by the first plan", spread("first", ".2%")),
     ("moved", spread("moved", ".2%")),
@@ -373,19 +376,19 @@ VLLM = Section(
     "is the first of eight layers, after the other's turn, as after a forward. On a device vLLM's "
     "commit also waits for the forward that is queued; that is not here.",
     bars=(
-        Bar("slots that stock moves, steady", "stock_moved", at_least=0.4, form=".2%", judged=1),
-        Bar("slots that (a) moves, steady", "policy_moved", at_most=0.05, form=".2%", judged=2),
+        Bar("slots that stock moves, steady", "stock_moved", at_least=0.4, form=".2%", index=1),
+        Bar("slots that (a) moves, steady", "policy_moved", at_most=0.05, form=".2%", index=2),
         Bar("balancedness of (a)'s next window over stock's, steady", "policy_of_stock",
-            at_least=0.99, form=".2%", judged=1),
-        Bar("slots that (b) moves, steady", "engine_moved", at_most=0.01, form=".2%", judged=2),
+            at_least=0.99, form=".2%", index=1),
+        Bar("slots that (b) moves, steady", "engine_moved", at_most=0.01, form=".2%", index=2),
         Bar("host time of a layer's commit, stock over (b)", "commit", at_least=20, form=".0f",
-            judged=1),
-        Bar("the same, cold", "commit_cold", at_least=20, form=".0f", judged=1),
+            index=1),
+        Bar("the same, cold", "commit_cold", at_least=20, form=".0f", index=1),
         Bar("that and what the stream runs", "commit_with_stream", form=".0f"),
         Bar("what holds up the thread that steps", "commit_at_boundary", form=".0f"),
     ),
     tables=(
-        Table("traffic", PLACED, by="traffic"),
+        Table("traffic", PLACEMENT_COLUMNS, by="traffic"),
         Table("elsewhere", (
             ("layers x experts, slots, ranks; sigma", "{shape}"),
             ("steady: stock moves", spread("steady_stock", ".2%")),
@@ -499,7 +502,7 @@ BALANCE = Section(
             form=".0%"),
         *(
             Bar(f"{case}: `fit` at or below every imbalance, at or above every throughput",
-                f"{case}: fit", asked="all") for case in (
+                f"{case}: fit", bar="all") for case in (
                 "Mooncake conversation, 8 x 16", "prop, 8 x 32",
                 "Azure 2023 conversation, 16 x 64", "reason, 16 x 32",
                 "reason, 16 x 32, three times as long")
@@ -660,8 +663,8 @@ GPU = Section(
         Bar("decode steps: the shortest, ms", "shortest_step", at_least=5.0),
         Bar("pairs of runs", "pairs", at_least=5, form="d"),
         Bar("the baseline beside vLLM's own kernel", "vllm",
-            asked="the same slots and counts"),
-        Bar("device, driver, versions", "device", asked="told"),
+            bar="the same slots and counts"),
+        Bar("device, driver, versions", "device", bar="told"),
     ),
     tables=(
         Table("routing", (
@@ -707,9 +710,9 @@ GPU_SUITES = Section(
     "python benchmarks/gpu_suites.py",
     "No figure here is a speed.",
     bars=(
-        Bar("conformance: clauses", "conformance", asked="none violated"),
-        Bar("the engine's fault matrix: tests", "faults", asked="all pass"),
-        Bar("channel programs between stages: tests", "channels", asked="all pass"),
+        Bar("conformance: clauses", "conformance", bar="none violated"),
+        Bar("the engine's fault matrix: tests", "faults", bar="all pass"),
+        Bar("channel programs between stages: tests", "channels", bar="all pass"),
     ),
 )
 
@@ -749,37 +752,37 @@ CLOSED_LOOP = Section(
         )),
     ),
 )  # fmt: skip
-MARKED = {"README.md": EVIDENCE, "docs/closed-loop.md": CLOSED_LOOP}
+GENERATED_SECTIONS = {"README.md": EVIDENCE, "docs/closed-loop.md": CLOSED_LOOP}
 """Pages with one generated part, between these marks."""
 BEGIN, END = "<!-- generated by benchmarks/report.py -->", "<!-- end of the generated part -->"
 
 
-def page(loaded: Load = load) -> str:
+def page(load_results: Load = load) -> str:
     """docs/performance.md."""
-    parts = [line for section in SECTIONS for line in section.lines(loaded(section.file))]
+    parts = [line for section in SECTIONS for line in section.lines(load_results(section.file))]
     return "\n".join([HEAD, *parts]).rstrip() + "\n"
 
 
-def marked(text: str, section: Section, loaded: Load = load) -> str:
+def with_generated_part(text: str, section: Section, load_results: Load = load) -> str:
     """A page with its generated part brought up to date."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, remainder = text.partition(BEGIN)
+    _, end, after = remainder.partition(END)
     if not (begin and end):
         raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
-    found = loaded(section.file)
-    lines = section.lines(found)[4:]
-    if found is not None and section.text:
-        lines = [*lines[:-2], _filled(section.text, found["figures"]), *lines[-2:]]
+    results = load_results(section.file)
+    lines = section.lines(results)[4:]
+    if results is not None and section.text:
+        lines = [*lines[:-2], _filled(section.text, results["figures"]), *lines[-2:]]
     return f"{before}{BEGIN}\n\n{chr(10).join(lines)}\n{END}{after}"
 
 
 def pages() -> dict[Path, str]:
     """What every page has to be."""
-    found = {ROOT / "docs" / "performance.md": page()}
-    for name, section in MARKED.items():
+    contents = {ROOT / "docs" / "performance.md": page()}
+    for name, section in GENERATED_SECTIONS.items():
         path = ROOT / name
-        found[path] = marked(path.read_text(), section)
-    return found
+        contents[path] = with_generated_part(path.read_text(), section)
+    return contents
 
 
 def show(
@@ -788,8 +791,8 @@ def show(
     """Print what a command has measured, as the page would have it."""
     for section in SECTIONS:
         if section.file == file:
-            found = {"figures": figures, "tables": tables}
-            sys.stdout.write("\n".join(section.lines(found)) + "\n")
+            results = {"figures": figures, "tables": tables}
+            sys.stdout.write("\n".join(section.lines(results)) + "\n")
 
 
 def main() -> int:
@@ -800,17 +803,19 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only")
     check = parser.parse_args().check
     differing = 0
-    for path, wanted in pages().items():
-        found = path.read_text()
-        if found == wanted:
+    for path, expected in pages().items():
+        current = path.read_text()
+        if current == expected:
             continue
         differing += 1
         if check:
-            lines = difflib.unified_diff(found.splitlines(), wanted.splitlines(), lineterm="", n=0)
+            lines = difflib.unified_diff(
+                current.splitlines(), expected.splitlines(), lineterm="", n=0
+            )
             sys.stderr.write(f"{path.relative_to(ROOT)} differs:\n")
             sys.stderr.writelines(f"{line}\n" for line in list(lines)[:20])
         else:
-            path.write_text(wanted)
+            path.write_text(expected)
     return int(check and differing > 0)
 
 

@@ -29,7 +29,7 @@ from equipoise.balancer.requests.simulation import Scenario
 from equipoise.balancer.requests.workload import Workload
 
 Rows = list[dict[str, Any]]
-SHOWN = ("imbalance", "throughput", "ttft_mean", "tpot_mean", "wait_p99")
+SHOWN_FIGURES = ("imbalance", "throughput", "ttft_mean", "tpot_mean", "wait_p99")
 PROP = CASES[1]
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
 PREFIXES = ("sglang_cache", "dynamo", "llm_d", "tpu_inference")
@@ -37,30 +37,30 @@ PROMPT_WEIGHT = 200.0
 """KV tokens whose reading takes as long as computing one prompt token: 2e-5 s by 1e-7 s."""
 
 
-def rows(trial: ComparisonSetup, entered: Sequence[NamedPolicy], **told: Any) -> Rows:
+def rows(trial: ComparisonSetup, entered: Sequence[NamedPolicy], **settings: Any) -> Rows:
     """One row for each contender."""
-    sys.stderr.write(f"{told}\n")
+    sys.stderr.write(f"{settings}\n")
     return [
         {
-            **told,
+            **settings,
             **figures(
                 result.named_policy.label,
-                {name: asdict(result.interval(name)) for name in SHOWN},
+                {name: asdict(result.interval(name)) for name in SHOWN_FIGURES},
             ),
         }
         for result in compare_policies(trial, entered)
     ]
 
 
-def figures(policy: str, found: dict[str, dict[str, float]]) -> dict[str, Any]:
+def figures(policy: str, intervals: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Means with their half widths."""
     return {
         "policy": policy,
-        "imbalance": thousand(found["imbalance"]),
-        "throughput": pair(found["throughput"]),
-        "wait_p99": pair(found["wait_p99"]),
-        "ttft": found["ttft_mean"]["mean"],
-        "tpot_ms": 1e3 * found["tpot_mean"]["mean"],
+        "imbalance": thousand(intervals["imbalance"]),
+        "throughput": pair(intervals["throughput"]),
+        "wait_p99": pair(intervals["wait_p99"]),
+        "ttft": intervals["ttft_mean"]["mean"],
+        "tpot_ms": 1e3 * intervals["tpot_mean"]["mean"],
     }
 
 
@@ -71,47 +71,49 @@ def staged(trial: ComparisonSetup, change: Callable[[Scenario], Scenario]) -> Co
 
 def scaling() -> Rows:
     """4 to 32 workers, as many requests for each."""
-    found: Rows = []
+    table_rows: Rows = []
     for workers in (4, 8, 16, 32):
         case = replace(PROP, count=1_250 * workers)
-        found += rows(case.trial(workers=workers), named_policies(FEW), workers=workers)
-    return found
+        table_rows += rows(case.trial(workers=workers), named_policies(FEW), workers=workers)
+    return table_rows
 
 
 def loads() -> Rows:
     """Half of the capacity to more than it."""
-    found: Rows = []
+    table_rows: Rows = []
     for load in (0.5, 0.7, 0.8, 0.9, 1.0, 1.2):
-        found += rows(PROP.trial(load), named_policies(FEW), load=load)
-    return found
+        table_rows += rows(PROP.trial(load), named_policies(FEW), load=load)
+    return table_rows
 
 
 def staleness() -> Rows:
     """What is known of tokens and ends comes late; so do reports, where they come sooner."""
-    found: Rows = []
-    for late in (0.0, 0.02, 0.1, 0.5):
-        trial = staged(PROP.trial(), lambda scenario, late=late: replace(scenario, tell_every=late))
-        found += rows(trial, named_policies(FEW), seconds=late)
-    return found
+    table_rows: Rows = []
+    for delay in (0.0, 0.02, 0.1, 0.5):
+        trial = staged(
+            PROP.trial(), lambda scenario, delay=delay: replace(scenario, tell_every=delay)
+        )
+        table_rows += rows(trial, named_policies(FEW), seconds=delay)
+    return table_rows
 
 
 def front_ends() -> Rows:
     """Several, each with its own requests; reports every 100 ms."""
-    found: Rows = []
+    table_rows: Rows = []
     for count in (1, 2, 4):
         trial = staged(
             PROP.trial(),
             lambda scenario, count=count: replace(scenario, front_ends=count, report_every=0.1),
         )
-        found += rows(trial, named_policies(FEW), front_ends=count)
-    return found
+        table_rows += rows(trial, named_policies(FEW), front_ends=count)
+    return table_rows
 
 
 def step_times() -> Rows:
     """The fixed part of a step, and work that is not what the policy thinks."""
-    found: Rows = []
+    table_rows: Rows = []
     for share in (0.0, 0.3, 0.5, 0.7):
-        found += rows(
+        table_rows += rows(
             replace(PROP.trial(), fixed_share=share), named_policies(FEW), fixed=share, noise=0.0
         )
     for noise in (0.02, 0.1):
@@ -121,13 +123,13 @@ def step_times() -> Rows:
                 scenario, cluster=replace(scenario.cluster, step=StepTime(noise=noise))
             ),
         )
-        found += rows(trial, named_policies(FEW), fixed=0.5, noise=noise)
-    return found
+        table_rows += rows(trial, named_policies(FEW), fixed=0.5, noise=noise)
+    return table_rows
 
 
 def drafting() -> Rows:
     """Speculative decoding: up to three drafts a step."""
-    found: Rows = []
+    table_rows: Rows = []
     for drafts, acceptance in ((1, 0.8), (3, 0.7)):
         trial = staged(
             PROP.trial(),
@@ -135,8 +137,8 @@ def drafting() -> Rows:
                 scenario, cluster=replace(scenario.cluster, drafting=Drafting(drafts, acceptance))
             ),
         )
-        found += rows(trial, named_policies(FEW), drafts=drafts, acceptance=acceptance)
-    return found
+        table_rows += rows(trial, named_policies(FEW), drafts=drafts, acceptance=acceptance)
+    return table_rows
 
 
 def knobs(case: Case) -> Rows:
@@ -174,21 +176,21 @@ def computing(scenario: Scenario, weight: float, cached: int = 0) -> Scenario:
 
 def prompts() -> Rows:
     """Prompts computed beside decoding: what they weigh, and how full the workers are."""
-    found: Rows = []
+    table_rows: Rows = []
     for case in (case for case in runnable() if case.count <= 10_000):
         for weight in (20.0, 50.0, 200.0):
             trial = staged(case.trial(), lambda scenario, w=weight: computing(scenario, w))
-            found += rows(trial, looking(weight), case=case.title, weight=weight)
-    return found
+            table_rows += rows(trial, looking(weight), case=case.title, weight=weight)
+    return table_rows
 
 
 def prefixes() -> Rows:
     """Workers that keep blocks, too: Mooncake's requests in their order."""
-    whole = trace(MOONCAKE)
+    full_trace = trace(MOONCAKE)
 
     def draw(seed: int) -> Workload:
         # The prefix of the trace differs by seed; its order, and so what is cached, is the trace's.
-        return whole.first(whole.count - 100 * (seed - SEEDS[0]))
+        return full_trace.first(full_trace.count - 100 * (seed - SEEDS[0]))
 
     cluster = Cluster(workers=8, slots=16)
     scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
@@ -198,11 +200,11 @@ def prefixes() -> Rows:
         *named_policies(PREFIXES),
         NamedPolicy("fit, gather 0", credited),
     )
-    found: Rows = []
+    table_rows: Rows = []
     for load in (0.2, 0.3, 0.5):
         trial = ComparisonSetup(workload_factory=draw, seeds=SEEDS, scenario=scenario, load=load)
-        found += rows(trial, entered, load=load)
-    return found
+        table_rows += rows(trial, entered, load=load)
+    return table_rows
 
 
 PARTS: dict[str, Callable[[], Rows]] = {

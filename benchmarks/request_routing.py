@@ -96,8 +96,8 @@ of 32,768 tokens, have hardly ended when it does. So the fifth: what comes then.
 
 def folder() -> Path | None:
     """Of the traces, if anybody named one."""
-    named = os.environ.get(TRACES)
-    return Path(named) if named else None
+    path = os.environ.get(TRACES)
+    return Path(path) if path else None
 
 
 @cache
@@ -118,13 +118,13 @@ REPLICATED = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925
 """Imbalance in terms of round_robin's: BalanceRoute's table, `Proprietary`, 8 workers."""
 LOADS = (0.5, 0.8)
 BELOW = ("jsq", "jsq_load", "br0", "fit")
-SHOWN = ("imbalance", "idle", "throughput", "gap", "tpot_p95", "wait_p99", "fairness")
+SHOWN_FIGURES = ("imbalance", "idle", "throughput", "gap", "tpot_p95", "wait_p99", "fairness")
 
 
 def policy_row(result: PolicyResult, fit: PolicyResult) -> dict[str, Any]:
     """Intervals of one policy, and what `fit` is beside it."""
     return {
-        "figures": {name: asdict(result.interval(name)) for name in SHOWN},
+        "figures": {name: asdict(result.interval(name)) for name in SHOWN_FIGURES},
         "fit_beside": {
             name: asdict(fit.relative_to(result, name)) for name in ("imbalance", "throughput")
         },
@@ -150,19 +150,19 @@ def case_of(case: Case, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def thousand(found: dict[str, Any]) -> list[float]:
+def thousand(interval: dict[str, Any]) -> list[float]:
     """[mean, half], in thousands."""
-    return [found["mean"] / 1e3, found["half"] / 1e3]
+    return [interval["mean"] / 1e3, interval["half"] / 1e3]
 
 
-def pair(found: dict[str, float]) -> list[float]:
+def pair(interval: dict[str, float]) -> list[float]:
     """[mean, half]."""
-    return [found["mean"], found["half"]]
+    return [interval["mean"], interval["half"]]
 
 
-def balance_tables(found: dict[str, Any]) -> dict[str, list[Row]]:
+def balance_tables(measurements: dict[str, Any]) -> dict[str, list[Row]]:
     """Replication, the saturated workloads, and below saturation."""
-    replicated, published = [], found["published"]
+    replicated, published = [], measurements["published"]
     base = published["round_robin"]["figures"]["imbalance"]["mean"]
     for name in (*REPLICATED, "fit"):
         each = published[name]["figures"]["imbalance"]
@@ -171,16 +171,16 @@ def balance_tables(found: dict[str, Any]) -> dict[str, list[Row]]:
             row |= {"published": REPLICATED[name], "off": row["part"] / REPLICATED[name] - 1}
         replicated.append(row)
     saturated, below = [], []
-    for case in found["cases"]:
+    for case in measurements["cases"]:
         for name, row in case["saturated"].items():
-            told, fit = row["figures"], row["fit_beside"]
+            intervals, fit = row["figures"], row["fit_beside"]
             saturated.append({
                 "case": f"{case['title']}, saturated",
                 "policy": name,
-                "imbalance": thousand(told["imbalance"]),
-                "throughput": pair(told["throughput"]),
-                "tpot_p95_ms": 1e3 * told["tpot_p95"]["mean"],
-                **{key: told[key]["mean"] for key in ("idle", "gap", "wait_p99", "fairness")},
+                "imbalance": thousand(intervals["imbalance"]),
+                "throughput": pair(intervals["throughput"]),
+                "tpot_p95_ms": 1e3 * intervals["tpot_p95"]["mean"],
+                **{key: intervals[key]["mean"] for key in ("idle", "gap", "wait_p99", "fairness")},
                 **({} if name == "fit" else {
                     "fit_imbalance": pair(fit["imbalance"]),
                     "fit_throughput": pair(fit["throughput"]),
@@ -195,42 +195,42 @@ def balance_tables(found: dict[str, Any]) -> dict[str, list[Row]]:
 
 def balance_figures(tables: dict[str, list[Row]]) -> Row:
     """What bars are about."""
-    found: Row = {
+    bars: Row = {
         "replication": max(abs(row["off"]) for row in tables["replication"] if "off" in row),
         "below": max(row["part"] for row in tables["below"]),
     }
     for case in dict.fromkeys(row["case"] for row in tables["saturated"]):
         rows = {row["policy"]: row for row in tables["saturated"] if row["case"] == case}
         title = case.removesuffix(", saturated")
-        found[f"{title}: fit"] = compared(rows)
-        found[f"{title}: wait"] = rows["fit"]["wait_p99"] / rows["br0"]["wait_p99"]
-    return found
+        bars[f"{title}: fit"] = fit_verdict(rows)
+        bars[f"{title}: wait"] = rows["fit"]["wait_p99"] / rows["br0"]["wait_p99"]
+    return bars
 
 
-def compared(rows: dict[str, Row]) -> Row:
+def fit_verdict(rows: dict[str, Row]) -> Row:
     """`fit` against every other policy: worse where an interval lies on its wrong side."""
-    others = {name: row for name, row in rows.items() if name != "fit"}
+    other_rows = {name: row for name, row in rows.items() if name != "fit"}
 
     def sure(row: Row, sign: int) -> list[bool]:
         more, faster = row["fit_imbalance"], row["fit_throughput"]
         return [more[0] + sign * more[1] > 0, faster[0] - sign * faster[1] < 0]
 
-    worse = [name for name, row in others.items() if any(sure(row, -1))]
-    even = [name for name, row in others.items() if name not in worse and any(sure(row, 1))]
-    told = f"not {', '.join(worse)}" if worse else "all"
-    note = f"not to be told from {', '.join(even)} in one of the two" if even else ""
-    return {"value": told, "note": note, "met": not worse}
+    worse = [name for name, row in other_rows.items() if any(sure(row, -1))]
+    ties = [name for name, row in other_rows.items() if name not in worse and any(sure(row, 1))]
+    verdict = f"not {', '.join(worse)}" if worse else "all"
+    note = f"not to be told from {', '.join(ties)} in one of the two" if ties else ""
+    return {"value": verdict, "note": note, "met": not worse}
 
 
 def measure_balance(quick: bool) -> None:
     """Run, print, write."""
     seeds = SEEDS[:1] if quick else SEEDS
     cases = [case for case in runnable() if case.trace is None][:1] if quick else runnable()
-    found = {
+    measurements = {
         "published": table(replace(PUBLISHED.trial(), seeds=seeds), NAMES),
         "cases": [case_of(case, seeds) for case in cases],
     }
-    tables = balance_tables(found)
+    tables = balance_tables(measurements)
     show("request_routing", balance_figures(tables), tables)
     if not quick and folder() is not None:
         command = ["python", "benchmarks/request_routing.py"]
@@ -250,8 +250,8 @@ class Bench:
     def __init__(self, name: str, workers: int) -> None:
         settings = RoutingPolicySettings(name=name).native()
         self._router = _native.Router(settings, workers, SLOTS, UNLIMITED)
-        drawn = generate("prop", 20_000, workers)
-        self._sizes = [int(size) for size in drawn.prompts]
+        workload = generate("prop", 20_000, workers)
+        self._sizes = [int(size) for size in workload.prompts]
         self._next = 0
         self._running: list[int] = []
         for _ in range(workers * (SLOTS + 4)):
@@ -265,14 +265,14 @@ class Bench:
     def _dispatch(self) -> float:
         began = time.perf_counter_ns()
         pairs = self._router.dispatch()
-        spent = time.perf_counter_ns() - began
+        elapsed = time.perf_counter_ns() - began
         self._running += [request for request, _ in pairs]
-        return spent / 1e3
+        return elapsed / 1e3
 
     def decide(self) -> float:
         """Microseconds of one decision."""
-        ended = self._running.pop(0)
-        self._router.advance([ended], [600], [ended])
+        request = self._running.pop(0)
+        self._router.advance([request], [600], [request])
         self._arrive()
         return self._dispatch()
 
@@ -280,13 +280,13 @@ class Bench:
 def decisions(workers: int, rounds: int) -> dict[str, list[float]]:
     """Of every policy, in turns: median and P99 of a decision."""
     benches = {name: Bench(name, workers) for name in POLICIES}
-    spent: dict[str, list[float]] = {name: [] for name in POLICIES}
+    durations: dict[str, list[float]] = {name: [] for name in POLICIES}
     for _ in range(rounds):
         for name, bench in benches.items():
-            spent[name] += [bench.decide() for _ in range(DECISIONS)]
+            durations[name] += [bench.decide() for _ in range(DECISIONS)]
     return {
         name: [float(np.percentile(each, part)) for part in (50, 99)]
-        for name, each in spent.items()
+        for name, each in durations.items()
     }
 
 
@@ -303,17 +303,20 @@ def stepping(name: str, rounds: int) -> list[float]:
     return spread(rates)
 
 
-def speed_figures(found: dict[str, Any]) -> tuple[Row, dict[str, list[Row]]]:
-    """Bars, and a row for each policy; `found` has decisions by workers, and steps by policy."""
-    told = found["decisions"]
+def speed_figures(measurements: dict[str, Any]) -> tuple[Row, dict[str, list[Row]]]:
+    """Bars, and a row for each policy.
+
+    `measurements` has decisions by workers, and steps by policy.
+    """
+    by_workers = measurements["decisions"]
     rows = [
-        {"policy": name, **{f"workers_{count}": told[count][name] for count in told}}
-        for name in next(iter(told.values()))
+        {"policy": name, **{f"workers_{count}": by_workers[count][name] for count in by_workers}}
+        for name in next(iter(by_workers.values()))
     ]
     fit = rows[-1]
     figures = {
-        **{f"fit_{count}": fit[f"workers_{count}"][0] for count in told},
-        **{f"steps_{name}": rates for name, rates in found["steps"].items()},
+        **{f"fit_{count}": fit[f"workers_{count}"][0] for count in by_workers},
+        **{f"steps_{name}": rates for name, rates in measurements["steps"].items()},
     }
     return figures, {"decisions": rows}
 
@@ -338,8 +341,8 @@ def main() -> None:
     )
     parser.add_argument("--speed", action="store_true", help="what a decision costs")
     parser.add_argument("--quick", action="store_true", help="one seed or round; nothing is kept")
-    chosen = parser.parse_args()
-    (measure_speed if chosen.speed else measure_balance)(chosen.quick)
+    options = parser.parse_args()
+    (measure_speed if options.speed else measure_balance)(options.quick)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Material:
         self.start, self.replicas, self.cumulative = (part.numpy() for part in parts)
         chances = (load / load.sum())[0]
         self.ids = draw.choice(EXPERTS, size=TOKENS * TOP_K, p=chances).astype(np.int32)
-        self.slots, self.seen = np.empty_like(self.ids), np.empty(EXPERTS, dtype=np.int32)
+        self.slots, self.row_counts = np.empty_like(self.ids), np.empty(EXPERTS, dtype=np.int32)
         self.solved = np.empty_like(self.cumulative)
         self.data = torch.from_numpy(draw.integers(0, 256, CHECKED_BYTES, dtype=np.uint8))
         self.copied = torch.empty_like(self.data)
@@ -77,12 +77,12 @@ def contests(m: Material) -> list[Contest]:
     return [
         Contest(
             "route_hashed",
-            lambda: _native.route_hashed(*arrays, 3, 1, 7, m.slots, m.seen),
+            lambda: _native.route_hashed(*arrays, 3, 1, 7, m.slots, m.row_counts),
             lambda: routing.route_hashed(batch, m.table, 3, 1, 7),
         ),
         Contest(
             "route_apportioned",
-            lambda: _native.route_apportioned(*arrays, 3, 1, m.slots, m.seen),
+            lambda: _native.route_apportioned(*arrays, 3, 1, m.slots, m.row_counts),
             lambda: routing.route_apportioned(batch, m.table, 3, 1),
         ),
         Contest(

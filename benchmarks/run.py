@@ -43,13 +43,13 @@ TRAFFIC = {
     "tuesday": "Tuesday's: the same kinds, other text",
     UNSEEN: "English: a kind that was not recorded",
 }
-PLACED = "--placement", "placement.json"
+PLACEMENT_OPTION = "--placement", "placement.json"
 BY_SUM = "--placement", "by-sum.json"
 """Planned without a look at what is busy together, for comparison."""
 WARY = "--sigma", "1"
 SMALL = "--steps", "24"
 """Options of `equipoise run` and `record` with `--quick`."""
-Found = dict[str, Any]
+Figures = dict[str, Any]
 
 
 def main_job(quick: bool) -> int:
@@ -64,48 +64,53 @@ def main_job(quick: bool) -> int:
             return code
         if not quick:
             picture = rank_heat_map(load_record(Path(folder) / "record.npz")).svg
-            bare = picture.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
-            PICTURE.write_text(bare.replace("<svg", PAPER, 1) + "\n")
-        found = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
-    figures, tables = main_job_figures(found)
+            svg = picture.replace(' xmlns="http://www.w3.org/2000/svg"', "", 1)
+            PICTURE.write_text(svg.replace("<svg", PAPER, 1) + "\n")
+        summary = {"wall_seconds": round(seconds, 1), **json.loads(out.read_text())}
+    figures, tables = main_job_figures(summary)
     show("main_job", figures, tables)
     if quick:  # too few steps for two rebalances in each phase
-        return int(not found["outputs_identical"])
+        return int(not summary["outputs_identical"])
     save("main_job", ["equipoise", "run"], figures, tables)
     return code
 
 
-def main_job_figures(found: Found) -> tuple[Row, dict[str, list[Row]]]:
+def main_job_figures(summary: Figures) -> tuple[Row, dict[str, list[Row]]]:
     """What is kept of a run."""
-    before, after = found["imbalance_unbalanced"], found["imbalance_balanced"]
-    phases = found["rebalances_per_phase"]
+    before, after = summary["imbalance_unbalanced"], summary["imbalance_balanced"]
+    phases = summary["rebalances_per_phase"]
     figures = {
         "times_smaller": {"value": before / after, "note": f"{before:.4f} to {after:.4f}"},
-        **{name: found[name] for name in ("imbalance_static", "imbalance_lagged", "noise_floor")},
+        **{name: summary[name] for name in ("imbalance_static", "imbalance_lagged", "noise_floor")},
         "rebalances": {
-            "value": found["rebalances"],
+            "value": summary["rebalances"],
             "note": f"{phases} by phase",
             "met": min(phases, default=0) >= 1,
         },
-        "slots_moved": {"value": found["slots_moved"], "note": f"of {found['slots_total']} slots"},
-        "outputs": {
-            "value": "yes" if found["outputs_identical"] else "no",
-            "met": found["outputs_identical"],
+        "slots_moved": {
+            "value": summary["slots_moved"],
+            "note": f"of {summary['slots_total']} slots",
         },
-        **{name: found[name] for name in ("wall_seconds", "stall_seconds", "stall_noise_seconds")},
+        "outputs": {
+            "value": "yes" if summary["outputs_identical"] else "no",
+            "met": summary["outputs_identical"],
+        },
+        **{
+            name: summary[name] for name in ("wall_seconds", "stall_seconds", "stall_noise_seconds")
+        },
     }
-    same = found["reference_outputs"]
+    reference_outputs = summary["reference_outputs"]
     rows: list[Row] = [
         {
             "words": words,
             "imbalance": f"{variant['imbalance']:.4f}",
             "smaller": before / variant["imbalance"],
-            "outputs": "identical" if variant["outputs"] == same else "differ",
+            "outputs": "identical" if variant["outputs"] == reference_outputs else "differ",
         }
         for name, words in VARIANTS.items()
-        for variant in [found["variants"][name]]
+        for variant in [summary["variants"][name]]
     ]
-    floor = f"*{found['noise_floor']:.4f}*"
+    floor = f"*{summary['noise_floor']:.4f}*"
     rows.append({"words": "*noise floor of a perfect placement*", "imbalance": floor})
     return figures, {"variants": rows}
 
@@ -136,11 +141,11 @@ def texts(day: str) -> list[str]:
 
 def call(folder: Path, *arguments: str) -> None:
     """Run a command there and print what it prints; its failure ends the benchmark."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "equipoise", *arguments],
         cwd=folder, stdout=subprocess.PIPE, text=True, check=True, timeout=600,
     )  # fmt: skip
-    print(f"$ {' '.join(['equipoise', *arguments])}\n{done.stdout}", flush=True)
+    print(f"$ {' '.join(['equipoise', *arguments])}\n{result.stdout}", flush=True)
 
 
 def closed_loop(quick: bool) -> int:
@@ -152,46 +157,46 @@ def closed_loop(quick: bool) -> int:
         write_texts(folder)
         call(folder, "record", *texts("monday"), "--ranks", "4", "-o", "recorded", *small)
         call(folder, "report", "recorded")
-        call(folder, "plan", "recorded", *slots, *WARY, "-o", PLACED[1])
+        call(folder, "plan", "recorded", *slots, *WARY, "-o", PLACEMENT_OPTION[1])
         call(folder, "plan", "recorded", *slots, "--sigma", "0", "-o", BY_SUM[1])
         for day in TRAFFIC:
-            served = ["--text", f"{UNSEEN}.txt"] if day == UNSEEN else texts(day)
-            call(folder, "run", *PLACED, *served, "--out", f"{day}-run", *small)
+            text_options = ["--text", f"{UNSEEN}.txt"] if day == UNSEEN else texts(day)
+            call(folder, "run", *PLACEMENT_OPTION, *text_options, "--out", f"{day}-run", *small)
             call(folder, "record", "--run", f"{day}-run", "-o", f"{day}.npz")
-            call(folder, "report", f"{day}.npz", *PLACED, "--json", f"{day}.json")
+            call(folder, "report", f"{day}.npz", *PLACEMENT_OPTION, "--json", f"{day}.json")
             call(folder, "report", f"{day}.npz", *BY_SUM, "--json", f"{day}-by-sum.json")
-        onward = "plan", "tuesday.npz", "--installed", PLACED[1], *WARY, "-o", "next.json"
+        onward = "plan", "tuesday.npz", "--installed", PLACEMENT_OPTION[1], *WARY, "-o", "next.json"
         call(folder, *onward)
-        found = {day: measured(folder, day) for day in TRAFFIC}
-    tables = {"traffic": closed_loop_rows(found)}
+        by_day = {day: day_figures(folder, day) for day in TRAFFIC}
+    tables = {"traffic": closed_loop_rows(by_day)}
     sys.stdout.write("\n".join(CLOSED_LOOP.lines({"figures": {}, "tables": tables})) + "\n")
     if not quick:
         save("closed_loop", ["python", "benchmarks/run.py", "--closed-loop"], {}, tables)
     return 0
 
 
-def measured(folder: Path, day: str) -> Found:
+def day_figures(folder: Path, day: str) -> Figures:
     """What the placement brought on one traffic: as reported of its counts, and as served."""
-    served = json.loads((folder / f"{day}-run" / "summary.json").read_text())
+    summary = json.loads((folder / f"{day}-run" / "summary.json").read_text())
     return {
-        "imbalance_unbalanced": served["imbalance_unbalanced"],
-        "imbalance_by_sum": reported(folder / f"{day}-by-sum.json"),
-        "imbalance_reported": reported(folder / f"{day}.json"),
-        "imbalance_served": served["imbalance_placement"],
-        "noise_floor": served["noise_floor"],
-        "outputs_identical": served["outputs_identical"],
+        "imbalance_unbalanced": summary["imbalance_unbalanced"],
+        "imbalance_by_sum": reported_imbalance(folder / f"{day}-by-sum.json"),
+        "imbalance_reported": reported_imbalance(folder / f"{day}.json"),
+        "imbalance_served": summary["imbalance_placement"],
+        "noise_floor": summary["noise_floor"],
+        "outputs_identical": summary["outputs_identical"],
     }
 
 
-def reported(file: Path) -> float:
+def reported_imbalance(file: Path) -> float:
     """Imbalance of the placement, by rank."""
-    found: float = json.loads(file.read_text())["served"]["placement"]["by_rank"]["average"][
+    imbalance: float = json.loads(file.read_text())["served"]["placement"]["by_rank"]["average"][
         "imbalance"
     ]
-    return found
+    return imbalance
 
 
-def closed_loop_rows(found: Found) -> list[Row]:
+def closed_loop_rows(by_day: Figures) -> list[Row]:
     """Before and after, by traffic."""
     return [
         {
@@ -205,7 +210,7 @@ def closed_loop_rows(found: Found) -> list[Row]:
             "outputs": "yes" if each["outputs_identical"] else "no",
         }
         for day, words in TRAFFIC.items()
-        for each in [found[day]]
+        for each in [by_day[day]]
     ]
 
 
@@ -216,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--closed-loop", action="store_true", help="the loop of an operator")
     parser.add_argument("--quick", action="store_true", help="few steps; nothing is kept")
-    chosen = parser.parse_args(arguments)
-    return closed_loop(chosen.quick) if chosen.closed_loop else main_job(chosen.quick)
+    options = parser.parse_args(arguments)
+    return closed_loop(options.quick) if options.closed_loop else main_job(options.quick)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ RANKS = 8, 32, 64
 PLANNED_RANKS = 32, 320
 NODE = 8
 """Ranks of a node, where planning is timed."""
-PLANNED = (
+PLANNING_LINE = (
     "{model}, {ranks} ranks, {slots} slots, sigma {sigma:g}: CPU seconds at the start {start}, "
     "steady {steady}, at a switch {switch}\n"
 )
@@ -136,8 +136,8 @@ class Outcome:
     short_of_staging: int
 
 
-def rebalanced(
-    weights: Weights, ranks: int, slots: int, budget: str, told: Sequence[Window]
+def rebalance_windows(
+    weights: Weights, ranks: int, slots: int, budget: str, load_windows: Sequence[Window]
 ) -> Outcome:
     """Plan for one window after the other, and install each plan."""
     shape = ExpertShape(weights.layers, weights.experts, slots, ranks)
@@ -150,20 +150,20 @@ def rebalanced(
     }[budget]
     (buffers,) = split_staging(families, nbytes)
     limits = limits_of(balancer_config(settings, EPLB, 0, 1, 1), buffers)
-    layout = loaded(weights, slots)
+    layout = loader_layout(weights, slots)
     start, drafted = 0.0, None
-    for number, window in enumerate(told):
+    for number, window in enumerate(load_windows):
         drafted = plan_rebalance(window.counts, layout, shape, limits)
         start = start if number else mean(drafted.imbalance_before)
         layout = drafted.layout
     assert drafted is not None
-    end = mean(imbalance(told[-1].load, layout, shape))
+    end = mean(imbalance(load_windows[-1].load, layout, shape))
     return Outcome(
         buffers, buffers * families[0].slot_bytes, start, end, len(drafted.short_of_staging)
     )
 
 
-def loaded(weights: Weights, slots: int) -> Layout:
+def loader_layout(weights: Weights, slots: int) -> Layout:
     """What vLLM's loader installs."""
     return initial_layout(
         SimpleNamespace(
@@ -188,7 +188,7 @@ def planning_times(
     loads = Model(
         layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=3
     )
-    layout = loaded(weights, slots)
+    layout = loader_layout(weights, slots)
     for number, window in enumerate(windows(loads, seed, REBALANCES)):
         began = time.thread_time()
         proposal = staged_proposal(
@@ -206,16 +206,16 @@ def time_planning(seeds: int) -> None:
             # As few redundant slots as every rank has one of, or as divide among the ranks.
             slots = -(-max(weights.experts + 1, ranks) // ranks) * ranks
             for sigma in (0.0, 1.0):
-                found: dict[str, list[float]] = {}
+                by_kind: dict[str, list[float]] = {}
                 for seed in range(seeds):
                     for kind, seconds in planning_times(weights, ranks, slots, sigma, seed):
-                        found.setdefault(kind, []).append(seconds)
-                told = {
+                        by_kind.setdefault(kind, []).append(seconds)
+                texts = {
                     kind: f"{statistics.median(each):.2f} (at most {max(each):.2f})"
-                    for kind, each in found.items()
+                    for kind, each in by_kind.items()
                 }
                 shape = {"model": weights.name, "ranks": ranks, "slots": slots, "sigma": sigma}
-                sys.stdout.write(PLANNED.format(**shape, **told))
+                sys.stdout.write(PLANNING_LINE.format(**shape, **texts))
 
 
 def mean(parts: np.ndarray) -> float:  # type: ignore[type-arg]
@@ -229,13 +229,13 @@ def row(weights: Weights, ranks: int, redundant: int, seeds: int) -> Row:
     loads = Model(
         layers=weights.layers, experts=weights.experts, ranks=ranks, sub_windows=4, period=99
     )
-    found: dict[str, list[Outcome]] = {}
+    outcomes: dict[str, list[Outcome]] = {}
     for seed in range(seeds):
-        told = list(windows(loads, seed, REBALANCES))
+        load_windows = list(windows(loads, seed, REBALANCES))
         for budget in ("default", "unlimited", "one buffer"):
-            outcome = rebalanced(weights, ranks, slots, budget, told)
-            found.setdefault(budget, []).append(outcome)
-    default, unlimited, single = found["default"], found["unlimited"], found["one buffer"]
+            outcome = rebalance_windows(weights, ranks, slots, budget, load_windows)
+            outcomes.setdefault(budget, []).append(outcome)
+    default, unlimited, single = outcomes["default"], outcomes["unlimited"], outcomes["one buffer"]
     end, best = middle(default), middle(unlimited)
     return {
         "model": weights.name,

@@ -130,7 +130,7 @@ def start(shape: ExpertShape) -> Layout:
 
 
 @dataclass(frozen=True)
-class Called:
+class CalledPolicy:
     """A policy, called as vLLM calls it.
 
     Attributes:
@@ -145,16 +145,16 @@ class Called:
 
     def __call__(self, load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
         """The map that it answers with; checked by the engine's own maps."""
-        old = torch.from_numpy(installed.placement.astype(np.int64))
+        installed_map = torch.from_numpy(installed.placement.astype(np.int64))
         sizes = shape.slots, self.groups, self.nodes, shape.ranks
-        found = self.policy.rebalance_experts(torch.from_numpy(load), *sizes, old)
-        placement = found.numpy().astype(np.int32)
+        answer = self.policy.rebalance_experts(torch.from_numpy(load), *sizes, installed_map)
+        placement = answer.numpy().astype(np.int32)
         return Layout(placement, even_shares(placement, shape.experts))
 
 
-def ours(**chosen: float) -> Called:
+def ours(**settings: float) -> CalledPolicy:
     """(a): our policy with these settings."""
-    return Called(policy_class(EplbPolicySettings(**chosen)))
+    return CalledPolicy(policy_class(EplbPolicySettings(**settings)))
 
 
 def engine(load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
@@ -166,8 +166,8 @@ def engine(load: Counts, installed: Layout, shape: ExpertShape) -> Layout:
 
 
 RIVALS: dict[str, Rival] = {
-    "stock": Called(DefaultEplbPolicy),
-    "stock, 4 nodes": Called(DefaultEplbPolicy, GROUPS, NODES),
+    "stock": CalledPolicy(DefaultEplbPolicy),
+    "stock, 4 nodes": CalledPolicy(DefaultEplbPolicy, GROUPS, NODES),
     "(a) policy": ours(),
     "(b) engine": engine,
 }
@@ -177,7 +177,7 @@ SHARED = ("(b) engine",)
 
 def fetched(old: Placement, new: Placement, shape: ExpertShape) -> int:
     """Copies that ranks get from others: experts they have now and had not."""
-    return int((_held(new, shape) & ~_held(old, shape)).sum())
+    return int((_held_experts(new, shape) & ~_held_experts(old, shape)).sum())
 
 
 def changed(old: Placement, new: Placement) -> int:
@@ -205,19 +205,19 @@ def complete(layout: Layout, shape: ExpertShape) -> bool:
     return bool((copies > 0).all())
 
 
-def timed(call: Callable[[], Layout]) -> tuple[Layout, float]:
+def timed_layout(call: Callable[[], Layout]) -> tuple[Layout, float]:
     """What it finds, and milliseconds of this thread's processor."""
     began = time.thread_time()
-    found = call()
-    return found, (time.thread_time() - began) * 1e3
+    layout = call()
+    return layout, (time.thread_time() - began) * 1e3
 
 
-def _held(placement: Placement, shape: ExpertShape) -> npt.NDArray[np.bool_]:
+def _held_experts(placement: Placement, shape: ExpertShape) -> npt.NDArray[np.bool_]:
     """(layers, ranks, experts)."""
-    held = np.zeros((shape.layers, shape.ranks, shape.experts), dtype=np.bool_)
+    mask = np.zeros((shape.layers, shape.ranks, shape.experts), dtype=np.bool_)
     parts = placement.reshape(shape.layers, shape.ranks, -1).astype(np.int64)
-    np.put_along_axis(held, parts, True, axis=2)
-    return held
+    np.put_along_axis(mask, parts, True, axis=2)
+    return mask
 
 
 WIDE = 1024
@@ -231,8 +231,8 @@ def commits() -> dict[str, list[float]]:
     """Microseconds of parts, and ratios of the same round: median, least and most of rounds."""
     state, layouts = _state(), _layouts()
     accelerator = registry.accelerator("cpu").open(0)
-    held = torch.zeros((BIG.layers * BIG.slots_per_rank, 1), dtype=torch.uint8)
-    slots = tuple((Segment("none", row),) for row in held)
+    contents = torch.zeros((BIG.layers * BIG.slots_per_rank, 1), dtype=torch.uint8)
+    slots = tuple((Segment("none", row),) for row in contents)
     store = accelerator.slot_store(SlotLayout(slots, BIG.slots_per_rank))
     installed = ServingState(accelerator, store, BIG, layouts[0])
 
@@ -259,36 +259,36 @@ def commit_parts(
     accelerator: Accelerator, installed: ServingState, layout: Layout, layer: int
 ) -> dict[str, float]:
     """Seconds of the parts of one commit."""
-    made: list[LayerUpdate] = []
-    tables = _cpu(lambda: made.append(layer_update(layout, BIG, [layer])))
-    digest = _cpu(lambda: made[0].digest)
+    updates: list[LayerUpdate] = []
+    tables = _cpu(lambda: updates.append(layer_update(layout, BIG, [layer])))
+    digest = _cpu(lambda: updates[0].digest)
     copies = _copies(layer)
     with _held_back(accelerator):
-        launched = _cpu(lambda: installed.commit(made[0], copies))
+        launched = _cpu(lambda: installed.commit(updates[0], copies))
     return {
         "tables": tables,
         "digest": digest,
         "host": launched,
         "all": tables + digest + launched,
-        "stream": max(_in_place(accelerator, installed, made[0], copies) - launched, 0.0),
+        "stream": max(_in_place(accelerator, installed, updates[0], copies) - launched, 0.0),
     }
 
 
 def _copies(layer: int) -> SlotCopies:
     """All slots of the rank, each from staging of its own."""
-    first = layer * BIG.slots_per_rank
-    return tuple((slot, first + slot) for slot in range(BIG.slots_per_rank))
+    first_slot = layer * BIG.slots_per_rank
+    return tuple((slot, first_slot + slot) for slot in range(BIG.slots_per_rank))
 
 
 def _in_place(
     accelerator: Accelerator, installed: ServingState, change: LayerUpdate, copies: SlotCopies
 ) -> float:
     """Seconds of host and stream in one: in a program of its own stream everything runs at once."""
-    whole: list[float] = []
+    durations: list[float] = []
     compute = accelerator.stream(Role.COMPUTE)
-    compute.launch(lambda: whole.append(_cpu(lambda: installed.commit(change, copies))))
+    compute.launch(lambda: durations.append(_cpu(lambda: installed.commit(change, copies))))
     compute.synchronize(DEADLINE)
-    return whole[0]
+    return durations[0]
 
 
 @contextmanager
@@ -323,8 +323,8 @@ def _layouts() -> tuple[Layout, Layout]:
     """The start layout, and one in which every slot holds another expert."""
     placement = initial_placement(BIG)
     turned = np.roll(placement, BIG.slots_per_rank, axis=1)
-    drawn = np.random.default_rng(0).lognormal(sigma=1.0, size=(BIG.layers, BIG.experts))
-    load = (1000 * drawn).astype(np.int64)
+    popularity = np.random.default_rng(0).lognormal(sigma=1.0, size=(BIG.layers, BIG.experts))
+    load = (1000 * popularity).astype(np.int64)
     return (
         Layout(placement, even_shares(placement, BIG.experts)),
         Layout(turned, solve_shares(load, turned, BIG)),
@@ -368,7 +368,7 @@ def _cpu(call: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-OTHERS = (
+OTHER_SHAPES = (
     ExpertShape(layers=26, experts=64, slots=72, ranks=8),
     ExpertShape(layers=94, experts=128, slots=144, ranks=16),
     ExpertShape(layers=60, experts=384, slots=416, ranks=32),
@@ -385,41 +385,44 @@ def main_shape(seeds: int) -> list[Row]:
     """Steady, with drift, and switching, at the size of DeepSeek-V3 on 32 ranks."""
     kinds = Traffic("steady", BIG), Traffic("drift of 5%", BIG, drift=DRIFT)
     rows = [
-        told(kind.name, BIG, [list(sampled(kind, seed, WINDOWS)) for seed in range(seeds)])
+        traffic_row(kind.name, BIG, [list(sampled(kind, seed, WINDOWS)) for seed in range(seeds)])
         for kind in kinds
     ]
     runs = [list(generated(BIG, seed, 3 * WINDOWS // 2)) for seed in range(seeds)]
-    return [*rows, told("generated", BIG, runs)]
+    return [*rows, traffic_row("generated", BIG, runs)]
 
 
-def told(name: str, shape: ExpertShape, runs: Sequence[Sequence[Window]]) -> Row:
+def traffic_row(name: str, shape: ExpertShape, runs: Sequence[Sequence[Window]]) -> Row:
     """Every rival on the same windows."""
-    rows = [row for seen in runs for row in follow(seen, shape, RIVALS)]
+    rows = [row for window_list in runs for row in follow(window_list, shape, RIVALS)]
     rivals = {rival: summary(rows, rival) for rival in RIVALS}
     return {"name": name, "shape": vars(shape), "rivals": rivals}
 
 
-def follow(seen: Sequence[Window], shape: ExpertShape, rivals: Mapping[str, Rival]) -> list[Row]:
+def follow(
+    window_list: Sequence[Window], shape: ExpertShape, rivals: Mapping[str, Rival]
+) -> list[Row]:
     """A row for each rebalance: of each rival what it moved, and how level the next window is."""
     installed = {name: start(shape) for name in rivals}
     rows = []
-    for number, (window, after) in enumerate(pairwise(seen)):
+    for number, (window, after) in enumerate(pairwise(window_list)):
         row: Row = {"first": number == 0, "switched": window.switched, "ends": after.switched}
         for name, rival in rivals.items():
-            old = installed[name]
-            new, spent = timed(lambda: rival(window.load, old, shape))  # noqa: B023 - called here
-            if not complete(new, shape):
+            old_layout = installed[name]
+            new_layout, milliseconds = timed_layout(lambda: rival(window.load, old_layout, shape))  # noqa: B023 - called here
+            if not complete(new_layout, shape):
                 raise RuntimeError(f"{name} leaves an expert without a slot")
-            at_best = exact(after.load, new, shape) if name in SHARED else new
+            at_best = exact(after.load, new_layout, shape) if name in SHARED else new_layout
             row[name] = {
-                "moved": fetched(old.placement, new.placement, shape) / new.placement.size,
-                "layers": changed(old.placement, new.placement),
-                "plan": balancedness(window.load, new, shape),
-                "next": balancedness(after.load, new, shape),
+                "moved": fetched(old_layout.placement, new_layout.placement, shape)
+                / new_layout.placement.size,
+                "layers": changed(old_layout.placement, new_layout.placement),
+                "plan": balancedness(window.load, new_layout, shape),
+                "next": balancedness(after.load, new_layout, shape),
                 "exact": balancedness(after.load, at_best, shape),
-                "milliseconds": spent,
+                "milliseconds": milliseconds,
             }
-            installed[name] = new
+            installed[name] = new_layout
         rows.append(row)
     return rows
 
@@ -429,7 +432,7 @@ def summary(rows: Sequence[Row], name: str) -> Row:
     steady = [row for row in rows if not row["first"] and not row["switched"]]
     lasting = [row for row in steady if not row["ends"]]
     switches = [row for row in rows if row["switched"]]
-    found: Row = {
+    rival_figures: Row = {
         "first": spread(row[name]["moved"] for row in rows if row["first"]),
         "moved": spread(row[name]["moved"] for row in steady),
         "layers": spread(row[name]["layers"] for row in steady),
@@ -437,10 +440,10 @@ def summary(rows: Sequence[Row], name: str) -> Row:
         **{key: spread(row[name][key] for row in lasting) for key in ("plan", "next", "exact")},
     }
     if STOCK in rows[0]:
-        found["of_stock"] = of_stock(lasting, name)
+        rival_figures["of_stock"] = of_stock(lasting, name)
     if switches:
-        found["switch"] = spread(row[name]["moved"] for row in switches)
-    return found
+        rival_figures["switch"] = spread(row[name]["moved"] for row in switches)
+    return rival_figures
 
 
 def of_stock(rows: Iterable[Row], name: str) -> list[float]:
@@ -450,16 +453,18 @@ def of_stock(rows: Iterable[Row], name: str) -> list[float]:
 
 def elsewhere(seeds: int) -> list[Row]:
     """Other shapes, and more or less skew: stock and (a), steady and with drift."""
-    chosen = {name: RIVALS[name] for name in (STOCK, POLICY)}
-    places = [(shape, 1.0) for shape in OTHERS] + [(BIG, 0.5), (BIG, 1.5), (BIG, 2.0)]
+    rivals = {name: RIVALS[name] for name in (STOCK, POLICY)}
+    places = [(shape, 1.0) for shape in OTHER_SHAPES] + [(BIG, 0.5), (BIG, 1.5), (BIG, 2.0)]
     rows = []
     for shape, sigma in places:
         row: Row = {"shape": vars(shape), "sigma": sigma}
         for name, drift in (("steady", 0.0), ("drift", DRIFT)):
             traffic = Traffic(name, shape, sigma, drift)
             runs = [list(sampled(traffic, seed, WINDOWS)) for seed in range(seeds)]
-            found = [each for seen in runs for each in follow(seen, shape, chosen)]
-            row[name] = {rival: summary(found, rival) for rival in chosen}
+            rows_of_shape = [
+                each for window_list in runs for each in follow(window_list, shape, rivals)
+            ]
+            row[name] = {rival: summary(rows_of_shape, rival) for rival in rivals}
         rows.append(row)
     return rows
 
@@ -470,16 +475,16 @@ def curve(seeds: int) -> list[Row]:
     ways |= {(0.02, gain): ours(min_improvement=gain) for gain in GAINS}
     rivals: dict[str, Rival] = {STOCK: RIVALS[STOCK]}
     rivals |= {f"{target:g} {gain:g}": way for (target, gain), way in ways.items()}
-    found = {}
+    by_traffic = {}
     for name, drift in (("steady", 0.0), ("drift", DRIFT)):
         runs = [list(sampled(Traffic(name, BIG, drift=drift), s, WINDOWS)) for s in range(seeds)]
-        rows = [row for seen in runs for row in follow(seen, BIG, rivals)]
-        found[name] = {way: summary(rows, way) for way in rivals}
+        rows = [row for window_list in runs for row in follow(window_list, BIG, rivals)]
+        by_traffic[name] = {way: summary(rows, way) for way in rivals}
     return [
         {
             "target": target,
             "gain": gain,
-            **{name: rows[f"{target:g} {gain:g}"] for name, rows in found.items()},
+            **{name: rows[f"{target:g} {gain:g}"] for name, rows in by_traffic.items()},
         }
         for target, gain in sorted(ways)
     ]
@@ -500,9 +505,9 @@ PARTS = {
 """Of a commit, in words."""
 
 
-def figures_of(found: Row) -> tuple[Row, dict[str, list[Row]]]:
+def figures_of(measurements: Row) -> tuple[Row, dict[str, list[Row]]]:
     """Bars, and rows of all tables."""
-    steady, commit = found["traffic"][0]["rivals"], found["commit"]
+    steady, commit = measurements["traffic"][0]["rivals"], measurements["commit"]
     figures = {
         "stock_moved": steady[STOCK]["moved"],
         "policy_moved": steady[POLICY]["moved"],
@@ -522,7 +527,7 @@ def figures_of(found: Row) -> tuple[Row, dict[str, list[Row]]]:
             "plan": rival["plan"][0],
             "exact": rival["exact"][0] if name in SHARED else None,
         }
-        for row in found["traffic"]
+        for row in measurements["traffic"]
         for name, rival in row["rivals"].items()
     ]
     elsewhere_ = [
@@ -533,7 +538,7 @@ def figures_of(found: Row) -> tuple[Row, dict[str, list[Row]]]:
             **{f"{kind}_moved": row[kind][POLICY]["moved"] for kind in KINDS},
             **{f"{kind}_of_stock": row[kind][POLICY]["of_stock"] for kind in KINDS},
         }
-        for row in found["elsewhere"]
+        for row in measurements["elsewhere"]
     ]
     settings = [
         {
@@ -542,9 +547,12 @@ def figures_of(found: Row) -> tuple[Row, dict[str, list[Row]]]:
             **{f"{kind}_moved": row[kind]["moved"] for kind in KINDS},
             **{f"{kind}_of_stock": row[kind]["of_stock"] for kind in KINDS},
         }
-        for row in found["curve"]
+        for row in measurements["curve"]
     ]
-    rows = [{"what": told, "microseconds": commit[name]} for name, told in PARTS.items()]
+    rows = [
+        {"what": words_of_part, "microseconds": commit[name]}
+        for name, words_of_part in PARTS.items()
+    ]
     tables = {"traffic": traffic, "elsewhere": elsewhere_, "settings": settings, "commit": rows}
     return figures, tables
 

@@ -51,11 +51,11 @@ def serve(ranks: equipoise.Connection) -> None:
             print(f"{balancer.memory_report}\n\nplacement {placement}\n\nstep  what")
         chance = torch.Generator().manual_seed(ranks.rank)
         for step in range(STEPS):
-            picked = torch.multinomial(POPULARITY.expand(TOKENS, -1), TOP_K, generator=chance)
+            expert_ids = torch.multinomial(POPULARITY.expand(TOKENS, -1), TOP_K, generator=chance)
             # 4. Before a step the engine settles the vote that was cast in the step before, and
             #    acts on it. The planner, transfers and the next vote overlap with the step.
             with balancer.step(step):
-                ranks.compute.launch(partial(forward, balancer, step, picked.int()))
+                ranks.compute.launch(partial(forward, balancer, step, expert_ids.int()))
             ranks.compute.synchronize(ranks.deadline)
         installed = balancer.layout.placement[0].tolist()
 
@@ -67,14 +67,14 @@ def serve(ranks: equipoise.Connection) -> None:
         print(f"imbalance {narrator.imbalance[0]:.3f} before, {narrator.imbalance[-1]:.3f} after")
 
 
-def forward(balancer: equipoise.ModelBalancer, step: int, picked: torch.Tensor) -> None:
+def forward(balancer: equipoise.ModelBalancer, step: int, expert_ids: torch.Tensor) -> None:
     """The layer, up to where a serve loop sends each row to its slot (see own_loop.py).
 
     Routing turns the experts that the gate picked, int32 [tokens, top_k], into slots: an expert's
     rows are divided among its copies by their shares. It counts the load in the same pass.
     """
     with balancer.reading_slots(0, step):
-        balancer.router(0).route(step, picked)
+        balancer.router(0).route(step, expert_ids)
 
 
 VERDICTS = {

@@ -38,21 +38,24 @@ def expert(weight: Tensor, rows: Tensor) -> Tensor:
 def requests(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Rows [tokens, width], and the experts that the gate picks, int32 [tokens, top_k]."""
     seeded = torch.Generator().manual_seed(step * SHAPE.ranks + rank)
-    hot = 2 if step < STEPS // 2 else 6  # of both pairs one rank has the only copies at first
+    # Of both pairs one rank has the only copies at first.
+    hot_expert = 2 if step < STEPS // 2 else 6
     popularity = torch.ones(SHAPE.experts)
-    popularity[[hot, hot + 1]] = 12.0
-    picked = torch.multinomial(popularity.expand(TOKENS, -1), TOP_K, generator=seeded)
-    return torch.randn(TOKENS, WIDTH, generator=seeded), picked.int()
+    popularity[[hot_expert, hot_expert + 1]] = 12.0
+    expert_ids = torch.multinomial(popularity.expand(TOKENS, -1), TOP_K, generator=seeded)
+    return torch.randn(TOKENS, WIDTH, generator=seeded), expert_ids.int()
 
 
 class Layer:
     """One MoE layer on one rank: the weights in its slots, and an exchange with the other ranks."""
 
     def __init__(self, ranks: equipoise.Connection, number: int) -> None:
-        first = ranks.rank * SHAPE.slots_per_rank
-        held = equipoise.initial_placement(SHAPE)[number, first : first + SHAPE.slots_per_rank]
+        first_slot = ranks.rank * SHAPE.slots_per_rank
+        experts = equipoise.initial_placement(SHAPE)[
+            number, first_slot : first_slot + SHAPE.slots_per_rank
+        ]
         self.number = number
-        self.weights = checkpoint(number)[held.tolist()]  # the balancer moves what is in them
+        self.weights = checkpoint(number)[experts.tolist()]  # the balancer moves what is in them
         tokens = ranks.fabric.open(f"tokens{number}")
         self.exchange = equipoise.VariableSizeExchange(
             tokens, SHAPE.slots_per_rank, ranks.compute, ranks.deadline
@@ -86,11 +89,11 @@ def serve(ranks: equipoise.Connection) -> float:
     def forward(step: int) -> None:
         x, ids = requests(step, ranks.rank)
         for layer in layers:
-            found = layer.forward(balancer, step, x, ids)
+            outputs = layer.forward(balancer, step, x, ids)
             weights = checkpoint(layer.number)[ids]  # [tokens, top_k, width, width]
-            due = expert(weights, x[:, None, None, :]).squeeze(2)
-            differences.append(float((found - due).abs().max()))
-            x = found.mean(dim=1)
+            expected = expert(weights, x[:, None, None, :]).squeeze(2)
+            differences.append(float((outputs - expected).abs().max()))
+            x = outputs.mean(dim=1)
 
     with equipoise.open_balancer(ranks, model, CONFIG) as balancer:
         for step in range(STEPS):
@@ -108,10 +111,10 @@ def main() -> int:
     """Serve, and show what the first rank saw."""
     torch.set_num_threads(1)
     with equipoise.connect(deadline=60.0) as ranks:
-        worst = serve(ranks)
+        largest = serve(ranks)
     if ranks.rank == 0:
-        print(f"largest difference to experts that never moved: {worst:g}")
-    return 0 if worst < 1e-5 else 1
+        print(f"largest difference to experts that never moved: {largest:g}")
+    return 0 if largest < 1e-5 else 1
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ LONGEST = 7 * 86_400.0
 
 def parser() -> argparse.ArgumentParser:
     """The options; each has a default."""
-    made = argparse.ArgumentParser(
+    options_parser = argparse.ArgumentParser(
         prog="ray_workers.py", description="Servers on a Ray cluster, and a proxy in front of them."
     )
-    add = made.add_argument
+    add = options_parser.add_argument
     add("command", nargs="+", help="of a server, behind --; {port} and {node} are filled in")
     add("--address", default="auto", help="of the cluster, as ray.init takes it (auto)")
     add("--resource", default="GPU", help="that servers need, by Ray's name for it (GPU)")
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="for logs on each node, and the configuration that was written (ray-workers)",
     )
-    return made  # fmt: skip
+    return options_parser  # fmt: skip
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
@@ -99,38 +99,38 @@ def route_of(path: Path | None) -> dict[str, object]:
     if path is None:
         return {}
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"--route: {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(settings, dict) or not all(isinstance(key, str) for key in settings):
         raise BadInput(f"--route: {path} has to have keys and values")
-    if "workers" in found:
+    if "workers" in settings:
         raise BadInput(f"--route: {path} has workers, which are written here")
-    return found
+    return settings
 
 
 def main(arguments: Sequence[str], connect: Callable[[str, str], Cluster] = RayCluster) -> int:
     """Returns the exit code; `connect` is told the cluster's address and the resource."""
-    given = parser().parse_args(arguments)
-    told = Event()
+    options = parser().parse_args(arguments)
+    stop = Event()
     try:
-        plan = plan_of(given)
-        hear(told)
-        cluster = connect(given.address, given.resource)
-        hear(told)  # again, since Ray has put a handler of its own there
-        return Launch(plan, cluster, told, say).run()
+        plan = plan_of(options)
+        hear(stop)
+        cluster = connect(options.address, options.resource)
+        hear(stop)  # again, since Ray has put a handler of its own there
+        return Launch(plan, cluster, stop, say).run()
     except LaunchError as error:
         say(str(error))
         return error.code
 
 
-def hear(told: Event) -> None:
+def hear(stop: Event) -> None:
     """Have signals set it, and do nothing else.
 
     On a thread: the handler interrupts whoever waits for the event, and may hold its lock.
     """
     for number in SIGNALS:
-        signal.signal(number, lambda *_: Thread(target=told.set).start())
+        signal.signal(number, lambda *_: Thread(target=stop.set).start())
 
 
 def say(line: str) -> None:

@@ -47,7 +47,15 @@ PINNED = re.compile(
     r"\(constraint\) (\S+?==\S+)|No matching distribution found for (\S+?==[^\s;]+)"
 )
 UNREACHABLE = re.compile(r"NewConnection|ConnectTimeout|ReadTimeout|NameResolution|Proxy|SSLError")
-CARRIED = ("cert", "client-cert", "index-url", "proxy", "retries", "timeout", "trusted-host")
+CARRIED_OPTIONS = (
+    "cert",
+    "client-cert",
+    "index-url",
+    "proxy",
+    "retries",
+    "timeout",
+    "trusted-host",
+)
 """Settings of pip by which it reaches the index. Others, such as `find-links`, could offer another
 torch than the index does."""
 
@@ -102,10 +110,14 @@ def pythons() -> list[str]:
 def requirements(extras: str = "") -> list[str]:
     """What the project requires, with what it requires to be built."""
     optional = PROJECT["project"]["optional-dependencies"]
-    chosen = [
+    extra_requirements = [
         requirement for extra in filter(None, extras.split(",")) for requirement in optional[extra]
     ]
-    return [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], *chosen]
+    return [
+        *PROJECT["project"]["dependencies"],
+        *PROJECT["build-system"]["requires"],
+        *extra_requirements,
+    ]
 
 
 def spelt_out(arguments: list[str]) -> tuple[str, ...]:
@@ -161,10 +173,10 @@ def oldest_torch() -> str:
     return str(torch.removeprefix("torch>="))
 
 
-def file_and_line(path: str, wanted: str) -> str:
+def file_and_line(path: str, text: str) -> str:
     """File and line that first has a text."""
     lines = (ROOT / path).read_text("utf-8").splitlines()
-    numbers = [number for number, line in enumerate(lines, 1) if wanted in line]
+    numbers = [number for number, line in enumerate(lines, 1) if text in line]
     return f"{path}:{numbers[0] if numbers else 1}"
 
 
@@ -183,9 +195,9 @@ def cases(readme: str) -> Iterator[Case]:
         yield Case(f"tox -e {name}", TOX_PYTHON, arguments, origin)
 
 
-def where_to_change(case: Case, told: str) -> str:
+def where_to_change(case: Case, message: str) -> str:
     """Where to change what did not resolve, and the command that shows it again."""
-    pins = sorted({requested or missing for requested, missing in PINNED.findall(told)})
+    pins = sorted({requested or missing for requested, missing in PINNED.findall(message)})
     listed = [ROOT / path for option, path in pairwise(case.arguments) if option == "-c"]
     places = [
         file_and_line(os.path.relpath(file, ROOT), pin)
@@ -217,7 +229,7 @@ def environment() -> dict[str, str]:
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         key = name.rpartition(".")[2]
-        if key in CARRIED:
+        if key in CARRIED_OPTIONS:
             free[f"PIP_{key.replace('-', '_').upper()}"] = ast.literal_eval(value)
     return {**free, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
@@ -227,7 +239,7 @@ def resolve(python: str, arguments: tuple[str, ...], variables: dict[str, str]) 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [
                     *(sys.executable, "-c", RUN_PIP, python, "install", "--dry-run"),
                     *("--ignore-installed", "--only-binary", ":all:", "--python-version", python),
@@ -241,22 +253,22 @@ def resolve(python: str, arguments: tuple[str, ...], variables: dict[str, str]) 
                 timeout=LIMIT,
                 check=False,
             )
-        except subprocess.TimeoutExpired as late:
-            raise Unresolved(f"pip did not end within {LIMIT:g} s") from late
-        if done.returncode:
-            if UNREACHABLE.search(done.stdout) and "conflict" not in done.stdout:
+        except subprocess.TimeoutExpired as error:
+            raise Unresolved(f"pip did not end within {LIMIT:g} s") from error
+        if result.returncode:
+            if UNREACHABLE.search(result.stdout) and "conflict" not in result.stdout:
                 raise Unreachable
-            raise Unresolved(reason(done.stdout))
-        told = json.loads(report.read_text("utf-8"))
-    if told["environment"]["python_version"] != python:
-        raise Unresolved(f"pip evaluated markers for {told['environment']['python_version']}")
-    return {package["metadata"]["name"]: package["metadata"] for package in told["install"]}
+            raise Unresolved(reason(result.stdout))
+        resolution = json.loads(report.read_text("utf-8"))
+    if resolution["environment"]["python_version"] != python:
+        raise Unresolved(f"pip evaluated markers for {resolution['environment']['python_version']}")
+    return {package["metadata"]["name"]: package["metadata"] for package in resolution["install"]}
 
 
 def reason(output: str) -> str:
     """What pip says from its first error on, without its advice."""
-    told = re.search(r"^(ERROR|The conflict is caused by)", output, re.MULTILINE)
-    return output[told.start() if told else 0 :].partition("\nTo fix this")[0].strip()
+    first_error = re.search(r"^(ERROR|The conflict is caused by)", output, re.MULTILINE)
+    return output[first_error.start() if first_error else 0 :].partition("\nTo fix this")[0].strip()
 
 
 def write_cpu_torch(folder: Path, variables: dict[str, str]) -> None:
@@ -282,22 +294,22 @@ def write_cpu_torch(folder: Path, variables: dict[str, str]) -> None:
 
 def examine(case: Case, cpu_torch: Path, variables: dict[str, str]) -> str:
     """What a case resolves to, in words; raises Unresolved."""
-    offered = ("--find-links", str(cpu_torch)) if case.cpu else ()
-    packages = resolve(case.python, (*case.arguments, *offered), variables)
+    wheel_options = ("--find-links", str(cpu_torch)) if case.cpu else ()
+    packages = resolve(case.python, (*case.arguments, *wheel_options), variables)
     torch = packages["torch"]["version"] if "torch" in packages else ""
     if torch and case.cpu != torch.endswith("+cpu"):
         raise Unresolved(f"the index gave torch {torch}")
     return f"{len(packages)} packages" + (f", torch {torch}" if torch else "")
 
 
-def check_all(chosen: list[Case], variables: dict[str, str]) -> bool:
+def check_all(selected_cases: list[Case], variables: dict[str, str]) -> bool:
     """Prints a line for each case, and tells whether all resolve; raises Unreachable."""
     resolved = True
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
         write_cpu_torch(Path(folder), variables)
-        outcomes = [pool.submit(examine, case, Path(folder), variables) for case in chosen]
+        outcomes = [pool.submit(examine, case, Path(folder), variables) for case in selected_cases]
         try:
-            for case, outcome in zip(chosen, outcomes, strict=True):
+            for case, outcome in zip(selected_cases, outcomes, strict=True):
                 try:
                     print(f"ok      {case} ({outcome.result()})", flush=True)
                 except Unresolved as error:
@@ -317,20 +329,20 @@ def check_all(chosen: list[Case], variables: dict[str, str]) -> bool:
 def main(arguments: list[str]) -> int:
     """Resolves all cases, or those that are named; the exit status is 1 if one does not resolve."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    failed = list(wrong_claims(readme))
-    print(*failed, sep="\n", end="\n" if failed else "")
+    claims = list(wrong_claims(readme))
+    print(*claims, sep="\n", end="\n" if claims else "")
     if os.environ.get(OFFLINE, "0") not in ("", "0"):
         print(SKIPPED)
-        return 1 if failed else 0
+        return 1 if claims else 0
     if tuple(int(part) for part in version("pip").split(".")[:2]) < OLDEST_PIP:
         print(f"check_install: pip {version('pip')} would download every wheel: upgrade pip")
         return 1
-    chosen = [case for case in cases(readme) if not arguments or str(case) in arguments]
-    if not chosen:
+    selected_cases = [case for case in cases(readme) if not arguments or str(case) in arguments]
+    if not selected_cases:
         print(f"check_install: no case is called {' or '.join(arguments)}")
         return 1
     try:
-        resolved = check_all(chosen, environment())
+        resolved = check_all(selected_cases, environment())
     except Unreachable:
         print(f"check_install: the package index cannot be reached; {OFFLINE}=1 skips this check")
         return 1
@@ -342,7 +354,7 @@ def main(arguments: list[str]) -> int:
             sep="\n",
         )
         return 1
-    return 0 if resolved and not failed else 1
+    return 0 if resolved and not claims else 1
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ PACKAGE = ROOT / "src" / "equipoise"
 
 def modules(folder: Path) -> dict[str, bytes]:
     """Content of every module below `folder`, by path; links are followed."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name != "__pycache__":
             inner = modules(path)
-            found.update({f"{path.name}/{name}": content for name, content in inner.items()})
+            contents.update({f"{path.name}/{name}": content for name, content in inner.items()})
         elif path.suffix == ".py":
-            found[path.name] = path.read_bytes()
-    return found
+            contents[path.name] = path.read_bytes()
+    return contents
 
 
 def differences(installed: Path) -> Iterator[str]:
@@ -33,9 +33,9 @@ def differences(installed: Path) -> Iterator[str]:
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
             yield name
-    built = max(path.stat().st_mtime for path in installed.glob("_native*"))
+    build_time = max(path.stat().st_mtime for path in installed.glob("_native*"))
     for path in sorted((ROOT / "csrc").rglob("*.*")):
-        if path.stat().st_mtime > built:
+        if path.stat().st_mtime > build_time:
             yield path.relative_to(ROOT).as_posix()
 
 
@@ -45,13 +45,13 @@ def main() -> int:
     if spec is None or spec.origin is None:
         print(f"{sys.executable} has no equipoise: tox makes the environment", file=sys.stderr)
         return 1
-    found = list(differences(Path(spec.origin).parent))
-    if not found:
+    differing = list(differences(Path(spec.origin).parent))
+    if not differing:
         return 0
     environment = Path(sys.prefix).name
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
     print(
-        f"{sys.prefix} holds an older equipoise ({found[0]}{more}): "
+        f"{sys.prefix} holds an older equipoise ({differing[0]}{more}): "
         f"run `tox -e {environment}` first",
         file=sys.stderr,
     )

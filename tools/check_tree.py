@@ -109,25 +109,27 @@ def read_tree(root: Path) -> Tree:
     for folder in FOLDERS:
         for parent, _, names in os.walk(root / folder):
             paths |= {Path(parent, name) for name in names if Path(name).suffix in TEXT}
-    named = {path.relative_to(root).as_posix(): path for path in sorted(paths)}
-    return Tree(root, {name: Source(name, path.read_text("utf-8")) for name, path in named.items()})
+    by_name = {path.relative_to(root).as_posix(): path for path in sorted(paths)}
+    return Tree(
+        root, {name: Source(name, path.read_text("utf-8")) for name, path in by_name.items()}
+    )
 
 
 def check(root: Path) -> list[Violation]:
     """Violations of every rule, sorted."""
     tree = read_tree(root)
-    found: list[Violation] = []
+    violations: list[Violation] = []
     for source in tree.sources.values():
         for file_rule in FILE_RULES:
-            found += file_rule(source)
+            violations += file_rule(source)
         if source.is_test_code:
             module = read_module(source)
             tree.modules |= dict.fromkeys(module_names(source.path), module)
         # All syntax trees at once would take most of a gigabyte.
         source.__dict__.pop("nodes", None)
     for tree_rule in TREE_RULES:
-        found += tree_rule(tree)
-    return sorted(set(found))
+        violations += tree_rule(tree)
+    return sorted(set(violations))
 
 
 # --- code ---
@@ -177,7 +179,9 @@ def pickle_use(source: Source) -> Iterator[Violation]:
                 continue
             case ast.ImportFrom(module=str(module)):
                 modules = [module.partition(".")[0]]
-            case ast.Call(args=[ast.Constant(value=str(module)), *_]) if _called(node) in IMPORTERS:
+            case ast.Call(args=[ast.Constant(value=str(module)), *_]) if (
+                _called_name(node) in IMPORTERS
+            ):
                 modules = [module.partition(".")[0]]
             case ast.Call() if _unpickles(node, torch):
                 yield source.violation(node.lineno, "uses pickle")
@@ -293,7 +297,7 @@ def read_module(source: Source) -> Module:
                 imports |= {name.asname or name.name: f"{module}.{name.name}" for name in names}
             case ast.ClassDef(name=owner):
                 bases[owner] = tuple(map(_dotted, node.bases))
-            case ast.Call(args=[slept, *_]) if _called(node) == "sleep":
+            case ast.Call(args=[slept, *_]) if _called_name(node) == "sleep":
                 sleeps.append((node.lineno, ast.unparse(slept)))
     return Module(source, functions, imports, bases, _constants(source.nodes[0]), tuple(sleeps))
 
@@ -322,7 +326,7 @@ def _functions(parent: ast.AST, owner: str = "") -> Iterator[Function]:
 
 
 def _constants(module: ast.AST) -> dict[str, float]:
-    found = {}
+    constants = {}
     for node in ast.iter_child_nodes(module):
         match node:
             case (
@@ -330,8 +334,8 @@ def _constants(module: ast.AST) -> dict[str, float]:
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant() as value)
             ):
                 if isinstance(value, ast.Constant) and isinstance(value.value, int | float):
-                    found[name] = float(value.value)
-    return found
+                    constants[name] = float(value.value)
+    return constants
 
 
 def _dotted(node: ast.AST) -> str:
@@ -360,7 +364,7 @@ def _asserts(node: ast.AST) -> bool:
     return False
 
 
-def _called(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     match call.func:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
@@ -377,37 +381,41 @@ class NameResolver:
 
     def _target(self, module: Module, name: str) -> tuple[Module | None, str]:
         """Module of test code that defines a name, and the rest; no module if it is another's."""
-        root, _, rest = name.partition(".")
+        root, _, remainder = name.partition(".")
         if root not in module.imports:
             return module, name
-        full = module.imports[root] + (f".{rest}" if rest else "")
-        parts = full.split(".")
+        full_name = module.imports[root] + (f".{remainder}" if remainder else "")
+        parts = full_name.split(".")
         for length in range(len(parts), 0, -1):
-            if found := self._modules.get(".".join(parts[:length])):
+            if target_module := self._modules.get(".".join(parts[:length])):
                 inner = ".".join(parts[length:])
-                return (found, "") if found is module or not inner else self.target(found, inner)
-        return None, full
+                return (
+                    (target_module, "")
+                    if target_module is module or not inner
+                    else self.target(target_module, inner)
+                )
+        return None, full_name
 
     def _classes(self, module: Module) -> frozenset[tuple[Module, str]]:
         """Classes that a file defines or imports, or that its functions and fixtures return."""
-        named = {*module.bases, *module.imports}
-        seen = [(module, name) for name in named]
+        names = {*module.bases, *module.imports}
+        places = [(module, name) for name in names]
         for home in (module, *self._conftests(module)):
             functions = [item for (owner, _), item in home.functions.items() if not owner]
-            seen += [(home, item.returned) for item in functions if item.returned]
+            places += [(home, item.returned) for item in functions if item.returned]
         for name in module.imports:
             source, inner = self.target(module, name)
             if source and (function := source.functions.get(("", inner))) and function.returned:
-                seen.append((source, function.returned))
-        found = (self.target(place, name) for place, name in seen)
-        return frozenset((home, name) for home, name in found if home and name in home.bases)
+                places.append((source, function.returned))
+        targets = (self.target(place, name) for place, name in places)
+        return frozenset((home, name) for home, name in targets if home and name in home.bases)
 
     def _conftests(self, module: Module) -> Iterator[Module]:
         """Files of fixtures in the folders above."""
         for folder in PurePosixPath(module.source.path).parents:
             name = f"{folder}/conftest.py".removeprefix("tests/")
-            if found := self._modules.get(name.removesuffix(".py").replace("/", ".")):
-                yield found
+            if conftest := self._modules.get(name.removesuffix(".py").replace("/", ".")):
+                yield conftest
 
     def method(self, module: Module, owner: str, name: str) -> Iterator[tuple[Module, Function]]:
         """A method of a class or of its bases."""
@@ -419,11 +427,13 @@ class NameResolver:
             if home and (home, inner) != (module, owner):
                 yield from self.method(home, inner, name)
 
-    def used(self, module: Module, function: Function) -> Iterator[tuple[Module, Function] | None]:
+    def used_functions(
+        self, module: Module, function: Function
+    ) -> Iterator[tuple[Module, Function] | None]:
         """Functions of test code that a function uses; None is one of others that fails a test."""
         for use in function.uses:
-            root, _, rest = use.partition(".")
-            last = rest.rpartition(".")[2]
+            root, _, remainder = use.partition(".")
+            last = remainder.rpartition(".")[2]
             home, name = self.target(module, use)
             if home is None:
                 checks_values = ".assert_" in name and not name.startswith("typing")
@@ -435,13 +445,13 @@ class NameResolver:
             owner, _, attribute = name.partition(".")
             if not attribute:
                 for place in (home, *self._conftests(module)):
-                    if found := place.functions.get(("", name)):
-                        yield place, found
+                    if target_function := place.functions.get(("", name)):
+                        yield place, target_function
             if owner in home.bases:
                 for method in (attribute,) if attribute else CONSTRUCTION:
                     yield from self.method(home, owner, method)
             elif root in ("self", "cls") and function.owner:
-                yield from self.method(module, function.owner, rest)
+                yield from self.method(module, function.owner, remainder)
             elif last:
                 for place, kind in self.classes(module):
                     yield from self.method(place, kind, last)
@@ -461,17 +471,17 @@ def assertless_tests(tree: Tree) -> Iterator[Violation]:
 
 
 def _can_fail(names: NameResolver, module: Module, test: Function) -> bool:
-    waiting, seen = [(module, test)], {test}
+    waiting, visited = [(module, test)], {test}
     while waiting:
         home, function = waiting.pop()
         if function.asserts:
             return True
-        for used in names.used(home, function):
-            if used is None:
+        for target in names.used_functions(home, function):
+            if target is None:
                 return True
-            if used[1] not in seen:
-                seen.add(used[1])
-                waiting.append(used)
+            if target[1] not in visited:
+                visited.add(target[1])
+                waiting.append(target)
     return False
 
 
@@ -568,8 +578,8 @@ def contract_rows(tree: Tree) -> Iterator[Violation]:
         if not TESTED_BY.search(row[6]):
             yield contract.violation(line, f"{clause}: says neither what tests it nor 'owed'")
         for path in PATH.findall(row[4]) + PATH.findall(row[6]):
-            checked = REPOSITORY_PATH.match(path)  # in every document
-            if "/" in path and not checked and not (tree.root / path).exists():
+            in_repository = REPOSITORY_PATH.match(path)  # in every document
+            if "/" in path and not in_repository and not (tree.root / path).exists():
                 yield contract.violation(line, f"{clause}: {path} does not exist")
     for family in FAMILIES:
         if expected[family] == 1:
@@ -578,11 +588,11 @@ def contract_rows(tree: Tree) -> Iterator[Violation]:
 
 def cited_clauses(tree: Tree) -> Iterator[Violation]:
     """Citations of clauses that the contract does not have, in code and documents."""
-    known = set(clauses(tree.text(CONTRACT)))
+    clause_ids = set(clauses(tree.text(CONTRACT)))
     for source in tree.sources.values():
         if source.is_code or source.path.startswith("docs/"):
             for position, clause in citations(source.text):
-                if clause not in known:
+                if clause not in clause_ids:
                     text = f"clause {clause} is not in {CONTRACT}"
                     yield source.violation(source.line_of(position), text)
 
@@ -697,9 +707,9 @@ TREE_RULES: tuple[TreeRule, ...] = (
 def main(arguments: list[str]) -> int:
     """Prints what `check` finds; the exit status is 1 if it finds anything."""
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parent.parent
-    found = check(root)
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
+    violations = check(root)
+    print(*violations, sep="\n", end="\n" if violations else "")
+    return 1 if violations else 0
 
 
 if __name__ == "__main__":

@@ -69,37 +69,39 @@ def serve(recorder: Recorder) -> tuple[set[Call], set[Call]]:
     shape = equipoise.ExpertShape(layers=1, experts=8, slots=12, ranks=2)
     config = equipoise.BalancerConfig(window_size=4, step_interval=INTERVAL, sub_window=4)
     popularity = torch.tensor([1.0, 1.0, 8.0, 8.0, 1.0, 1.0, 1.0, 1.0])
-    quiet: set[Call] = set()
-    busy: set[Call] = set()
+    quiet_calls: set[Call] = set()
+    busy_calls: set[Call] = set()
     with equipoise.connect() as ranks:
         mine = slice(ranks.rank * shape.slots_per_rank, (ranks.rank + 1) * shape.slots_per_rank)
-        held = equipoise.initial_placement(shape)[0].tolist()[mine]
-        weights = torch.stack([torch.full((16, 16), float(number)) for number in held])
+        experts = equipoise.initial_placement(shape)[0].tolist()[mine]
+        weights = torch.stack([torch.full((16, 16), float(number)) for number in experts])
         registry = equipoise.ModelRegistry("traced", shape.slots_per_rank, shape.experts)
         registry.register(0, w=weights)
         model = registry.finalize([("layers.0.w", weights)])
         with equipoise.open_balancer(ranks, model, config) as balancer:
             chance = torch.Generator().manual_seed(ranks.rank)
 
-            def forward(step: int, picked: torch.Tensor) -> None:
+            def forward(step: int, expert_ids: torch.Tensor) -> None:
                 with balancer.reading_slots(0, step):
-                    balancer.router(0).route(step, picked)
+                    balancer.router(0).route(step, expert_ids)
 
             for step in range(STEPS):
-                ended = len(balancer.reports)
-                if ended:
+                report_count = len(balancer.reports)
+                if report_count:
                     break
                 # The first rebalance begins at the boundary behind the first interval.
-                recorder.calls = quiet if step < INTERVAL else busy
-                picked = torch.multinomial(popularity.expand(512, -1), 2, generator=chance).int()
+                recorder.calls = quiet_calls if step < INTERVAL else busy_calls
+                expert_ids = torch.multinomial(
+                    popularity.expand(512, -1), 2, generator=chance
+                ).int()
                 with balancer.step(step):
-                    ranks.compute.launch(partial(forward, step, picked))
+                    ranks.compute.launch(partial(forward, step, expert_ids))
                 ranks.compute.synchronize(ranks.deadline)
             recorder.calls = None
             reports = list(balancer.reports)
     if not reports or reports[0].outcome != "committed":
         raise SystemExit(f"no rebalance was committed in {STEPS} steps: {reports}")
-    return quiet, busy
+    return quiet_calls, busy_calls
 
 
 def rearrange_in_vllm(recorder: Recorder) -> tuple[set[Call], set[Call]]:
@@ -160,29 +162,29 @@ def main() -> int:
     )
     parser.add_argument("--functions", action="store_true", help="list the functions, by file")
     parser.add_argument("--vllm", action="store_true", help="trace vLLM's rebalance instead")
-    wish = parser.parse_args()
+    options = parser.parse_args()
     if "RANK" not in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
         return subprocess.call([sys.executable, *run, *sys.argv[1:]])
-    recorder = Recorder("vllm" if wish.vllm else "equipoise")
-    if first := os.environ["RANK"] == "0":
+    recorder = Recorder("vllm" if options.vllm else "equipoise")
+    if is_first := os.environ["RANK"] == "0":
         threading.setprofile(recorder)
         sys.setprofile(recorder)
     try:
-        quiet, busy = rearrange_in_vllm(recorder) if wish.vllm else serve(recorder)
+        quiet_calls, busy_calls = rearrange_in_vllm(recorder) if options.vllm else serve(recorder)
     finally:
         sys.setprofile(None)
-    if not first:
+    if not is_first:
         return 0
-    seen = {(file, name) for file, name, _ in quiet}
-    own = {call for call in busy if call[:2] not in seen}
-    print(f"one rebalance:        {describe(busy)}")
+    quiet_functions = {(file, name) for file, name, _ in quiet_calls}
+    own = {call for call in busy_calls if call[:2] not in quiet_functions}
+    print(f"one rebalance:        {describe(busy_calls)}")
     print(f"not in other steps:   {describe(own)}")
-    folders = Counter("/".join(file.split("/")[:-1]) for file in {call[0] for call in busy})
+    folders = Counter("/".join(file.split("/")[:-1]) for file in {call[0] for call in busy_calls})
     for folder, count in sorted(folders.items()):
         print(f"  {folder:40} {count} files")
-    if wish.functions:
+    if options.functions:
         for file in sorted({call[0] for call in own}):
             print(file)
             for name in sorted({call[1] for call in own if call[0] == file}):

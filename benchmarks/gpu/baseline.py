@@ -39,15 +39,15 @@ def hash_and_count_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < elements
     expert = tl.load(ids + at, mask=there, other=-1)
-    known = there & (expert >= 0) & (expert < EXPERTS)
+    is_expert = there & (expert >= 0) & (expert < EXPERTS)
     row = at // top_k
-    held = tl.load(copies + expert, mask=known, other=1)
-    turn = row.to(tl.uint32) * KNUTH_32 % tl.maximum(held, 1).to(tl.uint32)
+    copy_count = tl.load(copies + expert, mask=is_expert, other=1)
+    turn = row.to(tl.uint32) * KNUTH_32 % tl.maximum(copy_count, 1).to(tl.uint32)
     place = replicas + expert * MOST + turn.to(tl.int32)
-    slot = tl.load(place, mask=known, other=-1)
+    slot = tl.load(place, mask=is_expert, other=-1)
     tl.store(out + at, slot, mask=there)
-    counted = known & (row < tl.load(rows)) & (slot >= 0) & (slot < SLOTS)
-    tl.atomic_add(load + slot, 1, mask=counted, sem="relaxed")
+    is_counted = is_expert & (row < tl.load(rows)) & (slot >= 0) & (slot < SLOTS)
+    tl.atomic_add(load + slot, 1, mask=is_counted, sem="relaxed")
 
 
 def hash_and_count(
@@ -102,10 +102,10 @@ def torch_hash_and_count(
     """The same, operator by operator; arguments as `hash_and_count`."""
     experts, slots = replicas.shape[0], load.numel()
     row = torch.arange(ids.numel(), device=ids.device) // top_k
-    known = (ids >= 0) & (ids < experts)
-    expert = torch.where(known, ids, 0).long()
+    is_expert = (ids >= 0) & (ids < experts)
+    expert = torch.where(is_expert, ids, 0).long()
     turn = ((row * KNUTH32) & 0xFFFFFFFF) % copies[expert].clamp(min=1)
-    slot = torch.where(known, replicas[expert, turn], -1)
+    slot = torch.where(is_expert, replicas[expert, turn], -1)
     out.copy_(slot)
-    counted = known & (row < rows) & (slot >= 0) & (slot < slots)
-    load.scatter_add_(0, torch.where(counted, slot, 0).long(), counted.int())
+    is_counted = is_expert & (row < rows) & (slot >= 0) & (slot < slots)
+    load.scatter_add_(0, torch.where(is_counted, slot, 0).long(), is_counted.int())

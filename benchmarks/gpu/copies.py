@@ -17,7 +17,18 @@ from torch import Tensor
 from equipoise.hal.accelerator import Page
 from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
-from gpu.stopwatch import DEADLINE, GIGA, HELD, MICRO, SLACK, Place, cost, in_turns, paired, scaled
+from gpu.stopwatch import (
+    DEADLINE,
+    GIGA,
+    LEAST_HOLD,
+    MICRO,
+    SLACK,
+    Place,
+    cost,
+    in_turns,
+    paired,
+    scaled,
+)
 
 MEBI = 1 << 20
 BLOCK = 128 * 128
@@ -47,7 +58,7 @@ class Sizes:
 
     slot: tuple[int, ...]
     batch: int
-    moved: int
+    moved_bytes: int
     rounds: int
 
 
@@ -55,7 +66,7 @@ FULL = Sizes(tuple(MEBI << power for power in range(7)), 8, 1 << 30, 7)
 TRIAL = Sizes((1 << 18,), 2, 1 << 20, 2)
 
 
-def measured(place: Place, sizes: Sizes) -> Figures:
+def measure(place: Place, sizes: Sizes) -> Figures:
     """Every size and way."""
     rows = [row for size in sizes.slot for row in Bench(place, sizes, size).rows()]
     return {"batch": sizes.batch, "rounds": sizes.rounds, "rows": rows}
@@ -86,9 +97,9 @@ class Bench:
         self._clock = place.clock(Role.COPY)
         self._parts = parts(size)
         count = sizes.batch
-        held = {name: self._random(2 * count, part) for name, part in self._parts.items()}
+        tensors = {name: self._random(2 * count, part) for name, part in self._parts.items()}
         self._slots = [
-            tuple(Segment(name, tensor[slot]) for name, tensor in held.items())
+            tuple(Segment(name, tensor[slot]) for name, tensor in tensors.items())
             for slot in range(2 * count)
         ]
         self._store = place.accelerator.slot_store(SlotLayout(tuple(self._slots), count))
@@ -102,9 +113,9 @@ class Bench:
 
     def rows(self) -> list[Figures]:
         """Each way, beside its ceiling."""
-        found = [self._from_host(), self._from_staging(), self._between()]
+        rows = [self._from_host(), self._from_staging(), self._between()]
         self._place.settle()
-        return found
+        return rows
 
     def _from_host(self) -> Figures:
         pool = self._place.accelerator.host_pool(self._store.layout.slot_bytes, self._sizes.batch)
@@ -115,35 +126,35 @@ class Bench:
             self._store.write(self._first, sources, self._clock.stream)
 
         block = self._place.accelerator.pinned(self._bytes)
-        found = self._compared(HOST, ours, block.fill_(1))
+        figures = self._compare(HOST, ours, block.fill_(1))
         self._check(self._first, sources)
         for page in pages:
             page.give_back(None)
-        return found
+        return figures
 
     def _from_staging(self) -> Figures:
         blob = self._block()
         self._store.unpack(blob, self._first, self._clock.stream)
         pairs = [(buffer, buffer) for buffer in self._first]
-        found = self._compared(
+        figures = self._compare(
             COMMIT, lambda: self._store.commit(pairs, self._clock.stream), self._block()
         )
         pieces = blob.view(self._sizes.batch, -1)
         sizes = list(self._parts.values())
         self._check(self._first, [row.split(sizes) for row in pieces])
-        return found
+        return figures
 
     def _between(self) -> Figures:
         sources = [[segment.data for segment in self._slots[slot]] for slot in self._first]
-        found = self._compared(
+        figures = self._compare(
             SLOTS,
             lambda: self._store.write(self._second, sources, self._clock.stream),
             self._block(),
         )
         self._check(self._second, sources)
-        return found
+        return figures
 
-    def _compared(self, way: str, ours: Callable[[], object], source: Tensor) -> Figures:
+    def _compare(self, way: str, ours: Callable[[], object], source: Tensor) -> Figures:
         """A way beside a plain copy of one block on the same stream."""
         block = self._block()
         stream = self._clock.stream
@@ -151,13 +162,13 @@ class Bench:
         def plain() -> None:
             stream.launch(lambda: block.copy_(source, non_blocking=True))
 
-        times = max(1, min(MOST_CALLS, self._sizes.moved // self._bytes))
+        times = max(1, min(MOST_CALLS, self._sizes.moved_bytes // self._bytes))
         ways = {way: ours, PLAIN: plain}
-        timed = {name: self._timed(call, times) for name, call in ways.items()}
-        found = in_turns(timed, self._sizes.rounds)
+        timers = {name: self._timer(call, times) for name, call in ways.items()}
+        times_of_way = in_turns(timers, self._sizes.rounds)
         rates = {
             name: scaled((self._bytes / seconds for seconds in each), 1 / GIGA)
-            for name, each in found.items()
+            for name, each in times_of_way.items()
         }
         return {
             "way": way,
@@ -165,27 +176,27 @@ class Bench:
             "slot_bytes": self._store.layout.slot_bytes,
             "gigabytes_per_second": rates[way],
             "ceiling": rates[PLAIN],
-            "part": paired(found[PLAIN], found[way]),
+            "part": paired(times_of_way[PLAIN], times_of_way[way]),
             "host_microseconds": round(cost(self._clock, ours) * MICRO, 1),
         }
 
-    def _timed(self, call: Callable[[], object], times: int) -> Callable[[], float]:
+    def _timer(self, call: Callable[[], object], times: int) -> Callable[[], float]:
         """Seconds of one of so many calls, all queued before the first runs."""
         call()
-        held = max(HELD, SLACK * times * cost(self._clock, call))
+        hold = max(LEAST_HOLD, SLACK * times * cost(self._clock, call))
 
         def row() -> None:
             for _ in range(times):
                 call()
 
-        return lambda: self._clock.span(row, held) / times
+        return lambda: self._clock.span(row, hold) / times
 
     def _random(self, rows: int, size: int) -> Tensor:
         """uint8 [rows, size] on the device: no two rows alike."""
         device = self._place.accelerator.device
-        drawn = torch.Generator(device).manual_seed(size)
+        generator = torch.Generator(device).manual_seed(size)
         return torch.randint(
-            0, 256, (rows, size), dtype=torch.uint8, device=device, generator=drawn
+            0, 256, (rows, size), dtype=torch.uint8, device=device, generator=generator
         )
 
     def _block(self) -> Tensor:

@@ -64,7 +64,7 @@ from gpu.model import BFLOAT16, FLOAT8, Dimensions, Library, Model
 from gpu.stopwatch import DEADLINE, MILLI, Mark, Place, scaled
 
 STAGED, IN_PLACE = "staged", "in_place"
-STEPS_OF_A_LOT = {STAGED: 2, IN_PLACE: 1}
+STEPS_PER_CHANGE = {STAGED: 2, IN_PLACE: 1}
 """Steps that a layer's change takes at least: staged, it is written in one, and voted on."""
 PASSES = {STAGED: 10, IN_PLACE: 4}
 """How often a moved byte is read or written in device memory, at most. Staged: summed in
@@ -72,7 +72,7 @@ its slot (three times, where parts of a slot are put together first), packed (tw
 (twice), summed, committed (twice); in place: written, summed in its slot."""
 
 
-class Told:
+class FixedPlanPath:
     """A path that proposes what it is given: slots of this rank hand on their experts, in turn.
 
     Args:
@@ -98,12 +98,12 @@ class Told:
         drafted = RebalancePlan(after, tuple(range(self._shape.layers)), nothing, nothing)
         if self._path == IN_PLACE:
             return in_place_proposal(drafted, self._shape, 1)
-        made = staged_proposal(
+        proposal = staged_proposal(
             drafted, layout, self._shape, TransferLimits(self._slots, 1, self._slots, 0)
         )
-        if made.migration.remote_copies:
+        if proposal.migration.remote_copies:
             raise RuntimeError("weights were to come from ranks that there are not")
-        return made
+        return proposal
 
 
 def handed_on(placement: Placement, here: int, slots: int, turn: int) -> Placement:
@@ -199,9 +199,9 @@ class Serving:
         staging = min(setting.slots + 1, sizes.here) if setting.path == STAGED else 0
         self._store = accelerator.slot_store(SlotLayout(model.slots, staging))
         self._library = library
-        self._balancer = self._opened(fabric)
+        self._balancer = self._open_balancer(fabric)
         self._clock = model.place.clock(Role.COMPUTE)
-        self._next, self._ended, self._looked = 0, 0, -1
+        self._next, self._ended_count, self._looked = 0, 0, -1
         self._filled()
         self._graphs = dict(self._captured())
         model.place.settle()
@@ -214,7 +214,7 @@ class Serving:
         self._store.write(slots, sources, copy)
         self._model.place.settle()
 
-    def _opened(self, fabric: Fabric) -> ExpertBalancer:
+    def _open_balancer(self, fabric: Fabric) -> ExpertBalancer:
         setting, place = self._setting, self._model.place
         config = BalancerConfig(
             name=f"cuda-{next(numbers)}",
@@ -240,7 +240,7 @@ class Serving:
         if setting.slots:
             engine: Any = balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
-            engine._path = Told(engine._path, self._shape, setting.slots, setting.path)
+            engine._path = FixedPlanPath(engine._path, self._shape, setting.slots, setting.path)
         return balancer
 
     def _path(self) -> UpdatePathConfig:
@@ -304,23 +304,23 @@ class Serving:
         gc.disable()
         try:
             warm, _ = self._steps(WARM, mode, [])
-            gone = self._rebalances()
+            ended_before = self._rebalances()
             marks, inside = self._steps(steps, mode, warm)
             marks[-1].wait()
         finally:
             gc.enable()
         seconds = [later.since(earlier) for earlier, later in pairwise(marks[-steps - 1 :])]
-        return Run(seconds, self._rebalances() - gone, inside)
+        return Run(seconds, self._rebalances() - ended_before, inside)
 
     def _steps(self, count_: int, mode: Mode, marks: Sequence[Mark]) -> tuple[list[Mark], int]:
         """Appends a mark at the end of each step; also returns how many were in a rebalance."""
-        found, inside = list(marks), 0
+        all_marks, inside = list(marks), 0
         for _ in range(count_):
             inside += self._step(mode)
-            found.append(self._clock.point())
-            if len(found) > mode.ahead:
-                found[-1 - mode.ahead].wait()
-        return found, inside
+            all_marks.append(self._clock.point())
+            if len(all_marks) > mode.ahead:
+                all_marks[-1 - mode.ahead].wait()
+        return all_marks, inside
 
     def _step(self, mode: Mode) -> bool:
         """Launch the next one; whether its boundary was within a rebalance."""
@@ -333,15 +333,17 @@ class Serving:
 
     def _rebalances(self) -> int:
         """Rebalances that have ended so far. Raises `RuntimeError` where one did not end well."""
-        new = [report for report in self._balancer.engine.reports if report.step > self._looked]
-        for report in new:
+        new_reports = [
+            report for report in self._balancer.engine.reports if report.step > self._looked
+        ]
+        for report in new_reports:
             if report.outcome not in COMPLETED:
                 raise RuntimeError(f"rebalance {report.number} ended with: {report.outcome}")
             self._looked = report.step
-        self._ended += len(new)
-        return self._ended
+        self._ended_count += len(new_reports)
+        return self._ended_count
 
-    def rest(self, mode: Mode) -> None:
+    def finish_rebalance(self, mode: Mode) -> None:
         """Go on until nothing is under way, and see that slots hold what the layout says.
 
         Raises:
@@ -365,10 +367,10 @@ class Serving:
         self._store.checksum_slots(range(count_), sums, self._clock.stream)
         self._clock.stream.synchronize(DEADLINE)
         placement = self._balancer.serving_state.layout.placement
-        for slot, found in enumerate(sums.tolist()):
+        for slot, actual in enumerate(sums.tolist()):
             layer, place = divmod(slot, here)
-            wanted = self._library.checksum(layer, int(placement[layer, place]))
-            if found & MASK64 != wanted:
+            expected = self._library.checksum(layer, int(placement[layer, place]))
+            if actual & MASK64 != expected:
                 raise RuntimeError(f"layer {layer}, slot {place}: holds what it should not")
 
     def close(self) -> None:
@@ -404,7 +406,7 @@ class Sizes:
     seconds: float
     pairs: int
     steps: int
-    reported: int
+    reported_steps: int
 
 
 FULL = Sizes(
@@ -422,7 +424,7 @@ FULL = Sizes(
     LEAST,
     pairs=5,
     steps=300,
-    reported=100,
+    reported_steps=100,
 )
 TRIAL = Sizes(
     Dimensions(
@@ -439,11 +441,11 @@ TRIAL = Sizes(
     seconds=2e-3,
     pairs=2,
     steps=60,
-    reported=20,
+    reported_steps=20,
 )
 
 
-def measured(place: Place, sizes: Sizes) -> Figures:
+def measure(place: Place, sizes: Sizes) -> Figures:
     """Both dtypes, both paths as far as they are declared, all modes."""
     with group(place) as fabric:
         rows = []
@@ -455,12 +457,12 @@ def measured(place: Place, sizes: Sizes) -> Figures:
 
 def left_out(place: Place) -> list[str]:
     """What is not measured, for lack of what it takes."""
-    found = []
+    reasons = []
     if IN_PLACE not in paths(place):
-        found.append(f"{place.backend.name} declares no stream locks: no in-place path")
+        reasons.append(f"{place.backend.name} declares no stream locks: no in-place path")
     if CAPTURED not in modes(place):
-        found.append(f"{place.backend.name} captures no graphs")
-    return found
+        reasons.append(f"{place.backend.name} captures no graphs")
+    return reasons
 
 
 def paths(place: Place) -> tuple[str, ...]:
@@ -492,7 +494,7 @@ def _dtype(place: Place, fabric: Fabric, sizes: Sizes, dtype: str) -> list[Figur
         )
         for mode in modes(place):
             sys.stderr.write(f"decode: {dtype}, {path}, {mode.name}\n")
-            steps = sizes.steps if mode.captured and mode.ahead else sizes.reported
+            steps = sizes.steps if mode.captured and mode.ahead else sizes.reported_steps
             runs = list(pairs(moving, still, mode, sizes.pairs, steps))
             rows.append(
                 {"dtype": dtype, "path": path, "mode": mode.name, "experts": first.experts.way}
@@ -506,12 +508,12 @@ def _dtype(place: Place, fabric: Fabric, sizes: Sizes, dtype: str) -> list[Figur
 def fill(model: Model, fabric: Fabric, library: Library, path: str, seconds: float) -> None:
     """Make its step long enough, for the clock and for one slot a layer."""
     model.padding = 0
-    bare = Serving(model, library, fabric, Setting(path, 0))
+    idle_serving = Serving(model, library, fabric, Setting(path, 0))
     mode = modes(model.place)[0]
-    found = min(bare.run(WARM_UP, mode).seconds)
-    bare.close()
-    least = int(moved_bytes(model, path, 1) / STEPS_OF_A_LOT[path] / SHARE)
-    model.fill_to(model.place.clock(Role.COMPUTE), seconds, least, found)
+    shortest = min(idle_serving.run(WARM_UP, mode).seconds)
+    idle_serving.close()
+    least = int(moved_bytes(model, path, 1) / STEPS_PER_CHANGE[path] / SHARE)
+    model.fill_to(model.place.clock(Role.COMPUTE), seconds, least, shortest)
 
 
 def moved_bytes(model: Model, path: str, slots: int) -> int:
@@ -522,7 +524,7 @@ def moved_bytes(model: Model, path: str, slots: int) -> int:
 
 def slots_a_layer(model: Model, path: str) -> int:
     """As many as keep to the share while one layer after the other changes; at least one."""
-    room = model.traffic * SHARE * STEPS_OF_A_LOT[path] / moved_bytes(model, path, 1)
+    room = model.traffic * SHARE * STEPS_PER_CHANGE[path] / moved_bytes(model, path, 1)
     return max(1, min(int(room), model.sizes.here - 2))
 
 
@@ -531,19 +533,19 @@ def pairs(
 ) -> Iterator[tuple[Run, Run]]:
     """With a rebalance and without, in turns; every other pair begins without."""
     for turn in range(count):
-        found: dict[bool, Run] = {}
+        runs: dict[bool, Run] = {}
         for with_rebalance in (True, False) if turn % 2 == 0 else (False, True):
             serving = moving if with_rebalance else still
-            found[with_rebalance] = serving.run(steps, mode)
-            serving.rest(mode)
-        yield found[True], found[False]
+            runs[with_rebalance] = serving.run(steps, mode)
+            serving.finish_rebalance(mode)
+        yield runs[True], runs[False]
 
 
 def figures(runs: Sequence[tuple[Run, Run]], model: Model, path: str, slots: int) -> Figures:
     """What the runs come to."""
     steps = sum(len(run.seconds) for run, _ in runs)
     rebalances = sum(run.rebalances for run, _ in runs)
-    moved = slots * model.sizes.layers * rebalances
+    moved_slots = slots * model.sizes.layers * rebalances
     slot = sum(segment.type.nbytes for segment in model.slots[0])
     row: Figures = {
         "slots_a_layer": slots,
@@ -551,9 +553,9 @@ def figures(runs: Sequence[tuple[Run, Run]], model: Model, path: str, slots: int
         "rebalances": rebalances,
         "inside": sum(run.inside for run, _ in runs) / steps,
         "traffic": model.traffic,
-        "share": moved_bytes(model, path, moved) / steps / model.traffic,
-        "peak_share": moved_bytes(model, path, slots) / STEPS_OF_A_LOT[path] / model.traffic,
-        "delivered": moved * slot / steps,
+        "share": moved_bytes(model, path, moved_slots) / steps / model.traffic,
+        "peak_share": moved_bytes(model, path, slots) / STEPS_PER_CHANGE[path] / model.traffic,
+        "delivered": moved_slots * slot / steps,
     }
     for name, part in (("median", 50), ("p99", 99)):
         ours, theirs = (

@@ -41,7 +41,7 @@ from equipoise.hal.kernels import Kernels, Salt, Tables
 from equipoise.hal.stream import Role, Stream
 from gpu.stopwatch import MICRO, Clock, Place, in_turns, paired, repeated, scaled
 
-Held = list[set[int]]
+ExpertRanks = list[set[int]]
 """By expert, the ranks that hold it."""
 
 
@@ -57,44 +57,53 @@ def optimum(load: npt.NDArray[np.int64], placement: npt.NDArray[np.int32], ranks
     total = sum(rows)
     if total == 0:
         return 0.0
-    held: Held = [set() for _ in rows]
+    expert_ranks: ExpertRanks = [set() for _ in rows]
     for slot, expert in enumerate(placement.tolist()):
-        held[expert].add(slot * ranks // len(placement))
+        expert_ranks[expert].add(slot * ranks // len(placement))
     peak = Fraction(total, ranks)
-    while (crowded := _crowded(rows, held, ranks, peak)) is not None:
+    while (crowded := _crowded(rows, expert_ranks, ranks, peak)) is not None:
         peak = crowded
     return float(peak * ranks / total) - 1.0
 
 
-def _crowded(rows: list[int], held: Held, ranks: int, peak: Fraction) -> Fraction | None:
+def _crowded(
+    rows: list[int], expert_ranks: ExpertRanks, ranks: int, peak: Fraction
+) -> Fraction | None:
     """The peak that some experts need by themselves, above `peak`; None where none do."""
-    whole = [count * peak.denominator for count in rows]
+    demand = [count * peak.denominator for count in rows]
     flow: list[dict[int, int]] = [{} for _ in range(ranks)]
     room = [peak.numerator] * ranks
-    left = _filled(whole, held, flow, room)
-    experts = _reached(left, held, flow, room)[0]
-    if not any(left[expert] for expert in experts):
+    remaining = _filled(demand, expert_ranks, flow, room)
+    experts = _reached(remaining, expert_ranks, flow, room)[0]
+    if not any(remaining[expert] for expert in experts):
         return None
-    places = set().union(*(held[expert] for expert in experts))
+    places = set().union(*(expert_ranks[expert] for expert in experts))
     return Fraction(sum(rows[expert] for expert in experts), len(places))
 
 
-def _filled(whole: list[int], held: Held, flow: list[dict[int, int]], room: list[int]) -> list[int]:
+def _filled(
+    demand: list[int], expert_ranks: ExpertRanks, flow: list[dict[int, int]], room: list[int]
+) -> list[int]:
     """Send as much as there is room for; what is left of each expert. `flow` and `room` change."""
-    left = list(whole)
-    for expert, places in enumerate(held):
+    remaining = list(demand)
+    for expert, places in enumerate(expert_ranks):
         for rank in places:
-            _send(expert, rank, min(left[expert], room[rank]), left, flow, room)
-    while (path := _path(left, held, flow, room)) is not None:
-        _push(path, left, flow, room)
-    return left
+            _send(expert, rank, min(remaining[expert], room[rank]), remaining, flow, room)
+    while (path := _path(remaining, expert_ranks, flow, room)) is not None:
+        _push(path, remaining, flow, room)
+    return remaining
 
 
 def _send(
-    expert: int, rank: int, size: int, left: list[int], flow: list[dict[int, int]], room: list[int]
+    expert: int,
+    rank: int,
+    size: int,
+    remaining: list[int],
+    flow: list[dict[int, int]],
+    room: list[int],
 ) -> None:
     if size > 0:
-        left[expert] -= size
+        remaining[expert] -= size
         room[rank] -= size
         flow[rank][expert] = flow[rank].get(expert, 0) + size
 
@@ -104,15 +113,15 @@ Came = dict[int, tuple[int, int]]
 
 
 def _reached(
-    left: list[int], held: Held, flow: list[dict[int, int]], room: list[int]
+    remaining: list[int], expert_ranks: ExpertRanks, flow: list[dict[int, int]], room: list[int]
 ) -> tuple[set[int], Came, int | None]:
     """Experts that rows left over lead to, how ranks were come to, and one of these with room."""
-    experts = {expert for expert, rest in enumerate(left) if rest}
+    experts = {expert for expert, rows_left in enumerate(remaining) if rows_left}
     came: Came = {}
     queue = deque((-1, expert) for expert in sorted(experts))
     while queue:
         origin, expert = queue.popleft()
-        for rank in sorted(held[expert]):
+        for rank in sorted(expert_ranks[expert]):
             if rank in came or rank == origin:
                 continue
             came[rank] = origin, expert
@@ -126,10 +135,10 @@ def _reached(
 
 
 def _path(
-    left: list[int], held: Held, flow: list[dict[int, int]], room: list[int]
+    remaining: list[int], expert_ranks: ExpertRanks, flow: list[dict[int, int]], room: list[int]
 ) -> list[tuple[int, int, int]] | None:
     """Moves (expert, from rank, to rank) that make room, the last one first; None: no room."""
-    _, came, end = _reached(left, held, flow, room)
+    _, came, end = _reached(remaining, expert_ranks, flow, room)
     if end is None:
         return None
     moves = []
@@ -141,13 +150,16 @@ def _path(
 
 
 def _push(
-    moves: list[tuple[int, int, int]], left: list[int], flow: list[dict[int, int]], room: list[int]
+    moves: list[tuple[int, int, int]],
+    remaining: list[int],
+    flow: list[dict[int, int]],
+    room: list[int],
 ) -> None:
     """As much as fits along a path."""
-    first = moves[-1][0]
+    first_expert = moves[-1][0]
     inner = [flow[origin][expert] for expert, origin, _ in moves if origin != -1]
-    size = min(left[first], room[moves[0][2]], *inner)
-    left[first] -= size
+    size = min(remaining[first_expert], room[moves[0][2]], *inner)
+    remaining[first_expert] -= size
     room[moves[0][2]] -= size
     for expert, origin, rank in moves:
         flow[rank][expert] = flow[rank].get(expert, 0) + size
@@ -209,10 +221,10 @@ class Case:
     def layout(self) -> Layout:
         """The connected placement, with the shares that are best for the window."""
         (window,) = windows(self.model, SEED, 1)
-        found = plan(
+        new_plan = plan(
             window.load, slots=self.shape.slots, ranks=self.shape.ranks, policy="connected"
         )
-        return Layout(found.placement, found.shares)
+        return Layout(new_plan.placement, new_plan.shares)
 
     @cached_property
     def tables(self) -> Tables:
@@ -234,27 +246,27 @@ class Case:
         copies = np.bincount(row, minlength=experts)
         slots = np.full((experts, int(copies.max())), NOBODY, dtype=np.int32)
         for expert in range(experts):
-            held = np.flatnonzero(row == expert)
-            slots[expert, : len(held)] = held
+            slot_ids = np.flatnonzero(row == expert)
+            slots[expert, : len(slot_ids)] = slot_ids
         return Replicas(self.on_device(slots), self.on_device(copies.astype(np.int32)))
 
     def ids(self, tokens: int) -> Tensor:
         """int32 [tokens * top_k]: for each token as many different experts, by their odds."""
-        return self.on_device(chosen(self.odds[0], tokens, TOP_K, SEED).reshape(-1))
+        return self.on_device(draw_experts(self.odds[0], tokens, TOP_K, SEED).reshape(-1))
 
     def on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         """A copy of it."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.place.accelerator.device)
 
 
-def chosen(
+def draw_experts(
     odds: npt.NDArray[np.float64], tokens: int, top_k: int, seed: int
 ) -> npt.NDArray[np.int32]:
     """(tokens, top_k): drawn without repeats (Gumbel's way), in the order of their scores."""
     noise = np.random.default_rng(seed).gumbel(size=(tokens, len(odds)))
     scores = np.log(odds) + noise
-    best = np.argsort(-scores, axis=1)[:, :top_k]
-    return best.astype(np.int32)
+    top = np.argsort(-scores, axis=1)[:, :top_k]
+    return top.astype(np.int32)
 
 
 def gap(loads: Counts, tables: Tables, layer: int, cumulative: npt.NDArray[np.int64]) -> float:
@@ -262,8 +274,8 @@ def gap(loads: Counts, tables: Tables, layer: int, cumulative: npt.NDArray[np.in
     start = tables.start[int(tables.generation[layer]) & 1, layer].cpu().numpy()
     replicas = tables.replicas[int(tables.generation[layer]) & 1, layer].cpu().numpy()
     shares = np.diff(cumulative, prepend=0)
-    first = start[:-1][np.diff(start) > 0]
-    shares[first] = cumulative[first]
+    first_replicas = start[:-1][np.diff(start) > 0]
+    shares[first_replicas] = cumulative[first_replicas]
     experts = np.repeat(np.arange(len(start) - 1), np.diff(start))
     rows = np.bincount(
         replicas * tables.ranks // tables.slots,
@@ -292,11 +304,11 @@ class Sizes:
     """
 
     tokens: tuple[int, ...]
-    others: tuple[int, ...]
+    other_tokens: tuple[int, ...]
     launches: int
     rounds: int
     layers: int
-    checked: tuple[int, ...]
+    checksum_bytes: tuple[int, ...]
 
 
 FULL = Sizes(tuple(1 << power for power in range(15)), (64, 4096, 16384), 200, 7, 58,
@@ -350,7 +362,7 @@ class Bench:
         """Of that stream."""
         return self.place.clock(Role.COMPUTE)
 
-    def timed(self, call: Call) -> Callable[[], float]:
+    def timer(self, call: Call) -> Callable[[], float]:
         """Seconds of a launch, captured where there are graphs."""
         self.place.settle()  # what it reads may have been made on another stream
         return repeated(self.clock, call, self.sizes.launches, self.place.graph())
@@ -364,7 +376,7 @@ def baseline() -> ModuleType | None:
         return None
 
 
-def measured(place: Place, sizes: Sizes) -> Figures:
+def measure(place: Place, sizes: Sizes) -> Figures:
     """Everything about kernels but what is checked against another engine."""
     bench = Bench(Case.of(place, sizes.layers), sizes)
     return {
@@ -379,13 +391,13 @@ def measured(place: Place, sizes: Sizes) -> Figures:
 def routing(bench: Bench, tokens: int) -> Figures:
     """One size: all contestants, and ours beside them."""
     batch = Batch.of(bench.case, tokens)
-    timed = {name: bench.timed(call) for name, call in contestants(bench, batch)}
-    found = in_turns(timed, bench.sizes.rounds)
-    row: Figures = {"tokens": tokens, "microseconds": _micro(found)}
-    if THEIRS in found:
-        row["ratio"] = paired(found[OURS], found[THEIRS])
+    timers = {name: bench.timer(call) for name, call in contestants(bench, batch)}
+    times = in_turns(timers, bench.sizes.rounds)
+    row: Figures = {"tokens": tokens, "microseconds": _micro(times)}
+    if THEIRS in times:
+        row["ratio"] = paired(times[OURS], times[THEIRS])
         row["above"] = scaled(
-            (own - other for own, other in zip(found[OURS], found[THEIRS], strict=True)), MICRO
+            (own - other for own, other in zip(times[OURS], times[THEIRS], strict=True)), MICRO
         )
     return row
 
@@ -393,17 +405,17 @@ def routing(bench: Bench, tokens: int) -> Figures:
 def contestants(bench: Bench, batch: Batch) -> Iterator[tuple[str, Call]]:
     """Who routes and counts a batch; a kernel written for a device only where there is one."""
     case, stream = bench.case, bench.stream
-    tables, others = case.tables, baseline()
+    tables, rivals = case.tables, baseline()
 
     def ours() -> None:
         bench.kernels.route_and_count(batch.ids, tables, SALT, batch.slots, batch.counts, stream)
 
     yield OURS, ours
-    if others is None:
+    if rivals is None:
         return
-    theirs = [(PLAIN, others.torch_hash_and_count)]
+    theirs = [(PLAIN, rivals.torch_hash_and_count)]
     if bench.place.on_device:
-        theirs.append((THEIRS, others.hash_and_count))
+        theirs.append((THEIRS, rivals.hash_and_count))
     for name, function in theirs:
         yield name, launched(stream, function, baseline_arguments(case, batch))
 
@@ -423,7 +435,7 @@ def others(bench: Bench) -> Iterator[Figures]:
     """Quotas of a batch, and counts alone."""
     tables, kernels, stream = bench.case.tables, bench.kernels, bench.stream
     cumulative = tables.cumulative[int(tables.generation[0]) & 1, 0].clone()
-    for tokens in bench.sizes.others:
+    for tokens in bench.sizes.other_tokens:
         batch = Batch.of(bench.case, tokens)
 
         def apportioned(batch: Batch = batch) -> None:
@@ -434,8 +446,8 @@ def others(bench: Bench) -> Iterator[Figures]:
         def count(batch: Batch = batch) -> None:
             kernels.count(batch.ids, batch.counts, stream)
 
-        timed = {"route_apportioned": bench.timed(apportioned), "count": bench.timed(count)}
-        for name, times in in_turns(timed, bench.sizes.rounds).items():
+        timers = {"route_apportioned": bench.timer(apportioned), "count": bench.timer(count)}
+        for name, times in in_turns(timers, bench.sizes.rounds).items():
             yield {"what": name, "of": f"{tokens:,} tokens", "microseconds": scaled(times, MICRO)}
 
 
@@ -448,8 +460,8 @@ def commits(bench: Bench) -> Figures:
     def commit() -> None:
         bench.kernels.commit_tables(change.tables, case.tables, bench.stream)
 
-    timed = repeated(bench.clock, commit, min(bench.sizes.launches, 20), None)
-    times = in_turns({"": timed}, bench.sizes.rounds)[""]
+    timer = repeated(bench.clock, commit, min(bench.sizes.launches, 20), None)
+    times = in_turns({"": timer}, bench.sizes.rounds)[""]
     of = f"{case.shape.layers} layers, launched"
     return {"what": "commit_tables", "of": of, "microseconds": scaled(times, MICRO)}
 
@@ -458,7 +470,7 @@ def sums(bench: Bench) -> Iterator[Figures]:
     """Checksums: of what the cache holds, and of what it does not."""
     device = bench.place.accelerator.device
     out = torch.zeros(1, dtype=torch.int64).to(device)
-    for size in bench.sizes.checked:
+    for size in bench.sizes.checksum_bytes:
         data = torch.zeros(size, dtype=torch.uint8).to(device)
 
         def sum_up(data: Tensor = data) -> None:
@@ -466,8 +478,8 @@ def sums(bench: Bench) -> Iterator[Figures]:
 
         bench.place.settle()
         few = max(1, min(bench.sizes.launches, (1 << 32) // size))
-        timed = repeated(bench.clock, sum_up, few, bench.place.graph())
-        times = in_turns({"": timed}, bench.sizes.rounds)[""]
+        timer = repeated(bench.clock, sum_up, few, bench.place.graph())
+        times = in_turns({"": timer}, bench.sizes.rounds)[""]
         yield {
             "what": "checksum",
             "of": f"{size / 2**20:g} MiB",
@@ -488,19 +500,19 @@ def shares(bench: Bench) -> Figures:
                 counts[layer], case.tables, layer, solved[layer], bench.stream
             )
 
-    timed = repeated(bench.clock, solve, 1, bench.place.graph())
-    times = [seconds / layers for seconds in in_turns({"": timed}, bench.sizes.rounds)[""]]
-    found = solved.cpu().numpy().astype(np.int64)
+    timer = repeated(bench.clock, solve, 1, bench.place.graph())
+    times = [seconds / layers for seconds in in_turns({"": timer}, bench.sizes.rounds)[""]]
+    solution = solved.cpu().numpy().astype(np.int64)
     gaps = [
-        gap(case.loads, case.tables, layer, found[layer])
+        gap(case.loads, case.tables, layer, solution[layer])
         - optimum(case.loads[layer], case.layout.placement[layer], case.shape.ranks)
         for layer in range(layers)
     ]
     return {"layers": layers, "microseconds": scaled(times, MICRO), "gap": spread(gaps)}
 
 
-def _micro(found: dict[str, list[float]]) -> dict[str, Any]:
-    return {name: scaled(times, MICRO) for name, times in found.items()}
+def _micro(seconds: dict[str, list[float]]) -> dict[str, Any]:
+    return {name: scaled(times, MICRO) for name, times in seconds.items()}
 
 
 ENGINE, NAME = "vllm", "eplb_map_to_physical_and_record"
@@ -510,7 +522,7 @@ MODULES = (
     "vllm.model_executor.layers.fused_moe.layer",
 )
 """Where it is, and where it was before."""
-TAKES = (
+KERNEL_PARAMETERS = (
     "topk_ids",
     "expert_load_view",
     "logical_to_physical_map",
@@ -525,19 +537,21 @@ PADDED = 3
 Kernel = Callable[..., Tensor]
 
 
-def checked(place: Place, sizes: Sizes) -> Figures:
+def check_against_vllm(place: Place, sizes: Sizes) -> Figures:
     """Whether our baseline does what the kernel does, and how long that takes; or why not."""
     ours = baseline()
     if find_spec(ENGINE) is None:
         return {"said": ABSENT, "same": None}
     if ours is None or not place.on_device:
         return {"said": "the baseline's kernel is not at hand here", "same": None}
-    theirs = found()
+    theirs = find_kernel()
     if isinstance(theirs, str):
         return {"said": theirs, "same": None}
     bench = Bench(Case.of(place, 1), sizes)
     try:
-        rows = [_compared(bench, theirs, ours.hash_and_count, tokens) for tokens in sizes.others]
+        rows = [
+            _compare(bench, theirs, ours.hash_and_count, tokens) for tokens in sizes.other_tokens
+        ]
     except Exception as error:  # of another's code, which we do not know
         return {"said": f"vLLM's kernel raised: {type(error).__name__}: {error}", "same": None}
     return {
@@ -547,7 +561,7 @@ def checked(place: Place, sizes: Sizes) -> Figures:
     }
 
 
-def found() -> Kernel | str:
+def find_kernel() -> Kernel | str:
     """The kernel; or what is wrong with it, in words."""
     for module in MODULES:
         try:
@@ -565,34 +579,37 @@ def version() -> str:
 
 
 def _fitting(function: Kernel) -> Kernel | str:
-    takes = tuple(inspect.signature(function).parameters)
-    if set(takes) == set(TAKES):
+    parameters = tuple(inspect.signature(function).parameters)
+    if set(parameters) == set(KERNEL_PARAMETERS):
         return function
-    return f"vLLM {version()}: {NAME} takes {', '.join(takes)}, and {', '.join(TAKES)} is known"
+    return (
+        f"vLLM {version()}: {NAME} takes {', '.join(parameters)}, "
+        f"and {', '.join(KERNEL_PARAMETERS)} is known"
+    )
 
 
-def _compared(bench: Bench, theirs: Kernel, ours: Callable[..., object], tokens: int) -> Figures:
+def _compare(bench: Bench, theirs: Kernel, ours: Callable[..., object], tokens: int) -> Figures:
     """Both on one batch, some of whose rows are padding, and one of whose ids is no expert."""
     batch = Batch.of(bench.case, tokens)
     batch.rows.fill_(max(1, tokens - PADDED))
     batch.ids[-1] = -1
-    told = _arguments(bench.case, batch)
+    arguments = _arguments(bench.case, batch)
     bench.place.settle()
     bench.stream.launch(lambda: ours(*baseline_arguments(bench.case, batch)))
     bench.place.settle()
     answer: list[Tensor] = []
-    bench.stream.launch(lambda: answer.append(theirs(**told)))
+    bench.stream.launch(lambda: answer.append(theirs(**arguments)))
     bench.place.settle()
-    same = torch.equal(answer[0].reshape(-1).to(torch.int32), batch.slots) and torch.equal(
-        told["expert_load_view"].to(torch.int32), batch.load
+    is_equal = torch.equal(answer[0].reshape(-1).to(torch.int32), batch.slots) and torch.equal(
+        arguments["expert_load_view"].to(torch.int32), batch.load
     )
-    timed = {
-        "theirs": bench.timed(lambda: bench.stream.launch(lambda: theirs(**told))),
-        "ours": bench.timed(launched(bench.stream, ours, baseline_arguments(bench.case, batch))),
+    timers = {
+        "theirs": bench.timer(lambda: bench.stream.launch(lambda: theirs(**arguments))),
+        "ours": bench.timer(launched(bench.stream, ours, baseline_arguments(bench.case, batch))),
     }
-    times = in_turns(timed, bench.sizes.rounds)
+    times = in_turns(timers, bench.sizes.rounds)
     micro = {name: scaled(values, MICRO) for name, values in times.items()}
-    return {"tokens": tokens, "same": bool(same), "microseconds": micro}
+    return {"tokens": tokens, "same": bool(is_equal), "microseconds": micro}
 
 
 def _arguments(case: Case, batch: Batch) -> dict[str, Tensor]:

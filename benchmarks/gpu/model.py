@@ -118,9 +118,9 @@ class NarrowExperts:
         )
 
     def _one(self, slot: int, rows: Tensor) -> Tensor:
-        held = self.segments
-        up = self._multiply(rows, held["w13"][slot], held["w13_scale"][slot])
-        return self._multiply(_gated(up), held["w2"][slot], held["w2_scale"][slot])
+        segments = self.segments
+        up = self._multiply(rows, segments["w13"][slot], segments["w13_scale"][slot])
+        return self._multiply(_gated(up), segments["w2"][slot], segments["w2_scale"][slot])
 
 
 KINDS: dict[str, Callable[[Place, Dimensions, int], Any]] = {
@@ -143,34 +143,34 @@ class Draw:
 
     def wide(self, count: int, outer: int, inner: int) -> Tensor:
         """bfloat16 [count, outer, inner], small enough that products stay about 1."""
-        made = torch.empty((count, outer, inner), dtype=torch.bfloat16, device=self._device)
-        for matrix in made:
+        matrices = torch.empty((count, outer, inner), dtype=torch.bfloat16, device=self._device)
+        for matrix in matrices:
             matrix.normal_(0.0, inner**-0.5, generator=self._generator)
-        return made
+        return matrices
 
     def narrow(self, count: int, outer: int, inner: int) -> tuple[Tensor, Tensor]:
         """float8 [count, outer, inner], and float32 [count, outer / 128, inner / 128]."""
         shape = (count, outer, inner)
-        made = torch.empty(shape, dtype=torch.float8_e4m3fn, device=self._device)
-        for matrix in made:
-            drawn = torch.randn((outer, inner), generator=self._generator, device=self._device)
-            matrix.copy_(drawn)
+        matrices = torch.empty(shape, dtype=torch.float8_e4m3fn, device=self._device)
+        for matrix in matrices:
+            values = torch.randn((outer, inner), generator=self._generator, device=self._device)
+            matrix.copy_(values)
         blocks = (count, outer // BLOCK, inner // BLOCK)
         scale = torch.rand(blocks, generator=self._generator, device=self._device)
-        return made, (scale + 0.5) * inner**-0.5
+        return matrices, (scale + 0.5) * inner**-0.5
 
 
 def multiplied(matrix: Tensor, scale: Tensor, rows: int) -> tuple[str, Multiply]:
     """How to multiply by such matrices: scaled by the device where that works, and is right."""
     tokens = torch.ones((rows, matrix.shape[1]), dtype=torch.bfloat16, device=matrix.device)
     tokens[:, ::3] = -2.0
-    wanted = widened(tokens, matrix, scale)
+    expected = widened(tokens, matrix, scale)
     try:
-        found = scaled(tokens, matrix, scale)
+        actual = scaled(tokens, matrix, scale)
     except (RuntimeError, ValueError, TypeError) as error:
         why = str(error).splitlines()[0][:80]
         return f"widened slot by slot (scaled products: {why})", widened
-    if (found - wanted).abs().max() > ROUGH * wanted.abs().max():
+    if (actual - expected).abs().max() > ROUGH * expected.abs().max():
         return "widened slot by slot (scaled products are wrong here)", widened
     return "products scaled by blocks", scaled
 
@@ -207,7 +207,7 @@ SEED = 8
 MATRICES = 4
 """Dense ones, used in turn: together they are far more than the device's cache holds."""
 DENSE_ROWS = 64
-TRIED = 4
+TRIAL_ROUNDS = 4
 """Dense products in a launch when they are timed."""
 
 
@@ -242,10 +242,10 @@ class Model:
     @property
     def slots(self) -> tuple[tuple[Segment, ...], ...]:
         """Of all layers."""
-        held = self.experts.segments
+        segments = self.experts.segments
         count = self.sizes.layers * self.sizes.here
         return tuple(
-            tuple(Segment(name, tensor[slot]) for name, tensor in held.items())
+            tuple(Segment(name, tensor[slot]) for name, tensor in segments.items())
             for slot in range(count)
         )
 
@@ -258,10 +258,10 @@ class Model:
     def layer(self, layer: int, slots: Tensor) -> None:
         """The experts of a layer, for rows that were routed to `slots`, int32 [tokens, top_k]."""
         hits = (slots.view(1, -1) == self._mine).float()
-        found = torch.topk(hits, self.sizes.rows, dim=1)
-        tokens = found.indices // self.sizes.top_k
-        done = self.experts.apply(layer, self._hidden[tokens])
-        weighted = done * found.values[:, :, None].to(done.dtype)
+        top_hits = torch.topk(hits, self.sizes.rows, dim=1)
+        tokens = top_hits.indices // self.sizes.top_k
+        outputs = self.experts.apply(layer, self._hidden[tokens])
+        weighted = outputs * top_hits.values[:, :, None].to(outputs.dtype)
         self._output.index_add_(0, tokens.view(-1), weighted.view(-1, self.sizes.hidden))
 
     def begin(self) -> None:
@@ -273,7 +273,7 @@ class Model:
         for turn in range(self.padding):
             self._product(turn)
 
-    def fill_to(self, clock: Clock, seconds: float, bytes_: int, bare: float) -> None:
+    def fill_to(self, clock: Clock, seconds: float, bytes_: int, bare_seconds: float) -> None:
         """As many dense products that a step takes so long and reads so many bytes.
 
         Args:
@@ -283,14 +283,14 @@ class Model:
             bare: seconds of a step without them.
         """
 
-        def tried() -> None:
-            for turn in range(TRIED * MATRICES):
+        def trial() -> None:
+            for turn in range(TRIAL_ROUNDS * MATRICES):
                 self._product(turn)
 
         for _ in range(2):  # the first one loads what it needs
-            took = clock.span(lambda: clock.stream.launch(tried)) / (TRIED * MATRICES)
+            took = clock.span(lambda: clock.stream.launch(trial)) / (TRIAL_ROUNDS * MATRICES)
         self.padding = 0
-        by_time = (seconds - bare) / took
+        by_time = (seconds - bare_seconds) / took
         by_bytes = (bytes_ - self.traffic) / self._dense[0].nbytes
         self.padding = max(0, int(np.ceil(max(by_time, by_bytes))))
 
@@ -302,8 +302,8 @@ class Model:
 def even_ids(sizes: Dimensions) -> Sequence[np.ndarray]:
     """By layer, int32 [tokens, top_k]: different experts for each token, all equally likely."""
     rng = np.random.default_rng(SEED)
-    drawn = rng.random((sizes.layers, sizes.tokens, sizes.experts))
-    return list(np.argsort(drawn, axis=2)[:, :, : sizes.top_k].astype(np.int32))
+    scores = rng.random((sizes.layers, sizes.tokens, sizes.experts))
+    return list(np.argsort(scores, axis=2)[:, :, : sizes.top_k].astype(np.int32))
 
 
 class Library:

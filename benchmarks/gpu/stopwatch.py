@@ -27,7 +27,7 @@ DEADLINE = 60.0
 CYCLES = 2.0e9
 """Of a device's clock in a second, and a little more: a hold-back lasts as long as asked or longer.
 """
-HELD = 5e-4
+LEAST_HOLD = 5e-4
 """Seconds that a stream is held back for the launch of a graph."""
 SLACK = 1.5
 """Times what the host took to queue something that the stream is held back for it."""
@@ -109,14 +109,14 @@ class Clock:
 
     def point(self) -> Mark:
         """One behind everything launched so far."""
-        found = self.mark()
-        self.stream.launch(found.take)
-        return found
+        mark = self.mark()
+        self.stream.launch(mark.take)
+        return mark
 
-    def span(self, issue: Callable[[], object], held: float = HELD) -> float:
+    def span(self, issue: Callable[[], object], hold: float = LEAST_HOLD) -> float:
         """Seconds that the stream takes for what `issue` launches, once all of it is queued."""
         if self.on_device:
-            self.stream.launch(lambda: torch.cuda._sleep(int(held * CYCLES)))
+            self.stream.launch(lambda: torch.cuda._sleep(int(hold * CYCLES)))
         begin = self.point()
         issue()
         end = self.point()
@@ -140,11 +140,11 @@ def repeated(
     clock.stream.synchronize(DEADLINE)
     if graph is None:
         queued = cost(clock, row)
-        return lambda: clock.span(row, max(HELD, SLACK * queued)) / times
+        return lambda: clock.span(row, max(LEAST_HOLD, SLACK * queued)) / times
     graph.capture(clock.stream, row)
     clock.span(lambda: graph.replay(clock.stream))
 
-    def replayed(kept: object = row) -> float:
+    def replayed(owner: object = row) -> float:
         """`row` names the memory that the graph points to."""
         return clock.span(lambda: graph.replay(clock.stream)) / times
 
@@ -164,12 +164,12 @@ def cost(clock: Clock, issue: Callable[[], object]) -> float:
 def in_turns(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """What each found in each round; each round begins with another one."""
     names = list(contestants)
-    found: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         first = turn % len(names)
         for name in (*names[first:], *names[:first]):
-            found[name].append(contestants[name]())
-    return found
+            times[name].append(contestants[name]())
+    return times
 
 
 def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
@@ -184,7 +184,7 @@ def scaled(values: Iterable[float], factor: float) -> list[float]:
 
 NOT_HERE = "-"
 DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-PATIENCE = 20.0
+TOOL_TIMEOUT = 20.0
 """Seconds that a tool may take to say what the driver is."""
 
 
@@ -215,20 +215,20 @@ class Place:
             torch.cuda.synchronize(self.accelerator.device)
 
 
-def missing(name: str) -> str | None:
+def why_unavailable(name: str) -> str | None:
     """Why there is no device of that backend here; None where there is one."""
     try:
         backend = registry.accelerator(name)
     except BackendUnavailable as error:
         return str(error)
-    found = backend.probe()
-    if isinstance(found, Unavailable):
-        return found.reason
+    probe = backend.probe()
+    if isinstance(probe, Unavailable):
+        return probe.reason
     return None if backend.devices() > 0 else f"backend {name!r} has no device"
 
 
 @contextmanager
-def opened(name: str) -> Iterator[Place]:
+def open_device(name: str) -> Iterator[Place]:
     """Its first device."""
     backend = registry.accelerator(name)
     accelerator = backend.open(0)
@@ -241,7 +241,7 @@ def opened(name: str) -> Iterator[Place]:
 def facts(place: Place) -> dict[str, str]:
     """Device, driver and versions, in words; `-` for what there is not."""
     device = place.accelerator.device
-    known = {
+    details = {
         "backend": place.backend.name,
         "device": place.accelerator.name,
         "driver": NOT_HERE,
@@ -251,12 +251,12 @@ def facts(place: Place) -> dict[str, str]:
     }
     if place.on_device:
         about = torch.cuda.get_device_properties(device)
-        known["device"] = (
+        details["device"] = (
             f"{about.name}, {about.total_memory / 2**30:.0f} GiB, "
             f"{about.multi_processor_count} multiprocessors"
         )
-        known["driver"] = _driver()
-    return known
+        details["driver"] = _driver()
+    return details
 
 
 def _version(package: str) -> str:
@@ -271,7 +271,9 @@ def _driver() -> str:
     if shutil.which(DRIVER[0]) is None:
         return NOT_HERE
     try:
-        done = subprocess.run(DRIVER, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        result = subprocess.run(
+            DRIVER, capture_output=True, text=True, timeout=TOOL_TIMEOUT, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return NOT_HERE
-    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else NOT_HERE
+    return result.stdout.strip().splitlines()[0] if result.stdout.strip() else NOT_HERE

@@ -11,7 +11,7 @@ EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "token"}}]}\n\n'
 TOKENS = 16
 STREAM = EVENT * TOKENS + b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 8, "completion_tokens": TOKENS, "total_tokens": TOKENS + 8}
-WHOLE = json.dumps({"choices": [{"message": {"content": "token"}}], "usage": USAGE}).encode()
+RESPONSE = json.dumps({"choices": [{"message": {"content": "token"}}], "usage": USAGE}).encode()
 
 
 def answer(kind: bytes, body: bytes) -> bytes:
@@ -32,7 +32,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             body = await reader.readexactly(length)
             streamed = b'"stream": true' in body
             kind = b"text/event-stream" if streamed else b"application/json"
-            writer.write(answer(kind, STREAM if streamed else WHOLE))
+            writer.write(answer(kind, STREAM if streamed else RESPONSE))
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
 

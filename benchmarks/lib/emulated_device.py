@@ -114,8 +114,8 @@ def points() -> tuple[Point, ...]:
         "less skew": {"skew": 0.8},
         "more skew": {"skew": 1.4},
     }
-    others = (replace(CENTRE, name=n, stages=SWEPT, **change) for n, change in around.items())
-    return (CENTRE, *others)
+    other_points = (replace(CENTRE, name=n, stages=SWEPT, **change) for n, change in around.items())
+    return (CENTRE, *other_points)
 
 
 def raw(point: Point) -> Point:
@@ -137,9 +137,9 @@ def now() -> float:
 
 def wait_until(instant: float) -> None:
     """Wait without the interpreter's lock; returns at once where the instant has passed."""
-    left = instant - now()
-    if left > 0.0:
-        time.sleep(left)
+    remaining = instant - now()
+    if remaining > 0.0:
+        time.sleep(remaining)
 
 
 def prompt_timers() -> None:

@@ -54,9 +54,9 @@ class Link:
     def book(self, round: Exchange) -> float:
         """When an exchange ends that begins now."""
         begins = now()
-        sent = self._out.take(begins, self._seconds(round.sends))
-        received = self._in.take(begins, self._seconds(round.receives))
-        return max(sent, received) + self._point.latency
+        send_end = self._out.take(begins, self._seconds(round.sends))
+        receive_end = self._in.take(begins, self._seconds(round.receives))
+        return max(send_end, receive_end) + self._point.latency
 
     def _seconds(self, buffers: tuple[PeerBuffer, ...]) -> float:
         slots = sum(buffer.blob.numel() for buffer in buffers) / self._slot
@@ -130,23 +130,23 @@ class LinkedFabric:
     def __init__(self, inner: Fabric, link: Link) -> None:
         self._inner = inner
         self._link = link
-        self._opened: list[Communicator] = []
+        self._communicators: list[Communicator] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
         """See `Fabric`."""
-        opened = self._inner.open(purpose, ranks)
-        self._opened.append(opened)
+        communicator = self._inner.open(purpose, ranks)
+        self._communicators.append(communicator)
         if purpose.endswith(MOVES):
-            return LinkedCommunicator(opened, self._link)  # type: ignore[return-value]
-        return opened
+            return LinkedCommunicator(communicator, self._link)  # type: ignore[return-value]
+        return communicator
 
     def part(self) -> None:
         """Close what was opened here."""
-        for opened in self._opened:
-            opened.close()
+        for communicator in self._communicators:
+            communicator.close()
 
 
 RING = 4

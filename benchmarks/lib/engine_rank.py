@@ -31,12 +31,12 @@ from lib.engine_systems import (
     PER_RANK,
     SHAPE,
     Base,
-    Given,
     Ids,
     OneLayer,
     Ours,
     Perfect,
     Place,
+    PlannedRebalance,
     StopTheWorld,
     System,
     Traffic,
@@ -45,7 +45,7 @@ from lib.engine_systems import (
     by_lock,
     common,
     digest,
-    given,
+    planned_rebalances,
     traffic_of,
     weights,
 )
@@ -83,41 +83,45 @@ class Material:
 
     traffic: Traffic
     ids: list[Ids]
-    plans: tuple[Given, ...]
-    today: tuple[Given, ...]
+    plans: tuple[PlannedRebalance, ...]
+    today: tuple[PlannedRebalance, ...]
 
     @staticmethod
     def of(point: Point, rank: int) -> "Material":
         """The same on every rank but for the tokens."""
         traffic = traffic_of(point)
         ids = [traffic.ids(step, rank) for step in range(traffic.steps)]
-        plans, today = (tuple(given(traffic, planner)) for planner in (common, as_today))
+        plans, today = (
+            tuple(planned_rebalances(traffic, planner)) for planner in (common, as_today)
+        )
         return Material(traffic, ids, plans, today)
 
 
 @dataclass(frozen=True)
-class Seen:
+class LayerObservation:
     """What the compute stream found in a layer of a step; looked at when the run is over.
 
     Attributes:
         layer: which.
         row: int32 [rows], the expert that each asks for.
-        found: int32 [rows], the slot that it was sent to.
-        placed: int32 [slots], the experts that the installed placement promises.
-        held: int64 [slots of the rank, 2], what its slots hold: layer and expert.
+        assigned: int32 [rows], the slot that it was sent to.
+        placement: int32 [slots], the experts that the installed placement promises.
+        contents: int64 [slots of the rank, 2], what its slots hold: layer and expert.
     """
 
     layer: int
     row: Ids
-    found: Ids
-    placed: Ids
-    held: npt.NDArray[np.int64]
+    assigned: Ids
+    placement: Ids
+    contents: npt.NDArray[np.int64]
 
     def wrong(self, mine: slice) -> int:
         """How many rows and slots."""
-        of_layer = self.held[:, 0] == self.layer
-        as_promised = self.held[:, 1] == self.placed[mine]
-        return int((self.placed[self.found] != self.row).sum() + (~(of_layer & as_promised)).sum())
+        of_layer = self.contents[:, 0] == self.layer
+        as_promised = self.contents[:, 1] == self.placement[mine]
+        return int(
+            (self.placement[self.assigned] != self.row).sum() + (~(of_layer & as_promised)).sum()
+        )
 
 
 class Loop:
@@ -141,33 +145,33 @@ class Loop:
         self._point = place.device.point
         self._mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
         steps = material.traffic.steps
-        self.began, self.ended, self.ideal = (np.zeros(steps) for _ in range(3))
+        self.start_times, self.end_times, self.ideal = (np.zeros(steps) for _ in range(3))
         self.freed: list[int] = []
         self.layouts: list[Layout] = []
-        self._seen: list[Seen] = []
+        self._observations: list[LayerObservation] = []
         self.cpu = 0.0
 
     def run(self) -> None:
         """Every step."""
-        spent = time.process_time()
+        cpu_start = time.process_time()
         for step, ids in enumerate(self._material.ids):
             if self._system.free(step):
                 self.freed.append(step)
                 self._meet_between_steps()
-            self.began[step] = now()
+            self.start_times[step] = now()
             self._system.boundary(step)
             for layer, row in enumerate(ids):
                 self._launch(step, layer, row)
             self._system.launched()
             self._compute.synchronize(DEADLINE)
-            self.ended[step] = now()
+            self.end_times[step] = now()
             self._note()
-        self.cpu = time.process_time() - spent
+        self.cpu = time.process_time() - cpu_start
 
     def _launch(self, step: int, layer: int, row: Ids) -> None:
         """Route this rank's rows, and compute what all ranks send here."""
-        told = torch.from_numpy(row).view(-1, 1)
-        slots = self._system.router.route(layer, step, told)
+        expert_ids = torch.from_numpy(row).view(-1, 1)
+        slots = self._system.router.route(layer, step, expert_ids)
         program = partial(
             self._layer, step, layer, row, slots, self._system.installed.layout.placement[layer]
         )
@@ -175,26 +179,30 @@ class Loop:
             self._compute.launch(partial(program, now()))
 
     def _layer(
-        self, step: int, layer: int, row: Ids, slots: torch.Tensor, placed: Ids, launched: float
+        self, step: int, layer: int, row: Ids, slots: torch.Tensor, placement: Ids, launched: float
     ) -> None:
         """On the compute stream: dispatch, experts, combine."""
-        found = slots.numpy().ravel()
-        rows = np.bincount(found // PER_RANK, minlength=SHAPE.ranks)
+        assigned = slots.numpy().ravel()
+        rows = np.bincount(assigned // PER_RANK, minlength=SHAPE.ranks)
         generation = self._system.installed.generation(layer)
         start = max(self._clock.free, launched)
         look = start + LOOK * self._point.fixed
-        met = self._board.meet(start, rows, generation, look)
-        if (met.generations != generation).any():
-            raise GenerationMismatch(f"step {step}, layer {layer}: {met.generations.tolist()}")
-        took = self._point.fixed + self._point.row * int(met.rows.max())
+        meeting = self._board.meet(start, rows, generation, look)
+        if (meeting.generations != generation).any():
+            raise GenerationMismatch(f"step {step}, layer {layer}: {meeting.generations.tolist()}")
+        took = self._point.fixed + self._point.row * int(meeting.rows.max())
         self.ideal[step] += took
-        self._clock.not_before(met.start)
+        self._clock.not_before(meeting.start)
         self._clock.spend(took)
-        self._seen.append(Seen(layer, row, found, placed, self._system.held[layer].numpy().copy()))
+        self._observations.append(
+            LayerObservation(
+                layer, row, assigned, placement, self._system.slot_contents[layer].numpy().copy()
+            )
+        )
 
     def wrong(self) -> int:
         """Rows that were sent to a slot of another expert, and slots that held another."""
-        return sum(seen.wrong(self._mine) for seen in self._seen)
+        return sum(observation.wrong(self._mine) for observation in self._observations)
 
     def _meet_between_steps(self) -> None:
         """So that no rank begins a step while another still installs for nothing."""
@@ -208,7 +216,7 @@ class Loop:
             self.layouts.append(layout)
 
 
-def serve(task: dict[str, Any], told: IO[str]) -> None:
+def serve(task: dict[str, Any], output: IO[str]) -> None:
     """Every run of a task; a line for each."""
     torch.set_num_threads(1)
     prompt_timers()
@@ -220,9 +228,11 @@ def serve(task: dict[str, Any], told: IO[str]) -> None:
         point = Point(**fields)
         if point.name not in materials:
             materials = {point.name: Material.of(point, rank)}  # the last point's only
-        found = _run(fabric, board, materials[point.name], point, name, f"run{number}")
-        told.write(json.dumps({"point": point.name, "system": name, "round": turn, **found}) + "\n")
-        told.flush()
+        figures = _run(fabric, board, materials[point.name], point, name, f"run{number}")
+        output.write(
+            json.dumps({"point": point.name, "system": name, "round": turn, **figures}) + "\n"
+        )
+        output.flush()
     fabric.open("over").barrier().result(DEADLINE)
     fabric.close()
 
@@ -248,13 +258,15 @@ def _run(
         system.close()
         linked.part()
         inner.close()
-    return _told(loop, system, material, plans)
+    return _run_figures(loop, system, material, plans)
 
 
-def _told(loop: Loop, system: System, material: Material, plans: Sequence[Given]) -> dict[str, Any]:
+def _run_figures(
+    loop: Loop, system: System, material: Material, plans: Sequence[PlannedRebalance]
+) -> dict[str, Any]:
     return {
-        "began": loop.began.tolist(),
-        "ended": loop.ended.tolist(),
+        "began": loop.start_times.tolist(),
+        "ended": loop.end_times.tolist(),
         "ideal": loop.ideal.tolist(),
         "wrong": loop.wrong(),
         "freed": loop.freed,
@@ -262,15 +274,15 @@ def _told(loop: Loop, system: System, material: Material, plans: Sequence[Given]
         "cpu": loop.cpu,
         "tokens": digest(material.ids),
         "plans": [plan.layout.digest for plan in plans],
-        "rebalances": [[e.due, e.step, e.copies] for e in system.ended],
+        "rebalances": [[e.due, e.step, e.copies] for e in system.rebalances],
     }
 
 
 def main() -> None:
     """Serve what standard input says, into the file that it names."""
     task = json.loads(sys.stdin.readline())
-    with Path(task["told"]).open("w") as told:
-        serve(task, told)
+    with Path(task["told"]).open("w") as output:
+        serve(task, output)
 
 
 if __name__ == "__main__":

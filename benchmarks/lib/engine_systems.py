@@ -117,8 +117,8 @@ class Traffic:
         stage = self.stage(step)
         odds = self._odds[stage]  # -1 is the last: a topic of the warm-up's own
         draw = np.random.default_rng((SEED, step, rank)).random((LAYERS, ROWS[max(stage, 0)]))
-        found = [np.searchsorted(edges, row) for edges, row in zip(odds, draw, strict=True)]
-        return np.minimum(np.stack(found), EXPERTS - 1).astype(np.int32)
+        experts = [np.searchsorted(edges, row) for edges, row in zip(odds, draw, strict=True)]
+        return np.minimum(np.stack(experts), EXPERTS - 1).astype(np.int32)
 
     def load(self, steps: range) -> Load:
         """(layers, experts): rows over these steps and all ranks."""
@@ -153,7 +153,7 @@ def traffic_of(point: Point) -> Traffic:
 
 
 @dataclass(frozen=True)
-class Given:
+class PlannedRebalance:
     """A plan that every system executes.
 
     Attributes:
@@ -182,15 +182,15 @@ Planner = Callable[[Load, Layout, bool], tuple[Layout, int]]
 """From load, what is installed, and whether to plan anew, to a layout and its moves."""
 
 
-def given(traffic: Traffic, planner: Planner) -> Iterator[Given]:
+def planned_rebalances(traffic: Traffic, planner: Planner) -> Iterator[PlannedRebalance]:
     """All plans, each from where the one before leads."""
     layout = start()
     for number in range(REBALANCES * traffic.stages):
-        closed = (number + 1) * traffic.interval
-        load = traffic.load(range(closed - WINDOW, closed))
+        window_end = (number + 1) * traffic.interval
+        load = traffic.load(range(window_end - WINDOW, window_end))
         stage, anew = number // REBALANCES, number % REBALANCES > 0
         layout, moves = planner(load, layout, anew)
-        yield Given(closed + 1, stage, anew, layout, moves)
+        yield PlannedRebalance(window_end + 1, stage, anew, layout, moves)
 
 
 def common(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
@@ -198,7 +198,7 @@ def common(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
 
     Of a topic that stays plans are made anew, so that weights really move.
     """
-    found = plan(
+    new_plan = plan(
         load,
         slots=SLOTS,
         ranks=RANKS,
@@ -206,13 +206,13 @@ def common(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
         policy="connected" if anew else "incremental",
         max_copies=ANEW if anew else FOLLOWING,
     )
-    return Layout(found.placement, found.shares), found.moves
+    return Layout(new_plan.placement, new_plan.shares), new_plan.moves
 
 
 def as_today(load: Load, layout: Layout, anew: bool) -> tuple[Layout, int]:
     """What other systems plan: greedily, anew every time, for an even split."""
-    found = plan(load, slots=SLOTS, ranks=RANKS, installed=layout.placement, policy="greedy")
-    return Layout(found.placement, even_shares(found.placement, EXPERTS)), found.moves
+    new_plan = plan(load, slots=SLOTS, ranks=RANKS, installed=layout.placement, policy="greedy")
+    return Layout(new_plan.placement, even_shares(new_plan.placement, EXPERTS)), new_plan.moves
 
 
 PER_RANK = SHAPE.slots_per_rank
@@ -236,7 +236,7 @@ class Place:
     rank: int
     label: str
     rows: torch.Tensor
-    plans: Sequence[Given]
+    plans: Sequence[PlannedRebalance]
 
 
 def weights() -> torch.Tensor:
@@ -251,11 +251,13 @@ def slots_of(
 ) -> tuple[torch.Tensor, EmulatedStore]:
     """This rank's slots, filled with the start layout, and their store."""
     mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
-    first = torch.from_numpy(start().placement[:, mine].astype(np.int64))
-    held = torch.stack([place.rows[layer, experts] for layer, experts in enumerate(first)])
-    slots = tuple((Segment("stands for an expert", row),) for row in held.flatten(0, 1))
+    experts_of_layers = torch.from_numpy(start().placement[:, mine].astype(np.int64))
+    contents = torch.stack(
+        [place.rows[layer, experts] for layer, experts in enumerate(experts_of_layers)]
+    )
+    slots = tuple((Segment("stands for an expert", row),) for row in contents.flatten(0, 1))
     inner = place.device.slot_store(SlotLayout(slots, staging))
-    return held, kind(inner, place.device)
+    return contents, kind(inner, place.device)
 
 
 DEADLINE = 30.0
@@ -263,7 +265,7 @@ NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True)
-class Ended:
+class RebalanceRecord:
     """A rebalance: the boundaries at which it was due and ended, and copies between ranks."""
 
     due: int
@@ -276,9 +278,9 @@ class System(Protocol):
 
     router: Router
     installed: ServingState
-    held: torch.Tensor
+    slot_contents: torch.Tensor
     """int64 [layers, slots of a rank, 2]: what the slots hold."""
-    ended: list[Ended]
+    rebalances: list[RebalanceRecord]
 
     def free(self, step: int) -> bool:
         """What nobody has to wait for, before the clock starts; whether there was anything."""
@@ -315,8 +317,8 @@ class Base:
     ) -> None:
         self._place = place
         self._mine = slice(place.rank * PER_RANK, (place.rank + 1) * PER_RANK)
-        self.held, self._store = slots_of(place, kind, staging)
-        self.ended: list[Ended] = []
+        self.slot_contents, self._store = slots_of(place, kind, staging)
+        self.rebalances: list[RebalanceRecord] = []
         self._prepare()
 
     def _prepare(self) -> None:
@@ -353,47 +355,47 @@ class Perfect(Base):
 
     def free(self, step: int) -> bool:
         """Install a stage's placement."""
-        found = self._by_step.get(step)
-        if found is None:
+        rebalance = self._by_step.get(step)
+        if rebalance is None:
             return False
-        mine = torch.from_numpy(found.layout.placement[:, self._mine].astype(np.int64))
+        mine = torch.from_numpy(rebalance.layout.placement[:, self._mine].astype(np.int64))
         compute = self._place.device.stream(Role.COMPUTE)
         for layer, experts in enumerate(mine):
-            self.held[layer].copy_(self._place.rows[layer, experts])
-        self.installed.commit(layer_update(found.layout, SHAPE, range(SHAPE.layers)), ())
+            self.slot_contents[layer].copy_(self._place.rows[layer, experts])
+        self.installed.commit(layer_update(rebalance.layout, SHAPE, range(SHAPE.layers)), ())
         compute.synchronize(DEADLINE)
-        self.ended.append(Ended(step, step, found.moves))
+        self.rebalances.append(RebalanceRecord(step, step, rebalance.moves))
         return True
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedTransfer:
     """What is known of a transfer before: how weights travel, and what is installed with them."""
 
     shipment: MigrationPlan
     change: LayerUpdate
 
 
-def prepared(
-    plans: Sequence[Given], groups: Sequence[Sequence[int]]
-) -> Mapping[int, Sequence[Prepared]]:
+def prepare_transfers(
+    plans: Sequence[PlannedRebalance], groups: Sequence[Sequence[int]]
+) -> Mapping[int, Sequence[PreparedTransfer]]:
     """By due step, a transfer for each group of layers."""
-    found, before = {}, start()
-    for given_plan in plans:
+    transfers, before = {}, start()
+    for rebalance in plans:
         steps = []
         for layers in groups:
             travel = plan_migration(
                 before.placement,
-                _mixed(before, given_plan.layout, layers).placement,
+                _mixed(before, rebalance.layout, layers).placement,
                 layers,
                 SHAPE,
                 staging=2 * SHAPE.layers * PER_RANK,
                 slots_per_message=SLOTS_PER_MESSAGE,
             )
-            steps.append(Prepared(travel, layer_update(given_plan.layout, SHAPE, layers)))
-        found[given_plan.due] = steps
-        before = given_plan.layout
-    return found
+            steps.append(PreparedTransfer(travel, layer_update(rebalance.layout, SHAPE, layers)))
+        transfers[rebalance.due] = steps
+        before = rebalance.layout
+    return transfers
 
 
 def _mixed(before: Layout, after: Layout, layers: Sequence[int]) -> Layout:
@@ -417,9 +419,9 @@ class Travelling(Base):
         moves = place.fabric.open(f"{place.label}.moves")
         self._transfer = P2PTransfer(place.device, moves, self._store, range(SHAPE.ranks), DEADLINE)
         self._votes = place.fabric.open(f"{place.label}.votes")
-        self._ready = prepared(place.plans, groups)
+        self._prepared_transfers = prepare_transfers(place.plans, groups)
 
-    def _travel(self, work: Prepared) -> Job[StagedChunk]:
+    def _travel(self, work: PreparedTransfer) -> Job[StagedChunk]:
         """Stage what is on its way; where nothing moves, nothing."""
         if not work.shipment.chunks:
             yield from ()
@@ -436,13 +438,13 @@ class StopTheWorld(Travelling):
 
     def boundary(self, step: int) -> None:
         """Move, meet, install, meet."""
-        for work in self._ready.get(step, ()):
+        for work in self._prepared_transfers.get(step, ()):
             staged = run_blocking(self._travel(work), DEADLINE)
             self._votes.barrier().result(DEADLINE)
             self.installed.commit(work.change, staged.copies)
             self._place.device.stream(Role.COMPUTE).synchronize(DEADLINE)
             self._votes.barrier().result(DEADLINE)
-            self.ended.append(Ended(step, step, work.shipment.remote_copies))
+            self.rebalances.append(RebalanceRecord(step, step, work.shipment.remote_copies))
 
 
 class OneLayer(Travelling):
@@ -457,43 +459,45 @@ class OneLayer(Travelling):
         super().__init__(place, PER_RANK, [[layer] for layer in range(SHAPE.layers)])
         self._worker = ThreadWorker(Track.TRANSFER, DEADLINE, owner=place.label)
         self._maps = InUse.empty(SHAPE.experts)
-        self._due: deque[int] = deque()
-        self._left: deque[Prepared] = deque()
-        self._flying: JobHandle[StagedChunk] | None = None
-        self._moved = 0
+        self._due_steps: deque[int] = deque()
+        self._remaining: deque[PreparedTransfer] = deque()
+        self._in_flight: JobHandle[StagedChunk] | None = None
+        self._moved_copies = 0
 
     def boundary(self, step: int) -> None:
         """Vote, install what has come everywhere, and let the next leave."""
-        if step in self._ready:
-            self._due.append(step)
-        if self._flying is not None:
-            self._vote(self._flying, step)
-        if self._flying is None and self._due:
-            self._left.extend(self._ready[self._due[0]])
-            self._moved = 0
+        if step in self._prepared_transfers:
+            self._due_steps.append(step)
+        if self._in_flight is not None:
+            self._vote(self._in_flight, step)
+        if self._in_flight is None and self._due_steps:
+            self._remaining.extend(self._prepared_transfers[self._due_steps[0]])
+            self._moved_copies = 0
             self._leave()
 
     def close(self) -> None:
         """End the thread."""
         self._worker.close()
 
-    def _vote(self, flying: JobHandle[StagedChunk], step: int) -> None:
-        votes = torch.tensor([int(flying.done())], dtype=torch.int32)
+    def _vote(self, job: JobHandle[StagedChunk], step: int) -> None:
+        votes = torch.tensor([int(job.done())], dtype=torch.int32)
         self._votes.all_reduce(votes).result(DEADLINE)
         if int(votes[0]) < SHAPE.ranks:
             return
-        work, staged = self._left.popleft(), flying.result(DEADLINE)
+        work, staged = self._remaining.popleft(), job.result(DEADLINE)
         self.installed.commit(work.change, staged.copies)
         install(torch.from_numpy(work.change.placement[0].astype(np.int64)), self._maps)
-        self._moved += work.shipment.remote_copies
-        self._flying = None
-        if self._left:
+        self._moved_copies += work.shipment.remote_copies
+        self._in_flight = None
+        if self._remaining:
             self._leave()
         else:
-            self.ended.append(Ended(self._due.popleft(), step, self._moved))
+            self.rebalances.append(
+                RebalanceRecord(self._due_steps.popleft(), step, self._moved_copies)
+            )
 
     def _leave(self) -> None:
-        self._flying = self._worker.start(self._travel(self._left[0]), "move")
+        self._in_flight = self._worker.start(self._travel(self._remaining[0]), "move")
         self._worker.release()
 
 
@@ -537,16 +541,16 @@ class Ours(Base):
         if not self._own:
             engine = self._balancer.engine
             # The engine, its protocol and its path run as they are; only what is planned is given.
-            engine._path = Told(engine._path, place, isinstance(path, InPlaceFromHost))
+            engine._path = FixedPlanPath(engine._path, place, isinstance(path, InPlaceFromHost))
 
     def boundary(self, step: int) -> None:
         """The engine's."""
         self._balancer.engine.before_step(step)
         reports = self._balancer.engine.reports
-        for report in list(reports)[len(self.ended) :]:
+        for report in list(reports)[len(self.rebalances) :]:
             if report.outcome not in COMPLETED:
                 raise RuntimeError(f"rebalance {report.number} ended with: {report.outcome}")
-            self.ended.append(Ended(report.opened_at, report.step, report.copies))
+            self.rebalances.append(RebalanceRecord(report.opened_at, report.step, report.copies))
 
     def launched(self) -> None:
         """The engine's."""
@@ -561,7 +565,7 @@ class Ours(Base):
         self._balancer.close()
 
 
-class Told:
+class FixedPlanPath:
     """A path that proposes what it is given, one after the other; all else is the path's own."""
 
     def __init__(self, inner: Any, place: Place, locked: bool) -> None:

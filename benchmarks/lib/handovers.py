@@ -97,15 +97,15 @@ class Wires:
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        self._made: dict[str, Wire] = {}
+        self._wires: dict[str, Wire] = {}
 
     def open(self, purpose: str) -> Wire:
         """The wire for a purpose, made when it is first asked for: by all ranks, in one order."""
-        if purpose not in self._made:
+        if purpose not in self._wires:
             timeout = timedelta(seconds=self._deadline)
             group = distributed.new_group(backend="gloo", timeout=timeout, group_desc=purpose)
-            self._made[purpose] = Wire(group, self._deadline)
-        return self._made[purpose]
+            self._wires[purpose] = Wire(group, self._deadline)
+        return self._wires[purpose]
 
 
 DTYPE = torch.bfloat16
@@ -230,7 +230,7 @@ class Station:
         return self.rank == self.ranks - 1
 
 
-class There:
+class ReceivedActivations:
     """Activations that have come."""
 
     def __init__(self, activations: Activations) -> None:
@@ -257,12 +257,12 @@ class Blocking:
     def begin(self, batch: Batch) -> None:
         """Nothing is left over from the step before."""
 
-    def receive(self, batch: Batch) -> There:
+    def receive(self, batch: Batch) -> ReceivedActivations:
         """One tensor after the other."""
-        taken = self._in.first(batch.rows)
-        for tensor in taken:
+        activations = self._in.first(batch.rows)
+        for tensor in activations:
             self._wire.irecv(tensor, self._rank - 1).result()
-        return There(taken)
+        return ReceivedActivations(activations)
 
     def outgoing(self, batch: Batch) -> Activations:
         """Always the same tensors: they have been sent before they are written again."""
@@ -280,7 +280,7 @@ class Blocking:
 Described = list[tuple[str, torch.dtype, torch.Size]]
 
 
-class Arriving:
+class ArrivingActivations:
     """Activations whose handles are waited for by whoever reads first."""
 
     def __init__(self, tensors: dict[str, Tensor], handles: Sequence[Handle]) -> None:
@@ -305,28 +305,28 @@ class Coordinator:
 
     def __init__(self, station: Station) -> None:
         self._rank = station.rank
-        self._told = station.wires.open("coordinator, metadata")
+        self._metadata_wire = station.wires.open("coordinator, metadata")
         self._wire = station.wires.open("coordinator")
         self._out = Activations.empty(station.most, station.hidden)
-        self._sent: list[Handle] = []
+        self._handles: list[Handle] = []
 
     def begin(self, batch: Batch) -> None:
         """Wait for the sends of the step before: the forward writes to their tensors again."""
         self.drain()
 
-    def receive(self, batch: Batch) -> Arriving:
+    def receive(self, batch: Batch) -> ArrivingActivations:
         """Blocks for the metadata; the activations come later."""
         source = self._rank - 1
         tensors = {
             name: torch.empty(shape, dtype=dtype) for name, dtype, shape in self._described(source)
         }
-        return Arriving(tensors, [self._wire.irecv(t, source) for t in tensors.values()])
+        return ArrivingActivations(tensors, [self._wire.irecv(t, source) for t in tensors.values()])
 
     def _described(self, source: int) -> Described:
         length = torch.empty(1, dtype=torch.int64)
-        self._told.irecv(length, source).result()
+        self._metadata_wire.irecv(length, source).result()
         content = torch.empty(int(length.item()), dtype=torch.uint8)
-        self._told.irecv(content, source).result()
+        self._metadata_wire.irecv(content, source).result()
         described: Described = pickle.loads(content.numpy().tobytes())
         return described
 
@@ -341,11 +341,11 @@ class Coordinator:
         content = torch.frombuffer(bytearray(pickle.dumps(described)), dtype=torch.uint8)
         length = torch.tensor([content.numel()], dtype=torch.int64)
         target = self._rank + 1
-        self._sent += [self._told.isend(part, target) for part in (length, content)]
-        self._sent += [self._wire.isend(tensor, target) for tensor in tensors.values()]
+        self._handles += [self._metadata_wire.isend(part, target) for part in (length, content)]
+        self._handles += [self._wire.isend(tensor, target) for tensor in tensors.values()]
 
     def drain(self) -> None:
         """Wait for what has been sent."""
-        while self._sent:
-            self._sent[0].result()
-            self._sent.pop(0)
+        while self._handles:
+            self._handles[0].result()
+            self._handles.pop(0)

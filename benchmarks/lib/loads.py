@@ -131,13 +131,13 @@ def _draw(odds: Odds, rows: int, rng: np.random.Generator) -> Counts:
 
 def looks(model: Model, seeds: int = 8) -> dict[str, float]:
     """The figures of Table 1, mean over seeds: batches without balancing, experts in order."""
-    found = []
+    figures_by_seed = []
     for seed in range(seeds):
         (window,) = windows(model, seed, 1)
         (batch,) = batches(model, window.odds, seed, 1)
         ranks = batch.reshape(model.layers, model.ranks, -1).sum(axis=2)
-        found.append([figure for rows in (ranks, batch) for figure in _unevenness(rows)])
-    return dict(zip(TABLE_1, np.mean(found, axis=0).tolist(), strict=True))
+        figures_by_seed.append([figure for rows in (ranks, batch) for figure in _unevenness(rows)])
+    return dict(zip(TABLE_1, np.mean(figures_by_seed, axis=0).tolist(), strict=True))
 
 
 def _unevenness(rows: Counts) -> tuple[float, float]:

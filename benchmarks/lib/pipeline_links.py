@@ -24,7 +24,7 @@ from lib.processes import Place
 
 
 @dataclass(frozen=True)
-class Asked:
+class LinkSettings:
     """What a link is asked to be; what it is, is measured.
 
     Attributes:
@@ -42,13 +42,13 @@ class Link:
 
     Attributes:
         name: in tables.
-        asked: what it was asked to be; None: whatever this machine has.
+        settings: what it was asked to be; None: whatever this machine has.
         store: host and port of the rendezvous, as a rank reaches it.
         places: where each rank runs.
     """
 
     name: str
-    asked: Asked | None
+    settings: LinkSettings | None
     store: tuple[str, int]
     places: tuple[Place, ...]
 
@@ -93,35 +93,37 @@ def probe() -> Probe:
     if not os.access(TUN, os.R_OK | os.W_OK):
         return Unavailable(f"{TUN} cannot be opened")
     try:
-        with forwarder(1, Asked(0.0, 1e9)) as places:
+        with forwarder(1, LinkSettings(0.0, 1e9)) as places:
             here = [ENTER, f"--net={places[0]}", "true"]
-            done = subprocess.run(here, capture_output=True, text=True, timeout=GRACE, check=False)
+            result = subprocess.run(
+                here, capture_output=True, text=True, timeout=GRACE, check=False
+            )
     except BackendUnavailable as error:
         return Unavailable(str(error))
-    if done.returncode:
-        return Unavailable(f"a namespace cannot be entered: {done.stderr.strip()}")
+    if result.returncode:
+        return Unavailable(f"a namespace cannot be entered: {result.stderr.strip()}")
     return Available("TUN devices in network namespaces")
 
 
 @contextmanager
-def tun(ranks: int, asked: Asked) -> Iterator[Link]:
+def tun(ranks: int, settings: LinkSettings) -> Iterator[Link]:
     """Make the link; behind it nothing of it is left.
 
     Raises:
         BackendUnavailable: it cannot be made here; says why.
     """
-    with forwarder(ranks + 1, asked) as places:
+    with forwarder(ranks + 1, settings) as places:
         place, store = inside(places[ranks]), address(ranks)
         holder = [*place.prefix, sys.executable, str(STORE_SCRIPT), store]
         with _running(holder) as process:
             port = int(_first_lines(process, 1)[0])
-            yield Link("emulated link", asked, (store, port), tuple(map(inside, places[:ranks])))
+            yield Link("emulated link", settings, (store, port), tuple(map(inside, places[:ranks])))
 
 
 @contextmanager
-def forwarder(members: int, asked: Asked) -> Iterator[tuple[Path, ...]]:
+def forwarder(members: int, settings: LinkSettings) -> Iterator[tuple[Path, ...]]:
     """Namespaces on a link, one a member. Raises `BackendUnavailable`."""
-    words = [str(members), str(round(asked.latency * 1e9)), str(asked.rate)]
+    words = [str(members), str(round(settings.latency * 1e9)), str(settings.rate)]
     with ExitStack() as stack:
         with tempfile.TemporaryDirectory(prefix="equipoise-link-") as folder:
             command = [str(_compiled(Path(folder))), *words]
@@ -135,9 +137,9 @@ def _compiled(folder: Path) -> Path:
     program = folder / "forwarder"
     compiler = os.environ.get("CXX", "c++")
     command = [compiler, "-std=c++17", "-O2", "-o", str(program), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD, check=False)
-    if done.returncode:
-        raise BackendUnavailable(f"{compiler} cannot build the forwarder: {_last(done.stderr)}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=BUILD, check=False)
+    if result.returncode:
+        raise BackendUnavailable(f"{compiler} cannot build the forwarder: {_last(result.stderr)}")
     return program
 
 
@@ -169,12 +171,12 @@ def _first_lines(process: "subprocess.Popen[str]", count: int) -> list[str]:
     """What it prints when it is ready."""
     assert process.stdout is not None
     assert process.stderr is not None
-    found = [process.stdout.readline().strip() for _ in range(count)]
-    if not all(found):
+    lines = [process.stdout.readline().strip() for _ in range(count)]
+    if not all(lines):
         process.kill()
         errors = process.stderr.read()
         raise BackendUnavailable(_last(errors) or "it ended without a word")
-    return found
+    return lines
 
 
 def _last(text: str) -> str:

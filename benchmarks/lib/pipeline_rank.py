@@ -74,20 +74,20 @@ class Compute:
         self._station = station
         self._clock = Clock()
         self._woken = 0.0
-        self.began: list[float] = []
-        self.ended: list[float] = []
+        self.start_times: list[float] = []
+        self.end_times: list[float] = []
         self.wrong = 0
         self.cpu = 0.0
 
     def _compute_on(self, batch: Batch, read: Callable[[], Activations]) -> None:
         """The host's preparation, the wait for activations, and what is computed on them."""
         self._spend(PREPARE * batch.seconds)
-        taken = read()
-        self._beside(lambda: self._look(taken, batch))
+        activations = read()
+        self._beside(lambda: self._look(activations, batch))
         self._spend((1.0 - PREPARE) * batch.seconds)
 
-    def _look(self, taken: Activations, batch: Batch) -> None:
-        for which, tensor in enumerate(taken):
+    def _look(self, activations: Activations, batch: Batch) -> None:
+        for which, tensor in enumerate(activations):
             self.wrong += wrong(tensor, batch.step, self._station.rank - 1, which)
 
     def _stamp(self, output: Activations, batch: Batch) -> None:
@@ -111,7 +111,7 @@ SAMPLED = 7
 """Which tensor of a step, for stamps."""
 
 
-class Between:
+class TokenReturn:
     """Sampled tokens on their way from the last stage to the first: a stage between does nothing.
 
     Receives are posted when a micro-batch sets out, sends are waited for when their tensor is used
@@ -134,7 +134,7 @@ class Between:
         return 0
 
 
-class First(Between):
+class FirstStageTokens(TokenReturn):
     """Begins a step with the tokens of the one so many before: the same micro-batch's."""
 
     def __init__(self, station: Station) -> None:
@@ -144,16 +144,16 @@ class First(Between):
         self._expected: list[tuple[Batch, Handle]] = []
 
     def take(self) -> int:
-        """See `Between`."""
+        """See `TokenReturn`."""
         return self._oldest() if len(self._expected) == len(self._buffers) else 0
 
     def expect(self, batch: Batch) -> None:
-        """See `Between`."""
+        """See `TokenReturn`."""
         into = self._buffers[batch.step % len(self._buffers), : batch.rows]
         self._expected.append((batch, self._wire.irecv(into, self._last)))
 
     def drain(self) -> int:
-        """See `Between`."""
+        """See `TokenReturn`."""
         return sum(self._oldest() for _ in list(self._expected))
 
     def _oldest(self) -> int:
@@ -163,43 +163,43 @@ class First(Between):
         return wrong(tokens, batch.step, self._last, SAMPLED)
 
 
-class Last(Between):
+class LastStageTokens(TokenReturn):
     """Samples a token a row, at the end of every step."""
 
     def __init__(self, station: Station) -> None:
         self._wire = station.wires.open("tokens")
         self._rank = station.rank
         self._buffers = torch.empty(station.in_flight, station.most, dtype=torch.int64)
-        self._sent: list[Handle] = []
+        self._handles: list[Handle] = []
 
     def deliver(self, batch: Batch) -> None:
-        """See `Between`."""
+        """See `TokenReturn`."""
         count = len(self._buffers)
-        if len(self._sent) == count:
-            self._sent.pop(0).result()
+        if len(self._handles) == count:
+            self._handles.pop(0).result()
         tokens = self._buffers[batch.step % count, : batch.rows]
         stamp(tokens, batch.step, self._rank, SAMPLED)
-        self._sent.append(self._wire.isend(tokens, 0))
+        self._handles.append(self._wire.isend(tokens, 0))
 
     def drain(self) -> int:
-        """See `Between`."""
-        while self._sent:
-            self._sent.pop(0).result()
+        """See `TokenReturn`."""
+        while self._handles:
+            self._handles.pop(0).result()
         return 0
 
 
-class Neither(Between):
+class MiddleStageTokens(TokenReturn):
     """Opens the wire, as every rank has to."""
 
     def __init__(self, station: Station) -> None:
         station.wires.open("tokens")
 
 
-def token_return(station: Station) -> Between:
+def token_return(station: Station) -> TokenReturn:
     """This stage's part."""
     if station.is_first:
-        return First(station)
-    return Last(station) if station.is_last else Neither(station)
+        return FirstStageTokens(station)
+    return LastStageTokens(station) if station.is_last else MiddleStageTokens(station)
 
 
 class Stage(Compute):
@@ -211,7 +211,9 @@ class Stage(Compute):
         tokens: how sampled tokens return.
     """
 
-    def __init__(self, station: Station, handover: Blocking | Coordinator, tokens: Between) -> None:
+    def __init__(
+        self, station: Station, handover: Blocking | Coordinator, tokens: TokenReturn
+    ) -> None:
         super().__init__(station)
         self.messages = handover.messages
         self._handover = handover
@@ -219,24 +221,24 @@ class Stage(Compute):
 
     def run(self, batches: list[Batch]) -> None:
         """Every micro-batch, in order, until all has arrived everywhere."""
-        spent = time.process_time()
+        cpu_start = time.process_time()
         self._clock.free = self._woken = now()
         for batch in batches:
             self._step(batch)
         self._handover.drain()
         self.wrong += self._tokens.drain()
-        self.cpu = time.process_time() - spent
+        self.cpu = time.process_time() - cpu_start
 
     def _step(self, batch: Batch) -> None:
         self._handover.begin(batch)
         self.wrong += self._tokens.take()
         self._beside(lambda: self._tokens.expect(batch))
-        self.began.append(now())
+        self.start_times.append(now())
         if self._station.is_first:
             self._spend(batch.seconds)
         else:
             self._compute_on_what_comes(batch)
-        self.ended.append(now())
+        self.end_times.append(now())
         if self._station.is_last:
             self._beside(lambda: self._tokens.deliver(batch))
         else:
@@ -291,10 +293,10 @@ class LoopedStage(Compute):
             station.in_flight,
             station.deadline,
         )
-        spent = time.process_time()
+        cpu_start = time.process_time()
         self._clock.free = self._woken = now()
         loop.run(len(batches))
-        self.cpu = time.process_time() - spent
+        self.cpu = time.process_time() - cpu_start
         self._ends.close()
 
     def begin(self, number: int) -> MicroBatch:
@@ -311,19 +313,19 @@ class LoopedStage(Compute):
     ) -> Mapping[str, Tensor]:
         """A step's compute, around the wait for what it computes on."""
         batch = self._batches[turn.number]
-        self.began.append(now())
+        self.start_times.append(now())
         if handed is None:
             self._spend(batch.seconds)
         else:
             self._compute_on(batch, lambda: Activations(*(handed[name] for name in FIELDS)))
-        self.ended.append(now())
+        self.end_times.append(now())
         if self._station.is_last:
             tokens = self._sampled[: batch.rows]
             self._beside(lambda: stamp(tokens, batch.step, self._rank, SAMPLED))
             return {SAMPLED_TOKENS: tokens}
         assert self._ends.to_next is not None
-        lent = self._ends.to_next.borrow_outputs(batch.rows)  # computed where it is sent from
-        output = Activations(*(lent[name] for name in FIELDS))
+        buffers = self._ends.to_next.borrow_outputs(batch.rows)  # computed where it is sent from
+        output = Activations(*(buffers[name] for name in FIELDS))
         self._beside(lambda: self._stamp(output, batch))
         return dict(zip(FIELDS, output, strict=True))
 
@@ -365,7 +367,7 @@ FEW, MANY = 8, 16 << 20
 
 
 @dataclass(frozen=True)
-class Gauged:
+class LinkFigures:
     """Medians.
 
     Attributes:
@@ -394,11 +396,11 @@ class Gauge:
         self._rank = rank
         self._word = torch.zeros(FEW, dtype=torch.uint8)
 
-    def link(self) -> Gauged:
+    def link(self) -> LinkFigures:
         """Latency and rate. Both ranks call it, and the first one's figures hold."""
         latency = self._median(SHORT, self._there_and_back) / 2
         seconds = self._one_way(MANY, latency) - latency
-        return Gauged(latency, MANY / max(seconds, SHORTEST))
+        return LinkFigures(latency, MANY / max(seconds, SHORTEST))
 
     def transfer(self, nbytes: int) -> float:
         """Seconds, one way, of a message of so many bytes, both sides ready for it."""
@@ -410,14 +412,14 @@ class Gauge:
         return max(latency, self._median(LONG, lambda: self._there(blob)) - latency)
 
     def _median(self, times: int, message: Callable[[], None]) -> float:
-        found = []
+        durations = []
         for turn in range(UNTIMED + times):
             time.sleep(PAUSE)  # as behind a stage's compute: caches and cores have cooled down
             began = now()
             message()
             if turn >= UNTIMED:
-                found.append(now() - began)
-        return statistics.median(found)
+                durations.append(now() - began)
+        return statistics.median(durations)
 
     def _there_and_back(self) -> None:
         self._there(self._word)
@@ -466,13 +468,13 @@ class Rank:
         Every rank is told what the first one has measured.
         """
         wire = self._wires.open("gauge")
-        told: list[dict[str, Any]] = [{}]
+        figures: list[dict[str, Any]] = [{}]
         if self.where.rank < 2:
             gauge = Gauge(wire, self.where.rank)
             link = gauge.link()
-            told = [{**link.fields(), "seconds": [[n, gauge.transfer(n)] for n in sizes]}]
-        distributed.broadcast_object_list(told, src=0)
-        return told[0]
+            figures = [{**link.fields(), "seconds": [[n, gauge.transfer(n)] for n in sizes]}]
+        distributed.broadcast_object_list(figures, src=0)
+        return figures[0]
 
     def run(
         self, point: Point, system: str, label: str, seconds: dict[int, float]
@@ -499,8 +501,8 @@ class Rank:
         finally:
             gc.unfreeze()
         return {
-            "began": stage.began,
-            "ended": stage.ended,
+            "began": stage.start_times,
+            "ended": stage.end_times,
             "wrong": stage.wrong,
             "messages": stage.messages,
             "cpu": stage.cpu,
@@ -515,7 +517,7 @@ class Rank:
         distributed.destroy_process_group()
 
 
-def serve(task: dict[str, Any], told: IO[str]) -> None:
+def serve(task: dict[str, Any], output: IO[str]) -> None:
     """Every run of a task; a line for each."""
     torch.set_num_threads(1)
     prompt_timers()
@@ -523,12 +525,12 @@ def serve(task: dict[str, Any], told: IO[str]) -> None:
     points = [Point(**fields) for fields, _, _ in task["runs"]]
     sizes = sorted({message_bytes(point.hidden, point.tokens) for point in points})
     link = rank.gauge(sizes)
-    told.write(json.dumps(link) + "\n")
+    output.write(json.dumps(link) + "\n")
     seconds = dict(link["seconds"])
     for number, (point, (_, system, turn)) in enumerate(zip(points, task["runs"], strict=True)):
-        found = rank.run(point, system, f"run{number}", seconds)
-        told.write(json.dumps({"system": system, "round": turn, **found}) + "\n")
-        told.flush()
+        figures = rank.run(point, system, f"run{number}", seconds)
+        output.write(json.dumps({"system": system, "round": turn, **figures}) + "\n")
+        output.flush()
     rank.close()
 
 
@@ -537,8 +539,8 @@ def main() -> None:
     nothing."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     task = json.loads(sys.stdin.readline())
-    with Path(task["told"]).open("w") as told:
-        serve(task, told)
+    with Path(task["told"]).open("w") as output:
+        serve(task, output)
 
 
 if __name__ == "__main__":

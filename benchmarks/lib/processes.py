@@ -39,25 +39,25 @@ def serve_on_ranks(
     """
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="equipoise-ranks-") as folder:
-        told = [Path(folder) / f"rank{rank}" for rank in range(len(tasks))]
+        outputs = [Path(folder) / f"rank{rank}" for rank in range(len(tasks))]
         try:
-            for task, place, path in zip(tasks, places, told, strict=True):
+            for task, place, path in zip(tasks, places, outputs, strict=True):
                 processes.append(_start(script, {**task, "told": str(path)}, place))
-            _wait(processes, told, time.monotonic() + START + seconds)
+            _wait(processes, outputs, time.monotonic() + START + seconds)
         finally:
             for process in processes:
                 process.kill()
             for process in processes:
                 process.wait()
-        return [[json.loads(line) for line in path.read_text().splitlines()] for path in told]
+        return [[json.loads(line) for line in path.read_text().splitlines()] for path in outputs]
 
 
-def _printed(told: Path) -> Path:
-    return told.with_suffix(".txt")
+def _log_path(output: Path) -> Path:
+    return output.with_suffix(".txt")
 
 
 def _start(script: Path, task: dict[str, Any], place: Place) -> "subprocess.Popen[str]":
-    with _printed(Path(task["told"])).open("w") as file:
+    with _log_path(Path(task["told"])).open("w") as file:
         process = subprocess.Popen(
             [*place.prefix, sys.executable, str(script)],
             stdin=subprocess.PIPE,
@@ -79,15 +79,17 @@ def _start(script: Path, task: dict[str, Any], place: Place) -> "subprocess.Pope
 
 
 def _wait(
-    processes: "Sequence[subprocess.Popen[str]]", told: Sequence[Path], expires: float
+    processes: "Sequence[subprocess.Popen[str]]", outputs: Sequence[Path], expires: float
 ) -> None:
     """Until all have ended well."""
     while (codes := [process.poll() for process in processes]) != [0] * len(processes):
-        failed = [rank for rank, code in enumerate(codes) if code]
-        late = time.monotonic() > expires
-        if failed or late:
+        failed_ranks = [rank for rank, code in enumerate(codes) if code]
+        timed_out = time.monotonic() > expires
+        if failed_ranks or timed_out:
             time.sleep(POLL)  # what the others say about it may explain it
-            why = "took too long" if late else f"rank(s) {failed} failed"
-            quotes = [f"rank {n}:\n{_printed(p).read_text()[-2000:]}" for n, p in enumerate(told)]
+            why = "took too long" if timed_out else f"rank(s) {failed_ranks} failed"
+            quotes = [
+                f"rank {n}:\n{_log_path(p).read_text()[-2000:]}" for n, p in enumerate(outputs)
+            ]
             raise RuntimeError(f"{why}\n" + "\n".join(quotes))
         time.sleep(POLL)

@@ -24,8 +24,8 @@ Row = dict[str, Any]
 
 def spread(values: Iterable[float], times: float = 1.0) -> list[float]:
     """[median, least, most], each multiplied by `times`."""
-    found = [value * times for value in values]
-    return [statistics.median(found), min(found), max(found)]
+    scaled = [value * times for value in values]
+    return [statistics.median(scaled), min(scaled), max(scaled)]
 
 
 def commit() -> str:
@@ -58,13 +58,13 @@ def dumps(
 ) -> str:
     """JSON with one figure, and one row of a table, per line."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    told = [f"{json.dumps(key)}: {_line(value)}" for key, value in figures.items()]
-    lines.append('"figures": {\n' + ",\n".join(told) + "\n}")
-    named = [
+    figure_lines = [f"{json.dumps(key)}: {_line(value)}" for key, value in figures.items()]
+    lines.append('"figures": {\n' + ",\n".join(figure_lines) + "\n}")
+    table_lines = [
         f"{json.dumps(key)}: [\n" + ",\n".join(map(_line, rows)) + "\n]"
         for key, rows in tables.items()
     ]
-    lines.append('"tables": {\n' + ",\n".join(named) + "\n}")
+    lines.append('"tables": {\n' + ",\n".join(table_lines) + "\n}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -74,12 +74,12 @@ def load(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def source(found: Mapping[str, Any]) -> str:
+def source(contents: Mapping[str, Any]) -> str:
     """Command, commit and machine of saved figures, in one line."""
-    machine = found["machine"]
-    was = f" (there `{found['was']}`)" if "was" in found else ""
+    machine = contents["machine"]
+    was = f" (there `{contents['was']}`)" if "was" in contents else ""
     return (
-        f"`{found['command']}` at commit {found['commit']}{was}, on {machine['processor']}, "
+        f"`{contents['command']}` at commit {contents['commit']}{was}, on {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory']}, Python {machine['python']}, "
         f"torch {machine['torch']}, numpy {machine['numpy']}."
     )
@@ -100,7 +100,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    return result.stdout.strip() if result.returncode == 0 else "unknown"

@@ -34,17 +34,17 @@ def copies_of(load: Load, slots: int) -> npt.NDArray[np.int64]:
     return copies
 
 
-def packed(sizes: Sequence[float], bins: int) -> list[list[int]]:
+def pack_bins(sizes: Sequence[float], bins: int) -> list[list[int]]:
     """Largest first to the least full bin, equally many in each: the items of each bin."""
     room = len(sizes) // bins
     heap: list[tuple[float, int]] = [(0.0, number) for number in range(bins)]
-    found: list[list[int]] = [[] for _ in range(bins)]
+    packing: list[list[int]] = [[] for _ in range(bins)]
     for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        full, number = heapq.heappop(heap)
-        found[number].append(item)
-        if len(found[number]) < room:
-            heapq.heappush(heap, (full + sizes[item], number))
-    return found
+        fill, number = heapq.heappop(heap)
+        packing[number].append(item)
+        if len(packing[number]) < room:
+            heapq.heappush(heap, (fill + sizes[item], number))
+    return packing
 
 
 def hierarchical(load: Load, slots: int, ranks: int, nodes: int, groups: int) -> Row:
@@ -52,12 +52,12 @@ def hierarchical(load: Load, slots: int, ranks: int, nodes: int, groups: int) ->
     size = load.size // groups
     by_group = load.reshape(groups, size).sum(axis=1).astype(float)
     row: list[int] = []
-    for held in packed(by_group.tolist(), nodes):
-        experts = np.array([g * size + i for g in held for i in range(size)])
+    for group_ids in pack_bins(by_group.tolist(), nodes):
+        experts = np.array([g * size + i for g in group_ids for i in range(size)])
         copies = copies_of(load[experts], slots // nodes)
         replicas = np.repeat(np.arange(experts.size), copies)
         sizes = (load[experts] / copies)[replicas]
-        for rank in packed(sizes.tolist(), ranks // nodes):
+        for rank in pack_bins(sizes.tolist(), ranks // nodes):
             row += experts[replicas[rank]].tolist()
     return np.array(row, dtype=np.int32)
 
@@ -67,58 +67,58 @@ def snake(load: Load, slots: int, ranks: int) -> Row:
     copies = copies_of(load, slots)
     replicas = np.repeat(np.arange(load.size), copies)
     order = replicas[np.argsort(-(load / copies)[replicas], kind="stable")]
-    dealt = order.reshape(-1, ranks)
-    dealt[1::2] = dealt[1::2, ::-1]
-    return np.ascontiguousarray(dealt.T).reshape(-1).astype(np.int32)
+    rounds = order.reshape(-1, ranks)
+    rounds[1::2] = rounds[1::2, ::-1]
+    return np.ascontiguousarray(rounds.T).reshape(-1).astype(np.int32)
 
 
 def swift(load: Load, installed: Row, ranks: int) -> Row:
     """First copies stay, the others are chosen anew, then single swaps lower the peak."""
     row = installed.reshape(ranks, -1).copy()
-    seen: set[int] = set()
+    placed_experts: set[int] = set()
     spare = []
     for place in np.ndindex(row.shape):
         expert = int(row[place])
-        if expert in seen:
+        if expert in placed_experts:
             spare.append(place)
-        seen.add(expert)
+        placed_experts.add(expert)
     copies = copies_of(load, row.size)
     extra = np.repeat(np.arange(load.size), copies - 1)
     size = load / copies
     for place in spare:
         row[place] = -1
-    full = [_full(row, size, rank) for rank in range(ranks)]
+    rank_loads = [_rank_load(row, size, rank) for rank in range(ranks)]
     for expert in extra[np.argsort(-size[extra], kind="stable")]:
         free = [p for p in spare if row[p] < 0]
         open_ = [p for p in free if expert not in row[p[0]]] or free
-        place = min(open_, key=lambda p: full[p[0]])
+        place = min(open_, key=lambda p: rank_loads[p[0]])
         row[place] = expert
-        full[place[0]] = _full(row, size, place[0])
+        rank_loads[place[0]] = _rank_load(row, size, place[0])
     _swap(row, size)
     return row.reshape(-1)
 
 
-def _full(row: Row, size: npt.NDArray[np.float64], rank: int) -> float:
-    held = row[rank]
-    return float(size[held[held >= 0]].sum())
+def _rank_load(row: Row, size: npt.NDArray[np.float64], rank: int) -> float:
+    experts = row[rank]
+    return float(size[experts[experts >= 0]].sum())
 
 
 def _swap(row: Row, size: npt.NDArray[np.float64]) -> None:
-    moved: set[tuple[int, int]] = set()
+    swapped_pairs: set[tuple[int, int]] = set()
     for _ in range(SWAPS):
-        full = size[row].sum(axis=1)
-        worst, best = int(full.argmax()), int(full.argmin())
-        if (worst, best) in moved:
+        rank_loads = size[row].sum(axis=1)
+        fullest, emptiest = int(rank_loads.argmax()), int(rank_loads.argmin())
+        if (fullest, emptiest) in swapped_pairs:
             return
-        gaps = size[row[worst]][:, None] - size[row[best]][None, :]
-        half = (full[worst] - full[best]) / 2
+        gaps = size[row[fullest]][:, None] - size[row[emptiest]][None, :]
+        half = (rank_loads[fullest] - rank_loads[emptiest]) / 2
         a, b = np.unravel_index(int(np.abs(gaps - half).argmin()), gaps.shape)
         gain = half - abs(gaps[a, b] - half)
-        twice = row[worst, a] in row[best] or row[best, b] in row[worst]
-        if twice or gain < ENOUGH * full.mean():
+        twice = row[fullest, a] in row[emptiest] or row[emptiest, b] in row[fullest]
+        if twice or gain < ENOUGH * rank_loads.mean():
             return
-        row[worst, a], row[best, b] = row[best, b], row[worst, a]
-        moved.add((worst, best))
+        row[fullest, a], row[emptiest, b] = row[emptiest, b], row[fullest, a]
+        swapped_pairs.add((fullest, emptiest))
 
 
 WIDTH = 1024
@@ -150,15 +150,15 @@ def install(placement: Tensor, in_use: InUse) -> None:
     """
     experts = in_use.counts.numel()
     most = int(torch.bincount(placement, minlength=experts).max())
-    found = torch.full((experts, most), -1, dtype=torch.int64)
+    slot_map = torch.full((experts, most), -1, dtype=torch.int64)
     counts = torch.zeros(experts, dtype=torch.int64)
     for slot in range(placement.numel()):
         expert = placement[slot]
         if expert.item() < 0:
             continue
         column = counts[expert]
-        found[expert, column] = slot
+        slot_map[expert, column] = slot
         counts[expert] = column + 1
-    wide = torch.nn.functional.pad(found, (0, WIDTH - most), value=-1)
-    in_use.slots.copy_(wide)
+    padded_map = torch.nn.functional.pad(slot_map, (0, WIDTH - most), value=-1)
+    in_use.slots.copy_(padded_map)
     in_use.counts.copy_(counts)

@@ -20,7 +20,7 @@ LOOK = 0.1
 def main(log: str, grace: float, command: list[str]) -> None:
     """Until the command has ended, by itself or not; its group is killed with it."""
     try:
-        child = _started(log, command)
+        child = _start(log, command)
     except OSError as error:
         print(f"it cannot be started: {error}", flush=True)
         return
@@ -36,7 +36,7 @@ def main(log: str, grace: float, command: list[str]) -> None:
     print(child.wait(60.0), flush=True)
 
 
-def _started(log: str, command: list[str]) -> subprocess.Popen[bytes]:
+def _start(log: str, command: list[str]) -> subprocess.Popen[bytes]:
     """In a group of its own, so that all of it can be ended; without a log it writes to ours."""
     out: BinaryIO = open(log, "ab", 0) if log else sys.stderr.buffer  # noqa: SIM115
     return subprocess.Popen(

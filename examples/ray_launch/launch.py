@@ -61,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedServer:
     """A server that the cluster has."""
 
     server: object
@@ -82,15 +82,15 @@ class Launch:
     Args:
         plan: what is asked for.
         cluster: where; it is closed in the end.
-        told: set when all is to end.
+        stop: set when all is to end.
         say: told one line at a time.
     """
 
     def __init__(
-        self, plan: Plan, cluster: Cluster, told: Event, say: Callable[[str], None]
+        self, plan: Plan, cluster: Cluster, stop: Event, say: Callable[[str], None]
     ) -> None:
-        self._plan, self._cluster, self._told, self._say = plan, cluster, told, say
-        self._placed: list[Placed] = []
+        self._plan, self._cluster, self._stop, self._say = plan, cluster, stop, say
+        self._servers: list[PlacedServer] = []
         self._proxy: Server | None = None
 
     def run(self) -> int:
@@ -113,33 +113,33 @@ class Launch:
         for node in nodes:
             for number in range(node.units if self._plan.per is Per.UNIT else 1):
                 self._place_one(node, number)
-        if not self._placed:
+        if not self._servers:
             raise BadInput(f"{len(nodes)} node(s), and none has what a server needs: --resource")
 
     def _place_one(self, node: Node, number: int) -> None:
         units = 1 if self._plan.per is Per.UNIT else node.units
-        wanted = self._plan.first_port + number if self._plan.first_port else 0
-        name = f"server {len(self._placed)} on {node.address}"
+        requested_port = self._plan.first_port + number if self._plan.first_port else 0
+        name = f"server {len(self._servers)} on {node.address}"
         server = self._cluster.place(node, units)
         # First into the list: what follows may fail, and it has to be released then too.
-        self._placed.append(Placed(server, name, node.address, wanted))
-        port = self._asked(self._placed[-1], "hold", wanted)
-        self._placed[-1] = Placed(server, name, node.address, port)
+        self._servers.append(PlacedServer(server, name, node.address, requested_port))
+        port = self._call(self._servers[-1], "hold", requested_port)
+        self._servers[-1] = PlacedServer(server, name, node.address, port)
 
     def _start(self) -> None:
-        for number, one in enumerate(self._placed):
+        for number, one in enumerate(self._servers):
             command = [
                 word.replace("{port}", str(one.port)).replace("{node}", one.address)
                 for word in self._plan.command
             ]
             log = self._plan.logs / f"server-{number}.log"
-            self._asked(one, "start", command, str(log), GRACE)
+            self._call(one, "start", command, str(log), GRACE)
             self._say(f"{one.name}: {one.url}, log {log}")
 
     def _wait_until_healthy(self) -> None:
         """Raises LaunchError for one that dies, or that is not healthy in time."""
         end = monotonic() + self._plan.start_timeout
-        waiting = list(self._placed)
+        waiting = list(self._servers)
         self._say(f"waiting for {len(waiting)} server(s), {self._plan.start_timeout:g} s at most")
         while waiting:
             for one in list(waiting):
@@ -149,18 +149,22 @@ class Launch:
                     waiting.remove(one)
                     self._say(f"{one.name}: healthy, {len(waiting)} to go")
                 elif monotonic() > end:
-                    late = f"{one.name} is not healthy behind {self._plan.start_timeout:g} s"
-                    raise LaunchError(self._with_tail(one, late))
+                    message = f"{one.name} is not healthy behind {self._plan.start_timeout:g} s"
+                    raise LaunchError(self._with_tail(one, message))
             self._pause(TURN if waiting else 0.0)
 
     def _route(self) -> None:
         """Write the proxy's configuration, and start it here."""
-        asked = self._plan.route.get("port", 9000)
-        if not isinstance(asked, int) or isinstance(asked, bool) or not 0 <= asked < 1 << 16:
-            raise BadInput(f"--route: port has to be 0 to 65535, got {asked!r}")
+        requested_port = self._plan.route.get("port", 9000)
+        if (
+            not isinstance(requested_port, int)
+            or isinstance(requested_port, bool)
+            or not 0 <= requested_port < 1 << 16
+        ):
+            raise BadInput(f"--route: port has to be 0 to 65535, got {requested_port!r}")
         proxy = Server()
         try:
-            port = proxy.hold(asked)
+            port = proxy.hold(requested_port)
         except OSError as error:
             raise LaunchError(f"the proxy: {error}") from error
         path = self._configured(port)
@@ -171,7 +175,7 @@ class Launch:
 
     def _configured(self, port: int) -> Path:
         """The proxy's configuration, written."""
-        workers = [{"url": one.url} for one in self._placed]
+        workers = [{"url": one.url} for one in self._servers]
         config = {**self._plan.route, "port": port, "workers": workers}
         path = self._plan.logs / "route.yaml"
         try:
@@ -193,17 +197,17 @@ class Launch:
             self._check_proxy()
             if monotonic() > end:
                 raise LaunchError(f"the proxy does not listen behind {LISTENING:g} s")
-        self._say(f"ready at {here}:{port}, with {len(self._placed)} server(s)")
+        self._say(f"ready at {here}:{port}, with {len(self._servers)} server(s)")
 
     def _watch(self) -> None:
         """Until it is told to end. Raises LaunchError when something dies."""
-        while not self._told.wait(TURN):
+        while not self._stop.wait(TURN):
             self._check_proxy()
-            for one in self._placed:
+            for one in self._servers:
                 self._check(one)
 
-    def _check(self, one: Placed) -> None:
-        status = self._asked(one, "status")
+    def _check(self, one: PlacedServer) -> None:
+        status = self._call(one, "status")
         if status is not None:
             raise LaunchError(self._with_tail(one, f"{one.name} died: {status}"))
 
@@ -212,11 +216,11 @@ class Launch:
         if status is not None:
             raise LaunchError(f"the proxy died: {status}")
 
-    def _with_tail(self, one: Placed, what: str) -> str:
-        tail = self._asked(one, "tail")
+    def _with_tail(self, one: PlacedServer, what: str) -> str:
+        tail = self._call(one, "tail")
         return f"{what}; its log ends:\n{tail}" if tail else f"{what}; its log is empty"
 
-    def _asked(self, one: Placed, method: str, *arguments: object) -> Any:
+    def _call(self, one: PlacedServer, method: str, *arguments: object) -> Any:
         """What a server answers; raises LaunchError that names it."""
         try:
             return self._cluster.call(one.server, method, *arguments)
@@ -224,7 +228,7 @@ class Launch:
             raise LaunchError(f"{one.name}: {error}") from error
 
     def _pause(self, seconds: float) -> None:
-        if self._told.wait(seconds):
+        if self._stop.wait(seconds):
             raise Interrupted
 
     def _end(self) -> int:
@@ -237,9 +241,9 @@ class Launch:
             code = LaunchError.code if self._proxy.code is None else self._proxy.code
             if status is None:
                 self._say("the proxy may not have ended")
-        for one in self._placed:
+        for one in self._servers:
             self._try(one, "tell")
-        for one in self._placed:
+        for one in self._servers:
             if self._try(one, "status", GRACE + TURN * 10) is None:
                 self._say(f"{one.name} may not have ended")
             try:
@@ -249,9 +253,9 @@ class Launch:
         self._cluster.close()
         return code
 
-    def _try(self, one: Placed, method: str, *arguments: object) -> object:
+    def _try(self, one: PlacedServer, method: str, *arguments: object) -> object:
         try:
-            return self._asked(one, method, *arguments)
+            return self._call(one, method, *arguments)
         except LaunchError as error:
             self._say(str(error))
             return None

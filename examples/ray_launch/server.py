@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
-PATIENCE = 60.0
+GUARD_TIMEOUT = 60.0
 TAIL_BYTES, TAIL_LINES = 4096, 8
 
 
@@ -21,8 +21,8 @@ class Server:
     """
 
     def __init__(self) -> None:
-        self._held = socket.socket()
-        self._keeps = False
+        self._socket = socket.socket()
+        self._keeps_port = False
         self._log: Path | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._status: str | None = None
@@ -34,15 +34,15 @@ class Server:
         A model takes minutes to load before its server binds the port, and by then the system may
         have given a free one to somebody else. Returns the port. Raises OSError where it is taken.
         """
-        self._keeps = not port
+        self._keeps_port = not port
         # What is held so, and not listened on, can be bound by a server that says the same, as
         # those of asyncio, uvicorn, Go and Rust do.
-        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._held.bind(("", port))
+            self._socket.bind(("", port))
         except OSError as error:
             raise OSError(f"port {port} cannot be had: {error.strerror}") from error
-        return int(self._held.getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     def start(self, command: Sequence[str], log: str, grace: float) -> None:
         """Run the command.
@@ -55,8 +55,8 @@ class Server:
         if log:
             self._log = Path(log)
             self._log.parent.mkdir(parents=True, exist_ok=True)
-        if not self._keeps:
-            self._held.close()
+        if not self._keeps_port:
+            self._socket.close()
         self._guard = subprocess.Popen(
             [sys.executable, str(GUARD), log, str(grace), *command],
             stdin=subprocess.PIPE,
@@ -71,10 +71,13 @@ class Server:
         if self._status is not None:
             return self._status
         if select.select([self._guard.stdout], [], [], seconds)[0]:
-            said = self._guard.stdout.read().decode().strip()
-            self._status, self.code = _ending(said), int(said) if said.isdigit() else None
+            last_line = self._guard.stdout.read().decode().strip()
+            self._status, self.code = (
+                _ending(last_line),
+                int(last_line) if last_line.isdigit() else None,
+            )
             self._guard.stdout.close()
-            self._guard.wait(PATIENCE)
+            self._guard.wait(GUARD_TIMEOUT)
         return self._status
 
     def tail(self) -> str:
@@ -91,15 +94,15 @@ class Server:
 
     def tell(self) -> None:
         """Tell it to end, and do not wait; again is no harm."""
-        self._held.close()
+        self._socket.close()
         if self._guard is not None and self._guard.stdin is not None:
             self._guard.stdin.close()
 
 
-def _ending(said: str) -> str:
+def _ending(last_line: str) -> str:
     """Of a guard's last line: the command's return code, or words."""
-    if not said:
+    if not last_line:
         return "its guard was killed"
-    if said.startswith("-"):
-        return f"it was ended by signal {said[1:]}"
-    return f"it ended with exit code {said}" if said.isdigit() else said
+    if last_line.startswith("-"):
+        return f"it was ended by signal {last_line[1:]}"
+    return f"it ended with exit code {last_line}" if last_line.isdigit() else last_line

@@ -25,10 +25,12 @@ class Corpus:
 
     def digests(self) -> str:
         """One line: both sizes and SHA-256 sums."""
-        held, trained = (hashlib.sha256(t).hexdigest() for t in (self.held_out, self.trained))
+        held_out_digest, trained_digest = (
+            hashlib.sha256(t).hexdigest() for t in (self.held_out, self.trained)
+        )
         return (
-            f"{self.name}: held out {len(self.held_out)} bytes sha256 {held}, "
-            f"trained {len(self.trained)} bytes sha256 {trained}"
+            f"{self.name}: held out {len(self.held_out)} bytes sha256 {held_out_digest}, "
+            f"trained {len(self.trained)} bytes sha256 {trained_digest}"
         )
 
 
@@ -50,10 +52,10 @@ def build(root: Path) -> tuple[Corpus, ...]:
 
 def refuse_shared(held_out: bytes, corpus: Corpus) -> None:
     """ValueError where any window of `WINDOW` bytes is in both texts."""
-    shared = shared_windows(held_out, corpus.trained, WINDOW)
-    if shared:
-        text = held_out[shared[0] : shared[0] + WINDOW]
-        raise ValueError(f"{corpus.name}: {len(shared)} shared windows, the first is {text!r}")
+    offsets = shared_windows(held_out, corpus.trained, WINDOW)
+    if offsets:
+        text = held_out[offsets[0] : offsets[0] + WINDOW]
+        raise ValueError(f"{corpus.name}: {len(offsets)} shared windows, the first is {text!r}")
 
 
 def _held_out(kind: Kind, root: Path) -> bytes:
@@ -96,11 +98,11 @@ def _without_shared(text: bytes, held_out: bytes) -> bytes:
     letters = np.ones(len(text) + 1, np.int64)
     for offset in shared_windows(text, held_out, BLOCK):
         letters[offset : offset + BLOCK] = 0
-    lines, kept, place = text.splitlines(keepends=True), [], 0
+    lines, kept_lines, place = text.splitlines(keepends=True), [], 0
     for line in lines:
         if letters[place : place + len(line)].all():
-            kept.append(line)
+            kept_lines.append(line)
         place += len(line)
-    joined = b"".join(kept)
+    joined = b"".join(kept_lines)
     # Joining lines across a gap can make a shared block anew: go on until none is left.
-    return joined if len(kept) == len(lines) else _without_shared(joined, held_out)
+    return joined if len(kept_lines) == len(lines) else _without_shared(joined, held_out)

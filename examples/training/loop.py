@@ -45,18 +45,18 @@ def train(network: Network, corpora: tuple[Corpus, ...], steps: int, seed: int) 
 
 def rate(step: int, steps: int) -> float:
     """The learning rate of a step."""
-    left = 2 * (steps - step) / steps
-    return PEAK_RATE * min(1.0, (step + 1) / WARM_UP, left)
+    decay = 2 * (steps - step) / steps
+    return PEAK_RATE * min(1.0, (step + 1) / WARM_UP, decay)
 
 
 def windows(texts: list[Tensor], context: int, draw: torch.Generator) -> Tensor:
     """(BATCH, context + 1) int64: windows at random offsets, the kinds in turn."""
-    chosen = []
+    samples = []
     for i in range(BATCH):
         text = texts[i % len(texts)]
         start = int(torch.randint(len(text) - context, (1,), generator=draw))
-        chosen.append(text[start : start + context + 1])
-    return torch.stack(chosen)
+        samples.append(text[start : start + context + 1])
+    return torch.stack(samples)
 
 
 def losses(network: Network, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,8 +55,8 @@ class Network(nn.Module):
         query, key, value = (
             t.transpose(1, 2) for t in (rotate(query, cos, sin), rotate(key, cos, sin), value)
         )
-        read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return read.transpose(1, 2).reshape(batch, length, hidden) @ own["out"]
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return attended.transpose(1, 2).reshape(batch, length, hidden) @ own["out"]
 
     def _experts(self, own: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
@@ -70,8 +70,8 @@ class Network(nn.Module):
         rows = torch.cat([_expert(*stack) for stack in stacks])
         weighted = rows * gates.flatten()[order, None]
         out = torch.zeros_like(x).index_add(0, order // config.top_k, weighted)
-        used = torch.tensor(sizes) / ids.numel()
-        return out, config.experts * (used * probabilities.mean(0)).sum()
+        row_shares = torch.tensor(sizes) / ids.numel()
+        return out, config.experts * (row_shares * probabilities.mean(0)).sum()
 
 
 _LAYERED = ("attention_norm", "qkv", "out", "expert_norm", "router", "gate_up", "down")

@@ -30,15 +30,15 @@ class Kind:
 
     def held_out_files(self, root: Path) -> list[Path]:
         """In the order they are named; ValueError where one is missing."""
-        return list(_found(root, self.held_out))
+        return list(_matching_files(root, self.held_out))
 
     def trained_files(self, root: Path) -> list[Path]:
         """Sorted, without those held out."""
-        held = set(self.held_out_files(root))
-        return sorted(set(_found(root, self.trained)) - held)
+        held_out = set(self.held_out_files(root))
+        return sorted(set(_matching_files(root, self.trained)) - held_out)
 
 
-def _found(root: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+def _matching_files(root: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
     for pattern in patterns:
         files = sorted(
             path for path in root.glob(pattern) if path.is_file() and path.name != WHOLE_BOOK
@@ -51,7 +51,7 @@ def _found(root: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 class _Prose(HTMLParser):
     """Headings, paragraphs and list items of a page's <main>, without code blocks."""
 
-    KEPT = frozenset(("p", "li", "h1", "h2", "h3", "h4"))
+    TEXT_TAGS = frozenset(("p", "li", "h1", "h2", "h3", "h4"))
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class _Prose(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._main |= tag == "main"
-        self._block += tag in self.KEPT
+        self._block += tag in self.TEXT_TAGS
         self._code += tag in ("pre", "script")
 
     def handle_endtag(self, tag: str) -> None:
         self._main &= tag != "main"
         self._code -= tag in ("pre", "script")
-        if tag in self.KEPT:
+        if tag in self.TEXT_TAGS:
             self._block -= 1
             self.text += "\n"
 

@@ -60,18 +60,18 @@ def unpack(packed: bytes) -> Hashes:
     """The inverse of `pack`; ValueError where the length is no whole number of hashes."""
     if len(packed) % HASH_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of {HASH_BYTES}-byte hashes")
-    wide = np.zeros((len(packed) // HASH_BYTES, 8), np.uint8)
-    wide[:, :HASH_BYTES] = np.frombuffer(packed, np.uint8).reshape(-1, HASH_BYTES)
-    return wide.view("<u8")[:, 0].astype(np.uint64)
+    padded = np.zeros((len(packed) // HASH_BYTES, 8), np.uint8)
+    padded[:, :HASH_BYTES] = np.frombuffer(packed, np.uint8).reshape(-1, HASH_BYTES)
+    return padded.view("<u8")[:, 0].astype(np.uint64)
 
 
 def suspicious_offsets(text: bytes, trained: Hashes) -> list[int]:
     """Where in `text` a block of the training text occurs; empty = no shared window."""
-    found = np.isin(_shortened(block_hashes(text)), trained)
-    return [int(offset) for offset in np.flatnonzero(found)]
+    is_shared = np.isin(_shortened(block_hashes(text)), trained)
+    return [int(offset) for offset in np.flatnonzero(is_shared)]
 
 
 def shared_windows(text: bytes, other: bytes, length: int = BLOCK) -> list[int]:
     """Every offset in `text` of a `length`-byte window that occurs anywhere in `other`."""
-    found = np.isin(block_hashes(text, length), block_hashes(other, length))
-    return [int(offset) for offset in np.flatnonzero(found)]
+    is_shared = np.isin(block_hashes(text, length), block_hashes(other, length))
+    return [int(offset) for offset in np.flatnonzero(is_shared)]

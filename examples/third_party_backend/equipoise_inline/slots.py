@@ -36,7 +36,7 @@ class InlineSlotStore:
     conversions = 0
 
     def __init__(self, layout: SlotLayout) -> None:
-        if any(wanted.format is not SlotFormat.STRIDED for wanted in layout.descriptor):
+        if any(description.format is not SlotFormat.STRIDED for description in layout.descriptor):
             raise Unsupported("no private format is known here")
         self._layout = layout
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
