@@ -12,13 +12,13 @@ Ints = layouts.Ints
 
 
 def replanned(load: Ints, table: Ints) -> Ints:
-    changed, _, new = rebalance_experts(
+    changed, _, new_rows = rebalance_experts(
         torch.from_numpy(table), torch.from_numpy(layouts.workload(load, table))
     )
-    found = np.array(new, dtype=np.int64)
-    assert changed == int((found != table).any())
-    accepted(table, found)
-    return found
+    new_table = np.array(new_rows, dtype=np.int64)
+    assert changed == int((new_table != table).any())
+    accepted(table, new_table)
+    return new_table
 
 
 def accepted(before: Ints, after: Ints) -> None:
@@ -36,9 +36,9 @@ def test_policy_levels_first_layout_with_fewer_moves_than_default(seed: int) -> 
     rng = np.random.default_rng(seed)
     load, table = layouts.log_normal(rng, 0.02), layouts.first_layout()
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    found = replanned(load, table)
-    assert layouts.score(load, found).mean() <= 1.02
-    assert layouts.moves(table, found) <= 3700
+    new_table = replanned(load, table)
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert layouts.moves(table, new_table) <= 3700
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,19 +47,19 @@ def test_policy_levels_mixed_layout_and_separates_duplicates(seed: int) -> None:
     table = layouts.mixed_layout(rng)
     load = layouts.log_normal(rng, 0.05)
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    changed, _, new = rebalance_experts(table, layouts.workload(load, table))
-    found = np.array(new, dtype=np.int64)
+    changed, _, new_rows = rebalance_experts(table, layouts.workload(load, table))
+    new_table = np.array(new_rows, dtype=np.int64)
     assert changed == 1
-    assert (np.diff(np.sort(found, axis=2), axis=2) > 0).all()
-    assert layouts.score(load, found).mean() <= 1.02
-    assert layouts.moves(table, found) <= 3700
+    assert (np.diff(np.sort(new_table, axis=2), axis=2) > 0).all()
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert layouts.moves(table, new_table) <= 3700
 
 
 def test_policy_levels_zipf_load_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
-    found = replanned(load, table)
-    assert layouts.score(load, found).mean() <= 1.02
-    assert (replanned(load, found) == found).all()
+    new_table = replanned(load, table)
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert (replanned(load, new_table) == new_table).all()
 
 
 def test_policy_orders_layers_by_gain() -> None:
@@ -74,8 +74,8 @@ def test_policy_orders_layers_by_gain() -> None:
 def test_policy_sums_stages_and_ignores_unknown_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
     stages = np.array([[[[4, 0], [1, -1]]], [[[4, -1], [1, 2]]]])
-    summed = np.array([[[8, 0], [2, 2]]])
-    assert rebalance_experts(table, stages)[2] == rebalance_experts(table, summed)[2]
+    stage_sums = np.array([[[8, 0], [2, 2]]])
+    assert rebalance_experts(table, stages)[2] == rebalance_experts(table, stage_sums)[2]
 
 
 def test_policy_moves_nothing_without_counts() -> None:
@@ -90,7 +90,7 @@ def test_set_new_ep_size_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "work", "said"),
+    ("table", "workload", "message"),
     [
         ([[0, 1]], [[1, 1]], "must be .layers, ranks, slots of a rank., got .1, 2."),
         ([[[0, 1]]], [[[1, 1, 1]]], r"expert_workload must be numbers \(1, 1, 2\)"),
@@ -99,6 +99,8 @@ def test_set_new_ep_size_is_refused_in_one_line() -> None:
         ([[[0.0, 1.0]]], [[[1, 1]]], "current_expert_table must be integers"),
     ],
 )
-def test_policy_refuses_bad_arguments_in_one_line(table: object, work: object, said: str) -> None:
-    with pytest.raises(PlacementError, match=said):
-        rebalance_experts(np.array(table), np.array(work))
+def test_policy_refuses_bad_arguments_in_one_line(
+    table: object, workload: object, message: str
+) -> None:
+    with pytest.raises(PlacementError, match=message):
+        rebalance_experts(np.array(table), np.array(workload))

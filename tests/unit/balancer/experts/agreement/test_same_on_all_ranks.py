@@ -30,15 +30,15 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
         return check_same_on_all_ranks(control, "same", SOON, mine, note=str(control.rank))
 
     answers = meet(len(each), program)
-    found = [entries(side) for side in each]
-    if all(side == found[0] for side in found):
+    rank_entries = [entries(side) for side in each]
+    if all(side == rank_entries[0] for side in rank_entries):
         assert answers == [tuple(str(rank) for rank in range(len(each)))] * len(each)
         return
     assert {type(answer) for answer in answers} == {RanksDiffer}
     (text,) = {str(answer) for answer in answers}
     of, _, rest = text.partition(": ranks differ in ")
     name, _, who = rest.partition(": ")
-    values = {side.get((of, name), NOTHING) for side in found}
+    values = {side.get((of, name), NOTHING) for side in rank_entries}
     assert len(values) > 1
     assert sorted(part.split()[-1] for part in who.split("; ")) == sorted(values)
 

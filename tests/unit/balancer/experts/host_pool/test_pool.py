@@ -51,9 +51,9 @@ def test_pool_ranks_read_experts_filled_by_all_ranks(
 
     def program(control: ThreadControl) -> tuple[bool, tuple[int, ...]]:
         pool = sealed(control, layout, seed)
-        found = holds(pool, seed)
+        contents_equal = holds(pool, seed)
         pool.close()
-        return found, pool.ranks
+        return contents_equal, pool.ranks
 
     before = holdings()
     assert meet(ranks, program) == [(True, tuple(range(ranks)))] * ranks
@@ -238,19 +238,19 @@ def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPa
 
 
 def test_pool_views_outlive_the_pool() -> None:
-    kept: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
 
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
-        kept.extend(pool.view(1, 4))
+        views.extend(pool.view(1, 4))
         pool.close()
 
     before = holdings()
     alone(program)
     gc.collect()
-    assert same(tuple(kept), weights(LAYOUT, 1, 4))
+    assert same(tuple(views), weights(LAYOUT, 1, 4))
     assert holdings() != before
-    kept.clear()
+    views.clear()
     gc.collect()
     assert holdings() == before
 

@@ -22,18 +22,18 @@ NBYTES = 4 * os.sysconf("SC_PAGE_SIZE")
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    made = shared_memory.create(NBYTES)
-    yield made
-    os.close(made)
+    memory_fd = shared_memory.create(NBYTES)
+    yield memory_fd
+    os.close(memory_fd)
 
 
 def test_memory_has_no_name_and_is_freed_with_last_holder() -> None:
-    named, before = segments(), holdings()
+    named_segments, before = segments(), holdings()
     descriptor = shared_memory.create(NBYTES)
     mapping = SharedMapping.for_writing(descriptor, NBYTES)
-    assert left_since(named) == set()
-    made = os.fstat(descriptor)
-    assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), made)]
+    assert left_since(named_segments) == set()
+    memory_stat = os.fstat(descriptor)
+    assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), memory_stat)]
     assert "(deleted)" in os.readlink(f"/proc/self/fd/{descriptor}")
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
@@ -162,7 +162,7 @@ def test_memory_create_works_without_noexec_seal_support(
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("always within_size [advise] never deny force", HugePages.ADVISED),
         ("[always] within_size advise never deny force", HugePages.ADVISED),
@@ -174,7 +174,7 @@ def test_memory_create_works_without_noexec_seal_support(
 def test_memory_reports_outcome_of_huge_page_request(
     descriptor: int,
     setting: str | None,
-    told: HugePages,
+    expected: HugePages,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,4 +182,4 @@ def test_memory_reports_outcome_of_huge_page_request(
     if setting is not None:
         path.write_text(setting)
     monkeypatch.setattr(shared_memory, "HUGE_PAGES_SETTING", path)
-    assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is told
+    assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is expected

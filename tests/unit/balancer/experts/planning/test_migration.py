@@ -44,7 +44,7 @@ def test_migration_fills_exactly_the_changed_slots(change: Change) -> None:
     moves = routes(migration)
     near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
     far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
-    assert (near, far) == wanted(change)
+    assert (near, far) == expected_fills(change)
     assert migration.total_copies == len(moves) == len(near) + len(far)
     assert migration.remote_copies == len(far)
 
@@ -52,17 +52,17 @@ def test_migration_fills_exactly_the_changed_slots(change: Change) -> None:
 Filled = set[tuple[int, int, int]]
 
 
-def wanted(change: Change) -> tuple[Filled, Filled]:
+def expected_fills(change: Change) -> tuple[Filled, Filled]:
     """(layer, slot, expert) of what a rank has already, and of what has to travel."""
-    near: Filled = set()
-    far: Filled = set()
+    local_fills: Filled = set()
+    remote_fills: Filled = set()
     per = change.shape.slots_per_rank
     for layer, slot in np.argwhere(change.installed != change.proposed).tolist():
         first = slot // per * per
         expert = int(change.proposed[layer, slot])
-        held = expert in change.installed[layer, first : first + per]
-        (near if held else far).add((layer, slot, expert))
-    return near, far
+        is_local = expert in change.installed[layer, first : first + per]
+        (local_fills if is_local else remote_fills).add((layer, slot, expert))
+    return local_fills, remote_fills
 
 
 @given(changes())
@@ -106,22 +106,22 @@ def test_chunk_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
 @given(changes())
 def test_message_slots_match_on_sender_and_receiver(change: Change) -> None:
     migration = change.plan()
-    travelled = 0
+    sent_slots = 0
     for chunk in range(migration.chunks):
         by_rank = rank_transfers(migration, chunk)
         for number in range(migration.rounds(chunk)):
             sends = {r: transfers.rounds[number].send for r, transfers in enumerate(by_rank)}
             receives = {r: transfers.rounds[number].receive for r, transfers in enumerate(by_rank)}
-            ends = {(r, s.peer): s for r, s in sends.items() if s}
-            others = {(g.peer, r): g for r, g in receives.items() if g}
-            assert ends.keys() == others.keys()
-            for pair, send in ends.items():
-                assert_a_blob(change, send, others[pair], pair)
-                travelled += len(send.slots)
-    assert travelled == migration.remote_copies
+            sends_by_pair = {(r, s.peer): s for r, s in sends.items() if s}
+            receives_by_pair = {(g.peer, r): g for r, g in receives.items() if g}
+            assert sends_by_pair.keys() == receives_by_pair.keys()
+            for pair, send in sends_by_pair.items():
+                check_message(change, send, receives_by_pair[pair], pair)
+                sent_slots += len(send.slots)
+    assert sent_slots == migration.remote_copies
 
 
-def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
+def check_message(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
     assert pair[0] != pair[1]
     assert (
         1
@@ -132,16 +132,16 @@ def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, in
     )
     assert list(receive.staging) == list(range(receive.staging[0], receive.staging[-1] + 1))
     assert list(receive.slots) == sorted(receive.slots)
-    for read, filled in zip(send.slots, receive.slots, strict=True):
-        held = at(change, change.installed, pair[0], read)
-        assert held == at(change, change.proposed, pair[1], filled)
-        assert read // change.shape.slots_per_rank == filled // change.shape.slots_per_rank
+    for source, slot in zip(send.slots, receive.slots, strict=True):
+        expert = expert_at(change, change.installed, pair[0], source)
+        assert expert == expert_at(change, change.proposed, pair[1], slot)
+        assert source // change.shape.slots_per_rank == slot // change.shape.slots_per_rank
 
 
-def at(change: Change, placed: Placement, rank: int, local: int) -> int:
+def expert_at(change: Change, placement: Placement, rank: int, local: int) -> int:
     """What a local slot of a rank holds."""
     layer, place = divmod(local, change.shape.slots_per_rank)
-    return int(placed[layer, rank * change.shape.slots_per_rank + place])
+    return int(placement[layer, rank * change.shape.slots_per_rank + place])
 
 
 @given(changes())
@@ -149,16 +149,16 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks):
         for rank, transfers in enumerate(rank_transfers(migration, chunk)):
-            received = [step.receive for step in transfers.rounds if step.receive]
-            filled = [*zip(transfers.local.staging, transfers.local.slots, strict=True)]
-            for message in received:
-                filled += zip(message.staging, message.slots, strict=True)
-            assert sorted(transfers.copies) == sorted(filled)
+            received_messages = [step.receive for step in transfers.rounds if step.receive]
+            buffer_slots = [*zip(transfers.local.staging, transfers.local.slots, strict=True)]
+            for message in received_messages:
+                buffer_slots += zip(message.staging, message.slots, strict=True)
+            assert sorted(transfers.copies) == sorted(buffer_slots)
             assert len(transfers.copies) == migration.staging_needed[chunk, rank]
             assert len({buffer for buffer, _ in transfers.copies}) == len(transfers.copies)
-            for read, slot in zip(transfers.local.sources, transfers.local.slots, strict=True):
-                held = at(change, change.installed, rank, read)
-                assert held == at(change, change.proposed, rank, slot)
+            for source, slot in zip(transfers.local.sources, transfers.local.slots, strict=True):
+                expert = expert_at(change, change.installed, rank, source)
+                assert expert == expert_at(change, change.proposed, rank, slot)
 
 
 @given(changes())
@@ -195,8 +195,10 @@ def test_adjacent_chunks_of_several_layers_always_fit_together(change: Change) -
 
 @given(changes())
 def test_migration_is_deterministic(change: Change) -> None:
-    copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())
-    first, second = change.plan(), copied.plan()
+    change_copy = replace(
+        change, installed=change.installed.copy(), proposed=change.proposed.copy()
+    )
+    first, second = change.plan(), change_copy.plan()
     assert routes(first) == routes(second)
     for chunk in range(first.chunks):
         assert rank_transfers(first, chunk) == rank_transfers(second, chunk)
@@ -277,7 +279,7 @@ def small(**changed: object) -> dict[str, object]:
     return right | changed
 
 
-REFUSED: dict[str, tuple[dict[str, object], str]] = {
+BAD_ARGUMENTS: dict[str, tuple[dict[str, object], str]] = {
     "layer too large": (
         small(proposed=placement((0, 1, 2, 0), (0, 1, 0, 2)), order=(1,), staging=1),
         "layer 1 fills 2 slots of rank 1, which has 1 staging buffers",
@@ -302,12 +304,12 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
 def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(PlacementError, match=message) as caught:
+    with pytest.raises(PlacementError, match=message) as error:
         plan_migration(**arguments)  # type: ignore[arg-type]
-    assert str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_ship_requires_equal_ranks_per_node() -> None:
@@ -318,7 +320,7 @@ def test_ship_requires_equal_ranks_per_node() -> None:
         )
 
 
-ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
+OUT_OF_RANGE: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
     "transfers of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
     "transfers of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
     "transfers of no chunk": (lambda s: s.for_rank(0, 1), "chunk: expected 0 to 0, got 1"),
@@ -328,7 +330,7 @@ ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("ask", "message"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_migration_refuses_unknown_rank_or_chunk(
     ask: Callable[[MigrationPlan], object], message: str
 ) -> None:
