@@ -37,8 +37,8 @@ def picked_slots(member: GroupMember, rows: list[int], shares: ShareMode, alike:
     """The slots that this rank picks for rows that all ranks have."""
     slots = SlotLayout(tuple((Segment("w", row),) for row in torch.zeros(4, 2)), staging=2)
     store = member.accelerator.slot_store(slots)
-    endpoint = member.accelerator, member.fabric, store
-    balancer = open_balancer(*endpoint, SHAPE, LAYOUT, config(shares, alike))
+    resources = member.accelerator, member.fabric, store
+    balancer = open_balancer(*resources, SHAPE, LAYOUT, config(shares, alike))
     compute, routed_slots = member.accelerator.stream(Role.COMPUTE), []
     ids = torch.tensor(rows, dtype=torch.int32).view(-1, 1)
     with balancer.step(0):

@@ -93,11 +93,11 @@ def tensors_of(experts: nn.Module) -> dict[str, Tensor]:
     return {**dict(experts.named_parameters()), "alpha": experts.alpha}
 
 
-def incomplete(into: ModelRegistry, model: object, **ignore: str) -> ModelIncomplete:
-    with pytest.raises(ModelIncomplete) as caught:
+def incomplete_error(into: ModelRegistry, model: object, **ignore: str) -> ModelIncomplete:
+    with pytest.raises(ModelIncomplete) as error:
         into.finalize(model, {**ROUTER, "*.expert_map": "a map of ids", **ignore})  # type: ignore[arg-type]
     assert isinstance(into.state, RegistryOpen)
-    return caught.value
+    return error.value
 
 
 def complete(into: ModelRegistry, model: nn.Module) -> ExpertModel:
@@ -116,7 +116,7 @@ def test_finalize_names_every_missing_tensor_of_fused_model(
     if not left_out:
         assert complete(into, model).layers == layers
         return
-    error = incomplete(into, model)
+    error = incomplete_error(into, model)
     assert set(error.missing) == {
         f"layers.{layer}.experts.{name}" for layer in range(layers) for name in left_out
     }
@@ -136,7 +136,7 @@ def test_finalize_names_every_missing_tensor_of_expert_list(
     if not left_out:
         assert complete(into, model).layers == layers
         return
-    assert set(incomplete(into, model).missing) == {
+    assert set(incomplete_error(into, model).missing) == {
         f"layers.{layer}.experts.{slot}.{name}"
         for layer in range(layers)
         for slot in range(SLOTS)
@@ -147,7 +147,7 @@ def test_finalize_names_every_missing_tensor_of_expert_list(
 def test_finalize_reports_dtype_and_shape_of_missing_tensor() -> None:
     model, into = fused(1), registry()
     register_fused(into, model, "w2", "w13_scale")
-    lines = str(incomplete(into, model)).splitlines()
+    lines = str(incomplete_error(into, model)).splitlines()
     assert lines == [
         "model 'm': its experts are not registered as it holds them",
         "  layers.0.experts.w2 float8_e4m3fn [3, 6, 4] is not registered",
@@ -158,7 +158,7 @@ def test_finalize_reports_dtype_and_shape_of_missing_tensor() -> None:
 def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
     experts, into = PackedExperts(), registry()
     into.register(0, qweight=experts.qweight, scales=experts.scales)
-    error = incomplete(into, nn.ModuleDict({"experts": experts}))
+    error = incomplete_error(into, nn.ModuleDict({"experts": experts}))
     assert error.missing == ("experts.qzeros.0", "experts.qzeros.1", "experts.qzeros.2")
     into = registry()
     into.register(0, qweight=experts.qweight, scales=experts.scales, qzeros=experts.qzeros)
@@ -173,7 +173,9 @@ def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
 def test_finalize_names_tensors_of_unregistered_layer() -> None:
     model, into = fused(2), registry()
     into.register(0, tensors_of(_experts(model, 0)))
-    assert set(incomplete(into, model).missing) == {f"layers.1.experts.{name}" for name in FUSED}
+    assert set(incomplete_error(into, model).missing) == {
+        f"layers.1.experts.{name}" for name in FUSED
+    }
 
 
 def _experts(model: nn.Module, layer: int) -> nn.Module:
@@ -192,15 +194,15 @@ def test_finalize_reports_partly_registered_tensor() -> None:
     tensors = tensors_of(_experts(model, 0))
     one, two, _ = tensors.pop("w2_scale")
     into.register(0, tensors, w2_scale=[one, two, torch.zeros(())])
-    says = str(incomplete(into, model))
-    assert "layers.0.experts.w2_scale float32 [3] is not registered (8 of 12 bytes are)" in says
+    message = str(incomplete_error(into, model))
+    assert "layers.0.experts.w2_scale float32 [3] is not registered (8 of 12 bytes are)" in message
 
 
 def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
     model, into = fused(1), registry()
     tensors = tensors_of(_experts(model, 0))
     into.register(0, {**tensors, "w2": tensors["w2"].clone()})
-    error = incomplete(into, model)
+    error = incomplete_error(into, model)
     assert (error.missing, error.unexpected) == (
         ("layers.0.experts.w2",),
         ("layer 0, tensor 'w2'",),
@@ -211,7 +213,7 @@ def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
 def test_finalize_names_registered_tensor_unknown_to_complete_model() -> None:
     model, into = fused(1), registry()
     into.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
-    error = incomplete(into, model)
+    error = incomplete_error(into, model)
     assert (error.missing, error.unexpected) == ((), ("layer 0, tensor 'derived'",))
 
 
@@ -220,29 +222,31 @@ def test_registry_accepts_missing_layer_after_failed_finalize() -> None:
     for layer in range(2):
         into.register(layer, tensors_of(_experts(model, layer)))
         if layer == 0:
-            incomplete(into, model)
+            incomplete_error(into, model)
     assert complete(into, model).layers == 2
 
 
 def test_finalize_notes_ignored_tensors_with_reasons() -> None:
     model, into = fused(1), registry()
     register_fused(into, model)
-    made = into.finalize(model, {**ROUTER, "*map": "a map of ids", "*.bias": "none", "*": "no"})
-    assert made.notes == (
+    expert_model = into.finalize(
+        model, {**ROUTER, "*map": "a map of ids", "*.bias": "none", "*": "no"}
+    )
+    assert expert_model.notes == (
         "layers.0.gate.weight float32 [10, 6] stays: the router's, by logical expert",
         "layers.0.experts.expert_map int32 [10] stays: a map of ids",
         "ignored pattern '*.bias' matches nothing that is left out",
     )
-    assert [line.removeprefix("m: ") for line in made.describe().splitlines()[-3:]] == list(
-        made.notes
+    assert [line.removeprefix("m: ") for line in expert_model.describe().splitlines()[-3:]] == list(
+        expert_model.notes
     )
 
 
 def test_finalize_reports_unused_ignore_pattern() -> None:
     model, into = fused(1), registry()
     register_fused(into, model, "w2")
-    says = str(incomplete(into, model, **{"*.w3": "forgotten"}))
-    assert "ignored pattern '*.w3' matches nothing that is left out" in says
+    message = str(incomplete_error(into, model, **{"*.w3": "forgotten"}))
+    assert "ignored pattern '*.w3' matches nothing that is left out" in message
 
 
 def test_finalize_refuses_ignore_pattern_without_reason() -> None:
@@ -263,8 +267,11 @@ def test_finalize_finds_missing_tensor_with_one_slot_per_rank() -> None:
     expert = Expert()
     into = ModelRegistry("m", 1, EXPERTS)
     into.register(0, w1=[expert.w1.weight])
-    held = nn.ModuleDict({"experts": nn.ModuleList([expert])})
-    assert set(incomplete(into, held).missing) == {"experts.0.w1.bias", "experts.0.w2.weight"}
+    model = nn.ModuleDict({"experts": nn.ModuleList([expert])})
+    assert set(incomplete_error(into, model).missing) == {
+        "experts.0.w1.bias",
+        "experts.0.w2.weight",
+    }
 
 
 class Strange(nn.Module):
@@ -284,8 +291,8 @@ class Strange(nn.Module):
 
 
 def test_held_tensors_finds_parameters_buffers_and_plain_tensors() -> None:
-    held = {one.name: list(one.tensor.shape) for one in model_tensors(Strange())}
-    assert held == {
+    shapes = {tensor.name: list(tensor.tensor.shape) for tensor in model_tensors(Strange())}
+    assert shapes == {
         "weight": [2],
         "state": [6],
         "loose": [3],
@@ -311,7 +318,7 @@ def test_held_tensors_finds_inner_tensor_of_wrapper_subclass() -> None:
 def test_held_tensors_lists_shared_parameter_under_both_names() -> None:
     one, two = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     two.weight = one.weight
-    names = [held.name for held in model_tensors(nn.ModuleList([one, two]))]
+    names = [tensor.name for tensor in model_tensors(nn.ModuleList([one, two]))]
     assert names == ["0.weight", "1.weight"]
 
 
@@ -320,6 +327,6 @@ def test_finalize_finds_weights_replaced_after_registration() -> None:
     register_fused(into, model)
     experts = _experts(model, 0)
     experts.get_parameter("w2").data = torch.zeros(SLOTS, HIDDEN, WIDTH)
-    error = incomplete(into, model)
+    error = incomplete_error(into, model)
     assert error.missing == ("layers.0.experts.w2",)
     assert error.unexpected == ("layer 0, tensor 'w2'",)

@@ -16,7 +16,7 @@ INTERVALS = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 
 )
 
 
-def claim(span: MemorySpan, slot: int = 0) -> OwnedSpan:
+def owned_span(span: MemorySpan, slot: int = 0) -> OwnedSpan:
     return OwnedSpan(span, TensorName("m", 0, "w"), slot)
 
 
@@ -25,20 +25,23 @@ def cells(span: MemorySpan) -> set[tuple[str, int]]:
 
 
 @given(st.lists(INTERVALS, max_size=8), INTERVALS)
-def test_claims_cover_exactly_the_claimed_bytes(spans: list[MemorySpan], asked: MemorySpan) -> None:
-    claims, owned = SpanIndex(), set[tuple[str, int]]()
-    kept = []
+def test_claims_cover_exactly_the_claimed_bytes(
+    spans: list[MemorySpan], queried: MemorySpan
+) -> None:
+    index, owned_cells = SpanIndex(), set[tuple[str, int]]()
+    indexed_spans = []
     for number, span in enumerate(spans):
-        if cells(span) & owned:
+        if cells(span) & owned_cells:
             with pytest.raises(RegistrationError, match=f"slot {number} shares memory with"):
-                claims.with_spans([claim(span, number)])
+                index.with_spans([owned_span(span, number)])
             continue
-        claims, owned = claims.with_spans([claim(span, number)]), owned | cells(span)
-        kept.append(span)
-    assert claims.bytes_covered(asked) == len(cells(asked) & owned)
-    touched = [one.span for one in claims.overlapping(asked)]
-    assert touched == sorted(
-        (span for span in kept if cells(span) & cells(asked)), key=lambda span: span.start
+        index, owned_cells = index.with_spans([owned_span(span, number)]), owned_cells | cells(span)
+        indexed_spans.append(span)
+    assert index.bytes_covered(queried) == len(cells(queried) & owned_cells)
+    overlapping_spans = [one.span for one in index.overlapping(queried)]
+    assert overlapping_spans == sorted(
+        (span for span in indexed_spans if cells(span) & cells(queried)),
+        key=lambda span: span.start,
     )
 
 
@@ -46,10 +49,10 @@ def test_claims_cover_exactly_the_claimed_bytes(spans: list[MemorySpan], asked: 
 def test_claims_refuse_overlap_within_one_call(spans: list[MemorySpan]) -> None:
     total = sum(span.nbytes for span in spans)
     if total == len(set().union(*map(cells, spans))):
-        assert len(list(SpanIndex().with_spans(map(claim, spans)))) == len(spans)
+        assert len(list(SpanIndex().with_spans(map(owned_span, spans)))) == len(spans)
         return
     with pytest.raises(RegistrationError, match="shares memory"):
-        SpanIndex().with_spans(map(claim, spans))
+        SpanIndex().with_spans(map(owned_span, spans))
 
 
 def test_span_covers_first_to_last_byte_of_tensor() -> None:

@@ -24,21 +24,21 @@ SHARED = torch.zeros(3, 4)
 
 
 def refusal(
-    given: SlotTensors, device: torch.device | None = None, format_of: FormatOf = strided
+    slot_tensors: SlotTensors, device: torch.device | None = None, format_of: FormatOf = strided
 ) -> str:
     registry = ModelRegistry("m", 2, 7, device=device, format_of=format_of)
-    with pytest.raises(RegistrationError) as caught:
-        registry.register(3, w=given)
+    with pytest.raises(RegistrationError) as error:
+        registry.register(3, w=slot_tensors)
     assert isinstance(registry.state, RegistryOpen)
     assert not registry.state.layers
-    said = str(caught.value)
-    assert said.startswith("model 'm', layer 3, tensor 'w': ")
-    assert "\n" not in said
-    return said.split(": ", 1)[1]
+    message = str(error.value)
+    assert message.startswith("model 'm', layer 3, tensor 'w': ")
+    assert "\n" not in message
+    return message.split(": ", 1)[1]
 
 
 @pytest.mark.parametrize(
-    ("tensors", "says"),
+    ("tensors", "message"),
     [
         (torch.zeros(3, 4), "stacks 3 slots, a rank has 2"),
         (torch.tensor(1.0), "is one number, not one for each of 2 slots"),
@@ -72,8 +72,8 @@ def refusal(
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
-def test_register_refuses_unusable_tensors(tensors: SlotTensors, says: str) -> None:
-    assert says in refusal(tensors)
+def test_register_refuses_unusable_tensors(tensors: SlotTensors, message: str) -> None:
+    assert message in refusal(tensors)
 
 
 def test_register_refuses_wrapper_subclass() -> None:
@@ -85,14 +85,14 @@ def test_register_refuses_wrapper_subclass() -> None:
 
 
 def test_register_refuses_weights_on_another_device() -> None:
-    says = refusal(torch.zeros(2, 4), device=torch.device("cuda", 1))
-    assert says == "is on cpu, the model's experts are on cuda:1"
+    message = refusal(torch.zeros(2, 4), device=torch.device("cuda", 1))
+    assert message == "is on cpu, the model's experts are on cuda:1"
     registry = ModelRegistry("m", 2, 7, device=torch.device("cpu"))
     registry.register(0, w=torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(
-    ("at", "wanted", "fits"),
+    ("actual", "required", "fits"),
     [
         ("cuda:1", "cuda:1", True),
         ("cuda:1", "cuda", True),
@@ -101,8 +101,10 @@ def test_register_refuses_weights_on_another_device() -> None:
         ("cpu", "cpu", True),
     ],
 )
-def test_device_match_ignores_index_when_none_is_given(at: str, wanted: str, fits: bool) -> None:
-    assert is_on_device(torch.device(at), torch.device(wanted)) is fits
+def test_device_match_ignores_index_when_none_is_given(
+    actual: str, required: str, fits: bool
+) -> None:
+    assert is_on_device(torch.device(actual), torch.device(required)) is fits
 
 
 @given(st.permutations(range(4)), st.lists(st.integers(1, 3), min_size=4, max_size=4))
@@ -110,12 +112,13 @@ def test_memory_order_ignores_strides_of_size_one_dimensions(
     order: list[int], shape: list[int]
 ) -> None:
     memory = torch.zeros(shape)
-    seen = memory.permute(order)
-    assert seen.permute(memory_order(seen)).is_contiguous()
-    odd = [
-        7 if extent == 1 else step for extent, step in zip(seen.shape, seen.stride(), strict=True)
+    permuted = memory.permute(order)
+    assert permuted.permute(memory_order(permuted)).is_contiguous()
+    odd_strides = [
+        7 if extent == 1 else step
+        for extent, step in zip(permuted.shape, permuted.stride(), strict=True)
     ]
-    assert memory_order(memory.as_strided(seen.shape, odd)) == memory_order(seen)
+    assert memory_order(memory.as_strided(permuted.shape, odd_strides)) == memory_order(permuted)
 
 
 def test_register_detaches_parameters_that_require_grad() -> None:
