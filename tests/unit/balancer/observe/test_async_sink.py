@@ -49,12 +49,12 @@ class Slow(RecordingSink):
 def test_async_sink_delivers_events_in_order_and_closes_sinks() -> None:
     receivers = [RecordingSink(), RecordingSink()]
     sink = AsyncEventSink(receivers)
-    emitted: list[Event] = [state_changed("idle"), *steps(0, 1.0, 2.0)]
-    for event in emitted:
+    sent_events: list[Event] = [state_changed("idle"), *steps(0, 1.0, 2.0)]
+    for event in sent_events:
         sink.emit(event)
     sink.close()
     for receiver in receivers:
-        assert receiver.events == emitted
+        assert receiver.events == sent_events
         assert receiver.closed == 1
 
 
@@ -104,11 +104,11 @@ def test_async_sink_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixtu
             sink.emit(event)
         gate.set()
         sink.close()
-    lost = sum(event.count for event in slow.events if isinstance(event, EventsDropped))
-    taken = [event for event in slow.events if isinstance(event, StepDone)]
-    assert sink.dropped == lost
-    assert len(taken) + lost == 20
-    assert 4 <= len(taken) <= 5
+    dropped_count = sum(event.count for event in slow.events if isinstance(event, EventsDropped))
+    delivered_events = [event for event in slow.events if isinstance(event, StepDone)]
+    assert sink.dropped == dropped_count
+    assert len(delivered_events) + dropped_count == 20
+    assert 4 <= len(delivered_events) <= 5
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
 
 

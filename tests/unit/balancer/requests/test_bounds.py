@@ -28,14 +28,16 @@ def workload(*requests: tuple[int, int]) -> Workload:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(workloads(), scenarios(), st.sampled_from(sorted(POLICIES)))
-def test_work_bound_holds_for_every_policy(drawn: Workload, scenario: Scenario, name: str) -> None:
+def test_work_bound_holds_for_every_policy(
+    any_workload: Workload, scenario: Scenario, name: str
+) -> None:
     quiet = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
     policy = replace(scenario.policy, name=name)
-    steps = simulate(drawn, replace(scenario, cluster=quiet, policy=policy, patience=None))
+    steps = simulate(any_workload, replace(scenario, cluster=quiet, policy=policy, patience=None))
     if steps.requests.failed.any():
         return
     end = float(steps.requests.end.max())
-    assert end >= makespan_bound(drawn, quiet) * (1 - 1e-12)
+    assert end >= makespan_bound(any_workload, quiet) * (1 - 1e-12)
 
 
 def test_work_bound_is_met_by_equal_requests_with_enough_slots() -> None:
@@ -75,8 +77,8 @@ def test_best_assignment_bounds_every_policy(
 ) -> None:
     cluster = Cluster(workers=workers, slots=slots, step=BY_STEP)
     scenario = Scenario(cluster=cluster, arrivals=SaturatedArrivals(len(requests)))
-    chosen = replace(scenario, policy=replace(scenario.policy, name=name))
-    steps = simulate(workload(*requests), chosen).steps
+    policy_scenario = replace(scenario, policy=replace(scenario.policy, name=name))
+    steps = simulate(workload(*requests), policy_scenario).steps
     idle = (workers * steps.largest - steps.sum).sum()
     assert idle >= best_assignment(workload(*requests), workers, slots).imbalance
 
@@ -90,7 +92,7 @@ def test_best_assignment_equals_exhaustive_search(
     costs = [
         cost(requests, chosen, workers, slots) for chosen in product(places, repeat=len(requests))
     ]
-    possible = [found for found in costs if found is not None]
+    possible = [candidate_cost for candidate_cost in costs if candidate_cost is not None]
     if not possible:
         with pytest.raises(UsageError, match="do not fit"):
             best_assignment(workload(*requests), workers, slots, latest)
@@ -127,7 +129,7 @@ def test_best_assignment_of_eight_requests() -> None:
 
 
 @given(clusters(plain=True), workloads(most=4))
-def test_one_worker_is_always_balanced(cluster: Cluster, drawn: Workload) -> None:
-    alone = simulate(drawn, Scenario(cluster=replace(cluster, workers=1))).steps
+def test_one_worker_is_always_balanced(cluster: Cluster, any_workload: Workload) -> None:
+    alone = simulate(any_workload, Scenario(cluster=replace(cluster, workers=1))).steps
     assert np.array_equal(alone.largest, alone.sum)
-    assert best_assignment(drawn, 1, drawn.count, latest=0).imbalance == 0
+    assert best_assignment(any_workload, 1, any_workload.count, latest=0).imbalance == 0

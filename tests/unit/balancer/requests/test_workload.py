@@ -41,12 +41,12 @@ def counts(*values: int) -> Counts:
 
 def rows_of(workload: Workload) -> list[tuple[int, int, tuple[int, ...]]]:
     """Prompt, output and hashes of every request."""
-    hashed = workload.hashes is not None
+    has_hashes = workload.hashes is not None
     return [
         (
             int(workload.prompts[row]),
             int(workload.outputs[row]),
-            tuple(workload.block_hashes_of(row).tolist()) if hashed else (),
+            tuple(workload.block_hashes_of(row).tolist()) if has_hashes else (),
         )
         for row in range(workload.count)
     ]
@@ -62,10 +62,10 @@ def small(times: tuple[float, ...] | None = (0.0, 1.0, 4.0)) -> Workload:
 @given(workloads(), st.data())
 def test_workload_take_returns_first_requests(workload: Workload, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, workload.count))
-    taken = workload.first(count)
-    assert rows_of(taken) == rows_of(workload)[:count]
+    first_requests = workload.first(count)
+    assert rows_of(first_requests) == rows_of(workload)[:count]
     if workload.arrivals is not None:
-        assert np.array_equal(np.asarray(taken.arrivals), workload.arrivals[:count])
+        assert np.array_equal(np.asarray(first_requests.arrivals), workload.arrivals[:count])
 
 
 @given(workloads(), st.integers(0, 2**70))
@@ -82,25 +82,25 @@ def test_workload_shuffled_keeps_requests_whole_and_times(workload: Workload, se
 def test_workload_resampled_draws_whole_requests_without_hashes(
     workload: Workload, seed: int
 ) -> None:
-    drawn = workload.resampled(seed)
+    resampled = workload.resampled(seed)
     pairs = {row[:2] for row in rows_of(workload)}
-    assert {row[:2] for row in rows_of(drawn)} <= pairs
-    assert (drawn.count, drawn.hashes) == (workload.count, None)
-    assert ("hashes are dropped: resampled" in drawn.notes) == (workload.hashes is not None)
+    assert {row[:2] for row in rows_of(resampled)} <= pairs
+    assert (resampled.count, resampled.hashes) == (workload.count, None)
+    assert ("hashes are dropped: resampled" in resampled.notes) == (workload.hashes is not None)
 
 
 @given(workloads(), st.integers(1, 5000))
 def test_workload_prompt_limit_keeps_others_in_order(workload: Workload, limit: int) -> None:
-    kept = [row for row in rows_of(workload) if row[0] <= limit]
-    if not kept:
+    rows_within_limit = [row for row in rows_of(workload) if row[0] <= limit]
+    if not rows_within_limit:
         with pytest.raises(UsageError, match=f"no request with a prompt of at most {limit}"):
             workload.with_prompt_limit(limit)
         return
     limited = workload.with_prompt_limit(limit)
-    assert rows_of(limited) == kept
-    dropped = workload.count - len(kept)
-    said = f"{dropped} of {workload.count} requests had prompts over {limit}: dropped"
-    assert limited.notes == ((said,) if dropped else ())
+    assert rows_of(limited) == rows_within_limit
+    dropped_count = workload.count - len(rows_within_limit)
+    note = f"{dropped_count} of {workload.count} requests had prompts over {limit}: dropped"
+    assert limited.notes == ((note,) if dropped_count else ())
 
 
 def test_workload_prompt_limit_starts_arrivals_at_zero() -> None:
@@ -122,9 +122,9 @@ def test_workload_scaled_to_rate_keeps_shape_of_arrivals(rate: float, count: int
 
 def test_workload_poisson_arrivals_have_rate_and_variation() -> None:
     ones = np.ones(200_000, np.int64)
-    found = Workload("a", None, ones, ones).with_poisson_arrivals(4.0, seed=1).summary()
-    assert found.rate == pytest.approx(4.0, rel=0.02)
-    assert found.variation == pytest.approx(1.0, rel=0.02)
+    summary = Workload("a", None, ones, ones).with_poisson_arrivals(4.0, seed=1).summary()
+    assert summary.rate == pytest.approx(4.0, rel=0.02)
+    assert summary.variation == pytest.approx(1.0, rel=0.02)
 
 
 def test_workload_draws_depend_on_seed_only() -> None:
@@ -147,21 +147,25 @@ def test_workload_refuses_non_integer_seed(seed: int) -> None:
 
 
 def test_workload_summary_of_three_requests() -> None:
-    found = small().summary()
-    assert (found.count, found.span, found.rate) == (3, 4.0, 0.5)
-    assert found.variation == 0.5
-    assert (found.prompts.mean, found.prompts.p50, found.prompts.most) == (1634 / 3, 600.0, 1024)
-    assert found.prompts.p95 == pytest.approx(600 + 0.9 * 424)
-    assert found.correlation == pytest.approx(np.corrcoef([600, 10, 1024], [3, 4, 5])[0, 1])
-    assert found.reuse == pytest.approx(2 / 5)
+    summary = small().summary()
+    assert (summary.count, summary.span, summary.rate) == (3, 4.0, 0.5)
+    assert summary.variation == 0.5
+    assert (summary.prompts.mean, summary.prompts.p50, summary.prompts.most) == (
+        1634 / 3,
+        600.0,
+        1024,
+    )
+    assert summary.prompts.p95 == pytest.approx(600 + 0.9 * 424)
+    assert summary.correlation == pytest.approx(np.corrcoef([600, 10, 1024], [3, 4, 5])[0, 1])
+    assert summary.reuse == pytest.approx(2 / 5)
 
 
 def test_workload_summary_uses_none_for_undefined_figures() -> None:
-    found = Workload("a", None, counts(5, 5), counts(1, 2)).summary()
-    assert (found.span, found.rate, found.variation) == (None, None, None)
-    assert (found.correlation, found.reuse) == (None, None)
-    immediate = Workload("a", np.zeros(2), counts(5, 5), counts(1, 2)).summary()
-    assert (immediate.span, immediate.rate, immediate.variation) == (0.0, None, None)
+    summary = Workload("a", None, counts(5, 5), counts(1, 2)).summary()
+    assert (summary.span, summary.rate, summary.variation) == (None, None, None)
+    assert (summary.correlation, summary.reuse) == (None, None)
+    burst_summary = Workload("a", np.zeros(2), counts(5, 5), counts(1, 2)).summary()
+    assert (burst_summary.span, burst_summary.rate, burst_summary.variation) == (0.0, None, None)
 
 
 @given(workloads())
@@ -212,7 +216,7 @@ def test_workload_converts_integers_to_int64() -> None:
     ],
 )
 def test_workload_refuses_bad_arguments_in_one_line(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         make()
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

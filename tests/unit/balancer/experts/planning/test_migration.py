@@ -138,10 +138,10 @@ def check_message(change: Change, send: Send, receive: Recv, pair: tuple[int, in
         assert source // change.shape.slots_per_rank == slot // change.shape.slots_per_rank
 
 
-def expert_at(change: Change, placement: Placement, rank: int, local: int) -> int:
+def expert_at(change: Change, table: Placement, rank: int, local: int) -> int:
     """What a local slot of a rank holds."""
     layer, place = divmod(local, change.shape.slots_per_rank)
-    return int(placement[layer, rank * change.shape.slots_per_rank + place])
+    return int(table[layer, rank * change.shape.slots_per_rank + place])
 
 
 @given(changes())

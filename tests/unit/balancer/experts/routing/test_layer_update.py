@@ -30,12 +30,12 @@ layers = st.lists(st.integers(0, SHAPE.layers - 1), unique=True)
 
 
 @given(layouts, layers)
-def test_change_holds_tables_of_its_layers(layout: Layout, layer_ids: list[int]) -> None:
-    change = layer_update(layout, SHAPE, layer_ids)
+def test_change_holds_tables_of_its_layers(new_layout: Layout, layer_ids: list[int]) -> None:
+    change = layer_update(new_layout, SHAPE, layer_ids)
     assert change.layers == tuple(layer_ids)
     for position, layer in enumerate(layer_ids):
-        placement = torch.from_numpy(layout.placement[layer])
-        table = build_table(placement, torch.from_numpy(layout.shares[layer]), SHAPE.experts)
+        placement = torch.from_numpy(new_layout.placement[layer])
+        table = build_table(placement, torch.from_numpy(new_layout.shares[layer]), SHAPE.experts)
         assert torch.equal(change.tables.start[position], table.start)
         assert torch.equal(change.tables.replicas[position], table.replicas)
         assert torch.equal(change.tables.cumulative[position], table.cumulative)
