@@ -29,8 +29,8 @@ def test_rebalance_experts_returns_three_consistent_maps(problem: Problem, polic
     for layer in range(layers):
         for expert in range(problem.experts):
             slots = (phy2log[layer] == expert).nonzero().flatten().tolist()
-            absent = [-1] * (log2phy.shape[2] - len(slots))
-            assert log2phy[layer, expert].tolist() == slots + absent
+            padding = [-1] * (log2phy.shape[2] - len(slots))
+            assert log2phy[layer, expert].tolist() == slots + padding
             assert logcnt[layer, expert] == len(slots) > 0
 
 
@@ -39,8 +39,10 @@ def test_rebalance_experts_ignores_dtype_of_weights(dtype: torch.dtype) -> None:
     counts = torch.tensor(WEIGHT)
     expected = rebalance_experts(counts, 8, 3, 2, 4)
     for weight in (counts.to(dtype), counts.to(dtype).float().numpy(), WEIGHT):
-        for ours, theirs in zip(rebalance_experts(weight, 8, 3, 2, 4), expected, strict=True):
-            assert torch.equal(ours, theirs)
+        for actual_map, expected_map in zip(
+            rebalance_experts(weight, 8, 3, 2, 4), expected, strict=True
+        ):
+            assert torch.equal(actual_map, expected_map)
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**-3, 2.0**60])

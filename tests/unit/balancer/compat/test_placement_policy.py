@@ -41,11 +41,11 @@ def test_best_rule_is_no_worse_than_published_rule_without_duplicates(problem: P
     best = compute_placement(problem.load, wish(problem, "best"))
     reference = published(problem.load, problem.slots, problem.ranks)
     layers = zip(problem.load.tolist(), best.tolist(), reference.tolist(), strict=True)
-    for load, ours, theirs in layers:
-        if not is_double(theirs, problem.ranks):
+    for load, best_row, reference_row in layers:
+        if not is_double(reference_row, problem.ranks):
             rounding = problem.slots / 65536
-            highest = max(rank_loads(theirs, load, problem.ranks))
-            assert max(rank_loads(ours, load, problem.ranks)) <= highest + rounding
+            highest = max(rank_loads(reference_row, load, problem.ranks))
+            assert max(rank_loads(best_row, load, problem.ranks)) <= highest + rounding
 
 
 @UNHURRIED

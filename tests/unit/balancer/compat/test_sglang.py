@@ -51,10 +51,10 @@ def test_rebalance_experts_sums_steps() -> None:
     step_counts = steps()
     total_counts = step_counts.sum(dim=0, keepdim=True)
     expected = rebalance_experts(total_counts, 24, 6, None, 1, "deepseek")
-    for ours, theirs in zip(
+    for actual_map, expected_map in zip(
         rebalance_experts(step_counts.float(), 24, 6, None, 1, "deepseek"), expected, strict=True
     ):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(actual_map, expected_map)
 
 
 def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:

@@ -18,7 +18,7 @@ from equipoise.hal.errors import PlacementError
 UNHURRIED = settings(deadline=None)
 
 
-def drifted(seed: int, by: float) -> tuple[torch.Tensor, torch.Tensor]:
+def drifting_counts(seed: int, by: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Counts of 6 layers of 64 experts, float32 as the engine has them, and a window later."""
     rng = np.random.default_rng(seed)
     odds = rng.standard_normal((6, 64))
@@ -34,14 +34,14 @@ def copied_slots(old: torch.Tensor, new: torch.Tensor, ranks: int) -> int:
 
 
 def test_policy_keeps_level_old_placement() -> None:
-    weight, _ = drifted(1, 0.0)
+    weight, _ = drifting_counts(1, 0.0)
     old = EplbPolicy.rebalance_experts(weight, 72, 8, 2, 8)
     assert (old.dtype, old.device.type, tuple(old.shape)) == (torch.int64, "cpu", (6, 72))
     assert torch.equal(rebalance_experts(weight, 72, 8, 2, 8, old), old)
 
 
 def test_policy_moves_few_slots_after_load_drift() -> None:
-    weight, later = drifted(2, 0.2)
+    weight, later = drifting_counts(2, 0.2)
     old = rebalance_experts(weight, 72, 1, 1, 8)
     new = rebalance_experts(later, 72, 1, 1, 8, old)
     anew = rebalance_experts(later, 72, 1, 1, 8, old, policy="greedy")
@@ -50,16 +50,16 @@ def test_policy_moves_few_slots_after_load_drift() -> None:
 
 @pytest.mark.parametrize("width", [64, 80])
 def test_policy_plans_anew_when_group_size_changes(width: int) -> None:
-    weight, _ = drifted(3, 0.0)
+    weight, _ = drifting_counts(3, 0.0)
     old = torch.arange(width).remainder(64).repeat(6, 1)
     expected = rebalance_experts(weight, 72, 1, 1, 8)
     assert torch.equal(rebalance_experts(weight, 72, 1, 1, 8, old), expected)
 
 
 def test_policy_fills_empty_slots_and_keeps_the_others() -> None:
-    weight, _ = drifted(4, 0.0)
-    whole = rebalance_experts(weight, 72, 1, 1, 8)
-    old = whole.clone()
+    weight, _ = drifting_counts(4, 0.0)
+    full_placement = rebalance_experts(weight, 72, 1, 1, 8)
+    old = full_placement.clone()
     old[:, 63:] = -1
     new = rebalance_experts(weight, 72, 1, 1, 8, old)
     assert torch.equal(new[:, :63], old[:, :63])

@@ -11,17 +11,17 @@ from equipoise.hal.errors import PlacementError
 Ints = layouts.Ints
 
 
-def replanned(load: Ints, table: Ints) -> Ints:
-    changed, _, new_rows = rebalance_experts(
+def rebalanced_table(load: Ints, table: Ints) -> Ints:
+    change_flag, _, new_rows = rebalance_experts(
         torch.from_numpy(table), torch.from_numpy(layouts.workload(load, table))
     )
     new_table = np.array(new_rows, dtype=np.int64)
-    assert changed == int((new_table != table).any())
-    accepted(table, new_table)
+    assert change_flag == int((new_table != table).any())
+    check_accepted_by_worker(table, new_table)
     return new_table
 
 
-def accepted(before: Ints, after: Ints) -> None:
+def check_accepted_by_worker(before: Ints, after: Ints) -> None:
     """What the engine's worker checks: else it keeps the old layer, and says so in its log."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
@@ -36,7 +36,7 @@ def test_policy_levels_first_layout_with_fewer_moves_than_default(seed: int) -> 
     rng = np.random.default_rng(seed)
     load, table = layouts.log_normal(rng, 0.02), layouts.first_layout()
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    new_table = replanned(load, table)
+    new_table = rebalanced_table(load, table)
     assert layouts.score(load, new_table).mean() <= 1.02
     assert layouts.moves(table, new_table) <= 3700
 
@@ -47,9 +47,9 @@ def test_policy_levels_mixed_layout_and_separates_duplicates(seed: int) -> None:
     table = layouts.mixed_layout(rng)
     load = layouts.log_normal(rng, 0.05)
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    changed, _, new_rows = rebalance_experts(table, layouts.workload(load, table))
+    change_flag, _, new_rows = rebalance_experts(table, layouts.workload(load, table))
     new_table = np.array(new_rows, dtype=np.int64)
-    assert changed == 1
+    assert change_flag == 1
     assert (np.diff(np.sort(new_table, axis=2), axis=2) > 0).all()
     assert layouts.score(load, new_table).mean() <= 1.02
     assert layouts.moves(table, new_table) <= 3700
@@ -57,16 +57,16 @@ def test_policy_levels_mixed_layout_and_separates_duplicates(seed: int) -> None:
 
 def test_policy_levels_zipf_load_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
-    new_table = replanned(load, table)
+    new_table = rebalanced_table(load, table)
     assert layouts.score(load, new_table).mean() <= 1.02
-    assert (replanned(load, new_table) == new_table).all()
+    assert (rebalanced_table(load, new_table) == new_table).all()
 
 
 def test_policy_orders_layers_by_gain() -> None:
     table = np.array([[[0, 1], [2, 3]]] * 3)
     work = np.array([[[5, 5], [5, 5]], [[9, 9], [1, 1]], [[6, 6], [4, 4]]])
-    changed, priority, new = rebalance_experts(table, work)
-    assert (changed, priority.tolist()) == (1, [1, 2, 0])
+    change_flag, priority, new = rebalance_experts(table, work)
+    assert (change_flag, priority.tolist()) == (1, [1, 2, 0])
     assert new[0] == table[0].tolist()
     assert isinstance(new[1][0][0], int)
 
@@ -80,8 +80,8 @@ def test_policy_sums_stages_and_ignores_unknown_counts() -> None:
 
 def test_policy_moves_nothing_without_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
-    changed, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
-    assert (changed, priority.tolist(), new) == (0, [0], table.tolist())
+    change_flag, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
+    assert (change_flag, priority.tolist(), new) == (0, [0], table.tolist())
 
 
 def test_set_new_ep_size_is_refused_in_one_line() -> None:

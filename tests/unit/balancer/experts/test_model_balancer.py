@@ -48,10 +48,10 @@ def test_router_is_found_by_layer_number_of_model() -> None:
     def program(member: GroupMember) -> None:
         balancers = open_all(member, BOTH, by_boundary, settings())
         target = balancers["target"]
-        scaled, wide = target.router(4), target.router(8)
-        assert wide == target.router(3)
-        assert scaled.installed is not wide.installed
-        assert (scaled.row, wide.row, target.router(6).row) == (0, 0, 1)
+        scaled_router, wide_router = target.router(4), target.router(8)
+        assert wide_router == target.router(3)
+        assert scaled_router.installed is not wide_router.installed
+        assert (scaled_router.row, wide_router.row, target.router(6).row) == (0, 0, 1)
         ids = torch.tensor([[0], [3]], dtype=torch.int32)
         member.accelerator.synchronize(20.0)
         slots = target.router(6).route(0, ids)
@@ -175,10 +175,10 @@ def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
         )
 
     on_ranks(THREE, program)
-    assert not working(), "whoever cannot go on is closed whole"
+    assert not engine_threads(), "whoever cannot go on is closed whole"
 
 
-def working() -> list[str]:
+def engine_threads() -> list[str]:
     """Threads of engines."""
     return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
 

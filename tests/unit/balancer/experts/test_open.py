@@ -62,10 +62,10 @@ def test_model_balancers_move_experts_of_every_layer_group(
     rank_records = serve(way, habit=Habit(role=draft_role))
     assert violations(rank_records) == []
     for name, families in (("target", 2), ("draft", 1)):
-        mine, theirs = (commits(rank_record, name) for rank_record in rank_records)
-        assert mine == theirs
-        assert len(mine) == families
-        assert all(len(commit_steps) >= 2 for commit_steps in mine), (
+        first_commits, second_commits = (commits(rank_record, name) for rank_record in rank_records)
+        assert first_commits == second_commits
+        assert len(first_commits) == families
+        assert all(len(commit_steps) >= 2 for commit_steps in first_commits), (
             "every family has committed rebalances"
         )
     assert rank_records[0].placements == rank_records[1].placements

@@ -29,13 +29,13 @@ class Opening:
     shape: ExpertShape = SHAPE
     config: BalancerConfig = CONFIG
     placement: Any = None
-    missing: int = 0
+    missing_slots: int = 0
     staging: int = 2
 
     def open(self, member: GroupMember, **options: Any) -> ExpertBalancer:
         placement = initial_placement(SHAPE) if self.placement is None else self.placement
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing, 3)
+        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing_slots, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), self.staging)
         store = member.accelerator.slot_store(slots)
         resources = member.accelerator, member.fabric, store, self.shape, layout, self.config
@@ -50,7 +50,7 @@ IMPOSSIBLE: dict[str, tuple[Opening, str]] = {
         "the shape is of 3 ranks, the group of 2",
     ),
     "a slot is missing": (
-        Opening(missing=1),
+        Opening(missing_slots=1),
         "the store has 5 slots; 2 layers of 3 slots a rank take 6",
     ),
     "no staging": (Opening(staging=0), "needs a store with staging"),

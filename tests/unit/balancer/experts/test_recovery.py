@@ -68,9 +68,9 @@ def config() -> BalancerConfig:
 
 
 def slots_of(rank: int, placement: Placement) -> SlotLayout:
-    mine = placement[:, rank * 3 : rank * 3 + 3]
-    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
-    return SlotLayout(tuple((Segment("weight", row),) for row in stacked), staging=6)
+    rank_placement = placement[:, rank * 3 : rank * 3 + 3]
+    slot_rows = torch.tensor(rank_placement + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
+    return SlotLayout(tuple((Segment("weight", row),) for row in slot_rows), staging=6)
 
 
 def serve(balancer: ExpertBalancer, member: GroupMember, ranks: list[int], steps: range) -> None:

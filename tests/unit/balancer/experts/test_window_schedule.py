@@ -20,9 +20,11 @@ def test_sub_windows_following_is_next_boundary_with_work(
     every: int, in_window: int, more: int, phase: int, first: int, step: int
 ) -> None:
     window, period = every * in_window, every * (in_window + more)
-    parts = WindowSchedule(every, window, period, every * phase, first)
-    something = next(n for n in range(step + 1, step + 1000) if parts.ends(n) or parts.starts(n))
-    assert parts.next_event(step) == something
+    schedule = WindowSchedule(every, window, period, every * phase, first)
+    next_event_step = next(
+        n for n in range(step + 1, step + 1000) if schedule.ends(n) or schedule.starts(n)
+    )
+    assert schedule.next_event(step) == next_event_step
 
 
 @given(
@@ -61,7 +63,7 @@ def test_sub_windows_sum_only_whole_ones_from_the_first_step_on(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "why"),
+    ("numbers", "message"),
     [
         ((3, 4, 6, 0), "made of"),
         ((2, 4, 7, 0), "made of"),
@@ -70,7 +72,7 @@ def test_sub_windows_sum_only_whole_ones_from_the_first_step_on(
     ],
 )
 def test_sub_windows_refuse_impossible_numbers(
-    numbers: tuple[int, int, int, int], why: str
+    numbers: tuple[int, int, int, int], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(ValueError, match=message):
         WindowSchedule(*numbers)

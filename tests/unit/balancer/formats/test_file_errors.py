@@ -108,9 +108,9 @@ def test_read_statistics_refuses_object_array(tmp_path: Path) -> None:
 
 def test_read_statistics_refuses_oversized_npy_before_allocating(tmp_path: Path) -> None:
     data = encodings.encode_npy(np.zeros((1, 4), dtype=np.int64))
-    vast = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
-    assert vast != data
-    what = fails(tmp_path / "a.npy", vast, formats.read_statistics)
+    oversized_data = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
+    assert oversized_data != data
+    what = fails(tmp_path / "a.npy", oversized_data, formats.read_statistics)
     assert what == "array: 32 bytes do not fill int64 (99999999, 4000)"
 
 
@@ -254,10 +254,10 @@ def test_failed_write_leaves_old_file_and_nothing_else(
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     before = path.read_bytes()
 
-    def full(_: int) -> None:
+    def raise_no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_no_space)
     with pytest.raises(FormatError, match="cannot be written: No space left on device"):
         formats.write_placement(path, small_arrangement(), "vllm-ascend")
     with pytest.raises(FormatError, match="cannot be written: No space left on device"):

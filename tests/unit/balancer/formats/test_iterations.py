@@ -51,12 +51,14 @@ def statistics_from(first: int | None) -> ExpertStatistics:
 
 
 def test_statistics_during_selects_iterations() -> None:
-    whole = statistics_from(100)
-    part = whole.select_iterations(IterationRange(101, 103))
-    assert whole.by_rank is not None
-    expected = ExpertStatistics(whole.counts[1:3], (7,), whole.by_rank[:, 1:3], 101, 2)
-    assert part.same(expected)
-    assert whole.select_iterations(whole.iteration_range).same(whole)
+    all_statistics = statistics_from(100)
+    selected_statistics = all_statistics.select_iterations(IterationRange(101, 103))
+    assert all_statistics.by_rank is not None
+    expected = ExpertStatistics(
+        all_statistics.counts[1:3], (7,), all_statistics.by_rank[:, 1:3], 101, 2
+    )
+    assert selected_statistics.same(expected)
+    assert all_statistics.select_iterations(all_statistics.iteration_range).same(all_statistics)
 
 
 def test_statistics_during_counts_unnumbered_windows_from_zero() -> None:

@@ -38,7 +38,7 @@ from equipoise.balancer.observe.aggregator import (
 
 def read(*entries: Event) -> list[Event]:
     aggregator = EventAggregator()
-    return [derived for event in entries for derived in aggregator.process(event)]
+    return [derived_event for event in entries for derived_event in aggregator.process(event)]
 
 
 def rebalance_measurements(*entries: Event) -> list[RebalanceMeasured]:
@@ -100,11 +100,15 @@ def test_slots_received_of_all_ranks_equal_native_move_count(data: st.DataObject
 
 
 def test_rebalance_is_settled_by_first_sub_window_after_its_end() -> None:
-    load, straddling, late = rows(10, 20, 10, 40), load_reduced(10, rows(1, 1, 1, 1)), 11
+    load, straddling_sub_window, later_step = (
+        rows(10, 20, 10, 40),
+        load_reduced(10, rows(1, 1, 1, 1)),
+        11,
+    )
     aggregator = EventAggregator()
     assert aggregator.process(rebalance_ended(rank=0, ended_at=9)) == ()
-    assert [type(event) for event in aggregator.process(straddling)] == [BalanceMeasured]
-    balance, measurement = aggregator.process(load_reduced(late, load))
+    assert [type(event) for event in aggregator.process(straddling_sub_window)] == [BalanceMeasured]
+    balance, measurement = aggregator.process(load_reduced(later_step, load))
     assert isinstance(balance, BalanceMeasured)
     assert isinstance(measurement, RebalanceMeasured)
     assert measurement.record.imbalance_actual == balance.imbalance

@@ -90,14 +90,14 @@ def test_rebalance_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptur
 def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"failed"}, 0.1)
-    whole = record(
+    full_record = record(
         outcome="plans differ",
         short_of_staging=1,
         imbalance_actual=0.1,
         stall_seconds=0.1,
         phase_seconds=seconds,
     )
-    for key in ("engine", *rebalance_fields(whole)):
+    for key in ("engine", *rebalance_fields(full_record)):
         assert f"`{key}`" in text, key
 
 

@@ -192,13 +192,13 @@ def test_metrics_phases_equal_rebalance_states() -> None:
 def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
     PrometheusSink(registry, "target")
     text = PAGE.read_text(encoding="utf-8")
-    exposed = {
+    metric_names = {
         metric.name + ("_total" if metric.type == "counter" else "")
         for metric in registry.collect()
     }
     rows = set(re.findall(r"^\| `(equipoise_\w+)` \|", text, re.MULTILINE))
-    assert rows == exposed
-    assert set(re.findall(r"equipoise_\w+", text)) <= exposed
+    assert rows == metric_names
+    assert set(re.findall(r"equipoise_\w+", text)) <= metric_names
     for label in (*PHASES, *ABORT_LABELS):
         assert f"`{label}`" in text
 

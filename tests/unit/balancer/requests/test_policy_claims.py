@@ -53,7 +53,7 @@ def trace(name: str) -> Workload:
     return read_trace(Path(TRACES) / name)
 
 
-def drawing(name: str, count: int) -> WorkloadFactory:
+def workload_factory_of(name: str, count: int) -> WorkloadFactory:
     """A generated workload, or a trace's requests drawn with replacement."""
     if "." not in name:
         return lambda seed: generate(name, count, seed)
@@ -65,7 +65,7 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
     name, workers, slots, count = case
     scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
     trial = ComparisonSetup(
-        workload_factory=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load
+        workload_factory=workload_factory_of(name, count), seeds=SEEDS, scenario=scenario, load=load
     )
     return {
         result.named_policy.label: result
@@ -74,10 +74,10 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
 
 
 def test_policies_reproduce_published_imbalances_within_30_percent() -> None:
-    published = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
-    results = run(("prop", 8, 72, 16_000), *published)
+    published_imbalances = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
+    results = run(("prop", 8, 72, 16_000), *published_imbalances)
     round_robin_mean = results["round_robin"].interval("imbalance").mean
-    for name, expected in published.items():
+    for name, expected in published_imbalances.items():
         assert results[name].interval("imbalance").mean / round_robin_mean == pytest.approx(
             expected, rel=0.3
         )
@@ -93,13 +93,15 @@ def test_fit_is_unbeaten_on_saturated_workers(case: Case) -> None:
     assert waits[0] <= 1.6 * waits[1]
 
 
-def computing(case: Case, weight: float) -> ComparisonSetup:
+def prefill_setup(case: Case, weight: float) -> ComparisonSetup:
     """Workers that compute prompts themselves, saturated."""
     name, workers, slots, count = case
     step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
     cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
     return ComparisonSetup(
-        workload_factory=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster)
+        workload_factory=workload_factory_of(name, count),
+        seeds=SEEDS,
+        scenario=Scenario(cluster=cluster),
     )
 
 
@@ -115,7 +117,7 @@ def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
     )
     results = {
         result.named_policy.label: result
-        for result in compare_policies(computing(case, weight), policies)
+        for result in compare_policies(prefill_setup(case, weight), policies)
     }
     for name in (*OTHERS[:-2], "blind"):
         assert results["fit"].relative_to(results[name], "imbalance").high < 0, name

@@ -49,8 +49,8 @@ def test_br0_picks_subset_with_largest_imbalance_drop(
     policy = RoutingPolicySettings(name="br0", greedy_slots=slots, subset=4)
     assignments = resize(full(policy, loads, sizes[:4]), free_worker, 1 + slots)
     best = max(drop(loads, free_worker, total) for total in subset_sums(sizes[:4], slots))
-    chosen_first = [total_of(assignments[: k + 1], sizes) for k in range(len(assignments))]
-    assert best <= 0 or best in [drop(loads, free_worker, total) for total in chosen_first]
+    totals_of_first = [total_of(assignments[: k + 1], sizes) for k in range(len(assignments))]
+    assert best <= 0 or best in [drop(loads, free_worker, total) for total in totals_of_first]
 
 
 def subset_sums(sizes: list[int], most: int) -> set[int]:
@@ -60,8 +60,8 @@ def subset_sums(sizes: list[int], most: int) -> set[int]:
     return {sum(subset) for subset in subsets if len(subset) <= most}
 
 
-def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
-    return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in bound])
+def total_of(assignments: list[tuple[object, int]], sizes: list[int]) -> int:
+    return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in assignments])
 
 
 @given(LOADS, st.integers(1, 1000))
@@ -111,13 +111,13 @@ def test_policy_decisions_ignore_worker_numbering(
 ) -> None:
     order = data.draw(st.permutations(range(len(loads))))
     router = loaded(RoutingPolicySettings(name=name), loads)
-    bound = arrivals(router, sizes)
-    now = list(loads)
-    for worker, size in zip(bound, sizes, strict=True):
-        now[worker] += size
-        assume(len(set(now)) == len(now))
-    renamed = loaded(RoutingPolicySettings(name=name), [loads[w] for w in order])
-    assert arrivals(renamed, sizes) == [order.index(worker) for worker in bound]
+    workers = arrivals(router, sizes)
+    current_loads = list(loads)
+    for worker, size in zip(workers, sizes, strict=True):
+        current_loads[worker] += size
+        assume(len(set(current_loads)) == len(current_loads))
+    renumbered_router = loaded(RoutingPolicySettings(name=name), [loads[w] for w in order])
+    assert arrivals(renumbered_router, sizes) == [order.index(worker) for worker in workers]
 
 
 @pytest.mark.parametrize("name", BY_LOAD)

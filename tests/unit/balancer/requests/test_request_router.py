@@ -162,9 +162,9 @@ class RouterModel(RuleBasedStateMachine):
         for assignment in decision.assignments:
             self.bind(int(str(assignment.request)), assignment.worker)
         # Pinned ones go first; the others keep their order where the policy takes the first.
-        free = [name for name in assigned if name not in self.pinned]
+        unpinned = [name for name in assigned if name not in self.pinned]
         if self.policy_settings.info.binding is Binding.PUSH:
-            assert free == sorted(free, key=lambda name: int(str(name)))
+            assert unpinned == sorted(unpinned, key=lambda name: int(str(name)))
         return decision
 
     def bind(self, name: int, worker: int) -> None:
@@ -178,8 +178,8 @@ class RouterModel(RuleBasedStateMachine):
 
     @property
     def holds(self) -> bool:
-        late = self.policy_settings.name in BINDING_LATE
-        return late or self.policy_settings.when_full is WhenFull.HOLD
+        binds_late = self.policy_settings.name in BINDING_LATE
+        return binds_late or self.policy_settings.when_full is WhenFull.HOLD
 
     def count(self, worker: int) -> int:
         return sum(home == worker for home in self.worker_of.values())
@@ -209,13 +209,17 @@ class RouterModel(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_for_a_worker_that_is_lost(self) -> None:
-        awaited = {self.pinned[name] for name in self.waiting_requests if name in self.pinned}
-        assert all(self.states[worker] is not WorkerState.LOST for worker in awaited)
+        awaited_workers = {
+            self.pinned[name] for name in self.waiting_requests if name in self.pinned
+        }
+        assert all(self.states[worker] is not WorkerState.LOST for worker in awaited_workers)
 
     def teardown(self) -> None:
         """A second router decides the same for the same events."""
-        other = RequestRouter(self.policy_settings, [CAPACITY] * WORKERS)
-        assert [event(other) for event, _ in self.log] == [decision for _, decision in self.log]
+        second_router = RequestRouter(self.policy_settings, [CAPACITY] * WORKERS)
+        assert [event(second_router) for event, _ in self.log] == [
+            decision for _, decision in self.log
+        ]
 
 
 def request(name: int, size: int, worker: int | None = None) -> Request:
@@ -337,7 +341,7 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "bad_settings",
     [
         {"name": "bestest"},
         {"horizon": -1},
@@ -361,9 +365,9 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
         {"window": 1.5},
     ],
 )
-def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
+def test_router_refuses_bad_settings(bad_settings: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
-        RequestRouter(replace(RoutingPolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
+        RequestRouter(replace(RoutingPolicySettings(), **bad_settings), [Capacity()])  # type: ignore[arg-type]
 
 
 def test_router_requires_a_worker() -> None:

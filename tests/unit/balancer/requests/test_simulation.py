@@ -35,8 +35,8 @@ def workload(
     arrivals = None if times is None else np.array(times)
     hashes = None
     if blocks is not None:
-        flat = np.array([block for row in blocks for block in row], dtype=np.int64)
-        hashes = flat, np.cumsum([0, *map(len, blocks)])
+        block_hashes = np.array([block for row in blocks for block in row], dtype=np.int64)
+        hashes = block_hashes, np.cumsum([0, *map(len, blocks)])
     return Workload("given", arrivals, np.array(prompts), np.array(outputs), hashes, 4)
 
 
@@ -133,19 +133,24 @@ def test_prefill_chunk_bounds_prompt_tokens_per_step() -> None:
 
 def test_prefill_skips_cached_blocks() -> None:
     step = StepTime(fixed=1.0, per_token=1.0, prompt_weight=1.0)
-    shared = workload((10, 1), (10, 1), blocks=[[1, 2, 3], [1, 2, 9]])
+    sharing_workload = workload((10, 1), (10, 1), blocks=[[1, 2, 3], [1, 2, 9]])
     scenario = one_worker_scenario(step=step, slots=1, prefill=Prefill(chunk=100, cached_blocks=8))
-    steps = simulate(shared, scenario).steps
+    steps = simulate(sharing_workload, scenario).steps
     assert steps.largest.tolist() == [10, 8 + 2]
     assert steps.loads.ravel().tolist() == [0, 8]
-    without = replace(scenario.cluster, prefill=Prefill(chunk=100))
-    assert simulate(shared, replace(scenario, cluster=without)).steps.loads.max() == 0
+    cluster_without_cache = replace(scenario.cluster, prefill=Prefill(chunk=100))
+    assert (
+        simulate(
+            sharing_workload, replace(scenario, cluster=cluster_without_cache)
+        ).steps.loads.max()
+        == 0
+    )
 
 
 def test_prefill_computes_last_token_of_cached_prompt() -> None:
     scenario = one_worker_scenario(slots=1, prefill=Prefill(chunk=1, cached_blocks=8))
-    twice = workload((8, 1), (8, 1), blocks=[[1, 2], [1, 2]])
-    assert simulate(twice, scenario).steps.loads.ravel().tolist()[8:] == [7]
+    repeated_prompt = workload((8, 1), (8, 1), blocks=[[1, 2], [1, 2]])
+    assert simulate(repeated_prompt, scenario).steps.loads.ravel().tolist()[8:] == [7]
 
 
 def test_prefix_cache_evicts_least_recently_used_blocks() -> None:
@@ -173,8 +178,8 @@ def test_rejected_drafts_change_nothing() -> None:
 
 
 def test_clock_skips_idle_time() -> None:
-    apart = workload((3, 2), (3, 2), times=[0.0, 1000.0])
-    outcome = simulate(apart, replace(one_worker_scenario(), arrivals=TimedArrivals()))
+    distant_requests = workload((3, 2), (3, 2), times=[0.0, 1000.0])
+    outcome = simulate(distant_requests, replace(one_worker_scenario(), arrivals=TimedArrivals()))
     assert outcome.steps.clock.tolist() == [0, 1, 1000, 1001]
     assert outcome.requests.end.tolist() == [2.0, 1002.0]
 
@@ -192,24 +197,27 @@ def test_request_fails_when_patience_ends() -> None:
 @given(st.floats(0.001, 10), st.floats(0.01, 50))
 def test_patience_ends_despite_rounding_of_times(start: float, patience: float) -> None:
     # Nobody is told that the first has ended, so the second waits before an idle worker.
-    stale = Scenario(
+    stale_scenario = Scenario(
         cluster=Cluster(workers=1, slots=1, step=SECOND),
         policy=RoutingPolicySettings(name="br0"),
         arrivals=TimedArrivals(),
         tell_every=1e6,
         patience=patience,
     )
-    two = workload((3, 1), (3, 1), times=[0.0, start])
-    assert simulate(two, stale).requests.failed.tolist() == [0, 1]
+    two_requests = workload((3, 1), (3, 1), times=[0.0, start])
+    assert simulate(two_requests, stale_scenario).requests.failed.tolist() == [0, 1]
 
 
 def test_reports_have_configured_age() -> None:
-    legacy = RoutingPolicySettings(name="vllm_legacy")
-    one_each = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
+    legacy_policy = RoutingPolicySettings(name="vllm_legacy")
+    three_requests = workload((3, 9), (3, 9), (3, 9), times=[0.0, 0.5, 2.5])
     scenario = replace(
-        one_worker_scenario(workers=2), policy=legacy, arrivals=TimedArrivals(), report_every=2.0
+        one_worker_scenario(workers=2),
+        policy=legacy_policy,
+        arrivals=TimedArrivals(),
+        report_every=2.0,
     )
-    assert simulate(one_each, scenario).requests.worker.tolist() == [0, 1, 0]
+    assert simulate(three_requests, scenario).requests.worker.tolist() == [0, 1, 0]
 
 
 @every_policy
@@ -235,9 +243,14 @@ def test_workers_never_exceed_slots_with_several_front_ends(
 def test_noise_changes_step_times_only() -> None:
     sample_workload = workload(*[(30, 9)] * 12)
     step = StepTime(fixed=0.0, per_token=1.0)
-    quiet = one_worker_scenario(workers=3, step=step)
-    loud = replace(quiet, cluster=replace(quiet.cluster, step=replace(step, noise=0.5)))
-    outcomes = [simulate(sample_workload, scenario) for scenario in (quiet, loud)]
+    noiseless_scenario = one_worker_scenario(workers=3, step=step)
+    noisy_scenario = replace(
+        noiseless_scenario,
+        cluster=replace(noiseless_scenario.cluster, step=replace(step, noise=0.5)),
+    )
+    outcomes = [
+        simulate(sample_workload, scenario) for scenario in (noiseless_scenario, noisy_scenario)
+    ]
     assert np.array_equal(outcomes[0].steps.loads, outcomes[1].steps.loads)
     assert (outcomes[0].steps.seconds != outcomes[1].steps.seconds).all()
 
@@ -246,8 +259,8 @@ def test_run_without_served_request_has_nan_figures() -> None:
     outcome = simulate(workload((9, 1), (9, 1)), one_worker_scenario(kv_tokens=8))
     figures = outcome.metrics()
     assert (figures.failed, figures.steps) == (1.0, 0.0)
-    unknown = [figures.throughput, figures.bound, figures.imbalance, figures.idle]
-    assert np.isnan(unknown).all()
+    undefined_figures = [figures.throughput, figures.bound, figures.imbalance, figures.idle]
+    assert np.isnan(undefined_figures).all()
 
 
 @settings(max_examples=40)
@@ -274,7 +287,7 @@ def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "bad_options",
     [
         {"patience": -1.0},
         {"tell_every": float("nan")},
@@ -284,9 +297,9 @@ def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
         {"trajectory": -1},
     ],
 )
-def test_scenario_refuses_bad_values(wrong: dict[str, object]) -> None:
+def test_scenario_refuses_bad_values(bad_options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
-        Scenario(**wrong)  # type: ignore[arg-type]
+        Scenario(**bad_options)  # type: ignore[arg-type]
 
 
 def test_cluster_and_arrivals_refuse_bad_values() -> None:

@@ -46,9 +46,9 @@ def test_prop_workload_is_truncated_normal() -> None:
 
 def test_prop_workload_above_mean_is_half_normal() -> None:
     prompts = generated_workload("prop").prompts
-    above = np.sort(prompts[prompts > 3200]) - 3200
+    excess = np.sort(prompts[prompts > 3200]) - 3200
     # Half of a normal's upper half is below 0.6745 of its deviation; outputs hardly matter here.
-    assert np.median(above) == pytest.approx(0.6745 * 2600, rel=0.02)
+    assert np.median(excess) == pytest.approx(0.6745 * 2600, rel=0.02)
 
 
 def test_az24_workload_has_lognormal_prompts_and_narrow_outputs() -> None:

@@ -173,8 +173,10 @@ def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_ABORT_REASONS", 0)
     for rank_record in rebalance(fabric(".moves", NoExchange), timeout=4.0):
-        aborted = [report for report in rank_record.reports if report.outcome not in COMPLETED]
-        assert rank_record.aborts == {engine.OTHER_REASON: len(aborted)}
+        aborted_reports = [
+            report for report in rank_record.reports if report.outcome not in COMPLETED
+        ]
+        assert rank_record.aborts == {engine.OTHER_REASON: len(aborted_reports)}
 
 
 def test_slow_rank_commits_together_with_its_peer() -> None:
@@ -200,9 +202,9 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
 
 
 def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
-    peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
-    cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
-    rank_records = rebalance(both(peer, cannot), timeout=4.0)
+    serial_peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
+    refusing_exchange = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
+    rank_records = rebalance(both(serial_peer, refusing_exchange), timeout=4.0)
     assert violations(rank_records) == []
     assert all("transfer failed" in rank_record.aborts for rank_record in rank_records)
 
@@ -222,8 +224,8 @@ def test_communicator_is_rebuilt_after_failed_move() -> None:
 def test_rebalance_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
-    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
-    rank_records = rebalance(slow, pace=pace, max_stalled_steps=3)
+    slow_exchange = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    rank_records = rebalance(slow_exchange, pace=pace, max_stalled_steps=3)
     assert violations(rank_records) == []
     assert final_placements(rank_records) == {START}
     assert all("no progress in time" in rank_record.aborts for rank_record in rank_records)
@@ -238,7 +240,7 @@ def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
 ) -> None:
     gate = threading.Event()
 
-    def late(*args: Any) -> Any:
+    def plan_late(*args: Any) -> Any:
         gate.wait(WATCHDOG)
         return rebalance_plan.plan_rebalance(*args)
 
@@ -254,7 +256,7 @@ def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
                 gate.set()
 
     pace: Any = UntilPlanned()
-    monkeypatch.setattr(staged_path, "plan_rebalance", late)
+    monkeypatch.setattr(staged_path, "plan_rebalance", plan_late)
     rank_records = rebalance(pace=pace, max_stalled_steps=3)
     assert violations(rank_records) == []
     assert final_placements(rank_records) != {START}
@@ -280,8 +282,8 @@ def test_rank_without_ballots_follows_decision_of_its_peer(ballot_field: str) ->
 @pytest.mark.parametrize("ballot_field", ['"status": "proposed"', '"tables": '])
 @pytest.mark.slow
 def test_rank_with_all_ballots_aborts_when_peer_decided_abort(ballot_field: str) -> None:
-    blind = fabric("control", lambda inner: BlindOnce(inner, ballot_field, delay=0.0))
-    rank_records = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
+    blind_control = fabric("control", lambda inner: BlindOnce(inner, ballot_field, delay=0.0))
+    rank_records = rebalance(both(blind_control, fabric("control", SlowToDecide, rank=0)))
     assert violations(rank_records) == []
     assert all(
         rank_record.aborts == {"no ballot from rank(s) 0": 1} for rank_record in rank_records
@@ -312,14 +314,16 @@ def trusts_bytes(ballots: list[Ballot]) -> Verdict:
     return Commit(chunk_count) if verdict == Abort("staged bytes differ") else verdict
 
 
-def unmarked(mark: ChunkChecksum) -> ChunkChecksum:
+def without_tables(mark: ChunkChecksum) -> ChunkChecksum:
     return replace(mark, tables="")
 
 
 def trusts_plans(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares digests."""
-    blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
-    return tally(blank)
+    ballots_without_digest = [
+        replace(b, digest="", staged=tuple(map(without_tables, b.staged))) for b in ballots
+    ]
+    return tally(ballots_without_digest)
 
 
 def test_oracle_detects_missing_copy() -> None:
@@ -340,12 +344,12 @@ def test_oracle_detects_unverified_staged_bytes(
 
 def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote_module, "tally", trusts_plans)
-    lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
-    assert any("layouts differ" in line for line in violations(rebalance(lies)))
+    false_loads = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
+    assert any("layouts differ" in line for line in violations(rebalance(false_loads)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("bad_options", "message"),
     [
         ({"window_size": 0}, "at least one"),
         ({"sub_window": -1}, "sub_window -1 at least 0"),
@@ -353,7 +357,9 @@ def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"step_interval": 2}, "shorter"),
     ],
 )
-def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], message: str) -> None:
-    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
+def test_engine_config_refuses_inconsistent_cadence(
+    bad_options: dict[str, int], message: str
+) -> None:
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **bad_options}
     with pytest.raises(ConfigError, match=message):
         BalancerConfig(name="x", shares=ShareMode.STATIC, **cadence)

@@ -58,7 +58,7 @@ def of(entries: Sequence[Event], kind: type[T]) -> list[T]:
     return [entry for entry in entries if isinstance(entry, kind)]
 
 
-def observed(
+def observe_rebalances(
     run: Callable[..., list[Story]] = rebalance, **options: object
 ) -> tuple[list[Story], list[list[Event]]]:
     """The records of both ranks, and the events that their sinks received."""
@@ -70,7 +70,7 @@ def observed(
 
 @pytest.fixture(scope="module", params=WAYS)
 def observations(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]]:
-    return observed(way=WAYS[request.param], pace=Pace(0.02))
+    return observe_rebalances(way=WAYS[request.param], pace=Pace(0.02))
 
 
 def test_event_sink_records_every_reported_rebalance(
@@ -114,7 +114,7 @@ def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
 
 
 def test_event_sink_actual_imbalance_matches_prediction() -> None:
-    _, entries = observed()
+    _, entries = observe_rebalances()
     digest = EventAggregator()
     records = [e.record for item in entries[0] for e in of(digest.process(item), RebalanceMeasured)]
     # The first rebalance is over, and seen to be so, before the loads change at the half.
@@ -174,7 +174,7 @@ def crossing(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def test_event_sink_spans_show_sent_and_received_slots_and_verdicts() -> None:
-    _, rank_events = observed()
+    _, rank_events = observe_rebalances()
     spans = [span for events in rank_events for span in of(events, TraceSpan)]
     rounds = [span.details for span in spans if span.track is Track.COPY]
     assert sum(int(str(d.get("sent", 0))) for d in rounds) == sum(
@@ -211,7 +211,7 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
 
 
 def test_event_sink_records_abort_reason() -> None:
-    rank_records, entries = observed(
+    rank_records, entries = observe_rebalances(
         lambda journals: rebalance(fabric(".moves", FlippedByte), timeout=4.0, journals=journals)
     )
     reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
@@ -222,9 +222,9 @@ def test_event_sink_records_abort_reason() -> None:
 def test_event_sink_records_skipped_rebalance() -> None:
     gate = threading.Event()
     pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
-    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
-    _, rank_events = observed(
-        lambda journals: rebalance(slow, pace=pace, journals=journals)  # opens at 5
+    slow_exchange = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    _, rank_events = observe_rebalances(
+        lambda journals: rebalance(slow_exchange, pace=pace, journals=journals)  # opens at 5
     )
     for events in rank_events:
         steps = [entry.step for entry in of(events, RebalanceSkipped)]
@@ -237,16 +237,16 @@ def test_event_sink_records_skipped_rebalance() -> None:
 
 
 def test_event_sink_omits_idle_boundaries() -> None:
-    _, entries = observed(sub_window=8, window_size=8, step_interval=16)
+    _, entries = observe_rebalances(sub_window=8, window_size=8, step_interval=16)
     boundaries = [entry.step for entry in of(entries[0], BoundaryDone)]
-    quiet = set(range(1, 8)) | set(range(10, 16))
-    assert quiet.isdisjoint(boundaries)
+    idle_steps = set(range(1, 8)) | set(range(10, 16))
+    assert idle_steps.isdisjoint(boundaries)
     assert {8, 9, 16, 17} <= set(boundaries)
     assert len(boundaries) < STEPS
 
 
 def test_event_sink_sums_carry_layout_in_force() -> None:
-    _, entries = observed(shares=ShareMode.LAGGED)
+    _, entries = observe_rebalances(shares=ShareMode.LAGGED)
     sums = of(entries[0], LoadReduced)
     assert [entry.step for entry in sums] == list(range(2, STEPS, 2))
     assert {entry.load.sum() for entry in sums} == {SHAPE.layers * 64 * 2 * SHAPE.ranks}
@@ -254,11 +254,11 @@ def test_event_sink_sums_carry_layout_in_force() -> None:
 
 
 def test_event_sink_ends_with_closed_entry() -> None:
-    for entries in observed()[1]:
+    for entries in observe_rebalances()[1]:
         assert isinstance(entries[-1], EngineClosed)
 
 
-class Broken(NullSink):
+class FailingSink(NullSink):
     """Takes nothing."""
 
     def emit(self, entry: Event) -> None:
@@ -266,7 +266,7 @@ class Broken(NullSink):
 
 
 def test_serving_is_unaffected_by_failing_event_sink() -> None:
-    sinks = [AsyncEventSink([Broken()]) for _ in range(SHAPE.ranks)]
+    sinks = [AsyncEventSink([FailingSink()]) for _ in range(SHAPE.ranks)]
     rank_records = rebalance(healthy, journals=sinks.__getitem__)
     for sink in sinks:
         sink.close()

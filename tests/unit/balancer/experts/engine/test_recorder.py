@@ -62,17 +62,19 @@ def record_states(sink: RecordingSink, states: list[State], report: RebalanceRep
 
 def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
     sink = RecordingSink()
-    moving, committing = Transferring(PROGRESS), Staged(PROGRESS, ())
-    proposed = Proposed(REBALANCE, PROPOSAL)
+    transferring_state, staged_state = Transferring(PROGRESS), Staged(PROGRESS, ())
+    proposed_state = Proposed(REBALANCE, PROPOSAL)
     states: list[State] = [
         Planning(REBALANCE, UNDONE),
-        moving,
-        committing,
-        moving,
-        moving,
-        committing,
+        transferring_state,
+        staged_state,
+        transferring_state,
+        transferring_state,
+        staged_state,
     ]
-    record_states(sink, [*states, proposed, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200))
+    record_states(
+        sink, [*states, proposed_state, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200)
+    )
     (rebalance_end,) = [entry for entry in sink.events if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
@@ -97,8 +99,8 @@ def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
 
 def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> None:
     sink = RecordingSink()
-    planning = Planning(REBALANCE, UNDONE)
-    record_states(sink, [Idle(), planning, planning, planning], None)
+    planning_state = Planning(REBALANCE, UNDONE)
+    record_states(sink, [Idle(), planning_state, planning_state, planning_state], None)
     boundaries = [entry for entry in sink.events if isinstance(entry, BoundaryDone)]
     assert [(entry.step, entry.end - entry.begin) for entry in boundaries] == [
         (i, 1) for i in range(4)
@@ -110,8 +112,10 @@ def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> No
 
 def test_recorder_excludes_draining_from_rebalance_seconds(clock: None) -> None:
     sink = RecordingSink()
-    planning, draining = Planning(REBALANCE, UNDONE), Draining(())
-    record_states(sink, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
+    planning_state, draining_state = Planning(REBALANCE, UNDONE), Draining(())
+    record_states(
+        sink, [planning_state, draining_state], RebalanceReport(3, 5, 6, "planner failed", 0, 0)
+    )
     (rebalance_end,) = [entry for entry in sink.events if isinstance(entry, RebalanceEnded)]
     assert rebalance_end.record.phase_seconds == {"planning": 2}
     assert (rebalance_end.record.imbalance_before, rebalance_end.record.imbalance_predicted) == (

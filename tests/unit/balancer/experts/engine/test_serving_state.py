@@ -58,15 +58,15 @@ def test_installed_warms_kernels_before_first_table_commit(
 def test_stream_attached_during_a_change_reads_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread attaches between what the change asks who reads and what it records."""
     cpu, gate = BACKEND.open(0), Event()
-    serving, other = serving_state(cpu), cpu.stream(Role.AUX)
-    attaching = Thread(target=lambda: serving.attach(other))
+    serving, aux_stream = serving_state(cpu), cpu.stream(Role.AUX)
+    attach_thread = Thread(target=lambda: serving.attach(aux_stream))
     commit = CpuKernels.commit_tables
     generations: list[int] = []
-    read = Event()
+    read_done = Event()
 
-    def look() -> None:
+    def read_generation() -> None:
         generations.append(serving.generation(0))
-        read.set()
+        read_done.set()
 
     def wait_for_gate() -> None:
         gate.wait(WATCHDOG)
@@ -74,17 +74,19 @@ def test_stream_attached_during_a_change_reads_after_it(monkeypatch: pytest.Monk
     def recorded_commit(
         self: CpuKernels, update: TableUpdate, tables: Tables, stream: Stream
     ) -> None:
-        attaching.start()
-        attaching.join(0.3)  # as far as it comes: to its end, or to where it waits for the change
+        attach_thread.start()
+        attach_thread.join(
+            0.3
+        )  # as far as it comes: to its end, or to where it waits for the change
         stream.launch(wait_for_gate)
         commit(self, update, tables, stream)
 
     monkeypatch.setattr(CpuKernels, "commit_tables", recorded_commit)
     cpu.synchronize(WATCHDOG)
     serving.commit(layer_update(serving.layout, SHAPE, range(SHAPE.layers)), ())
-    attaching.join(WATCHDOG)
-    other.launch(look)
-    read.wait(0.3)  # it would come now, were it not held
+    attach_thread.join(WATCHDOG)
+    aux_stream.launch(read_generation)
+    read_done.wait(0.3)  # it would come now, were it not held
     gate.set()
     cpu.synchronize(WATCHDOG)
     assert generations == [serving.generation(0)] == [2]

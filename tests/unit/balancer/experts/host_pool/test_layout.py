@@ -90,9 +90,9 @@ def test_pool_layout_refuses_empty_pool(
 
 
 def test_pool_layout_refuses_private_format() -> None:
-    private = SegmentType("w", (2, 2), torch.uint8, SlotFormat.PRIVATE, 60)
+    private_segment = SegmentType("w", (2, 2), torch.uint8, SlotFormat.PRIVATE, 60)
     with pytest.raises(Unsupported, match="'w': no private format"):
-        PoolLayout((private,), 1, 1)
+        PoolLayout((private_segment,), 1, 1)
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(-1, 0), (0, -1), (2, 0), (0, 3)])

@@ -62,12 +62,12 @@ def test_pool_open_fails_on_all_ranks_when_memory_fills_up(
 ) -> None:
     fallocate = os.posix_fallocate
 
-    def full(descriptor: int, offset: int, nbytes: int) -> None:
+    def fail_when_full(descriptor: int, offset: int, nbytes: int) -> None:
         if offset >= LAYOUT.expert_offset(1, 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fallocate(descriptor, offset, nbytes)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", fail_when_full)
     for text in refused(opened, 2, PoolIncomplete):
         assert text.startswith("rank 0: cannot reserve")
         assert "; rank 1: cannot reserve" in text
@@ -115,10 +115,10 @@ def test_pool_open_refuses_rank_outside_its_node_group() -> None:
 def forbid_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank may look into another's /proc."""
 
-    def forbidden(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
+    def refuse_open(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
         raise PoolMismatch("cannot open it: Permission denied")
 
-    monkeypatch.setattr(MemoryHandle, "open", forbidden)
+    monkeypatch.setattr(MemoryHandle, "open", refuse_open)
 
 
 def test_pool_open_uses_socket_when_proc_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +174,8 @@ def test_pool_is_shared_among_ranks_that_reach_each_other(
         pool.close()
         return pool.ranks
 
-    shared = meet(4, program)
-    assert shared == [tuple(containers[container_of[rank]]) for rank in range(4)]
+    sharing_ranks = meet(4, program)
+    assert sharing_ranks == [tuple(containers[container_of[rank]]) for rank in range(4)]
 
 
 def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
@@ -206,10 +206,10 @@ def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
 
 
 def test_pools_of_two_models_are_separate() -> None:
-    small = PoolLayout(DESCRIPTOR[1:], 1, 2)
+    draft_layout = PoolLayout(DESCRIPTOR[1:], 1, 2)
 
     def program(control: ThreadControl) -> bool:
-        target, draft = opened(control, LAYOUT, "target"), opened(control, small, "draft")
+        target, draft = opened(control, LAYOUT, "target"), opened(control, draft_layout, "draft")
         for pool, seed in ((target, 1), (draft, 2)):
             fill(pool, seed)
             pool.seal(WATCHDOG)

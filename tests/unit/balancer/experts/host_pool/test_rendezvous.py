@@ -43,7 +43,7 @@ def test_offer_opens_same_memory_after_encoding(descriptor: int) -> None:
     os.close(opened_fd)
 
 
-CHANGED: dict[str, tuple[dict[str, object], str]] = {
+HANDLE_CHANGES: dict[str, tuple[dict[str, object], str]] = {
     "machine": ({"boot_id": "another"}, "on another machine"),
     "number used again": ({"start_time": 1}, "is another one here"),
     "no process": ({"process": 1 << 30}, "cannot open it"),
@@ -52,13 +52,13 @@ CHANGED: dict[str, tuple[dict[str, object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("changed", "message"), CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize(("handle_changes", "message"), HANDLE_CHANGES.values(), ids=HANDLE_CHANGES)
 def test_offer_of_another_process_or_machine_is_refused(
-    descriptor: int, changed: dict[str, object], message: str
+    descriptor: int, handle_changes: dict[str, object], message: str
 ) -> None:
     before = holdings()
     with pytest.raises(PoolMismatch, match=message):
-        dataclasses.replace(MemoryHandle.of(descriptor, TOKEN), **changed).open(LAYOUT)  # type: ignore[arg-type]
+        dataclasses.replace(MemoryHandle.of(descriptor, TOKEN), **handle_changes).open(LAYOUT)  # type: ignore[arg-type]
     assert holdings() == before
 
 
@@ -67,14 +67,14 @@ def file_of(path: Path) -> int:
     return os.open(path, os.O_RDWR)
 
 
-def unsealed() -> int:
+def create_unsealed_memory() -> int:
     descriptor = os.memfd_create(shared_memory.MEMORY_NAME, os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, LAYOUT.nbytes)
     PoolHeader.of(LAYOUT, TOKEN).write(descriptor)
     return descriptor
 
 
-def sealed() -> int:
+def create_sealed_memory() -> int:
     descriptor = create_pool_memory()
     shared_memory.seal(descriptor)
     return descriptor
@@ -84,8 +84,8 @@ WRONG: dict[str, tuple[Callable[[Path], int], str]] = {
     "file": (lambda path: file_of(path / "file"), "is something else"),
     "socket": (lambda path: socket.socket().detach(), "is something else"),
     "pipe": (lambda path: os.pipe()[0], "is something else"),
-    "unsealed": (lambda path: unsealed(), "its seals are"),
-    "sealed": (lambda path: sealed(), "its seals are"),
+    "unsealed": (lambda path: create_unsealed_memory(), "its seals are"),
+    "sealed": (lambda path: create_sealed_memory(), "its seals are"),
     "size": (
         lambda path: create_pool_memory(layout=PoolLayout(LAYOUT.descriptor, 9, 9)),
         "bytes instead of",

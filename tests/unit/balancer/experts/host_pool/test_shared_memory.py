@@ -102,28 +102,28 @@ def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
 
 def test_memory_seals_while_forked_child_is_alive(descriptor: int) -> None:
     writer = SharedMapping.for_writing(descriptor, NBYTES)
-    hold, let_go = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(let_go)
-        os.read(hold, 1)
+        os.close(write_end)
+        os.read(read_end, 1)
         os._exit(0)
     writer.close()
     shared_memory.seal(descriptor)
-    os.close(let_go)
-    os.close(hold)
+    os.close(write_end)
+    os.close(read_end)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_memory_reserve_reports_full_machine(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, offset: int, nbytes: int) -> None:
+    def raise_no_space(descriptor: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     shared_memory.reserve(descriptor, 0, NBYTES)
     assert os.fstat(descriptor).st_blocks * 512 == NBYTES
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raise_no_space)
     with pytest.raises(PoolIncomplete, match=f"cannot reserve {NBYTES} bytes: No space left"):
         shared_memory.reserve(descriptor, 0, NBYTES)
 

@@ -80,8 +80,8 @@ def test_active_expert_plan_separates_experts_of_same_batches() -> None:
     """0 and 1 share every batch, 2 and 3 the others; sums over batches do not tell."""
     active = np.array([[1, 1, 0, 0], [0, 0, 1, 1]] * 3, dtype=np.bool_)
     placement = np.array([0, 2, 1, 1, 3, 2], dtype=np.int32)
-    alike = np.array([SHARE_ONE] * 2, dtype=np.int32)
-    assignment = assign_single_replica(active[:, None], placement[None], alike)
+    rank_capacities = np.array([SHARE_ONE] * 2, dtype=np.int32)
+    assignment = assign_single_replica(active[:, None], placement[None], rank_capacities)
     assert assignment.shares[0].tolist() in (
         [SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0],
         [SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, SHARE_ONE, 0],

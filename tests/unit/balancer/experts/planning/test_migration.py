@@ -42,11 +42,11 @@ def rank_transfers(migration: MigrationPlan, chunk: int) -> list[RankTransfers]:
 def test_migration_fills_exactly_the_changed_slots(change: Change) -> None:
     migration = change.plan()
     moves = routes(migration)
-    near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
-    far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
-    assert (near, far) == expected_fills(change)
-    assert migration.total_copies == len(moves) == len(near) + len(far)
-    assert migration.remote_copies == len(far)
+    local_fills = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
+    remote_fills = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
+    assert (local_fills, remote_fills) == expected_fills(change)
+    assert migration.total_copies == len(moves) == len(local_fills) + len(remote_fills)
+    assert migration.remote_copies == len(remote_fills)
 
 
 Filled = set[tuple[int, int, int]]
@@ -165,11 +165,13 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
 def test_chunks_alternate_between_first_and_last_buffers(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks):
-        for transfers, need in zip(
+        for transfers, buffer_count in zip(
             rank_transfers(migration, chunk), migration.staging_needed[chunk].tolist(), strict=True
         ):
-            first = (0, change.staging - need)[chunk % 2]
-            assert [buffer for buffer, _ in transfers.copies] == list(range(first, first + need))
+            first = (0, change.staging - buffer_count)[chunk % 2]
+            assert [buffer for buffer, _ in transfers.copies] == list(
+                range(first, first + buffer_count)
+            )
 
 
 @given(changes())
@@ -180,8 +182,8 @@ def test_adjacent_chunks_fit_together_exactly_when_buffers_suffice(
     for chunk in range(migration.chunks):
         for other in range(migration.chunks):
             both = [*migration.layers(chunk), *migration.layers(other)]
-            suffice = max(change.needs(both)) <= change.staging
-            assert migration.fits_with(chunk, other) == (suffice and abs(chunk - other) == 1)
+            is_enough = max(change.needs(both)) <= change.staging
+            assert migration.fits_with(chunk, other) == (is_enough and abs(chunk - other) == 1)
 
 
 @given(changes())
@@ -189,8 +191,8 @@ def test_adjacent_chunks_of_several_layers_always_fit_together(change: Change) -
     migration = change.plan()
     for chunk in range(migration.chunks - 1):
         pair = chunk, chunk + 1
-        several = all(len(migration.layers(k)) > 1 for k in pair)
-        assert migration.fits_with(*pair) or not several
+        have_several_layers = all(len(migration.layers(k)) > 1 for k in pair)
+        assert migration.fits_with(*pair) or not have_several_layers
 
 
 @given(changes())
@@ -266,8 +268,8 @@ def test_chunk_balancing_creates_no_busier_sender() -> None:
     assert sends == {0: 2, 1: 2}
 
 
-def small(**changed: object) -> dict[str, object]:
-    right: dict[str, object] = {
+def migration_arguments(**overrides: object) -> dict[str, object]:
+    valid: dict[str, object] = {
         "installed": placement((0, 1, 2, 0), (0, 1, 2, 0)),
         "proposed": placement((0, 1, 2, 1), (0, 1, 2, 0)),
         "order": (0,),
@@ -276,31 +278,46 @@ def small(**changed: object) -> dict[str, object]:
         "staging": 2,
         "slots_per_message": 1,
     }
-    return right | changed
+    return valid | overrides
 
 
 BAD_ARGUMENTS: dict[str, tuple[dict[str, object], str]] = {
     "layer too large": (
-        small(proposed=placement((0, 1, 2, 0), (0, 1, 0, 2)), order=(1,), staging=1),
+        migration_arguments(proposed=placement((0, 1, 2, 0), (0, 1, 0, 2)), order=(1,), staging=1),
         "layer 1 fills 2 slots of rank 1, which has 1 staging buffers",
     ),
-    "rows": (small(installed=placement((0, 1, 2, 0))), r"installed: expected \(2, 4\), got \(1, 4"),
-    "proposed": (small(proposed=placement((0, 1, 2, 0))), "proposed rows: expected 2"),
-    "dtype": (small(proposed=np.zeros((2, 4))), "proposed: expected int32"),
-    "stranger": (small(proposed=placement((0, 1, 2, 3), (0, 1, 2, 0))), "proposed: .* got 3"),
-    "negative": (small(installed=placement((0, 1, 2, -2), (0, 1, 2, 0))), "installed: .* got -2"),
+    "rows": (
+        migration_arguments(installed=placement((0, 1, 2, 0))),
+        r"installed: expected \(2, 4\), got \(1, 4",
+    ),
+    "proposed": (
+        migration_arguments(proposed=placement((0, 1, 2, 0))),
+        "proposed rows: expected 2",
+    ),
+    "dtype": (migration_arguments(proposed=np.zeros((2, 4))), "proposed: expected int32"),
+    "stranger": (
+        migration_arguments(proposed=placement((0, 1, 2, 3), (0, 1, 2, 0))),
+        "proposed: .* got 3",
+    ),
+    "negative": (
+        migration_arguments(installed=placement((0, 1, 2, -2), (0, 1, 2, 0))),
+        "installed: .* got -2",
+    ),
     "nobody holds it": (
-        small(installed=placement((0, 1, 1, 0), (0, 1, 2, 0))),
+        migration_arguments(installed=placement((0, 1, 1, 0), (0, 1, 2, 0))),
         "no slot of layer 0 holds expert 2",
     ),
-    "missing": (small(order=()), "order: layer 0 changes and is missing"),
-    "twice": (small(order=(0, 1, 0)), "order: layer 0 stands twice"),
-    "no such layer": (small(order=(0, 2)), "order: expected 0 to 1, got 2"),
-    "huge layer": (small(order=(0, 2**40)), "order: a layer is beyond 32 bits"),
-    "nodes": (small(nodes=3), "nodes: expected 1 to 2, got 3"),
-    "no nodes": (small(nodes=0), "nodes: expected 1 to 2, got 0"),
-    "staging": (small(staging=0), "staging: expected 1 to .*, got 0"),
-    "slots per message": (small(slots_per_message=0), "message_slots: expected 1 to .*, got 0"),
+    "missing": (migration_arguments(order=()), "order: layer 0 changes and is missing"),
+    "twice": (migration_arguments(order=(0, 1, 0)), "order: layer 0 stands twice"),
+    "no such layer": (migration_arguments(order=(0, 2)), "order: expected 0 to 1, got 2"),
+    "huge layer": (migration_arguments(order=(0, 2**40)), "order: a layer is beyond 32 bits"),
+    "nodes": (migration_arguments(nodes=3), "nodes: expected 1 to 2, got 3"),
+    "no nodes": (migration_arguments(nodes=0), "nodes: expected 1 to 2, got 0"),
+    "staging": (migration_arguments(staging=0), "staging: expected 1 to .*, got 0"),
+    "slots per message": (
+        migration_arguments(slots_per_message=0),
+        "message_slots: expected 1 to .*, got 0",
+    ),
 }
 
 
@@ -313,10 +330,16 @@ def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], me
 
 
 def test_ship_requires_equal_ranks_per_node() -> None:
-    six = placement((0, 1, 2, 3, 4, 5))
+    six_experts = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
         plan_migration(
-            six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, slots_per_message=1
+            six_experts,
+            six_experts,
+            (),
+            ExpertShape(1, 6, 6, 6),
+            nodes=4,
+            staging=1,
+            slots_per_message=1,
         )
 
 
@@ -335,7 +358,7 @@ def test_migration_refuses_unknown_rank_or_chunk(
     ask: Callable[[MigrationPlan], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ask(plan_migration(**small()))  # type: ignore[arg-type]
+        ask(plan_migration(**migration_arguments()))  # type: ignore[arg-type]
 
 
 @given(changes(), st.data())

@@ -50,8 +50,8 @@ class MigrationSimulation:
         following = self.committed + len(self.open)
         if following >= self.migration.chunks or len(self.open) == 2:
             return []
-        alone = not self.open or self.migration.fits_with(self.open[0], following)
-        return [following] if alone else []
+        fits = not self.open or self.migration.fits_with(self.open[0], following)
+        return [following] if fits else []
 
     def launch(self, chunk: int) -> None:
         self.open.append(chunk)

@@ -21,7 +21,7 @@ LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
 Counts = NDArray[np.int64]
 
 
-def skewed(seed: int, windows: int = 1) -> Counts:
+def skewed_load(seed: int, windows: int = 1) -> Counts:
     """(windows, layers, experts)."""
     rng = np.random.default_rng(seed)
     odds = np.exp(rng.standard_normal((LAYERS, EXPERTS)))
@@ -37,7 +37,7 @@ def peak(load: Counts, proposal: Any) -> NDArray[np.float64]:
 
 
 def test_plan_reports_imbalance_of_its_placement_and_shares() -> None:
-    load = skewed(1)[0]
+    load = skewed_load(1)[0]
     proposal = plan(load, slots=SLOTS, ranks=RANKS)
     assert proposal.placement.shape == proposal.shares.shape == (LAYERS, SLOTS)
     assert proposal.placement.dtype == proposal.shares.dtype == np.int32
@@ -47,11 +47,11 @@ def test_plan_reports_imbalance_of_its_placement_and_shares() -> None:
 
 
 def test_plan_sums_windows_and_repeats_digest_for_equal_load() -> None:
-    windows = skewed(2, 3)
-    whole = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
-    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == whole.digest
-    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == whole.digest
-    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
+    windows = skewed_load(2, 3)
+    plan_of_sum = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
+    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == plan_of_sum.digest
+    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == plan_of_sum.digest
+    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != plan_of_sum.digest
 
 
 @pytest.mark.parametrize("split", ["shares", "even"])
@@ -100,12 +100,12 @@ def test_plan_for_random_few_rows_terminates() -> None:
 @pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
 @pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
 def test_plan_keeps_move_budget_under_every_policy(policy: str, budget: int) -> None:
-    installed = plan(skewed(4), slots=SLOTS, ranks=RANKS).placement
+    installed = plan(skewed_load(4), slots=SLOTS, ranks=RANKS).placement
     group = {"slots": SLOTS, "ranks": RANKS, "installed": installed, "policy": policy}
-    proposal = plan(skewed(5), max_copies=budget, **group)  # type: ignore[arg-type]
+    proposal = plan(skewed_load(5), max_copies=budget, **group)  # type: ignore[arg-type]
     assert proposal.moves == proposal.layer_moves.sum() <= budget
     by_bytes = plan(
-        skewed(5),
+        skewed_load(5),
         byte_budget=budget * 100 + 99,
         expert_bytes=100,
         **group,  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_plan_keeps_move_budget_under_every_policy(policy: str, budget: int) -> 
 
 
 def test_plan_spends_budget_on_most_uneven_layers() -> None:
-    before, later = skewed(6)[0], skewed(7)[0]
+    before, later = skewed_load(6)[0], skewed_load(7)[0]
     later[1:] = before[1:]
     installed = plan(before, slots=SLOTS, ranks=RANKS).placement
     proposal = plan(later, slots=SLOTS, ranks=RANKS, installed=installed, max_copies=4)
@@ -128,7 +128,7 @@ def test_plan_anew_leaves_no_layer_that_its_budget_still_pays_for(
     policy: str, seed: int, budget: int
 ) -> None:
     """The worst layer got a part of what it wanted, which was dropped, and the rest got nothing."""
-    before, later = skewed(seed)[0], skewed(seed + 1)[0]
+    before, later = skewed_load(seed)[0], skewed_load(seed + 1)[0]
     group: dict[str, Any] = {"slots": SLOTS, "ranks": RANKS, "policy": policy}
     group["installed"] = plan(before, **group).placement
     unlimited_moves = plan(later, **group).layer_moves
@@ -146,7 +146,7 @@ def test_plan_anew_spends_budget_on_most_uneven_layers_that_fit() -> None:
     assert select_layers(layer_moves, layer_imbalance, 2).tolist() == [False] * 4
 
 
-def together() -> Counts:
+def coinciding_load() -> Counts:
     """Windows of four experts: 0 and 1 are busy at the same time, 2 and 3 when those are not."""
     windows = np.full((8, 1, 4), 500)
     windows[::2, 0, :2] = windows[1::2, 0, 2:] = 1500
@@ -158,35 +158,35 @@ def together() -> Counts:
 def test_plan_separates_experts_busy_at_same_time(policy: str, split: str) -> None:
     installed = [[0, 1, 2, 3]]
     group = {"slots": 4, "ranks": 2, "installed": installed, "policy": policy, "split": split}
-    proposal = plan(together(), sigma=1.0, **group)  # type: ignore[arg-type]
+    proposal = plan(coinciding_load(), sigma=1.0, **group)  # type: ignore[arg-type]
     homes = [
         rank for expert in range(4) for rank in (int(np.argmax(proposal.placement == expert)) // 2,)
     ]
     assert homes[0] != homes[1]
     assert homes[2] != homes[3]
     assert proposal.moves == 2
-    again = plan(together(), sigma=1.0, **group | {"installed": proposal.placement})  # type: ignore[arg-type]
+    again = plan(coinciding_load(), sigma=1.0, **group | {"installed": proposal.placement})  # type: ignore[arg-type]
     assert again.moves == 0
     if policy == "incremental":
-        assert plan(together(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
+        assert plan(coinciding_load(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", [0, 1])
 def test_plan_leaves_busy_pairs_when_budget_forbids_a_trade(budget: int) -> None:
     """A trade is two copies."""
     proposal = plan(
-        together(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
+        coinciding_load(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
     )
     assert proposal.moves == 0
 
 
 def test_plan_accepts_hundreds_of_windows() -> None:
-    windows = np.repeat(together(), 40, axis=0)
+    windows = np.repeat(coinciding_load(), 40, axis=0)
     proposal = plan(windows, slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0)
     assert proposal.moves == 2
 
 
-def windowed(seed: int) -> Counts:
+def changing_load(seed: int) -> Counts:
     """(16, layers, experts): three kinds of traffic, one after the other, with noise."""
     rng = np.random.default_rng(seed)
     kinds = 1000 * np.exp(0.8 * rng.standard_normal((3, LAYERS, EXPERTS)))
@@ -195,7 +195,7 @@ def windowed(seed: int) -> Counts:
 
 @pytest.mark.parametrize("split", ["shares", "even"])
 def test_plan_sigma_lowers_riskiest_rank(split: str) -> None:
-    windows = windowed(4)
+    windows = changing_load(4)
     group = {"slots": SLOTS, "ranks": RANKS, "policy": "connected", "split": split}
 
     def risk(proposal: Any) -> float:
@@ -223,7 +223,7 @@ def test_plan_active_experts_counts_batches_not_rows() -> None:
 
 
 def test_plan_gives_larger_rank_more_load() -> None:
-    load = skewed(8)[0]
+    load = skewed_load(8)[0]
     capacities = [2.0] + [1.0] * (RANKS - 1)
     proposal = plan(load, slots=SLOTS, ranks=RANKS, capacities=capacities)
     rows = np.take_along_axis(load, proposal.placement.astype(np.int64), axis=1) * proposal.shares
@@ -233,11 +233,11 @@ def test_plan_gives_larger_rank_more_load() -> None:
 
 def test_plan_node_cost_reduces_copies_between_nodes() -> None:
     """Fewer of what arrives comes from the other node."""
-    installed = plan(skewed(9), slots=64, ranks=RANKS, nodes=2).placement
+    installed = plan(skewed_load(9), slots=64, ranks=RANKS, nodes=2).placement
 
     def copies_between_nodes(cost: float) -> int:
         proposal = plan(
-            skewed(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
+            skewed_load(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
         )
         halves = (installed.reshape(LAYERS, 2, -1), proposal.placement.reshape(LAYERS, 2, -1))
         return sum(
@@ -307,9 +307,9 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
     ],
 )
 def test_plan_refuses_bad_arguments_in_one_line(changes: dict[str, Any], message: str) -> None:
-    valid: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
+    valid_arguments: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
     with pytest.raises(PlacementError) as error:
-        plan(**(valid | changes))
+        plan(**(valid_arguments | changes))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -381,18 +381,18 @@ def test_planner_input_shares_no_memory_with_load_of_caller() -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["shares", "even"]), st.integers(0, 2))
 def test_plan_limit_of_all_slots_of_a_rank_equals_no_limit(
-    seed: int, split: str, beyond: int
+    seed: int, split: str, excess: int
 ) -> None:
     """What is installed is of another load, so that there is much to change in slots by twos."""
-    before, after = skewed(seed), skewed(seed + 1)
+    before, after = skewed_load(seed), skewed_load(seed + 1)
     group: dict[str, Any] = {"slots": SLOTS, "ranks": SLOTS // 2, "split": split}
     installed = plan(before, **group).placement
     unlimited = plan(after, **group, installed=installed)
-    limited = plan(after, **group, installed=installed, max_copies_per_rank=2 + beyond)
+    limited = plan(after, **group, installed=installed, max_copies_per_rank=2 + excess)
     assert unlimited.digest == limited.digest
-    one_less = plan(after, **group, installed=installed, max_copies_per_rank=1)
-    changed = (one_less.placement != installed).reshape(LAYERS, -1, 2).sum(axis=2)
-    assert changed.max() <= 1
+    limited_to_one = plan(after, **group, installed=installed, max_copies_per_rank=1)
+    copies_per_rank = (limited_to_one.placement != installed).reshape(LAYERS, -1, 2).sum(axis=2)
+    assert copies_per_rank.max() <= 1
 
 
 def test_plan_takes_any_number_of_threads() -> None:
@@ -430,7 +430,7 @@ def test_plan_with_unlike_capacities_ends_at_most_rows() -> None:
 
 @pytest.mark.parametrize(("count", "sigma"), [(7, 0.0), (8, 1.0)])
 def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: float) -> None:
-    windows = np.concatenate([together()[:6], np.full((2, 1, 4), 1000)])[:count]
+    windows = np.concatenate([coinciding_load()[:6], np.full((2, 1, 4), 1000)])[:count]
     group: dict[str, Any] = {"slots": 4, "ranks": 2, "installed": [[0, 1, 2, 3]]}
     proposal = plan(windows, **group)
     assert proposal.digest == plan(windows, sigma=sigma, **group).digest
@@ -450,7 +450,7 @@ def test_plan_sigma_default_is_that_of_command_line(
         return _native_options(target, slack, node_cost, sigma, split)
 
     monkeypatch.setattr(planner, "_native_options", aims)
-    load = skewed(3, windows)
+    load = skewed_load(3, windows)
     plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
     request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
     assert sigmas == [request.sigma_for(windows)]

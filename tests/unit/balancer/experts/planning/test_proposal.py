@@ -114,13 +114,15 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     ample_limits = replace(tight_limits, staging=shape.slots_per_rank)
     unlimited_plan = propose(load, start(shape), shape, ample_limits).plan
     assert unlimited_plan.short_of_staging == ()
-    lower = (
+    is_lowered = (
         limited_plan.imbalance_predicted - unlimited_plan.imbalance_predicted
         > tight_limits.min_gain
     )
-    above = limited_plan.imbalance_predicted > tight_limits.planner.target * SHARE_ONE
-    assert set(np.flatnonzero(lower & above).tolist()) <= set(limited_plan.short_of_staging)
-    assert set(limited_plan.short_of_staging) <= set(np.flatnonzero(above).tolist())
+    is_above_target = limited_plan.imbalance_predicted > tight_limits.planner.target * SHARE_ONE
+    assert set(np.flatnonzero(is_lowered & is_above_target).tolist()) <= set(
+        limited_plan.short_of_staging
+    )
+    assert set(limited_plan.short_of_staging) <= set(np.flatnonzero(is_above_target).tolist())
     if staging >= shape.slots_per_rank:
         assert limited_plan.short_of_staging == ()
 

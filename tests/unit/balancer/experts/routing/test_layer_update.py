@@ -83,10 +83,10 @@ def test_change_where_placed_keeps_layers_with_same_placement(
     unmoved_layers = [
         layer for layer in layer_ids if (placement[layer] == start.placement[layer]).all()
     ]
-    fitting = change.restricted_to(new_layout)
+    restricted = change.restricted_to(new_layout)
     if not unmoved_layers and layer_ids:
-        assert fitting is None
+        assert restricted is None
         return
-    assert isinstance(fitting, LayerUpdate)
-    assert fitting.layers == tuple(unmoved_layers)
-    assert fitting.digest == layer_update(start, SHAPE, unmoved_layers).digest
+    assert isinstance(restricted, LayerUpdate)
+    assert restricted.layers == tuple(unmoved_layers)
+    assert restricted.digest == layer_update(start, SHAPE, unmoved_layers).digest

@@ -61,8 +61,10 @@ def batches(draw: st.DrawFn) -> Batch:
 def ids_of(counts: Tensor, seed: int) -> Tensor:
     """A rank's rows in some order, int32, with padding among them."""
     ids = torch.repeat_interleave(torch.arange(counts.numel()), counts).int()
-    padded = torch.cat((ids, torch.full((3,), -1, dtype=torch.int32)))
-    return padded[torch.randperm(padded.numel(), generator=torch.Generator().manual_seed(seed))]
+    padded_ids = torch.cat((ids, torch.full((3,), -1, dtype=torch.int32)))
+    return padded_ids[
+        torch.randperm(padded_ids.numel(), generator=torch.Generator().manual_seed(seed))
+    ]
 
 
 def rows_by_slot(batch: Batch, rank: int) -> Tensor:
@@ -110,11 +112,11 @@ def test_local_routing_keeps_as_many_rows_home_as_possible(batch: Batch) -> None
     slot_experts[table.replicas.long()] = runs.expert
     for rank in range(batch.ranks):
         sent_rows = rows_by_slot(batch, rank)[:-1]
-        mine = torch.arange(table.slots) // (table.slots // batch.ranks) == rank
+        is_own_slot = torch.arange(table.slots) // (table.slots // batch.ranks) == rank
         for expert in range(table.experts):
-            here = mine & (slot_experts == expert)
-            most = min(int(batch.counts[rank, expert]), int(quota[here].sum()))
-            assert int(sent_rows[here].sum()) == most
+            is_local_replica = is_own_slot & (slot_experts == expert)
+            most = min(int(batch.counts[rank, expert]), int(quota[is_local_replica].sum()))
+            assert int(sent_rows[is_local_replica].sum()) == most
 
 
 @given(batches())

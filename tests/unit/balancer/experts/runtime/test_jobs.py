@@ -25,7 +25,7 @@ class ManualWait:
         return "came"
 
 
-def collecting(*waits: ManualWait) -> Job[list[str]]:
+def collect_answers(*waits: ManualWait) -> Job[list[str]]:
     answers = []
     for wait in waits:
         answers.append((yield wait))
@@ -36,7 +36,7 @@ def test_job_receives_results_of_its_waits() -> None:
     waits = ManualWait(), ManualWait()
     for wait in waits:
         wait.arrival.set()
-    assert run_blocking(collecting(*waits), 1.0) == ["came", "came"]
+    assert run_blocking(collect_answers(*waits), 1.0) == ["came", "came"]
 
 
 def test_job_may_catch_exception_of_a_wait() -> None:
@@ -44,18 +44,18 @@ def test_job_may_catch_exception_of_a_wait() -> None:
     wait.error = ValueError("broken")
     wait.arrival.set()
 
-    def forgiving() -> Job[str]:
+    def catch_error() -> Job[str]:
         try:
             yield wait
         except ValueError as error:
             return f"caught {error}"
         return "nothing"
 
-    assert run_blocking(forgiving(), 1.0) == "caught broken"
+    assert run_blocking(catch_error(), 1.0) == "caught broken"
     with pytest.raises(ValueError, match="broken"):
-        run_blocking(collecting(wait), 1.0)
+        run_blocking(collect_answers(wait), 1.0)
 
 
 def test_job_wait_ends_at_deadline() -> None:
     with pytest.raises(TimeoutError):
-        run_blocking(collecting(ManualWait()), 0.01)
+        run_blocking(collect_answers(ManualWait()), 0.01)

@@ -94,18 +94,18 @@ def test_worker_continues_after_failed_job() -> None:
 
 
 def test_worker_close_ends_job_at_next_wait() -> None:
-    worker, gate, never = EagerWorker(Track.VOTE, WATCHDOG), Gate(), Gate()
-    task = worker.start(waiting(gate, never), "job")
+    worker, gate, closed_gate = EagerWorker(Track.VOTE, WATCHDOG), Gate(), Gate()
+    task = worker.start(waiting(gate, closed_gate), "job")
     assert gate.wait_started.wait(WATCHDOG)
-    closing = threading.Thread(target=worker.close)
-    closing.start()
+    close_thread = threading.Thread(target=worker.close)
+    close_thread.start()
     expiry = time.monotonic() + WATCHDOG
     while worker._open and time.monotonic() < expiry:
         time.sleep(0.001)
     assert not worker._open
     gate.opening.set()
-    closing.join(WATCHDOG)
-    assert not closing.is_alive()
+    close_thread.join(WATCHDOG)
+    assert not close_thread.is_alive()
     assert isinstance(task.exception(0.0), WorkerClosed)
 
 

@@ -89,26 +89,26 @@ def test_copy_threads_copies_any_dtype_as_bytes(copy_pool: CopyThreadPool) -> No
 
 def test_copy_threads_serves_tickets_of_many_threads() -> None:
     """Each thread copies down a chain of buffers of its own."""
-    wrong: list[object] = []
+    failures: list[object] = []
 
-    def chain(copy_pool: CopyThreadPool, seed: int) -> None:
+    def copy_chain(copy_pool: CopyThreadPool, seed: int) -> None:
         try:
             buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
                        for _ in range(12))]  # fmt: skip
             for source, destination in itertools.pairwise(buffers):
                 copy_pool.submit([HostCopy(source, destination)]).wait(SOON)
             if not torch.equal(buffers[-1], buffers[0]):
-                wrong.append(seed)
+                failures.append(seed)
         except Exception as error:
-            wrong.append(error)
+            failures.append(error)
 
     with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED_RATE), threads=3) as copy_pool:
-        users = [threading.Thread(target=chain, args=(copy_pool, seed)) for seed in range(6)]
+        users = [threading.Thread(target=copy_chain, args=(copy_pool, seed)) for seed in range(6)]
         for user in users:
             user.start()
         for user in users:
             user.join(SOON)
-    assert wrong == []
+    assert failures == []
 
 
 BUFFER = torch.zeros(1000, dtype=torch.uint8)

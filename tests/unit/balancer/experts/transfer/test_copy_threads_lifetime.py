@@ -94,14 +94,14 @@ def test_copy_threads_releases_tensors_of_finished_ticket(copy_pool: CopyThreadP
 def test_dropped_copy_threads_ends_threads_and_warns() -> None:
     before = threads()
     copy_pool = CopyThreadPool(STILL, threads=5)
-    mine = threads() - before
+    pool_threads = threads() - before
     copy_handle = copy_pool.submit([HostCopy(noise(1000), torch.empty(1000, dtype=torch.uint8))])
-    assert len(mine) == 5
+    assert len(pool_threads) == 5
     holder = [copy_pool]
     del copy_pool
     with pytest.warns(ResourceWarning, match="dropped with 1 copies"):
         holder.clear()
-    assert ended(mine)
+    assert ended(pool_threads)
     with pytest.raises(CopyAbandoned):
         copy_handle.wait(SOON)
 
@@ -145,15 +145,15 @@ def test_copy_threads_close_under_load_ends_every_ticket() -> None:
 def test_copy_threads_close_finishes_copies_and_refuses_new_ones(copy_pool: CopyThreadPool) -> None:
     before = threads()
     closing_pool = CopyThreadPool(SMALL, threads=2)
-    mine = threads() - before
+    pool_threads = threads() - before
     source, destination = noise(100_000), torch.empty(100_000, dtype=torch.uint8)
     copy_handle = closing_pool.submit([HostCopy(source, destination)])
     closing_pool.close(SOON)
     closing_pool.close(0.0)
     assert torch.equal(source, destination)
     copy_handle.wait(0.0)
-    assert len(mine) == 2
-    assert ended(mine)
+    assert len(pool_threads) == 2
+    assert ended(pool_threads)
     with pytest.raises(HostCopyError, match="closed"):
         closing_pool.submit([])
 
@@ -176,15 +176,19 @@ def test_copy_threads_threads_are_pinned_near_accelerator(monkeypatch: pytest.Mo
     )
     before = threads()
     with CopyThreadPool.near_accelerator(Topology(0, "here", 3)) as copy_pool:
-        mine = threads() - before
-        assert (copy_pool.cpus, copy_pool.threads, len(mine)) == (near_cpus, 1, 1)
-        assert [os.sched_getaffinity(thread) for thread in mine] == [near_cpus]
-    assert ended(mine)
+        pool_threads = threads() - before
+        assert (copy_pool.cpus, copy_pool.threads, len(pool_threads)) == (near_cpus, 1, 1)
+        assert [os.sched_getaffinity(thread) for thread in pool_threads] == [near_cpus]
+    assert ended(pool_threads)
     with CopyThreadPool.near_accelerator(Topology(0, "here", -1)) as copy_pool:
-        mine = threads() - before
+        pool_threads = threads() - before
         assert copy_pool.cpus == frozenset()
-        assert copy_pool.threads == len(mine) == copy_threads.thread_count(len(available_cpus), 1)
-        assert all(os.sched_getaffinity(thread) == available_cpus for thread in mine)
+        assert (
+            copy_pool.threads
+            == len(pool_threads)
+            == copy_threads.thread_count(len(available_cpus), 1)
+        )
+        assert all(os.sched_getaffinity(thread) == available_cpus for thread in pool_threads)
 
 
 @pytest.mark.parametrize("cpu", [-1, 1023, 5000])

@@ -55,11 +55,11 @@ def test_layer_visits_must_equal_declared_entries(
 
 
 def test_visits_do_not_count_entry_whose_lock_failed() -> None:
-    visits = EntryCounter(5, 7, 1)
+    counter = EntryCounter(5, 7, 1)
 
-    def poisoned() -> None:
+    def raise_poisoned() -> None:
         raise LockPoisoned("late")
 
     with pytest.raises(LockPoisoned):
-        visits.enter(7, poisoned)
-    visits.enter(7, lambda: None)
+        counter.enter(7, raise_poisoned)
+    counter.enter(7, lambda: None)

@@ -62,12 +62,12 @@ def _frozen(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
 
 
-def modular(layers: int) -> nn.ModuleDict:
+def modular_model(layers: int) -> nn.ModuleDict:
     experts = [nn.ModuleList(Expert() for _ in range(SLOTS)) for _ in range(layers)]
     return nn.ModuleDict({"layers": nn.ModuleList(Block(each) for each in experts)})
 
 
-def fused(layers: int) -> nn.ModuleDict:
+def fused_model(layers: int) -> nn.ModuleDict:
     return nn.ModuleDict({"layers": nn.ModuleList(Block(FusedExperts()) for _ in range(layers))})
 
 
@@ -100,7 +100,7 @@ def incomplete_error(into: ModelRegistry, model: object, **ignore: str) -> Model
     return error.value
 
 
-def complete(into: ModelRegistry, model: nn.Module) -> ExpertModel:
+def finalize_model(into: ModelRegistry, model: nn.Module) -> ExpertModel:
     return into.finalize(model, {**ROUTER, "*.expert_map": "a map of ids"})
 
 
@@ -111,10 +111,10 @@ FUSED = ("w13", "w2", "w13_scale", "w2_scale", "alpha")
 def test_finalize_names_every_missing_tensor_of_fused_model(
     left_out: set[str], layers: int
 ) -> None:
-    model, into = fused(layers), registry()
+    model, into = fused_model(layers), registry()
     register_fused(into, model, *left_out)
     if not left_out:
-        assert complete(into, model).layers == layers
+        assert finalize_model(into, model).layers == layers
         return
     error = incomplete_error(into, model)
     assert set(error.missing) == {
@@ -131,10 +131,10 @@ MODULAR = ("w1.weight", "w1.bias", "w2.weight")
 def test_finalize_names_every_missing_tensor_of_expert_list(
     left_out: set[str], layers: int
 ) -> None:
-    model, into = modular(layers), registry()
+    model, into = modular_model(layers), registry()
     register_modular(into, model, *left_out)
     if not left_out:
-        assert complete(into, model).layers == layers
+        assert finalize_model(into, model).layers == layers
         return
     assert set(incomplete_error(into, model).missing) == {
         f"layers.{layer}.experts.{slot}.{name}"
@@ -145,7 +145,7 @@ def test_finalize_names_every_missing_tensor_of_expert_list(
 
 
 def test_finalize_reports_dtype_and_shape_of_missing_tensor() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     register_fused(into, model, "w2", "w13_scale")
     lines = str(incomplete_error(into, model)).splitlines()
     assert lines == [
@@ -171,7 +171,7 @@ def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
 
 
 def test_finalize_names_tensors_of_unregistered_layer() -> None:
-    model, into = fused(2), registry()
+    model, into = fused_model(2), registry()
     into.register(0, tensors_of(_experts(model, 0)))
     assert set(incomplete_error(into, model).missing) == {
         f"layers.1.experts.{name}" for name in FUSED
@@ -183,14 +183,14 @@ def _experts(model: nn.Module, layer: int) -> nn.Module:
 
 
 def test_finalize_accepts_as_many_layers_as_slots() -> None:
-    for make, register in ((fused, register_fused), (modular, register_modular)):
+    for make, register in ((fused_model, register_fused), (modular_model, register_modular)):
         model, into = make(SLOTS), registry()
         register(into, model)
-        assert complete(into, model).layers == SLOTS
+        assert finalize_model(into, model).layers == SLOTS
 
 
 def test_finalize_reports_partly_registered_tensor() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     tensors = tensors_of(_experts(model, 0))
     one, two, _ = tensors.pop("w2_scale")
     into.register(0, tensors, w2_scale=[one, two, torch.zeros(())])
@@ -199,7 +199,7 @@ def test_finalize_reports_partly_registered_tensor() -> None:
 
 
 def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     tensors = tensors_of(_experts(model, 0))
     into.register(0, {**tensors, "w2": tensors["w2"].clone()})
     error = incomplete_error(into, model)
@@ -211,23 +211,23 @@ def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
 
 
 def test_finalize_names_registered_tensor_unknown_to_complete_model() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     into.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
     error = incomplete_error(into, model)
     assert (error.missing, error.unexpected) == ((), ("layer 0, tensor 'derived'",))
 
 
 def test_registry_accepts_missing_layer_after_failed_finalize() -> None:
-    model, into = fused(2), registry()
+    model, into = fused_model(2), registry()
     for layer in range(2):
         into.register(layer, tensors_of(_experts(model, layer)))
         if layer == 0:
             incomplete_error(into, model)
-    assert complete(into, model).layers == 2
+    assert finalize_model(into, model).layers == 2
 
 
 def test_finalize_notes_ignored_tensors_with_reasons() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     register_fused(into, model)
     expert_model = into.finalize(
         model, {**ROUTER, "*map": "a map of ids", "*.bias": "none", "*": "no"}
@@ -243,7 +243,7 @@ def test_finalize_notes_ignored_tensors_with_reasons() -> None:
 
 
 def test_finalize_reports_unused_ignore_pattern() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     register_fused(into, model, "w2")
     message = str(incomplete_error(into, model, **{"*.w3": "forgotten"}))
     assert "ignored pattern '*.w3' matches nothing that is left out" in message
@@ -274,7 +274,7 @@ def test_finalize_finds_missing_tensor_with_one_slot_per_rank() -> None:
     }
 
 
-class Strange(nn.Module):
+class MixedTensors(nn.Module):
     """Holds tensors wherever a module can."""
 
     def __init__(self) -> None:
@@ -291,7 +291,7 @@ class Strange(nn.Module):
 
 
 def test_held_tensors_finds_parameters_buffers_and_plain_tensors() -> None:
-    shapes = {tensor.name: list(tensor.tensor.shape) for tensor in model_tensors(Strange())}
+    shapes = {tensor.name: list(tensor.tensor.shape) for tensor in model_tensors(MixedTensors())}
     assert shapes == {
         "weight": [2],
         "state": [6],
@@ -323,7 +323,7 @@ def test_held_tensors_lists_shared_parameter_under_both_names() -> None:
 
 
 def test_finalize_finds_weights_replaced_after_registration() -> None:
-    model, into = fused(1), registry()
+    model, into = fused_model(1), registry()
     register_fused(into, model)
     experts = _experts(model, 0)
     experts.get_parameter("w2").data = torch.zeros(SLOTS, HIDDEN, WIDTH)

@@ -12,7 +12,7 @@ from equipoise.hal.errors import RegistrationError
 from equipoise.hal.slots import Segment
 
 INTERVALS = st.tuples(st.sampled_from("ab"), st.integers(0, 30), st.integers(1, 6)).map(
-    lambda drawn: MemorySpan(drawn[0], drawn[1], drawn[1] + drawn[2])
+    lambda interval: MemorySpan(interval[0], interval[1], interval[1] + interval[2])
 )
 
 
@@ -56,18 +56,18 @@ def test_claims_refuse_overlap_within_one_call(spans: list[MemorySpan]) -> None:
 
 
 def test_span_covers_first_to_last_byte_of_tensor() -> None:
-    whole = torch.zeros(4, 6)
-    start = whole.data_ptr()
-    assert MemorySpan.of(whole) == MemorySpan("cpu", start, start + 96)
-    assert MemorySpan.of(whole.t()) == MemorySpan.of(whole)
-    assert MemorySpan.of(whole[1, 2]) == MemorySpan("cpu", start + 32, start + 36)
-    assert MemorySpan.of(whole[:, :2]) == MemorySpan("cpu", start, start + 80)
-    assert MemorySpan.of(whole[:0]).nbytes == 0
+    tensor = torch.zeros(4, 6)
+    start = tensor.data_ptr()
+    assert MemorySpan.of(tensor) == MemorySpan("cpu", start, start + 96)
+    assert MemorySpan.of(tensor.t()) == MemorySpan.of(tensor)
+    assert MemorySpan.of(tensor[1, 2]) == MemorySpan("cpu", start + 32, start + 36)
+    assert MemorySpan.of(tensor[:, :2]) == MemorySpan("cpu", start, start + 80)
+    assert MemorySpan.of(tensor[:0]).nbytes == 0
 
 
 def test_span_of_private_segment_covers_whole_storage() -> None:
-    whole = torch.zeros(6)
-    start = whole.data_ptr()
-    assert MemorySpan.of_segment(Segment("w", whole[:4])).nbytes == 16
-    private = Segment("w", whole[:4], SlotFormat.PRIVATE)
-    assert MemorySpan.of_segment(private) == MemorySpan("cpu", start, start + 24)
+    storage_tensor = torch.zeros(6)
+    start = storage_tensor.data_ptr()
+    assert MemorySpan.of_segment(Segment("w", storage_tensor[:4])).nbytes == 16
+    private_segment = Segment("w", storage_tensor[:4], SlotFormat.PRIVATE)
+    assert MemorySpan.of_segment(private_segment) == MemorySpan("cpu", start, start + 24)

@@ -36,7 +36,7 @@ def named_tensors(layers: dict[int, Layer]) -> list[tuple[str, Tensor]]:
     ]
 
 
-def finalized(
+def finalized_model(
     layers: dict[int, Layer], slots: int, experts: int = 7, order: Sequence[int] = ()
 ) -> ExpertModel:
     registry = ModelRegistry("m", slots, experts)
@@ -83,7 +83,7 @@ def test_registered_slot_move_copies_exactly_its_expert(
     device: Accelerator, case: tuple[dict[int, Layer], int], seed: int, data: st.DataObject
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     fill(layers, seed)
     before = {(n, s): slot_bytes(layers, n, s) for n in layers for s in range(slots)}
     copy = device.stream(Role.COPY)
@@ -108,7 +108,7 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
     case: tuple[dict[int, Layer], int],
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     assert model.layer_numbers == tuple(sorted(layers))
     assert [model.layer(number) for number in model.layer_numbers] == list(range(model.layers))
     places = [model.locate(layer, slot) for layer in range(model.layers) for slot in range(slots)]
@@ -135,15 +135,15 @@ def test_expert_model_ignores_order_of_registration(
     layers, slots = case
     order = sorted(layers)
     chance.shuffle(order)
-    one = finalized(layers, slots)
-    two = finalized({n: dict(reversed(layers[n].items())) for n in order}, slots, order=order)
+    one = finalized_model(layers, slots)
+    two = finalized_model({n: dict(reversed(layers[n].items())) for n in order}, slots, order=order)
     assert (one.digest, one.describe()) == (two.digest, two.describe())
 
 
 @given(models())
 def test_expert_model_bytes_equal_tensor_bytes(case: tuple[dict[int, Layer], int]) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     assert model.nbytes == sum(tensor.nbytes for _, tensor in named_tensors(layers))
     for family in model.groups:
         assert family.nbytes == family.slot_bytes * slots * len(family.layers)
@@ -156,7 +156,7 @@ def test_expert_written_from_sources_matches_model(
     device: Accelerator, case: tuple[dict[int, Layer], int], seed: int
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     fill(layers, seed)
     compute = device.stream(Role.COMPUTE)
     for family in model.groups:
@@ -173,7 +173,7 @@ def test_expert_written_from_sources_matches_model(
 
 
 def test_layer_group_sources_refuse_other_tensor_names() -> None:
-    model = finalized({0: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({0: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match=r"an expert has \['w'\], got \['v'\]"):
         model.groups[0].sources({"v": torch.zeros(3)})
 
@@ -185,7 +185,7 @@ def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
     packed_layers: dict[int, Layer] = {
         n: {"w": torch.zeros(2, 3, dtype=torch.uint8), "scale": torch.zeros(2)} for n in (5, 6, 8)
     }
-    model = finalized({**packed_layers, **plain_layers}, 2)
+    model = finalized_model({**packed_layers, **plain_layers}, 2)
     assert [family.layers for family in model.groups] == [(0, 1), (2, 3, 4)]
     assert [family.slot_bytes for family in model.groups] == [6, 3 + 4]
     assert model.describe().splitlines() == [
@@ -197,10 +197,10 @@ def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
 def test_expert_model_separates_layers_of_different_memory_order() -> None:
     square = torch.zeros(2, 3, 3)
     transposed = torch.zeros(2, 3, 3).transpose(1, 2)
-    model = finalized({0: {"w": square}, 1: {"w": transposed}}, 2)
+    model = finalized_model({0: {"w": square}, 1: {"w": transposed}}, 2)
     assert [family.layers for family in model.groups] == [(0,), (1,)]
     assert model.groups[0].descriptor == model.groups[1].descriptor
-    other = finalized({0: {"w": transposed}, 1: {"w": square}}, 2)
+    other = finalized_model({0: {"w": transposed}, 1: {"w": square}}, 2)
     assert model.digest != other.digest
 
 
@@ -217,12 +217,12 @@ def test_expert_model_separates_layers_of_different_memory_order() -> None:
 def test_expert_model_digest_differs_when_slots_cannot_be_exchanged(
     other: dict[int, Layer],
 ) -> None:
-    def mine() -> ExpertModel:
-        return finalized({0: {"w": torch.zeros(2, 3)}, 1: {"w": torch.zeros(2, 3)}}, 2)
+    def reference_model() -> ExpertModel:
+        return finalized_model({0: {"w": torch.zeros(2, 3)}, 1: {"w": torch.zeros(2, 3)}}, 2)
 
-    assert mine().digest == mine().digest
-    assert mine().digest != finalized(other, 2).digest
-    assert mine().digest != finalized({0: {"w": torch.zeros(1, 3)}}, 1).digest
+    assert reference_model().digest == reference_model().digest
+    assert reference_model().digest != finalized_model(other, 2).digest
+    assert reference_model().digest != finalized_model({0: {"w": torch.zeros(1, 3)}}, 1).digest
 
 
 def test_registry_recognizes_repeated_layer() -> None:
@@ -262,31 +262,31 @@ def test_registry_refuses_layer_without_entries() -> None:
 def test_registry_names_repeated_layer_by_lowest_number(order: list[int]) -> None:
     weights, last = torch.zeros(2, 3), torch.zeros(2, 3)
     layers: dict[int, Layer] = {5: {"w": weights}, 9: {"w": last}, 61: {"w": weights}}
-    model = finalized(layers, 2, order=order)
+    model = finalized_model(layers, 2, order=order)
     assert (model.layer_numbers, dict(model.repeats)) == ((5, 9), {61: 5})
     assert [model.layer(number) for number in (5, 9, 61)] == [0, 1, 0]
 
 
 def test_registry_refuses_layer_that_shares_part_of_another() -> None:
-    shared, scale = torch.zeros(2, 3), torch.zeros(2)
+    shared_weights, scale = torch.zeros(2, 3), torch.zeros(2)
     registry = ModelRegistry("m", 2, 7)
-    registry.register(1, w=shared, scale=scale)
+    registry.register(1, w=shared_weights, scale=scale)
     message = "layer 2, tensor 'w': slot 0 shares memory with layer 1, tensor 'w', slot 0"
     with pytest.raises(RegistrationError, match=message):
-        registry.register(2, w=shared, scale=torch.zeros(2))
+        registry.register(2, w=shared_weights, scale=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 2, tensor 'w': slot 0 shares memory"):
-        registry.register(2, w=[shared[0], torch.zeros(3)], scale=torch.zeros(2))
+        registry.register(2, w=[shared_weights[0], torch.zeros(3)], scale=torch.zeros(2))
     # Whichever lies first in memory is named.
     with pytest.raises(RegistrationError, match=r"layer 2, tensor '(w|scale)': slot 0 shares"):
-        registry.register(2, w=shared.view(torch.int32), scale=scale)
-    other = torch.zeros(2, 3)
-    registry.register(3, a=other, b=torch.zeros(2))
+        registry.register(2, w=shared_weights.view(torch.int32), scale=scale)
+    other_weights = torch.zeros(2, 3)
+    registry.register(3, a=other_weights, b=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 4, tensor 'a': slot 0 shares memory"):
-        registry.register(4, a=other, b=torch.zeros(2))
+        registry.register(4, a=other_weights, b=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 2, tensor 'v': slot 0 shares memory"):
-        registry.register(2, v=shared)
+        registry.register(2, v=shared_weights)
     with pytest.raises(RegistrationError, match="shares memory"):
-        registry.register(2, w=list(reversed(list(shared))), scale=torch.zeros(2))
+        registry.register(2, w=list(reversed(list(shared_weights))), scale=torch.zeros(2))
     registry.register(2, w=torch.zeros(2, 3))
 
 
@@ -335,7 +335,7 @@ def test_registry_refuses_registration_after_finalize() -> None:
 
 
 def test_expert_model_refuses_missing_layer_or_slot() -> None:
-    model = finalized({3: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({3: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match="'m' has no layer 0"):
         model.layer(0)
     for layer, slot in ((1, 0), (-1, 0), (0, 2), (0, -1)):
@@ -344,7 +344,7 @@ def test_expert_model_refuses_missing_layer_or_slot() -> None:
 
 
 def test_expert_model_knows_shape_of_its_placements() -> None:
-    model = finalized({3: {"w": torch.zeros(2, 3)}, 9: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({3: {"w": torch.zeros(2, 3)}, 9: {"w": torch.zeros(2, 3)}}, 2)
     shape = model.shape(ranks=4)
     assert (shape.layers, shape.experts, shape.slots, shape.slots_per_rank) == (2, 7, 8, 2)
     with pytest.raises(PlacementError, match="6 slots cannot hold 7 experts"):

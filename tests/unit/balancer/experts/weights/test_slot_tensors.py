@@ -122,56 +122,64 @@ def test_memory_order_ignores_strides_of_size_one_dimensions(
 
 
 def test_register_detaches_parameters_that_require_grad() -> None:
-    stacked, each = nn.Parameter(torch.zeros(2, 3)), [nn.Parameter(torch.zeros(3)) for _ in "ab"]
+    stacked_parameter, slot_parameters = (
+        nn.Parameter(torch.zeros(2, 3)),
+        [nn.Parameter(torch.zeros(3)) for _ in "ab"],
+    )
     registry = ModelRegistry("m", 2, 7)
-    registry.register(0, stacked=stacked, each=each, viewed=nn.Parameter(torch.zeros(6)).view(2, 3))
+    registry.register(
+        0,
+        stacked=stacked_parameter,
+        each=slot_parameters,
+        viewed=nn.Parameter(torch.zeros(6)).view(2, 3),
+    )
     assert isinstance(registry.state, RegistryOpen)
     segments = [s for slot in registry.state.layers[0].slots for s in slot]
     assert not any(segment.data.requires_grad for segment in segments)
     segments[0].data.fill_(1)
-    assert each[0].tolist() == [1, 1, 1]
+    assert slot_parameters[0].tolist() == [1, 1, 1]
 
 
 def test_register_in_inference_mode_allows_later_writes() -> None:
-    plain = torch.zeros(2, 3)
+    plain_tensor = torch.zeros(2, 3)
     with torch.inference_mode():
-        born = torch.zeros(2, 3)
+        inference_tensor = torch.zeros(2, 3)
         registry = ModelRegistry("m", 2, 7)
-        registry.register(0, born=born, plain=plain)
-        model = registry.finalize([("born", born), ("plain", plain)])
+        registry.register(0, born=inference_tensor, plain=plain_tensor)
+        model = registry.finalize([("born", inference_tensor), ("plain", plain_tensor)])
     for slot in model.groups[0].slots:
         for segment in slot:
             segment.data.fill_(2)
-    assert {*born.flatten().tolist(), *plain.flatten().tolist()} == {2}
+    assert {*inference_tensor.flatten().tolist(), *plain_tensor.flatten().tolist()} == {2}
 
 
 def test_register_refuses_unsuitable_private_tensors() -> None:
-    def private(tensor: Tensor) -> SlotFormat:
+    def private_format(tensor: Tensor) -> SlotFormat:
         return SlotFormat.PRIVATE
 
-    assert "is stacked in a private format" in refusal(torch.zeros(2, 4), format_of=private)
+    assert "is stacked in a private format" in refusal(torch.zeros(2, 4), format_of=private_format)
     rows = torch.zeros(2, 4)
-    assert "needs storage offset 0" in refusal([torch.zeros(4), rows[1]], format_of=private)
-    assert "shares memory" in refusal([rows[0], rows.view(8)[:4]], format_of=private)
-    assert "padding=4" in refusal([torch.zeros(4), torch.zeros(5)[:4]], format_of=private)
+    assert "needs storage offset 0" in refusal([torch.zeros(4), rows[1]], format_of=private_format)
+    assert "shares memory" in refusal([rows[0], rows.view(8)[:4]], format_of=private_format)
+    assert "padding=4" in refusal([torch.zeros(4), torch.zeros(5)[:4]], format_of=private_format)
 
 
 def test_private_slot_moves_with_its_padding() -> None:
     accelerator = backends.accelerator("virtual").open(0)
-    padded = [accelerator.empty_private((4,), torch.int16) for _ in range(2)]
+    padded_slots = [accelerator.empty_private((4,), torch.int16) for _ in range(2)]
     scales = torch.zeros(2, 1, 1)
     registry = ModelRegistry("m", 2, 7, format_of=_private_if_flat)
-    registry.register(0, w=padded, scale=scales)
-    (family,) = registry.finalize([*zip("ab", padded, strict=True), ("s", scales)]).groups
+    registry.register(0, w=padded_slots, scale=scales)
+    (family,) = registry.finalize([*zip("ab", padded_slots, strict=True), ("s", scales)]).groups
     store, stream = accelerator.slot_store(family.layout(1)), accelerator.stream(Role.COPY)
-    accelerator.storage_bytes(padded[0]).fill_(7)
+    accelerator.storage_bytes(padded_slots[0]).fill_(7)
     blob = torch.zeros(family.slot_bytes, dtype=torch.uint8)
     store.pack([0], blob, stream)
     store.unpack(blob, [0], stream)
     store.commit([(0, 1)], stream)
     stream.synchronize(SECONDS)
-    assert family.slot_bytes > padded[0].nbytes + 4
-    assert set(accelerator.storage_bytes(padded[1]).tolist()) == {7}
+    assert family.slot_bytes > padded_slots[0].nbytes + 4
+    assert set(accelerator.storage_bytes(padded_slots[1]).tolist()) == {7}
     accelerator.close()
 
 

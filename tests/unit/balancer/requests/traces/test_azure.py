@@ -44,11 +44,11 @@ def test_azure_trace_round_trips(
         path = Path(folder) / "a.csv"
         path.write_bytes((trace_text(rows, end) + last).encode())
         workload = read_trace(path)
-    ordered = sorted(rows, key=lambda row: seconds(*row[:2]))
-    assert workload.prompts.tolist() == [row[2] for row in ordered]
-    assert workload.outputs.tolist() == [row[3] for row in ordered]
-    begin = seconds(*ordered[0][:2])
-    expected = [seconds(*row[:2]) - begin for row in ordered]
+    sorted_rows = sorted(rows, key=lambda row: seconds(*row[:2]))
+    assert workload.prompts.tolist() == [row[2] for row in sorted_rows]
+    assert workload.outputs.tolist() == [row[3] for row in sorted_rows]
+    begin = seconds(*sorted_rows[0][:2])
+    expected = [seconds(*row[:2]) - begin for row in sorted_rows]
     assert np.asarray(workload.arrivals) == pytest.approx(expected, abs=2e-6)
 
 

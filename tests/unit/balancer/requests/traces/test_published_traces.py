@@ -100,7 +100,9 @@ def test_real_trace_take_limit_and_scale() -> None:
     workload = trace("mooncake_conversation_trace.jsonl")
     path = Path(os.environ["EQUIPOISE_TRACES"]) / "mooncake_conversation_trace.jsonl"
     assert read_trace(path, most=1000).same_requests(workload.first(1000))
-    limited = workload.with_prompt_limit(32768)
-    dropped_count = workload.count - limited.count
-    assert limited.notes == (f"{dropped_count} of 12031 requests had prompts over 32768: dropped",)
-    assert limited.scaled_to_rate(2.0).summary().rate == pytest.approx(2.0)
+    limited_workload = workload.with_prompt_limit(32768)
+    dropped_count = workload.count - limited_workload.count
+    assert limited_workload.notes == (
+        f"{dropped_count} of 12031 requests had prompts over 32768: dropped",
+    )
+    assert limited_workload.scaled_to_rate(2.0).summary().rate == pytest.approx(2.0)

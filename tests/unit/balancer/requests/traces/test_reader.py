@@ -159,10 +159,10 @@ def read_or_refused(path: Path, name: str | None) -> bool:
 def test_read_trace_of_damaged_file_reads_or_raises_in_one_line(
     name: str, data: st.DataObject
 ) -> None:
-    whole = (SAMPLES[name] * (1 if name == "sharegpt" else 3)).encode()
-    begin = data.draw(st.integers(0, len(whole)))
-    end = data.draw(st.integers(begin, min(begin + 20, len(whole))))
-    damaged_bytes = whole[:begin] + data.draw(st.binary(max_size=20)) + whole[end:]
+    trace_bytes = (SAMPLES[name] * (1 if name == "sharegpt" else 3)).encode()
+    begin = data.draw(st.integers(0, len(trace_bytes)))
+    end = data.draw(st.integers(begin, min(begin + 20, len(trace_bytes))))
+    damaged_bytes = trace_bytes[:begin] + data.draw(st.binary(max_size=20)) + trace_bytes[end:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
         path.write_bytes(damaged_bytes)
