@@ -10,7 +10,7 @@ from equipoise.hal.errors import PlacementError
 
 
 class EplbAlgorithm(Enum):
-    """The engine's, as far as it is read."""
+    """The members of the engine's enum that the policy reads."""
 
     deepseek = auto()
     deepseek_hierarchical = auto()

@@ -22,7 +22,7 @@ def rebalanced_table(load: Ints, table: Ints) -> Ints:
 
 
 def check_accepted_by_worker(before: Ints, after: Ints) -> None:
-    """What the engine's worker checks: else it keeps the old layer, and says so in its log."""
+    """Checks what the engine's worker checks before it accepts a new table."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
         for old_rank, new_rank in zip(old, new, strict=True):

@@ -19,7 +19,7 @@ def window(member: GroupMember, sub_window: int = 2, total: int = 4, period: int
 
 
 def count(member: GroupMember, load: LoadWindow, *rows: int) -> None:
-    """As routing does: on the compute stream."""
+    """Counts rows on the compute stream, as routing does."""
     more = torch.tensor([rows], dtype=torch.int32)
 
     def program() -> None:

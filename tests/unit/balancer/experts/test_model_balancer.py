@@ -39,9 +39,9 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role
 
 BOTH = (TARGET, DRAFT)
-THREE = 3
+RANKS_BEFORE_LOSS = 3
 STEPS_AT_LOSS = {"target": 2, "draft": 4}
-"""The boundaries behind which a rank is gone."""
+"""The boundaries after which a rank is lost."""
 
 
 def test_router_is_found_by_layer_number_of_model() -> None:
@@ -110,7 +110,7 @@ def test_extra_layer_entry_error_names_model() -> None:
 
     def program(member: GroupMember) -> None:
         balancers = open_all(member, (DRAFT,), by_lock, settings())
-        run = Run(member, balancers, (OFTEN,), PLAIN, range(RANKS))
+        run = Run(member, balancers, (FOUR_ENTRY_DRAFT,), PLAIN, range(RANKS))
         message = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
         with pytest.raises(EngineError, match=message):
             run.steps(0, 20)
@@ -118,13 +118,13 @@ def test_extra_layer_entry_error_names_model() -> None:
     on_ranks(RANKS, program)
 
 
-OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
+FOUR_ENTRY_DRAFT = Given("draft", {0: WIDE}, entries={0: 4})
 
 
-def lose(
+def reconfigure_without_rank(
     member: GroupMember, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
 ) -> BalancerSet | None:
-    """Two steps of the target, then without those that are not active."""
+    """Runs two steps of the target, then reconfigures for the active ranks."""
     balancers = open_all(member, BOTH, way, settings(), row)
     for step in range(2):
         balancers["target"].before_step(step)
@@ -140,7 +140,7 @@ def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
     active = [0, 2]
 
     def program(member: GroupMember) -> Story | None:
-        balancers = lose(member, by_lock, active)
+        balancers = reconfigure_without_rank(member, by_lock, active)
         if balancers is None:
             return None
         run = Run(member, balancers, BOTH, PLAIN, active, STEPS_AT_LOSS)
@@ -148,7 +148,9 @@ def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
         return run.end()
 
     rank_records = [
-        rank_record for rank_record in on_ranks(THREE, program) if rank_record is not None
+        rank_record
+        for rank_record in on_ranks(RANKS_BEFORE_LOSS, program)
+        if rank_record is not None
     ]
     assert len(rank_records) == len(active)
     assert violations(rank_records) == []
@@ -164,22 +166,22 @@ def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
     frail_row = [0, 1, 2, 0, 1, 2, 3, 3, 0]
 
     def program(member: GroupMember) -> None:
-        if member.rank == THREE - 1:
-            lose(member, by_boundary, [0, 1], frail_row)
+        if member.rank == RANKS_BEFORE_LOSS - 1:
+            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
             return
         with pytest.raises(ExpertsLost) as error:
-            lose(member, by_boundary, [0, 1], frail_row)
+            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
         assert error.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
         assert str(error.value).startswith(
             "model 'target': no copy is left of expert(s) in layer 3"
         )
 
-    on_ranks(THREE, program)
+    on_ranks(RANKS_BEFORE_LOSS, program)
     assert not engine_threads(), "whoever cannot go on is closed whole"
 
 
 def engine_threads() -> list[str]:
-    """Threads of engines."""
+    """Names of the threads of all engines."""
     return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
 
 
@@ -206,10 +208,10 @@ def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
 def test_reconfigure_with_too_few_slots_names_model() -> None:
     def program(member: GroupMember) -> None:
         if member.rank:
-            lose(member, by_boundary, [0])
+            reconfigure_without_rank(member, by_boundary, [0])
             return
         with pytest.raises(PlacementError, match="model 'target', layers 3, 6 counted from 0"):
-            lose(member, by_boundary, [0])
+            reconfigure_without_rank(member, by_boundary, [0])
 
     on_ranks(RANKS, program)
 

@@ -76,7 +76,7 @@ def test_open_balancer_refuses_impossible_start(name: str) -> None:
     on_ranks(2, program)
 
 
-DIFFER: dict[str, tuple[Opening, str]] = {
+DIFFERENCES: dict[str, tuple[Opening, str]] = {
     "layout": (Opening(placement=SWAPPED), "differ in layout"),
     "interval": (
         Opening(config=replace(CONFIG, step_interval=6)),
@@ -90,9 +90,9 @@ DIFFER: dict[str, tuple[Opening, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFER)
+@pytest.mark.parametrize("name", DIFFERENCES)
 def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> None:
-    other, message = DIFFER[name]
+    other, message = DIFFERENCES[name]
     threads = threading.active_count()
 
     def program(member: GroupMember) -> None:

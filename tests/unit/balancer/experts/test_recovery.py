@@ -35,13 +35,17 @@ from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=9, ranks=3)
-SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
+SAFE_PLACEMENT = np.array(
+    [[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32
+)
 """Whatever rank is lost, every expert keeps a copy."""
-FRAIL = np.array([[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32)
+FRAIL_PLACEMENT = np.array(
+    [[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32
+)
 """Expert 3 is on rank 2 alone."""
 
 
-class Numbers:
+class NumberedWeights:
     """Every expert's weights in the host's memory: its number plus one."""
 
     def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
@@ -88,7 +92,7 @@ def lose_ranks(placement: Placement, active: list[int], host: bool) -> list[Rank
         weights = slots_of(member.rank, placement)
         store = member.accelerator.slot_store(weights)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        host_weights = HostWeights(Numbers(), StreamWriter(member.accelerator, store))
+        host_weights = HostWeights(NumberedWeights(), StreamWriter(member.accelerator, store))
         path = StagedFromPeers(host_weights if host else None)
         balancer = open_balancer(
             member.accelerator, member.fabric, store, SHAPE, layout, config(), path
@@ -111,8 +115,8 @@ def lose_ranks(placement: Placement, active: list[int], host: bool) -> list[Rank
 @pytest.mark.parametrize("step", [3, 4])
 def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
     def program(member: GroupMember) -> set[int]:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
         balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
         shrunk = balancer.reconfigure([0, 1, 2], step)
         rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
@@ -131,7 +135,7 @@ def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])
 @pytest.mark.slow
 def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]) -> None:
-    outcomes = lose_ranks(SAFE, active, host=False)
+    outcomes = lose_ranks(SAFE_PLACEMENT, active, host=False)
     survivors = [outcomes[rank] for rank in active]
     for position, after in enumerate(survivors):
         assert after is not None
@@ -144,8 +148,8 @@ def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]
 
 def test_static_balancer_stays_static_after_reconfigure() -> None:
     def program(member: GroupMember) -> list[list[list[int]]]:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
         resources = member.accelerator, member.fabric, store, SHAPE, layout, config()
         balancer = open_balancer(*resources, NO_REBALANCING)
         serve(balancer, member, [0, 1, 2], range(3))
@@ -165,7 +169,7 @@ def test_static_balancer_stays_static_after_reconfigure() -> None:
 
 
 def test_reconfigure_restores_lost_experts_from_host() -> None:
-    outcomes = lose_ranks(FRAIL, [0, 1], host=True)
+    outcomes = lose_ranks(FRAIL_PLACEMENT, [0, 1], host=True)
     for position, after in enumerate(outcomes[:2]):
         assert after is not None
         check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
@@ -175,19 +179,19 @@ def test_reconfigure_restores_lost_experts_from_host() -> None:
 
 def test_reconfigure_names_experts_without_any_copy() -> None:
     with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as error:
-        lose_ranks(FRAIL, [0, 1], host=False)
+        lose_ranks(FRAIL_PLACEMENT, [0, 1], host=False)
     assert error.value.lost_experts == {0: (3,), 1: (3,)}
 
 
 def test_reconfigure_refuses_too_few_slots() -> None:
     with pytest.raises(PlacementError, match="3 slots cannot hold 4 experts"):
-        lose_ranks(SAFE, [2], host=True)
+        lose_ranks(SAFE_PLACEMENT, [2], host=True)
 
 
 def test_reconfigure_refuses_ranks_with_different_steps() -> None:
     def program(member: GroupMember) -> str:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
         balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
         if member.rank == 2:
             balancer.close()

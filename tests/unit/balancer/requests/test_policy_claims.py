@@ -54,7 +54,7 @@ def trace(name: str) -> Workload:
 
 
 def workload_factory_of(name: str, count: int) -> WorkloadFactory:
-    """A generated workload, or a trace's requests drawn with replacement."""
+    """A factory of a generated workload, or of a trace resampled with replacement."""
     if "." not in name:
         return lambda seed: generate(name, count, seed)
     return lambda seed: trace(name).resampled(seed)

@@ -23,8 +23,8 @@ BY_LOAD = ("jsq_load", "br0", "brh", "fit")
 """Whose decisions are made of sizes, loads and slots alone."""
 
 
-def drop(loads: list[int], worker: int, size: int) -> int:
-    """Of the imbalance G * max - sum, as `size` tokens join."""
+def imbalance_drop(loads: list[int], worker: int, size: int) -> int:
+    """The drop of the imbalance G * max - sum when `size` tokens join a worker."""
     after = [load + size * (w == worker) for w, load in enumerate(loads)]
     imbalance = [len(loads) * max(them) - sum(them) for them in (loads, after)]
     return imbalance[0] - imbalance[1]
@@ -37,7 +37,7 @@ def test_br0_picks_request_with_largest_imbalance_drop(
     free_worker = data.draw(st.integers(0, len(loads) - 1))
     router = full(RoutingPolicySettings(name="br0", greedy_slots=0), loads, sizes)
     ((name, worker),) = resize(router, free_worker, 2)
-    drops = [drop(loads, free_worker, size) for size in sizes]
+    drops = [imbalance_drop(loads, free_worker, size) for size in sizes]
     assert (worker, name) == (free_worker, drops.index(max(drops)))
 
 
@@ -48,9 +48,11 @@ def test_br0_picks_subset_with_largest_imbalance_drop(
     free_worker = data.draw(st.integers(0, len(loads) - 1))
     policy = RoutingPolicySettings(name="br0", greedy_slots=slots, subset=4)
     assignments = resize(full(policy, loads, sizes[:4]), free_worker, 1 + slots)
-    best = max(drop(loads, free_worker, total) for total in subset_sums(sizes[:4], slots))
+    best = max(imbalance_drop(loads, free_worker, total) for total in subset_sums(sizes[:4], slots))
     totals_of_first = [total_of(assignments[: k + 1], sizes) for k in range(len(assignments))]
-    assert best <= 0 or best in [drop(loads, free_worker, total) for total in totals_of_first]
+    assert best <= 0 or best in [
+        imbalance_drop(loads, free_worker, total) for total in totals_of_first
+    ]
 
 
 def subset_sums(sizes: list[int], most: int) -> set[int]:
@@ -67,7 +69,7 @@ def total_of(assignments: list[tuple[object, int]], sizes: list[int]) -> int:
 @given(LOADS, st.integers(1, 1000))
 def test_jsq_load_worker_has_largest_drop_for_one_request(loads: list[int], size: int) -> None:
     workers = range(len(loads))
-    best = max(workers, key=lambda w: (drop(loads, w, size), -loads[w], -w))
+    best = max(workers, key=lambda w: (imbalance_drop(loads, w, size), -loads[w], -w))
     assert arrivals(loaded(RoutingPolicySettings(name="jsq_load"), loads), [size]) == [best]
 
 

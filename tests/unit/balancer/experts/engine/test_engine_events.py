@@ -259,7 +259,7 @@ def test_event_sink_ends_with_closed_entry() -> None:
 
 
 class FailingSink(NullSink):
-    """Takes nothing."""
+    """An event sink that raises on every event."""
 
     def emit(self, entry: Event) -> None:
         raise RuntimeError("out of ink")

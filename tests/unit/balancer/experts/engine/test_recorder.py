@@ -44,7 +44,7 @@ PROGRESS = TransferProgress(UNDONE, REBALANCE, UNDONE, 0, 5, ())
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every look at it finds a second more."""
+    """A clock that advances by one second per reading."""
     ticks = count()
     monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
     return iter(())

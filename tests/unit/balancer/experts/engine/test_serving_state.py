@@ -21,7 +21,7 @@ SHAPE = ExpertShape(layers=2, experts=4, slots=4, ranks=1)
 
 
 def serving_state(cpu: Accelerator) -> ServingState:
-    """The start placement, in slots of zeros."""
+    """The serving state of the start placement, with slots of zeros."""
     start = initial_placement(SHAPE)
     slots = torch.zeros(SHAPE.layers * SHAPE.slots, 8)
     layout = SlotLayout(tuple((Segment("w", slot),) for slot in slots), staging=1)

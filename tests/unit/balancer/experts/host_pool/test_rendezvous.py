@@ -16,7 +16,7 @@ from equipoise.balancer.experts.host_pool.shared_memory import PoolHeader
 from equipoise.hal.errors import PoolMismatch
 
 TOKEN = bytes(range(16))
-OTHER = bytes(range(1, 17))
+OTHER_TOKEN = bytes(range(1, 17))
 
 
 def create_pool_memory(token: bytes = TOKEN, layout: PoolLayout = LAYOUT) -> int:
@@ -48,7 +48,7 @@ HANDLE_CHANGES: dict[str, tuple[dict[str, object], str]] = {
     "number used again": ({"start_time": 1}, "is another one here"),
     "no process": ({"process": 1 << 30}, "cannot open it"),
     "no descriptor": ({"descriptor": 99999}, "cannot open it"),
-    "instance": ({"token": OTHER.hex()}, "header is of another pool"),
+    "instance": ({"token": OTHER_TOKEN.hex()}, "header is of another pool"),
 }
 
 
@@ -80,7 +80,7 @@ def create_sealed_memory() -> int:
     return descriptor
 
 
-WRONG: dict[str, tuple[Callable[[Path], int], str]] = {
+WRONG_MEMORY: dict[str, tuple[Callable[[Path], int], str]] = {
     "file": (lambda path: file_of(path / "file"), "is something else"),
     "socket": (lambda path: socket.socket().detach(), "is something else"),
     "pipe": (lambda path: os.pipe()[0], "is something else"),
@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[Callable[[Path], int], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("make", "message"), WRONG_MEMORY.values(), ids=WRONG_MEMORY)
 def test_offer_of_wrong_memory_is_refused_and_closed(
     make: Callable[[Path], int], message: str, tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_memory_socket_refuses_wrong_token_and_serves_next_client(
     handle = MemoryHandle.of(descriptor, TOKEN)
     with FdServer(descriptor, TOKEN) as server:
         with pytest.raises(PoolMismatch, match="its door was shut"):
-            receive_fd(server.address, dataclasses.replace(handle, token=OTHER.hex()), LAYOUT)
+            receive_fd(server.address, dataclasses.replace(handle, token=OTHER_TOKEN.hex()), LAYOUT)
         with socket.socket(socket.AF_UNIX) as silent_client:
             silent_client.connect(f"\0{server.address}")
         os.close(receive_fd(server.address, handle, LAYOUT))

@@ -12,12 +12,12 @@ from equipoise.balancer.experts import plan
 from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.planning.inputs import ActiveExperts, assign_single_replica
 
-LIKE = np.array([SHARE_ONE] * 3, dtype=np.int32)
+EQUAL_CAPACITIES = np.array([SHARE_ONE] * 3, dtype=np.int32)
 
 
 def waits(active: ActiveExperts, placement: NDArray[np.int32], shares: NDArray[np.int32]) -> int:
     """What one layer's batches wait for: the most experts on a rank, summed over batches."""
-    size = placement.size // LIKE.size
+    size = placement.size // EQUAL_CAPACITIES.size
     runs = [[int(shares[s] > 0 and row[placement[s]]) for s in range(placement.size)]
             for row in active]  # fmt: skip
     ranks = np.array(runs).reshape(len(active), -1, size).sum(axis=2)
@@ -25,7 +25,7 @@ def waits(active: ActiveExperts, placement: NDArray[np.int32], shares: NDArray[n
 
 
 def least(active: ActiveExperts, placement: NDArray[np.int32]) -> int:
-    """The same by the best of all ways to choose one copy each."""
+    """The lowest wait over all choices of one copy per expert."""
     slots = [np.flatnonzero(placement == e).tolist() for e in range(active.shape[1])]
     wait_sums = []
     for replica_choice in product(*slots):
@@ -53,11 +53,14 @@ def test_active_expert_plan_uses_one_copy_per_expert_and_keeps_prediction(
     case: tuple[ActiveExperts, NDArray[np.int32]],
 ) -> None:
     active, placement = case
-    assignment = assign_single_replica(active[:, None], placement[None], LIKE)
+    assignment = assign_single_replica(active[:, None], placement[None], EQUAL_CAPACITIES)
     assert set(assignment.shares[0].tolist()) <= {0, SHARE_ONE}
     copies_in_use = np.bincount(placement[assignment.shares[0] > 0], minlength=active.shape[1])
     assert (copies_in_use == 1).all()
-    wait, level = waits(active, placement, assignment.shares[0]), active.sum() / LIKE.size
+    wait, level = (
+        waits(active, placement, assignment.shares[0]),
+        active.sum() / EQUAL_CAPACITIES.size,
+    )
     assert assignment.imbalance[0] == pytest.approx(wait / level - 1 if level else 0.0)
 
 
@@ -67,7 +70,7 @@ def test_active_expert_plan_cannot_be_improved_by_moving_one_expert(
     case: tuple[ActiveExperts, NDArray[np.int32]],
 ) -> None:
     active, placement = case
-    shares = assign_single_replica(active[:, None], placement[None], LIKE).shares[0]
+    shares = assign_single_replica(active[:, None], placement[None], EQUAL_CAPACITIES).shares[0]
     wait = waits(active, placement, shares)
     assert wait >= least(active, placement)
     for slot in np.flatnonzero(shares == 0):

@@ -53,7 +53,7 @@ Filled = set[tuple[int, int, int]]
 
 
 def expected_fills(change: Change) -> tuple[Filled, Filled]:
-    """(layer, slot, expert) of what a rank has already, and of what has to travel."""
+    """(layer, slot, expert) of the local fills and of the remote fills."""
     local_fills: Filled = set()
     remote_fills: Filled = set()
     per = change.shape.slots_per_rank
@@ -139,7 +139,7 @@ def check_message(change: Change, send: Send, receive: Recv, pair: tuple[int, in
 
 
 def expert_at(change: Change, table: Placement, rank: int, local: int) -> int:
-    """What a local slot of a rank holds."""
+    """The expert in a local slot of a rank."""
     layer, place = divmod(local, change.shape.slots_per_rank)
     return int(table[layer, rank * change.shape.slots_per_rank + place])
 

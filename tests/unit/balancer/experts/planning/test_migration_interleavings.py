@@ -110,7 +110,7 @@ class MigrationSimulation:
 
 
 def run_in_any_order(change: Change, data: st.DataObject) -> MigrationSimulation:
-    """Until everything is committed, in an order that is drawn."""
+    """Runs all tasks in a drawn order until every chunk is committed."""
     simulation = MigrationSimulation(change.plan(), change)
     while simulation.committed < simulation.migration.chunks:
         steps = [

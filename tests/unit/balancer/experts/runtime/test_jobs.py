@@ -6,7 +6,7 @@ from equipoise.balancer.experts.runtime.jobs import Job, run_blocking
 
 
 class ManualWait:
-    """A wait whose end somebody else decides."""
+    """A wait that ends when the test sets `arrival`."""
 
     def __init__(self) -> None:
         self.arrival = threading.Event()

@@ -17,7 +17,7 @@ KINDS = (Track.PLANNER, Track.TRANSFER, Track.VOTE, Track.SHARES, Track.LOAD)
 
 
 class Gate:
-    """A wait whose end somebody else decides."""
+    """A wait that ends when the test sets `opening`."""
 
     def __init__(self) -> None:
         self.opening = threading.Event()

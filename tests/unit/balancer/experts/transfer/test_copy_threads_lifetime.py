@@ -199,7 +199,7 @@ def test_copy_threads_refuses_missing_cpu_and_leaves_no_thread(cpu: int) -> None
     assert ended(threads() - before)
 
 
-BAD: dict[str, tuple[Callable[[], object], str]] = {
+BAD_SETTINGS: dict[str, tuple[Callable[[], object], str]] = {
     "no threads": (lambda: CopyThreadPool(PLAIN, threads=0), "threads: expected 1 to"),
     "no chunk": (lambda: CopyLimits("x", 0, 1.0), "multiples of 64 bytes, not 0"),
     "odd chunk": (lambda: CopyLimits("x", 100, 1.0), "multiples of 64 bytes, not 100"),
@@ -209,7 +209,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("call", "message"), BAD_SETTINGS.values(), ids=BAD_SETTINGS)
 def test_copy_threads_refuses_bad_settings(call: Callable[[], object], message: str) -> None:
     with pytest.raises(HostCopyError, match=message):
         call()

@@ -12,7 +12,7 @@ from equipoise.hal.support.numa import UNKNOWN_NODE, parse_cpus
 
 
 def cpu_list(cpus: set[int]) -> str:
-    """As the kernel lists them."""
+    """A CPU list in the format of the kernel."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][1] == cpu - 1:

@@ -25,8 +25,8 @@ from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
 WAIT = 20.0
-ROUNDS, HERE, SLOTS_PER_MESSAGE = 5, 6, 2
-SLOTS = 2 * ROUNDS + HERE
+ROUNDS, LOCAL_COPIES, SLOTS_PER_MESSAGE = 5, 6, 2
+SLOTS = 2 * ROUNDS + LOCAL_COPIES
 
 
 class MessageCounter:
@@ -53,7 +53,7 @@ def is_alive(ref: StorageWeakRef) -> bool:
 
 
 class CountingStore(CpuSlotStore):
-    """Counts blobs at each verb."""
+    """A slot store that counts live message buffers when it packs or unpacks."""
 
     def __init__(self, layout: SlotLayout, blobs: MessageCounter) -> None:
         super().__init__(layout)
@@ -72,7 +72,7 @@ class CountingStore(CpuSlotStore):
 
 
 class CountingCommunicator:
-    """A communicator; counts blobs at each round."""
+    """A communicator that counts live message buffers in each round."""
 
     def __init__(
         self, inner: Communicator, blobs: MessageCounter, capabilities: CommunicatorCapabilities
@@ -97,8 +97,8 @@ def transfers_of(rank: int) -> RankTransfers:
         RoundTransfers(Send(1 - rank, (at,)), Recv(1 - rank, (at,), (ROUNDS + at,)))
         for at in range(ROUNDS)
     )
-    sources = tuple(at % ROUNDS for at in range(HERE))
-    staging = tuple(range(ROUNDS, ROUNDS + HERE))
+    sources = tuple(at % ROUNDS for at in range(LOCAL_COPIES))
+    staging = tuple(range(ROUNDS, ROUNDS + LOCAL_COPIES))
     slots = tuple(range(2 * ROUNDS, SLOTS))
     return RankTransfers(rounds, LocalCopies(sources, staging, slots), ())
 
@@ -108,7 +108,9 @@ def stage(
 ) -> MessageCounter:
     """Stages and checks the chunk; returns the counts of live message buffers."""
     weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * member.rank
-    layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=ROUNDS + HERE)
+    layout = SlotLayout(
+        tuple((Segment("w", row),) for row in weights), staging=ROUNDS + LOCAL_COPIES
+    )
     blobs = MessageCounter()
     store = CountingStore(layout, blobs)
     inner = member.fabric.open("moves")
@@ -144,7 +146,7 @@ def test_transfer_holds_at_most_one_round_of_messages() -> None:
 
 def test_transfer_packs_local_copies_by_messages() -> None:
     for blobs in on_ranks(2, lambda member: stage(member, lambda capabilities: capabilities)):
-        assert len(blobs.packed) == ROUNDS + HERE // SLOTS_PER_MESSAGE
+        assert len(blobs.packed) == ROUNDS + LOCAL_COPIES // SLOTS_PER_MESSAGE
 
 
 def test_transfer_frees_messages_as_concurrent_rounds_arrive() -> None:

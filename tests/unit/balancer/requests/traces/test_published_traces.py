@@ -43,7 +43,7 @@ PUBLISHED: dict[str, Figures] = {
 
 
 def trace(name: str) -> Workload:
-    """Read it, or skip."""
+    """Reads a published trace, or skips the test."""
     path = Path(os.environ["EQUIPOISE_TRACES"]) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")
