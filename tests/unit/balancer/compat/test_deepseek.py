@@ -29,31 +29,33 @@ def test_rebalance_experts_returns_three_consistent_maps(problem: Problem, polic
     for layer in range(layers):
         for expert in range(problem.experts):
             slots = (phy2log[layer] == expert).nonzero().flatten().tolist()
-            absent = [-1] * (log2phy.shape[2] - len(slots))
-            assert log2phy[layer, expert].tolist() == slots + absent
+            padding = [-1] * (log2phy.shape[2] - len(slots))
+            assert log2phy[layer, expert].tolist() == slots + padding
             assert logcnt[layer, expert] == len(slots) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.float64, torch.bfloat16])
 def test_rebalance_experts_ignores_dtype_of_weights(dtype: torch.dtype) -> None:
-    given = torch.tensor(WEIGHT)
-    wanted = rebalance_experts(given, 8, 3, 2, 4)
-    for weight in (given.to(dtype), given.to(dtype).float().numpy(), WEIGHT):
-        for ours, theirs in zip(rebalance_experts(weight, 8, 3, 2, 4), wanted, strict=True):
-            assert torch.equal(ours, theirs)
+    counts = torch.tensor(WEIGHT)
+    expected = rebalance_experts(counts, 8, 3, 2, 4)
+    for weight in (counts.to(dtype), counts.to(dtype).float().numpy(), WEIGHT):
+        for actual_map, expected_map in zip(
+            rebalance_experts(weight, 8, 3, 2, 4), expected, strict=True
+        ):
+            assert torch.equal(actual_map, expected_map)
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**-3, 2.0**60])
 def test_rebalance_experts_ignores_scale_of_weights(scale: float) -> None:
     weight = torch.rand((4, 12), generator=torch.Generator().manual_seed(3))
-    wanted = rebalance_experts(weight, 16, 1, 1, 8)[0]
-    assert torch.equal(rebalance_experts(weight * scale, 16, 1, 1, 8)[0], wanted)
+    expected = rebalance_experts(weight, 16, 1, 1, 8)[0]
+    assert torch.equal(rebalance_experts(weight * scale, 16, 1, 1, 8)[0], expected)
 
 
 def test_greedy_policy_equals_published_rule() -> None:
     load = np.array(WEIGHT)
-    found = rebalance_experts(load, 9, 1, 1, 3, policy="greedy")[0]
-    assert found.tolist() == published(load, 9, 3).tolist()
+    placement = rebalance_experts(load, 9, 1, 1, 3, policy="greedy")[0]
+    assert placement.tolist() == published(load, 9, 3).tolist()
 
 
 def test_rebalance_experts_on_one_rank_without_spare_slots() -> None:
@@ -70,7 +72,7 @@ def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "numbers", "said"),
+    ("weight", "numbers", "message"),
     [
         ([1.0, 2.0], (2, 1, 1, 1), r"weight must be \(layers, experts\).*got \(2,\)"),
         ([[1.0, float("nan")]], (2, 1, 1, 1), r"weight\[0, 1\] is nan, which is no count"),
@@ -85,9 +87,9 @@ def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
     ],
 )
 def test_rebalance_experts_refuses_bad_arguments_in_one_line(
-    weight: list[list[float]], numbers: tuple[int, int, int, int], said: str
+    weight: list[list[float]], numbers: tuple[int, int, int, int], message: str
 ) -> None:
-    with pytest.raises(PlacementError, match=said):
+    with pytest.raises(PlacementError, match=message):
         rebalance_experts(weight, *numbers)
 
 
@@ -97,6 +99,6 @@ def test_rebalance_experts_takes_groups_that_do_not_divide_among_nodes(
 ) -> None:
     """The original looks at groups only where they do, and plans without them elsewhere."""
     load = [[90, 132, 40, 61, 104, 165, 39, 4]]
-    found = rebalance_experts(load, 16, groups, nodes, 4)
-    plain = rebalance_experts(load, 16, 1, 1, 4)
-    assert [part.tolist() for part in found] == [part.tolist() for part in plain]
+    grouped = rebalance_experts(load, 16, groups, nodes, 4)
+    ungrouped = rebalance_experts(load, 16, 1, 1, 4)
+    assert [part.tolist() for part in grouped] == [part.tolist() for part in ungrouped]

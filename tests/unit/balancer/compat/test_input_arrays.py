@@ -25,21 +25,21 @@ def test_integer_counts_keep_integers(
 def test_integer_counts_keep_ratios_of_fractional_counts(
     load: npt.NDArray[np.float32],
 ) -> None:
-    found = integer_counts(load)
-    assert found.dtype == np.int64
-    assert found.min() >= 0
-    for row, taken in zip(load.astype(np.float64), found, strict=True):
-        assert taken.sum() < 2**46
-        if row.max() > 0:
-            assert np.abs(taken / taken.max() - row / row.max()).max() < 2**-38
+    counts = integer_counts(load)
+    assert counts.dtype == np.int64
+    assert counts.min() >= 0
+    for load_row, count_row in zip(load.astype(np.float64), counts, strict=True):
+        assert count_row.sum() < 2**46
+        if load_row.max() > 0:
+            assert np.abs(count_row / count_row.max() - load_row / load_row.max()).max() < 2**-38
 
 
 def test_integer_counts_scale_large_integers_instead_of_refusing() -> None:
-    found = integer_counts(np.array([[2**62, 2**61, 0]], dtype=np.uint64))
-    assert found[0, 0] == 2 * found[0, 1] > 0 == found[0, 2]
+    counts = integer_counts(np.array([[2**62, 2**61, 0]], dtype=np.uint64))
+    assert counts[0, 0] == 2 * counts[0, 1] > 0 == counts[0, 2]
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e308])
 def test_integer_counts_do_not_overflow_at_float_extremes(scale: float) -> None:
-    found = integer_counts(np.array([[scale, scale, 0.0]]))
-    assert found[0, 0] == found[0, 1] > 0 == found[0, 2]
+    counts = integer_counts(np.array([[scale, scale, 0.0]]))
+    assert counts[0, 0] == counts[0, 1] > 0 == counts[0, 2]

@@ -28,51 +28,54 @@ def wish(problem: Problem, rule: str) -> PlacementRequest:
 def test_place_gives_every_expert_a_slot_and_no_duplicate_on_a_rank(
     problem: Problem, rule: str
 ) -> None:
-    found = compute_placement(problem.load, wish(problem, rule))
-    for row in found.tolist():
+    placement = compute_placement(problem.load, wish(problem, rule))
+    for row in placement.tolist():
         assert set(row) == set(range(problem.experts))
         assert not is_double(row, problem.ranks)
-    assert not has_duplicates(found, problem.ranks).any()
+    assert not has_duplicates(placement, problem.ranks).any()
 
 
 @UNHURRIED
 @given(problems())
 def test_best_rule_is_no_worse_than_published_rule_without_duplicates(problem: Problem) -> None:
-    found = compute_placement(problem.load, wish(problem, "best"))
-    other = published(problem.load, problem.slots, problem.ranks)
-    layers = zip(problem.load.tolist(), found.tolist(), other.tolist(), strict=True)
-    for load, ours, theirs in layers:
-        if not is_double(theirs, problem.ranks):
+    best = compute_placement(problem.load, wish(problem, "best"))
+    reference = published(problem.load, problem.slots, problem.ranks)
+    layers = zip(problem.load.tolist(), best.tolist(), reference.tolist(), strict=True)
+    for load, best_row, reference_row in layers:
+        if not is_double(reference_row, problem.ranks):
             rounding = problem.slots / 65536
-            highest = max(rank_loads(theirs, load, problem.ranks))
-            assert max(rank_loads(ours, load, problem.ranks)) <= highest + rounding
+            highest = max(rank_loads(reference_row, load, problem.ranks))
+            assert max(rank_loads(best_row, load, problem.ranks)) <= highest + rounding
 
 
 @UNHURRIED
 @given(problems())
 def test_greedy_rule_equals_published_rule_slot_by_slot(problem: Problem) -> None:
-    found = compute_placement(problem.load, wish(problem, "greedy"))
-    assert (found == published(problem.load, problem.slots, problem.ranks)).all()
+    placement = compute_placement(problem.load, wish(problem, "greedy"))
+    assert (placement == published(problem.load, problem.slots, problem.ranks)).all()
 
 
 def test_connected_rule_plans_for_solved_shares() -> None:
     """Not that for an even split, which minds no joints."""
     load = np.random.default_rng(3).poisson(900, (4, 64)).astype(np.int64)
-    found = compute_placement(load, PlacementRequest(80, 16, policy="connected"))
-    assert (found == plan(load, slots=80, ranks=16, policy="connected").placement).all()
-    assert (found != plan(load, slots=80, ranks=16, target=0.0, split="even").placement).any()
+    placement = compute_placement(load, PlacementRequest(80, 16, policy="connected"))
+    assert (placement == plan(load, slots=80, ranks=16, policy="connected").placement).all()
+    assert (placement != plan(load, slots=80, ranks=16, target=0.0, split="even").placement).any()
 
 
 @UNHURRIED
 @given(problems(), st.data())
 def test_place_from_installed_never_raises_peak_load(problem: Problem, data: st.DataObject) -> None:
-    installed = compute_placement(problem.load, wish(problem, "best"))
-    later = problem.load[:, data.draw(st.permutations(range(problem.experts)))]
-    found = compute_placement(later, wish(problem, "best"), installed)
-    assert not has_duplicates(found, problem.ranks).any()
-    for row in found.tolist():
+    installed_placement = compute_placement(problem.load, wish(problem, "best"))
+    later_load = problem.load[:, data.draw(st.permutations(range(problem.experts)))]
+    replanned = compute_placement(later_load, wish(problem, "best"), installed_placement)
+    assert not has_duplicates(replanned, problem.ranks).any()
+    for row in replanned.tolist():
         assert set(row) == set(range(problem.experts))
-    before, after = (max_rank_rows(later, p, problem.ranks) for p in (installed, found))
+    before, after = (
+        max_rank_rows(later_load, placement, problem.ranks)
+        for placement in (installed_placement, replanned)
+    )
     assert (after <= before * 1.00001 + problem.slots).all()
 
 
@@ -83,21 +86,21 @@ def test_place_separates_duplicates_on_a_rank(problem: Problem, data: st.DataObj
     ids = st.integers(0, problem.experts - 1)
     extra = data.draw(st.lists(ids, min_size=spare, max_size=spare))
     row = data.draw(st.permutations([*range(problem.experts), *extra]))
-    installed = np.tile(np.array(row, dtype=np.int32), (len(problem.load), 1))
-    found = compute_placement(problem.load, wish(problem, "best"), installed)
-    assert not has_duplicates(found, problem.ranks).any()
-    for placed in found.tolist():
-        assert set(placed) == set(range(problem.experts))
+    installed_placement = np.tile(np.array(row, dtype=np.int32), (len(problem.load), 1))
+    replanned = compute_placement(problem.load, wish(problem, "best"), installed_placement)
+    assert not has_duplicates(replanned, problem.ranks).any()
+    for layer_row in replanned.tolist():
+        assert set(layer_row) == set(range(problem.experts))
 
 
 @UNHURRIED
 @given(problems())
 def test_place_moves_nothing_when_target_is_met(problem: Problem) -> None:
-    installed = compute_placement(problem.load, wish(problem, "best"))
+    installed_placement = compute_placement(problem.load, wish(problem, "best"))
     means = problem.load.sum(axis=1) * 65536 / problem.ranks
-    level = max_rank_rows(problem.load, installed, problem.ranks) <= means * 1.0199
-    found = compute_placement(problem.load, wish(problem, "best"), installed)
-    assert (found[level] == installed[level]).all()
+    level = max_rank_rows(problem.load, installed_placement, problem.ranks) <= means * 1.0199
+    replanned = compute_placement(problem.load, wish(problem, "best"), installed_placement)
+    assert (replanned[level] == installed_placement[level]).all()
 
 
 def test_place_with_excess_slots_equals_published_rule() -> None:
@@ -111,16 +114,19 @@ def test_place_with_excess_slots_equals_published_rule() -> None:
 def test_place_lowers_peak_on_130_ranks_from_installed() -> None:
     rng = np.random.default_rng(3)
     load = rng.poisson(1000 * np.exp(0.3 * rng.standard_normal((2, 260))))
-    asked = PlacementRequest(390, 130)
-    installed = compute_placement(load, asked)
-    later = rng.poisson(load * np.exp(0.2 * rng.standard_normal((2, 260))))
-    found = compute_placement(later, asked, installed)
-    assert not has_duplicates(found, 130).any()
-    assert (max_rank_rows(later, found, 130) < max_rank_rows(later, installed, 130)).all()
+    request = PlacementRequest(390, 130)
+    installed_placement = compute_placement(load, request)
+    later_load = rng.poisson(load * np.exp(0.2 * rng.standard_normal((2, 260))))
+    replanned = compute_placement(later_load, request, installed_placement)
+    assert not has_duplicates(replanned, 130).any()
+    assert (
+        max_rank_rows(later_load, replanned, 130)
+        < max_rank_rows(later_load, installed_placement, 130)
+    ).all()
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("placement_request", "message"),
     [
         (PlacementRequest(9, 2), "9 slots do not divide among 2 ranks"),
         (PlacementRequest(2, 2), "2 slots cannot hold 4 experts"),
@@ -131,6 +137,8 @@ def test_place_lowers_peak_on_130_ranks_from_installed() -> None:
         ),
     ],
 )
-def test_place_refuses_impossible_numbers_in_one_line(asked: PlacementRequest, said: str) -> None:
-    with pytest.raises(PlacementError, match=said):
-        compute_placement(np.array([[1, 2, 3, 4]]), asked)
+def test_place_refuses_impossible_numbers_in_one_line(
+    placement_request: PlacementRequest, message: str
+) -> None:
+    with pytest.raises(PlacementError, match=message):
+        compute_placement(np.array([[1, 2, 3, 4]]), placement_request)

@@ -10,7 +10,7 @@ from equipoise.hal.errors import PlacementError
 
 
 class EplbAlgorithm(Enum):
-    """The engine's, as far as it is read."""
+    """The members of the engine's enum that the policy reads."""
 
     deepseek = auto()
     deepseek_hierarchical = auto()
@@ -35,26 +35,26 @@ def steps() -> torch.Tensor:
 def test_rebalance_experts_dtypes_and_widths_per_algorithm(
     algorithm: EplbAlgorithm, first: torch.dtype, other: torch.dtype, width: int | None
 ) -> None:
-    for named in (algorithm, algorithm.name):
-        placement, slots, counts = rebalance_experts(steps(), 24, 6, 4, 2, named)
+    for algorithm_or_name in (algorithm, algorithm.name):
+        placement, slots, counts = rebalance_experts(steps(), 24, 6, 4, 2, algorithm_or_name)
         assert (placement.dtype, slots.dtype, counts.dtype) == (first, other, other)
         assert placement.shape == (3, 24)
         assert slots.shape == (3, 16, width or int(counts.max()))
         assert counts.sum(dim=1).tolist() == [24] * 3
         for layer, expert in torch.cartesian_prod(torch.arange(3), torch.arange(16)).tolist():
-            held = slots[layer, expert][slots[layer, expert] >= 0]
-            assert len(held) == counts[layer, expert] > 0
-            assert (placement[layer, held.long()] == expert).all()
+            replica_slots = slots[layer, expert][slots[layer, expert] >= 0]
+            assert len(replica_slots) == counts[layer, expert] > 0
+            assert (placement[layer, replica_slots.long()] == expert).all()
 
 
 def test_rebalance_experts_sums_steps() -> None:
-    given = steps()
-    whole = given.sum(dim=0, keepdim=True)
-    wanted = rebalance_experts(whole, 24, 6, None, 1, "deepseek")
-    for ours, theirs in zip(
-        rebalance_experts(given.float(), 24, 6, None, 1, "deepseek"), wanted, strict=True
+    step_counts = steps()
+    total_counts = step_counts.sum(dim=0, keepdim=True)
+    expected = rebalance_experts(total_counts, 24, 6, None, 1, "deepseek")
+    for actual_map, expected_map in zip(
+        rebalance_experts(step_counts.float(), 24, 6, None, 1, "deepseek"), expected, strict=True
     ):
-        assert torch.equal(ours, theirs)
+        assert torch.equal(actual_map, expected_map)
 
 
 def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
@@ -64,7 +64,7 @@ def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "sizes", "algorithm", "said"),
+    ("tokens", "sizes", "algorithm", "message"),
     [
         (steps(), (24, 6), EplbAlgorithm.elasticity_aware, "got 'elasticity_aware'"),
         (steps()[0], (24, 6), "deepseek", r"must be \(steps, layers, experts\)"),
@@ -73,7 +73,7 @@ def test_rebalance_experts_keeps_installed_map_when_ranks_are_level() -> None:
     ],
 )
 def test_rebalance_experts_refuses_bad_arguments_in_one_line(
-    tokens: torch.Tensor, sizes: tuple[int, int], algorithm: object, said: str
+    tokens: torch.Tensor, sizes: tuple[int, int], algorithm: object, message: str
 ) -> None:
-    with pytest.raises(PlacementError, match=said):
+    with pytest.raises(PlacementError, match=message):
         rebalance_experts(tokens, *sizes, None, 1, algorithm)

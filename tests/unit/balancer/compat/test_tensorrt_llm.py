@@ -75,7 +75,7 @@ def test_best_policy_is_more_level_than_published_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "counts", "said"),
+    ("load", "counts", "message"),
     [
         ([1, 2], [2, 1, 1], r"expert_load_factor must be \(3,\), got \(2,\)"),
         ([1, 2, 3], [2, 2, 1], "must be 3 positive numbers that sum to 4"),
@@ -84,8 +84,8 @@ def test_best_policy_is_more_level_than_published_rule() -> None:
     ],
 )
 def test_do_placement_refuses_bad_arguments_in_one_line(
-    load: list[float], counts: list[int], said: str
+    load: list[float], counts: list[int], message: str
 ) -> None:
     info = MoePlacementCpuInfo(expert_replica_count=counts)
-    with pytest.raises(PlacementError, match=said):
+    with pytest.raises(PlacementError, match=message):
         do_placement(MoeLoadBalanceMetaInfo(3, 1, 0, 2, 2), load, info)

@@ -18,7 +18,7 @@ from equipoise.hal.errors import PlacementError
 UNHURRIED = settings(deadline=None)
 
 
-def drifted(seed: int, by: float) -> tuple[torch.Tensor, torch.Tensor]:
+def drifting_counts(seed: int, by: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Counts of 6 layers of 64 experts, float32 as the engine has them, and a window later."""
     rng = np.random.default_rng(seed)
     odds = rng.standard_normal((6, 64))
@@ -27,39 +27,39 @@ def drifted(seed: int, by: float) -> tuple[torch.Tensor, torch.Tensor]:
     return windows[0], windows[1]
 
 
-def copied(old: torch.Tensor, new: torch.Tensor, ranks: int) -> int:
+def copied_slots(old: torch.Tensor, new: torch.Tensor, ranks: int) -> int:
     """Slots whose expert their rank did not have."""
     before, after = (t.reshape(t.shape[0], ranks, -1) for t in (old, new))
     return int((~(after[..., :, None] == before[..., None, :]).any(dim=-1)).sum())
 
 
 def test_policy_keeps_level_old_placement() -> None:
-    weight, _ = drifted(1, 0.0)
+    weight, _ = drifting_counts(1, 0.0)
     old = EplbPolicy.rebalance_experts(weight, 72, 8, 2, 8)
     assert (old.dtype, old.device.type, tuple(old.shape)) == (torch.int64, "cpu", (6, 72))
     assert torch.equal(rebalance_experts(weight, 72, 8, 2, 8, old), old)
 
 
 def test_policy_moves_few_slots_after_load_drift() -> None:
-    weight, later = drifted(2, 0.2)
+    weight, later = drifting_counts(2, 0.2)
     old = rebalance_experts(weight, 72, 1, 1, 8)
     new = rebalance_experts(later, 72, 1, 1, 8, old)
     anew = rebalance_experts(later, 72, 1, 1, 8, old, policy="greedy")
-    assert 0 < copied(old, new, 8) < copied(old, anew, 8) / 3
+    assert 0 < copied_slots(old, new, 8) < copied_slots(old, anew, 8) / 3
 
 
 @pytest.mark.parametrize("width", [64, 80])
 def test_policy_plans_anew_when_group_size_changes(width: int) -> None:
-    weight, _ = drifted(3, 0.0)
+    weight, _ = drifting_counts(3, 0.0)
     old = torch.arange(width).remainder(64).repeat(6, 1)
-    wanted = rebalance_experts(weight, 72, 1, 1, 8)
-    assert torch.equal(rebalance_experts(weight, 72, 1, 1, 8, old), wanted)
+    expected = rebalance_experts(weight, 72, 1, 1, 8)
+    assert torch.equal(rebalance_experts(weight, 72, 1, 1, 8, old), expected)
 
 
 def test_policy_fills_empty_slots_and_keeps_the_others() -> None:
-    weight, _ = drifted(4, 0.0)
-    whole = rebalance_experts(weight, 72, 1, 1, 8)
-    old = whole.clone()
+    weight, _ = drifting_counts(4, 0.0)
+    full_placement = rebalance_experts(weight, 72, 1, 1, 8)
+    old = full_placement.clone()
     old[:, 63:] = -1
     new = rebalance_experts(weight, 72, 1, 1, 8, old)
     assert torch.equal(new[:, :63], old[:, :63])
@@ -73,14 +73,16 @@ def test_preserve_intragpu_slots_keeps_slots_within_a_rank(
     rng = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]
     shape = (2, problem.slots)
     old, new = (rng.integers(-1, problem.experts, shape) for _ in range(2))
-    kept = preserve_intragpu_slots(new, problem.ranks, old)
+    result = preserve_intragpu_slots(new, problem.ranks, old)
     size = problem.slots // problem.ranks
     for layer in range(2):
         for first in range(0, problem.slots, size):
-            was, wanted, found = (m[layer, first : first + size].tolist() for m in (old, new, kept))
-            assert sorted(found) == sorted(wanted)
-            stay = sum(a == b for a, b in zip(was, found, strict=True))
-            assert stay == sum(min(was.count(e), wanted.count(e)) for e in set(wanted))
+            old_row, new_row, result_row = (
+                m[layer, first : first + size].tolist() for m in (old, new, result)
+            )
+            assert sorted(result_row) == sorted(new_row)
+            stay = sum(a == b for a, b in zip(old_row, result_row, strict=True))
+            assert stay == sum(min(old_row.count(e), new_row.count(e)) for e in set(new_row))
 
 
 def test_preserve_intragpu_slots_returns_incomparable_maps_unchanged() -> None:
@@ -90,8 +92,8 @@ def test_preserve_intragpu_slots_returns_incomparable_maps_unchanged() -> None:
 
 
 def test_preserve_intragpu_slots_fills_free_slots_in_order() -> None:
-    kept = preserve_intragpu_slots(np.array([[4, 1, 5, 2]]), 1, np.array([[1, 7, 2, 8]]))
-    assert kept.tolist() == [[1, 4, 2, 5]]
+    result = preserve_intragpu_slots(np.array([[4, 1, 5, 2]]), 1, np.array([[1, 7, 2, 8]]))
+    assert result.tolist() == [[1, 4, 2, 5]]
 
 
 def test_compute_logical_maps_skips_empty_slots_and_keeps_dtype() -> None:

@@ -11,18 +11,18 @@ from equipoise.hal.errors import PlacementError
 Ints = layouts.Ints
 
 
-def replanned(load: Ints, table: Ints) -> Ints:
-    changed, _, new = rebalance_experts(
+def rebalanced_table(load: Ints, table: Ints) -> Ints:
+    change_flag, _, new_rows = rebalance_experts(
         torch.from_numpy(table), torch.from_numpy(layouts.workload(load, table))
     )
-    found = np.array(new, dtype=np.int64)
-    assert changed == int((found != table).any())
-    accepted(table, found)
-    return found
+    new_table = np.array(new_rows, dtype=np.int64)
+    assert change_flag == int((new_table != table).any())
+    check_accepted_by_worker(table, new_table)
+    return new_table
 
 
-def accepted(before: Ints, after: Ints) -> None:
-    """What the engine's worker checks: else it keeps the old layer, and says so in its log."""
+def check_accepted_by_worker(before: Ints, after: Ints) -> None:
+    """Checks what the engine's worker checks before it accepts a new table."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
         for old_rank, new_rank in zip(old, new, strict=True):
@@ -36,9 +36,9 @@ def test_policy_levels_first_layout_with_fewer_moves_than_default(seed: int) -> 
     rng = np.random.default_rng(seed)
     load, table = layouts.log_normal(rng, 0.02), layouts.first_layout()
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    found = replanned(load, table)
-    assert layouts.score(load, found).mean() <= 1.02
-    assert layouts.moves(table, found) <= 3700
+    new_table = rebalanced_table(load, table)
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert layouts.moves(table, new_table) <= 3700
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,26 +47,26 @@ def test_policy_levels_mixed_layout_and_separates_duplicates(seed: int) -> None:
     table = layouts.mixed_layout(rng)
     load = layouts.log_normal(rng, 0.05)
     assert layouts.score(load, table).mean() == pytest.approx(1.14, abs=0.02)
-    changed, _, new = rebalance_experts(table, layouts.workload(load, table))
-    found = np.array(new, dtype=np.int64)
-    assert changed == 1
-    assert (np.diff(np.sort(found, axis=2), axis=2) > 0).all()
-    assert layouts.score(load, found).mean() <= 1.02
-    assert layouts.moves(table, found) <= 3700
+    change_flag, _, new_rows = rebalance_experts(table, layouts.workload(load, table))
+    new_table = np.array(new_rows, dtype=np.int64)
+    assert change_flag == 1
+    assert (np.diff(np.sort(new_table, axis=2), axis=2) > 0).all()
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert layouts.moves(table, new_table) <= 3700
 
 
 def test_policy_levels_zipf_load_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
-    found = replanned(load, table)
-    assert layouts.score(load, found).mean() <= 1.02
-    assert (replanned(load, found) == found).all()
+    new_table = rebalanced_table(load, table)
+    assert layouts.score(load, new_table).mean() <= 1.02
+    assert (rebalanced_table(load, new_table) == new_table).all()
 
 
 def test_policy_orders_layers_by_gain() -> None:
     table = np.array([[[0, 1], [2, 3]]] * 3)
     work = np.array([[[5, 5], [5, 5]], [[9, 9], [1, 1]], [[6, 6], [4, 4]]])
-    changed, priority, new = rebalance_experts(table, work)
-    assert (changed, priority.tolist()) == (1, [1, 2, 0])
+    change_flag, priority, new = rebalance_experts(table, work)
+    assert (change_flag, priority.tolist()) == (1, [1, 2, 0])
     assert new[0] == table[0].tolist()
     assert isinstance(new[1][0][0], int)
 
@@ -74,14 +74,14 @@ def test_policy_orders_layers_by_gain() -> None:
 def test_policy_sums_stages_and_ignores_unknown_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
     stages = np.array([[[[4, 0], [1, -1]]], [[[4, -1], [1, 2]]]])
-    summed = np.array([[[8, 0], [2, 2]]])
-    assert rebalance_experts(table, stages)[2] == rebalance_experts(table, summed)[2]
+    stage_sums = np.array([[[8, 0], [2, 2]]])
+    assert rebalance_experts(table, stages)[2] == rebalance_experts(table, stage_sums)[2]
 
 
 def test_policy_moves_nothing_without_counts() -> None:
     table = np.array([[[0, 1], [2, 0]]])
-    changed, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
-    assert (changed, priority.tolist(), new) == (0, [0], table.tolist())
+    change_flag, priority, new = EplbPolicy().rebalance_experts(table, np.zeros((1, 2, 2)))
+    assert (change_flag, priority.tolist(), new) == (0, [0], table.tolist())
 
 
 def test_set_new_ep_size_is_refused_in_one_line() -> None:
@@ -90,7 +90,7 @@ def test_set_new_ep_size_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "work", "said"),
+    ("table", "workload", "message"),
     [
         ([[0, 1]], [[1, 1]], "must be .layers, ranks, slots of a rank., got .1, 2."),
         ([[[0, 1]]], [[[1, 1, 1]]], r"expert_workload must be numbers \(1, 1, 2\)"),
@@ -99,6 +99,8 @@ def test_set_new_ep_size_is_refused_in_one_line() -> None:
         ([[[0.0, 1.0]]], [[[1, 1]]], "current_expert_table must be integers"),
     ],
 )
-def test_policy_refuses_bad_arguments_in_one_line(table: object, work: object, said: str) -> None:
-    with pytest.raises(PlacementError, match=said):
-        rebalance_experts(np.array(table), np.array(work))
+def test_policy_refuses_bad_arguments_in_one_line(
+    table: object, workload: object, message: str
+) -> None:
+    with pytest.raises(PlacementError, match=message):
+        rebalance_experts(np.array(table), np.array(workload))

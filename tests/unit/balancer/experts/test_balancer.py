@@ -37,21 +37,21 @@ CONFIG = BalancerConfig(
 )
 
 
-class Watched(ThreadWorker):
-    """Tells of what begins."""
+class ReportingWorker(ThreadWorker):
+    """A worker that records the jobs it starts."""
 
-    def __init__(self, kind: Track, begun: list[str]) -> None:
+    def __init__(self, kind: Track, started_jobs: list[str]) -> None:
         super().__init__(kind, 20.0)
-        self._begun = begun
+        self._started_jobs = started_jobs
 
     def release(self) -> None:
-        self._begun += [self._kind] * len(self._queued)
+        self._started_jobs += [self._kind] * len(self._queued)
         super().release()
 
 
 @contextmanager
-def opened(
-    member: GroupMember, begun: list[str], deadline: float = CONFIG.timeout
+def open_test_balancer(
+    member: GroupMember, started_jobs: list[str], deadline: float = CONFIG.timeout
 ) -> Iterator[ExpertBalancer]:
     balancer = open_balancer(
         member.accelerator,
@@ -60,7 +60,7 @@ def opened(
         SHAPE,
         LAYOUT,
         replace(CONFIG, timeout=deadline),
-        new_worker=lambda kind: Watched(kind, begun),
+        new_worker=lambda kind: ReportingWorker(kind, started_jobs),
     )
     try:
         yield balancer
@@ -70,51 +70,51 @@ def opened(
 
 def test_balancer_step_starts_background_work_after_launch() -> None:
     def program(member: GroupMember) -> list[tuple[int, list[str]]]:
-        begun: list[str] = []
-        behind = []
-        with opened(member, begun) as balancer:
+        started_jobs: list[str] = []
+        jobs_by_step = []
+        with open_test_balancer(member, started_jobs) as balancer:
             for step in range(STEPS):
-                before = len(begun)
+                jobs_before = len(started_jobs)
                 with balancer.step(step):
-                    assert len(begun) == before, f"step {step} is not launched"
-                behind.append((step, begun[before:]))
-        return behind
+                    assert len(started_jobs) == jobs_before, f"step {step} is not launched"
+                jobs_by_step.append((step, started_jobs[jobs_before:]))
+        return jobs_by_step
 
-    ((*began,),) = on_ranks(1, program)
-    found = dict(began)
-    assert {step for step in found if "load" in found[step]} == {2, 4, 6, 8}
-    assert found[3] == ["shares"]
-    assert set(found[5]) == {"vote", "shares", "planner"}
-    assert found[0] == found[1] == []
+    ((*step_jobs,),) = on_ranks(1, program)
+    jobs_of_step = dict(step_jobs)
+    assert {step for step in jobs_of_step if "load" in jobs_of_step[step]} == {2, 4, 6, 8}
+    assert jobs_of_step[3] == ["shares"]
+    assert set(jobs_of_step[5]) == {"vote", "shares", "planner"}
+    assert jobs_of_step[0] == jobs_of_step[1] == []
 
 
 def test_boundary_without_launch_starts_background_work_at_once() -> None:
     def program(member: GroupMember) -> list[str]:
-        begun: list[str] = []
-        with opened(member, begun) as balancer:
+        started_jobs: list[str] = []
+        with open_test_balancer(member, started_jobs) as balancer:
             for step in range(3):
                 balancer.before_step(step)
-            return list(begun)
+            return list(started_jobs)
 
     assert on_ranks(1, program) == [["load"]]
 
 
 def test_failed_launch_leaves_no_job_that_never_starts() -> None:
     def program(member: GroupMember) -> list[str]:
-        begun: list[str] = []
-        with opened(member, begun) as balancer:
+        started_jobs: list[str] = []
+        with open_test_balancer(member, started_jobs) as balancer:
             balancer.before_step(0)
             balancer.before_step(1)
             with pytest.raises(RuntimeError, match="no memory"), balancer.step(2):
                 raise RuntimeError("no memory")
-            return list(begun)
+            return list(started_jobs)
 
     assert on_ranks(1, program) == [["load"]]
 
 
 def test_boundary_after_close_raises_and_second_close_does_not() -> None:
     def program(member: GroupMember) -> None:
-        with opened(member, []) as balancer:
+        with open_test_balancer(member, []) as balancer:
             balancer.before_step(0)
             with balancer.step(1):
                 balancer.close()  # a loop that fails closes from within
@@ -128,8 +128,8 @@ def test_boundary_after_close_raises_and_second_close_does_not() -> None:
 
 def test_static_balancer_raises_at_boundary_after_close() -> None:
     def program(member: GroupMember) -> None:
-        ends = member.accelerator, member.fabric, member.accelerator.slot_store(SLOTS)
-        balancer = open_balancer(*ends, SHAPE, LAYOUT, CONFIG, NO_REBALANCING)
+        resources = member.accelerator, member.fabric, member.accelerator.slot_store(SLOTS)
+        balancer = open_balancer(*resources, SHAPE, LAYOUT, CONFIG, NO_REBALANCING)
         balancer.before_step(0)
         balancer.close()
         balancer.close()
@@ -150,14 +150,14 @@ def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMo
     assert (solve_shares(load, placement, shape) != layout.shares).any(), "others would be better"
 
     def program(member: GroupMember) -> list[list[int]]:
-        ends = member.accelerator, member.fabric, member.accelerator.slot_store(slots)
+        resources = member.accelerator, member.fabric, member.accelerator.slot_store(slots)
         config = replace(CONFIG, shares=shares)
-        balancer = open_balancer(*ends, shape, layout, config, NO_REBALANCING)
+        balancer = open_balancer(*resources, shape, layout, config, NO_REBALANCING)
         compute, sums = member.accelerator.stream(Role.COMPUTE), []
         for step in range(4 * CONFIG.step_interval):
             with balancer.step(step):
                 compute.launch(partial(balancer.router.route, 0, step, ids))
-            sums += [summed[0].tolist() for summed in balancer.load.sums]
+            sums += [load_sum[0].tolist() for load_sum in balancer.load.sums]
         balancer.close()
         assert balancer.serving_state.layout.digest == layout.digest
         assert not balancer.engine.reports
@@ -170,11 +170,11 @@ def test_balancer_without_rebalancing_keeps_layout_and_sums_load(shares: ShareMo
 
 def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
     def program(member: GroupMember) -> None:
-        with opened(member, []) as balancer:
+        with open_test_balancer(member, []) as balancer:
             for step in range(3):  # behind the last a sum is under way
                 balancer.before_step(step)
             loads, *others = balancer.communicators
-            balancer.load._state = Reducing(torch.zeros(1), Lost())
+            balancer.load._state = Reducing(torch.zeros(1), LostSum())
             with pytest.raises(CommunicatorFailed, match="lost its peer"):
                 balancer.close()
             for communicator in (loads, *others):
@@ -186,75 +186,79 @@ def test_balancer_close_ends_communicators_after_failed_load_sum() -> None:
 
 def test_balancer_close_ends_communicators_after_stream_timeout() -> None:
     def program(member: GroupMember) -> None:
-        held = threading.Event()
-        with opened(member, [], deadline=0.2) as balancer:
-            member.accelerator.stream(Role.COMPUTE).launch(lambda: held.wait(20.0))
+        stream_gate = threading.Event()
+        with open_test_balancer(member, [], deadline=0.2) as balancer:
+            member.accelerator.stream(Role.COMPUTE).launch(lambda: stream_gate.wait(20.0))
             with pytest.raises(StreamTimeout):
                 balancer.close()
             for communicator in balancer.communicators:
                 with pytest.raises(CommunicatorFailed, match="was closed"):
                     communicator.barrier()
-            held.set()
+            stream_gate.set()
 
     on_ranks(1, program)
 
 
-OPEN = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "vote": (2, 2)}
-"""Communicators and workers that there are when something is refused."""
+OPEN_PARTS = {".loads": (0, 0), ".moves": (1, 0), "planner": (2, 0), "vote": (2, 2)}
+"""Communicators and workers that are open when the named part fails."""
 
 
-@pytest.mark.parametrize("refused", OPEN)
-def test_open_balancer_closes_opened_parts_when_the_next_fails(refused: str) -> None:
+@pytest.mark.parametrize("failing_part", OPEN_PARTS)
+def test_open_balancer_closes_opened_parts_when_the_next_fails(failing_part: str) -> None:
     def program(member: GroupMember) -> None:
-        fabric, hired, gone = Grudging(member.fabric, refused), list[str](), list[str]()
+        fabric, opened_workers, closed_workers = (
+            FailingFabric(member.fabric, failing_part),
+            list[str](),
+            list[str](),
+        )
 
         def new_worker(kind: Track) -> Worker:
-            if kind == refused:
+            if kind == failing_part:
                 raise CommunicatorFailed(f"no {kind}")
-            hired.append(kind)
-            return Dismissed(kind, gone)
+            opened_workers.append(kind)
+            return ClosingWorker(kind, closed_workers)
 
-        ends = member.accelerator, fabric, member.accelerator.slot_store(SLOTS)
-        with pytest.raises(CommunicatorFailed, match=f"no .*{refused}"):
-            open_balancer(*ends, SHAPE, LAYOUT, CONFIG, new_worker=new_worker)  # type: ignore[arg-type]
-        assert (len(fabric.opened), len(hired)) == OPEN[refused]
-        for communicator in fabric.opened:
+        resources = member.accelerator, fabric, member.accelerator.slot_store(SLOTS)
+        with pytest.raises(CommunicatorFailed, match=f"no .*{failing_part}"):
+            open_balancer(*resources, SHAPE, LAYOUT, CONFIG, new_worker=new_worker)  # type: ignore[arg-type]
+        assert (len(fabric.communicators), len(opened_workers)) == OPEN_PARTS[failing_part]
+        for communicator in fabric.communicators:
             with pytest.raises(CommunicatorFailed, match="was closed"):
                 communicator.barrier()
-        assert gone == hired[::-1]
+        assert closed_workers == opened_workers[::-1]
 
     on_ranks(1, program)
 
 
-class Dismissed(ThreadWorker):
-    """Tells that it was dismissed."""
+class ClosingWorker(ThreadWorker):
+    """A worker that records that it was closed."""
 
-    def __init__(self, kind: Track, gone: list[str]) -> None:
+    def __init__(self, kind: Track, closed_kinds: list[str]) -> None:
         super().__init__(kind, 20.0)
-        self._gone = gone
+        self._closed_kinds = closed_kinds
 
     def close(self) -> None:
-        self._gone.append(self._kind)
+        self._closed_kinds.append(self._kind)
         super().close()
 
 
-class Grudging:
-    """A fabric that opens nothing of one purpose, and remembers what else it has opened."""
+class FailingFabric:
+    """A fabric that fails for one purpose and records the communicators of all others."""
 
-    def __init__(self, inner: Fabric, refused: str) -> None:
+    def __init__(self, inner: Fabric, failing_purpose: str) -> None:
         self._inner = inner
-        self._refused = refused
+        self._failing_purpose = failing_purpose
         self.control = inner.control
-        self.opened: list[Communicator] = []
+        self.communicators: list[Communicator] = []
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        if purpose.endswith(self._refused):
+        if purpose.endswith(self._failing_purpose):
             raise CommunicatorFailed(f"no {purpose}")
-        self.opened.append(self._inner.open(purpose, ranks))
-        return self.opened[-1]
+        self.communicators.append(self._inner.open(purpose, ranks))
+        return self.communicators[-1]
 
 
-class Lost:
+class LostSum:
     """A sum whose peer is gone."""
 
     def done(self) -> bool:

@@ -24,8 +24,8 @@ LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
 
 
 def config(**changes: Any) -> BalancerConfig:
-    known = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
-    return BalancerConfig(name="x", **{**known, **changes})
+    defaults = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
+    return BalancerConfig(name="x", **{**defaults, **changes})
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
@@ -52,15 +52,15 @@ def test_engine_config_counts_are_at_least_one(name: str) -> None:
 def test_engine_config_refuses_bad_values_in_one_line(
     changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as error:
         config(**changes)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_engine_config_accepts_names_of_share_mode_and_rule() -> None:
-    found = config(shares="static", rule="vllm")
-    assert found.shares is ShareMode.STATIC
-    assert found.rule is RoutingRule.VLLM_ROW_HASH
+    parsed = config(shares="static", rule="vllm")
+    assert parsed.shares is ShareMode.STATIC
+    assert parsed.rule is RoutingRule.VLLM_ROW_HASH
 
 
 def test_engine_config_refuses_negative_min_gain() -> None:
@@ -75,14 +75,14 @@ def test_engine_config_refuses_negative_min_gain() -> None:
 )
 def test_aims_are_refused_exactly_when_planner_refuses(name: str, value: float) -> None:
     """Two slots an expert on two nodes of two ranks: any survival is possible."""
-    asked = int(value) if name == "survive" and value == value else value
+    limit = int(value) if name == "survive" and value == value else value
     try:
-        plan(LOAD, slots=12, ranks=4, nodes=2, **{name: asked})  # type: ignore[arg-type]
+        plan(LOAD, slots=12, ranks=4, nodes=2, **{name: limit})  # type: ignore[arg-type]
     except PlacementError:
         with pytest.raises(ConfigError, match=f"{name} must be 0 to {PLANNER_LIMITS[name]}, got"):
-            PlannerOptions(**{name: asked})  # type: ignore[arg-type]
+            PlannerOptions(**{name: limit})  # type: ignore[arg-type]
     else:
-        assert getattr(PlannerOptions(**{name: asked}), name) == asked  # type: ignore[arg-type]
+        assert getattr(PlannerOptions(**{name: limit}), name) == limit  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(-3, 30))
@@ -90,20 +90,20 @@ def test_engine_config_phase_is_multiple_of_sub_window_below_interval(
     sub_window: int, windows: int, phase: int
 ) -> None:
     interval = sub_window * windows
-    known = {"window_size": sub_window, "sub_window": sub_window, "step_interval": interval}
+    schedule = {"window_size": sub_window, "sub_window": sub_window, "step_interval": interval}
     if phase in range(0, interval, sub_window):
-        assert settings(**known, step_offset=phase).step_offset == phase
+        assert settings(**schedule, step_offset=phase).step_offset == phase
         return
     with pytest.raises(ConfigError, match=f"step_offset {phase} must be a multiple of sub_window"):
-        settings(**known, step_offset=phase)
+        settings(**schedule, step_offset=phase)
 
 
 @pytest.mark.parametrize("phase", [0, 2, 4])
 def test_rebalances_open_one_step_after_offset(phase: int) -> None:
-    stories = rebalance(step_interval=6, step_offset=phase)
-    assert violations(stories) == []
-    opened = [report.opened_at for report in stories[0].reports]
-    assert opened
-    assert {(step - 1) % 6 for step in opened} == {phase}
-    numbers = [report.number for report in stories[0].reports]
+    rank_records = rebalance(step_interval=6, step_offset=phase)
+    assert violations(rank_records) == []
+    opening_steps = [report.opened_at for report in rank_records[0].reports]
+    assert opening_steps
+    assert {(step - 1) % 6 for step in opening_steps} == {phase}
+    numbers = [report.number for report in rank_records[0].reports]
     assert len(set(numbers)) == len(numbers)

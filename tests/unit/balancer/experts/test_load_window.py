@@ -13,13 +13,13 @@ SHAPE = ExpertShape(layers=1, experts=2, slots=2, ranks=1)
 
 
 def window(member: GroupMember, sub_window: int = 2, total: int = 4, period: int = 0) -> LoadWindow:
-    loads, teller = member.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
-    parts = WindowSchedule(sub_window, total, period or total)
-    return LoadWindow(member.accelerator, loads, SHAPE, parts, teller)
+    loads, worker = member.fabric.open("loads"), EagerWorker(Track.LOAD, 20.0)
+    schedule = WindowSchedule(sub_window, total, period or total)
+    return LoadWindow(member.accelerator, loads, SHAPE, schedule, worker)
 
 
 def count(member: GroupMember, load: LoadWindow, *rows: int) -> None:
-    """As routing does: on the compute stream."""
+    """Counts rows on the compute stream, as routing does."""
     more = torch.tensor([rows], dtype=torch.int32)
 
     def program() -> None:
@@ -29,22 +29,31 @@ def count(member: GroupMember, load: LoadWindow, *rows: int) -> None:
 
 
 def observe(member: GroupMember) -> list[tuple[bool, bool, list[int]]]:
-    """(taken, full, total) before each step; rank r adds (1, 10 * (r + 1)) in every step."""
+    """(is_summed, full, total) before each step; rank r adds (1, 10 * (r + 1)) in every step."""
     load = window(member)
-    seen = []
+    observations = []
     for step in range(8):
-        taken = run_blocking(load.advance(step), 20.0)
+        is_summed = run_blocking(load.advance(step), 20.0)
         total = load.windows.sum(axis=0)[0].tolist() if load.sums else []
-        seen.append((taken, load.full, total))
+        observations.append((is_summed, load.full, total))
         count(member, load, 1, 10 * (member.rank + 1))
     run_blocking(load.drain(), 20.0)
-    return seen
+    return observations
 
 
 def test_load_window_sums_arrive_one_boundary_later_on_every_rank() -> None:
     first, second = on_ranks(2, observe)
     assert first == second
-    assert [taken for taken, _, _ in first] == [False, False, False, True, False, True, False, True]
+    assert [is_summed for is_summed, _, _ in first] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert first[3][2] == [4, 60]
     assert first[5] == (True, True, [8, 120])
     assert first[7] == (True, True, [8, 120])
@@ -78,12 +87,12 @@ def test_load_window_sums_large_counts_as_integers() -> None:
 def test_load_window_drops_counts_outside_windows() -> None:
     def program(member: GroupMember) -> list[tuple[int, int]]:
         load = window(member, sub_window=1, total=2, period=5)
-        seen = []
+        step_sums = []
         for step in range(12):
             if run_blocking(load.advance(step), 20.0):
-                seen.append((step, int(load.latest[0, 0])))
+                step_sums.append((step, int(load.latest[0, 0])))
             count(member, load, 2**step, 0)
-        return seen
+        return step_sums
 
     # Windows are steps 3 and 4, 8 and 9; a sum is taken one boundary after its sub-window.
     assert on_ranks(1, program) == [[(5, 2**3), (6, 2**4), (10, 2**8), (11, 2**9)]]

@@ -39,19 +39,19 @@ from equipoise.hal.errors import (
 from equipoise.hal.stream import Role
 
 BOTH = (TARGET, DRAFT)
-THREE = 3
-LEFT_AT = {"target": 2, "draft": 4}
-"""The boundaries behind which a rank is gone."""
+RANKS_BEFORE_LOSS = 3
+STEPS_AT_LOSS = {"target": 2, "draft": 4}
+"""The boundaries after which a rank is lost."""
 
 
 def test_router_is_found_by_layer_number_of_model() -> None:
     def program(member: GroupMember) -> None:
         balancers = open_all(member, BOTH, by_boundary, settings())
         target = balancers["target"]
-        scaled, wide = target.router(4), target.router(8)
-        assert wide == target.router(3)
-        assert scaled.installed is not wide.installed
-        assert (scaled.row, wide.row, target.router(6).row) == (0, 0, 1)
+        scaled_router, wide_router = target.router(4), target.router(8)
+        assert wide_router == target.router(3)
+        assert scaled_router.installed is not wide_router.installed
+        assert (scaled_router.row, wide_router.row, target.router(6).row) == (0, 0, 1)
         ids = torch.tensor([[0], [3]], dtype=torch.int32)
         member.accelerator.synchronize(20.0)
         slots = target.router(6).route(0, ids)
@@ -74,8 +74,8 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
         with pytest.raises(RegistrationError, match="model 'target' has no layer 0"):
             balancers["target"].router(0)
         balancers["target"].before_step(0)
-        says = r"model 'target', layers 4 counted from 0: boundary 2 was left out: now comes 4"
-        with pytest.raises(EngineError, match=says):
+        message = r"model 'target', layers 4 counted from 0: boundary 2 was left out: now comes 4"
+        with pytest.raises(EngineError, match=message):
             balancers["target"].before_step(4)
         error = EngineError("once")
         assert str(add_context(add_context(error, "draft"), "draft")) == "draft: once"
@@ -86,19 +86,23 @@ def test_model_balancers_errors_name_model_and_layers() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 40)), min_size=1, max_size=3))
-def test_model_balancer_reports_rebalances_of_all_groups_in_order(ends: list[list[int]]) -> None:
+def test_model_balancer_reports_rebalances_of_all_groups_in_order(
+    end_steps: list[list[int]],
+) -> None:
     groups: Any = tuple(
         SimpleNamespace(
             engine=SimpleNamespace(
-                reports=[RebalanceReport(number, 0, step, "committed", 0, 0) for step in sorted(of)]
+                reports=[
+                    RebalanceReport(number, 0, step, "committed", 0, 0) for step in sorted(steps)
+                ]
             )
         )
-        for number, of in enumerate(ends)
+        for number, steps in enumerate(end_steps)
     )
     reports = ModelBalancer(TARGET.model(0), groups).reports
-    assert [report.step for report in reports] == sorted(chain(*ends))
-    for number, of in enumerate(ends):
-        assert [one.step for one in reports if one.number == number] == sorted(of)
+    assert [report.step for report in reports] == sorted(chain(*end_steps))
+    for number, steps in enumerate(end_steps):
+        assert [one.step for one in reports if one.number == number] == sorted(steps)
 
 
 def test_extra_layer_entry_error_names_model() -> None:
@@ -106,21 +110,21 @@ def test_extra_layer_entry_error_names_model() -> None:
 
     def program(member: GroupMember) -> None:
         balancers = open_all(member, (DRAFT,), by_lock, settings())
-        run = Run(member, balancers, (OFTEN,), PLAIN, range(RANKS))
-        says = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
-        with pytest.raises(EngineError, match=says):
+        run = Run(member, balancers, (FOUR_ENTRY_DRAFT,), PLAIN, range(RANKS))
+        message = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
+        with pytest.raises(EngineError, match=message):
             run.steps(0, 20)
 
     on_ranks(RANKS, program)
 
 
-OFTEN = Given("draft", {0: WIDE}, entries={0: 4})
+FOUR_ENTRY_DRAFT = Given("draft", {0: WIDE}, entries={0: 4})
 
 
-def lose(
+def reconfigure_without_rank(
     member: GroupMember, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
 ) -> BalancerSet | None:
-    """Two steps of the target, then without those that are not active."""
+    """Runs two steps of the target, then reconfigures for the active ranks."""
     balancers = open_all(member, BOTH, way, settings(), row)
     for step in range(2):
         balancers["target"].before_step(step)
@@ -129,45 +133,55 @@ def lose(
     if member.rank not in active:
         balancers.close()
         return None
-    return balancers.reconfigure(active, LEFT_AT)
+    return balancers.reconfigure(active, STEPS_AT_LOSS)
 
 
 def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
     active = [0, 2]
 
     def program(member: GroupMember) -> Story | None:
-        left = lose(member, by_lock, active)
-        if left is None:
+        balancers = reconfigure_without_rank(member, by_lock, active)
+        if balancers is None:
             return None
-        run = Run(member, left, BOTH, PLAIN, active, LEFT_AT)
+        run = Run(member, balancers, BOTH, PLAIN, active, STEPS_AT_LOSS)
         run.steps(2, 26)
         return run.end()
 
-    stories = [story for story in on_ranks(THREE, program) if story is not None]
-    assert len(stories) == len(active)
-    assert violations(stories) == []
-    assert stories[0].placements == stories[1].placements
-    assert all(ends for name in ("target", "draft") for ends in commits(stories[0], name))
+    rank_records = [
+        rank_record
+        for rank_record in on_ranks(RANKS_BEFORE_LOSS, program)
+        if rank_record is not None
+    ]
+    assert len(rank_records) == len(active)
+    assert violations(rank_records) == []
+    assert rank_records[0].placements == rank_records[1].placements
+    assert all(
+        commit_steps
+        for name in ("target", "draft")
+        for commit_steps in commits(rank_records[0], name)
+    )
 
 
 def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
-    frail = [0, 1, 2, 0, 1, 2, 3, 3, 0]
+    frail_row = [0, 1, 2, 0, 1, 2, 3, 3, 0]
 
     def program(member: GroupMember) -> None:
-        if member.rank == THREE - 1:
-            lose(member, by_boundary, [0, 1], frail)
+        if member.rank == RANKS_BEFORE_LOSS - 1:
+            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
             return
-        with pytest.raises(ExpertsLost) as lost:
-            lose(member, by_boundary, [0, 1], frail)
-        assert lost.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
-        assert str(lost.value).startswith("model 'target': no copy is left of expert(s) in layer 3")
+        with pytest.raises(ExpertsLost) as error:
+            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
+        assert error.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
+        assert str(error.value).startswith(
+            "model 'target': no copy is left of expert(s) in layer 3"
+        )
 
-    on_ranks(THREE, program)
-    assert not working(), "whoever cannot go on is closed whole"
+    on_ranks(RANKS_BEFORE_LOSS, program)
+    assert not engine_threads(), "whoever cannot go on is closed whole"
 
 
-def working() -> list[str]:
-    """Threads of engines."""
+def engine_threads() -> list[str]:
+    """Names of the threads of all engines."""
     return [thread.name for thread in threading.enumerate() if "test[" in thread.name]
 
 
@@ -176,12 +190,12 @@ def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
         balancers = open_all(member, BOTH, by_boundary, settings())
         stream = member.accelerator.stream(Role.AUX)
         reader = balancers["target"].attach(stream)
-        held = [
+        waiting_readers = [
             [group.serving_state.readers.wait_for_readers(compute) for group in balancer.groups]
             for balancer in balancers
             for compute in [member.accelerator.stream(Role.COMPUTE)]
         ]
-        assert held == [[(stream,), (stream,)], [()]]
+        assert waiting_readers == [[(stream,), (stream,)], [()]]
         reader.detach()
         for group in balancers["target"].groups:
             readers = group.serving_state.readers
@@ -194,10 +208,10 @@ def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
 def test_reconfigure_with_too_few_slots_names_model() -> None:
     def program(member: GroupMember) -> None:
         if member.rank:
-            lose(member, by_boundary, [0])
+            reconfigure_without_rank(member, by_boundary, [0])
             return
         with pytest.raises(PlacementError, match="model 'target', layers 3, 6 counted from 0"):
-            lose(member, by_boundary, [0])
+            reconfigure_without_rank(member, by_boundary, [0])
 
     on_ranks(RANKS, program)
 

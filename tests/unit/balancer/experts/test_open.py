@@ -59,16 +59,18 @@ ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
 def test_model_balancers_move_experts_of_every_layer_group(
     way: UpdatePathFactory, draft_role: Role
 ) -> None:
-    stories = serve(way, habit=Habit(role=draft_role))
-    assert violations(stories) == []
+    rank_records = serve(way, habit=Habit(role=draft_role))
+    assert violations(rank_records) == []
     for name, families in (("target", 2), ("draft", 1)):
-        mine, theirs = (commits(story, name) for story in stories)
-        assert mine == theirs
-        assert len(mine) == families
-        assert all(len(ends) >= 2 for ends in mine), "every family has committed rebalances"
-    assert stories[0].placements == stories[1].placements
-    assert [story.aborts for story in stories] == [0, 0]
-    assert all(story.staged <= BUDGET for story in stories)
+        first_commits, second_commits = (commits(rank_record, name) for rank_record in rank_records)
+        assert first_commits == second_commits
+        assert len(first_commits) == families
+        assert all(len(commit_steps) >= 2 for commit_steps in first_commits), (
+            "every family has committed rebalances"
+        )
+    assert rank_records[0].placements == rank_records[1].placements
+    assert [rank_record.aborts for rank_record in rank_records] == [0, 0]
+    assert all(rank_record.staged <= BUDGET for rank_record in rank_records)
 
 
 def test_model_balancers_log_device_memory_at_start(
@@ -82,8 +84,8 @@ def test_model_balancers_log_device_memory_at_start(
     with caplog.at_level("INFO", "equipoise.memory"):
         ledger, _ = on_ranks(RANKS, program)
     assert [entry.name.split(": ")[0] for entry in ledger.items] == ["target"] * 7 + ["draft"] * 5
-    staged = sum(e.nbytes or 0 for e in ledger.items if "staging" in e.name)
-    assert 0 < staged <= BUDGET
+    staging_bytes = sum(e.nbytes or 0 for e in ledger.items if "staging" in e.name)
+    assert 0 < staging_bytes <= BUDGET
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
 
 
@@ -94,9 +96,9 @@ def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None
         groups = [group for model in balancers for group in model.groups]
         for _ in range(2):
             balancers.close()
-        opened = [one for group in groups for one in group.communicators]
-        assert len(opened) >= len(groups)
-        for communicator in opened:
+        communicators = [one for group in groups for one in group.communicators]
+        assert len(communicators) >= len(groups)
+        for communicator in communicators:
             with pytest.raises(CommunicatorFailed, match="was closed"):
                 communicator.barrier()
 
@@ -106,11 +108,11 @@ def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None
 @ways
 def test_draft_model_moves_by_its_own_step_counter(way: UpdatePathFactory) -> None:
     drafts = (3, 0, 0, 1, 2, 0)
-    stories = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
-    assert violations(stories) == []
-    assert commits(stories[0], "draft") == commits(stories[1], "draft")
-    assert commits(stories[0], "draft")[0]
-    assert all(commits(stories[0], "target"))
+    rank_records = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
+    assert violations(rank_records) == []
+    assert commits(rank_records[0], "draft") == commits(rank_records[1], "draft")
+    assert commits(rank_records[0], "draft")[0]
+    assert all(commits(rank_records[0], "target"))
 
 
 @pytest.mark.slow
@@ -121,20 +123,22 @@ def test_model_balancers_move_experts_of_any_tensor_kinds(
     way: UpdatePathFactory, kinds: list[Kind]
 ) -> None:
     model = Given("m", dict(enumerate(kinds)), entries={0: 2})
-    stories = serve(way, models=[model])
-    assert violations(stories) == []
-    assert all(commits(stories[0], "m"))
-    assert commits(stories[0], "m") == commits(stories[1], "m")
+    rank_records = serve(way, models=[model])
+    assert violations(rank_records) == []
+    assert all(commits(rank_records[0], "m"))
+    assert commits(rank_records[0], "m") == commits(rank_records[1], "m")
 
 
 def test_layer_groups_of_a_model_open_rebalances_at_different_boundaries() -> None:
-    (story, _) = serve()
-    opened = [{report.opened_at for report in reports} for reports in story.reports["target"]]
-    assert all(opened)
-    assert not opened[0] & opened[1]
+    (rank_record, _) = serve()
+    opening_steps = [
+        {report.opened_at for report in reports} for reports in rank_record.reports["target"]
+    ]
+    assert all(opening_steps)
+    assert not opening_steps[0] & opening_steps[1]
 
 
-def dawdle(balancer: ModelBalancer, step: int) -> None:
+def let_writer_run(balancer: ModelBalancer, step: int) -> None:
     """Let a writer that may write do so before the next entry."""
     for group in balancer.groups:
         state = group.engine.state
@@ -160,11 +164,11 @@ class BackAtFirst(EntryCounter):
 def test_layer_entered_three_times_is_not_rewritten_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stories = serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))
-    assert violations(stories) == []
-    assert commits(stories[0], "draft")[0]
+    rank_records = serve(by_lock, models=[DRAFT], habit=Habit(between=let_writer_run))
+    assert violations(rank_records) == []
+    assert commits(rank_records[0], "draft")[0]
     monkeypatch.setattr(layer_locks, "EntryCounter", BackAtFirst)
-    assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=dawdle))), (
+    assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=let_writer_run))), (
         "the mutant lives"
     )
 
@@ -210,17 +214,17 @@ def test_model_balancers_name_model_in_opening_errors() -> None:
         model = DRAFT.model(member.rank)
         placement = initial_placement(model.shape(RANKS))
         start = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), settings())
-        ends = (member.accelerator, member.fabric, ModelSet((model,)))
+        resources = (member.accelerator, member.fabric, ModelSet((model,)))
         with pytest.raises(UsageError, match=r"starts of \['x'\] for \['draft'\]"):
-            open_balancers(*ends, {"x": start})
-        short = ModelStart(Layout(placement[:, :4], start.layout.shares), settings())
+            open_balancers(*resources, {"x": start})
+        short_start = ModelStart(Layout(placement[:, :4], start.layout.shares), settings())
         with pytest.raises(PlacementError, match="model 'draft': a placement is int32"):
-            open_balancers(*ends, {"draft": short})
+            open_balancers(*resources, {"draft": short_start})
         with pytest.raises(EngineError, match="3 bytes of staging are not enough: one slot of"):
-            open_balancers(*ends, {"draft": start}, staging_bytes=3)
-        says = "model 'draft', layers 0 counted from 0: .* needs a budget of staging"
-        with pytest.raises(EngineError, match=says):
-            open_balancers(*ends, {"draft": start})
+            open_balancers(*resources, {"draft": start}, staging_bytes=3)
+        message = "model 'draft', layers 0 counted from 0: .* needs a budget of staging"
+        with pytest.raises(EngineError, match=message):
+            open_balancers(*resources, {"draft": start})
 
     on_ranks(RANKS, program)
 
@@ -270,8 +274,10 @@ def test_parts_keep_staging_of_all_models_within_budget() -> None:
     }
     for budget in (60, 100, 150):
         parts = layer_group_specs(models, starts, budget)
-        taken = [part.staging * part.model.groups[part.group_number].slot_bytes for part in parts]
-        assert sum(taken) <= budget
+        staging_sizes = [
+            part.staging * part.model.groups[part.group_number].slot_bytes for part in parts
+        ]
+        assert sum(staging_sizes) <= budget
         assert min(part.staging for part in parts) >= 1
     assert list(chain.from_iterable(p.model.groups[p.group_number].layers for p in parts)) == [
         0,

@@ -23,81 +23,81 @@ CONFIG = BalancerConfig(
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a rank opens a balancer with."""
+class Opening:
+    """The arguments that a rank opens a balancer with."""
 
     shape: ExpertShape = SHAPE
     config: BalancerConfig = CONFIG
     placement: Any = None
-    missing: int = 0
+    missing_slots: int = 0
     staging: int = 2
 
-    def open(self, member: GroupMember, **more: Any) -> ExpertBalancer:
+    def open(self, member: GroupMember, **options: Any) -> ExpertBalancer:
         placement = initial_placement(SHAPE) if self.placement is None else self.placement
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing, 3)
+        rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank - self.missing_slots, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), self.staging)
         store = member.accelerator.slot_store(slots)
-        ends = member.accelerator, member.fabric, store, self.shape, layout, self.config
-        return open_balancer(*ends, **more)
+        resources = member.accelerator, member.fabric, store, self.shape, layout, self.config
+        return open_balancer(*resources, **options)
 
 
 MOST_STEPS = 10_000
-TURNED = np.ascontiguousarray(np.roll(initial_placement(SHAPE), 1, axis=1))
-CANNOT: dict[str, tuple[Given, str]] = {
+SWAPPED = np.ascontiguousarray(np.roll(initial_placement(SHAPE), 1, axis=1))
+IMPOSSIBLE: dict[str, tuple[Opening, str]] = {
     "a shape of more ranks": (
-        Given(shape=ExpertShape(2, 4, 6, 3)),
+        Opening(shape=ExpertShape(2, 4, 6, 3)),
         "the shape is of 3 ranks, the group of 2",
     ),
     "a slot is missing": (
-        Given(missing=1),
+        Opening(missing_slots=1),
         "the store has 5 slots; 2 layers of 3 slots a rank take 6",
     ),
-    "no staging": (Given(staging=0), "needs a store with staging"),
+    "no staging": (Opening(staging=0), "needs a store with staging"),
     "nothing survives": (
-        Given(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
+        Opening(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
         "survive=1 needs two slots an expert: 8, not 6",
     ),
     "another layout": (
-        Given(placement=initial_placement(ExpertShape(3, 4, 6, 2))),
+        Opening(placement=initial_placement(ExpertShape(3, 4, 6, 2))),
         r"a placement is int32 \(2, 6\), got int32 \(3, 6\)",
     ),
 }
 
 
-@pytest.mark.parametrize("name", CANNOT)
+@pytest.mark.parametrize("name", IMPOSSIBLE)
 def test_open_balancer_refuses_impossible_start(name: str) -> None:
-    given, message = CANNOT[name]
+    opening, message = IMPOSSIBLE[name]
 
     def program(member: GroupMember) -> None:
         with pytest.raises(EquipoiseError, match=message):
-            given.open(member)
+            opening.open(member)
 
     on_ranks(2, program)
 
 
-DIFFER: dict[str, tuple[Given, str]] = {
-    "layout": (Given(placement=TURNED), "differ in layout"),
+DIFFERENCES: dict[str, tuple[Opening, str]] = {
+    "layout": (Opening(placement=SWAPPED), "differ in layout"),
     "interval": (
-        Given(config=replace(CONFIG, step_interval=6)),
+        Opening(config=replace(CONFIG, step_interval=6)),
         "step_interval: rank 0 has 4; rank 1 has 6",
     ),
     "shares": (
-        Given(config=replace(CONFIG, shares=ShareMode.LAGGED)),
+        Opening(config=replace(CONFIG, shares=ShareMode.LAGGED)),
         r"differ in config.shares: .*lagged",
     ),
-    "staging": (Given(staging=3), "differ in staging: rank 0 has 2; rank 1 has 3"),
+    "staging": (Opening(staging=3), "differ in staging: rank 0 has 2; rank 1 has 3"),
 }
 
 
-@pytest.mark.parametrize("name", DIFFER)
+@pytest.mark.parametrize("name", DIFFERENCES)
 def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> None:
-    other, message = DIFFER[name]
+    other, message = DIFFERENCES[name]
     threads = threading.active_count()
 
     def program(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match=message):
-            (other if member.rank else Given()).open(member)
+            (other if member.rank else Opening()).open(member)
 
     on_ranks(2, program)
     assert threading.active_count() <= threads + 2, "the store of the group may still end"
@@ -105,20 +105,20 @@ def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> No
 
 def test_open_static_refuses_ranks_with_different_layouts() -> None:
     def program(member: GroupMember) -> None:
-        placement = TURNED if member.rank else initial_placement(SHAPE)
+        placement = SWAPPED if member.rank else initial_placement(SHAPE)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
         rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 3)
         slots = SlotLayout(tuple((Segment("w", row),) for row in rows), 0)
         store = member.accelerator.slot_store(slots)
-        ends = member.accelerator, member.fabric, store
+        resources = member.accelerator, member.fabric, store
         with pytest.raises(RanksDiffer, match="differ in layout"):
-            open_balancer(*ends, SHAPE, layout, CONFIG, NO_REBALANCING)
+            open_balancer(*resources, SHAPE, layout, CONFIG, NO_REBALANCING)
 
     on_ranks(2, program)
 
 
-class Heard:
-    """A journal that counts."""
+class CountingSink:
+    """An event sink that counts its events."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -127,14 +127,14 @@ class Heard:
         self.count += 1
 
 
-@pytest.mark.parametrize("watched", [0, 1])
-def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
-    """All ranks then sum what the journal is told: a sum takes all of them."""
+@pytest.mark.parametrize("rank_with_sink", [0, 1])
+def test_event_sink_may_be_attached_to_one_rank_only(rank_with_sink: int) -> None:
+    """All ranks then sum the load that the sink receives: a sum takes all of them."""
 
     def program(member: GroupMember) -> tuple[int, list[str]]:
-        heard = Heard()
-        more = {"event_sink": heard} if member.rank == watched else {}
-        balancer = Given(config=replace(CONFIG, step_interval=8)).open(member, **more)
+        sink = CountingSink()
+        options = {"event_sink": sink} if member.rank == rank_with_sink else {}
+        balancer = Opening(config=replace(CONFIG, step_interval=8)).open(member, **options)
         lockstep = member.fabric.open("lockstep")
         for step in range(MOST_STEPS):
             with balancer.step(step):
@@ -144,23 +144,23 @@ def test_event_sink_may_be_attached_to_one_rank_only(watched: int) -> None:
                 break
         balancer.close()
         assert bool(balancer.engine.uncollected) == (member.rank == 0), "the lowest rank forgets"
-        return heard.count, [report.outcome for report in balancer.engine.reports]
+        return sink.count, [report.outcome for report in balancer.engine.reports]
 
-    told = on_ranks(2, program)
-    assert told[watched][0] > 0
-    assert told[1 - watched][0] == 0
-    assert told[0][1] == told[1][1] != []
-    assert {*told[0][1]} == {"committed"}
+    rank_results = on_ranks(2, program)
+    assert rank_results[rank_with_sink][0] > 0
+    assert rank_results[1 - rank_with_sink][0] == 0
+    assert rank_results[0][1] == rank_results[1][1] != []
+    assert {*rank_results[0][1]} == {"committed"}
 
 
 def test_log_settings_may_differ_between_ranks() -> None:
     def program(member: GroupMember) -> list[list[int]]:
-        logs = replace(CONFIG, log_balancedness=True) if member.rank == 0 else CONFIG
-        more = {"event_sink": Heard()} if member.rank == 0 else {}
-        balancer = Given(config=logs).open(member, **more)
+        rank_config = replace(CONFIG, log_balancedness=True) if member.rank == 0 else CONFIG
+        options = {"event_sink": CountingSink()} if member.rank == 0 else {}
+        balancer = Opening(config=rank_config).open(member, **options)
         with balancer.step(0):
-            installed: list[list[int]] = balancer.serving_state.layout.placement.tolist()
+            placement: list[list[int]] = balancer.serving_state.layout.placement.tolist()
         balancer.close()
-        return installed
+        return placement
 
     assert on_ranks(2, program) == [initial_placement(SHAPE).tolist()] * 2

@@ -38,7 +38,7 @@ def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "experts", "slots", "ranks", "says"),
+    ("layers", "experts", "slots", "ranks", "message"),
     [
         (1, 8, 7, 1, "cannot hold"),
         (1, 4, 6, 4, "do not divide"),
@@ -49,9 +49,9 @@ def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
     ],
 )
 def test_shape_refuses_impossible_numbers(
-    layers: int, experts: int, slots: int, ranks: int, says: str
+    layers: int, experts: int, slots: int, ranks: int, message: str
 ) -> None:
-    with pytest.raises(PlacementError, match=says):
+    with pytest.raises(PlacementError, match=message):
         ExpertShape(layers, experts, slots, ranks)
 
 

@@ -35,13 +35,17 @@ from equipoise.hal.slots import Segment, SlotLayout
 from equipoise.hal.stream import Role
 
 SHAPE = ExpertShape(layers=2, experts=4, slots=9, ranks=3)
-SAFE = np.array([[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32)
+SAFE_PLACEMENT = np.array(
+    [[0, 1, 2, 2, 3, 0, 1, 3, 0], [0, 1, 2, 3, 1, 2, 0, 3, 1]], dtype=np.int32
+)
 """Whatever rank is lost, every expert keeps a copy."""
-FRAIL = np.array([[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32)
+FRAIL_PLACEMENT = np.array(
+    [[0, 1, 2, 0, 1, 2, 3, 3, 0], [0, 1, 2, 0, 1, 2, 3, 0, 1]], dtype=np.int32
+)
 """Expert 3 is on rank 2 alone."""
 
 
-class Numbers:
+class NumberedWeights:
     """Every expert's weights in the host's memory: its number plus one."""
 
     def view(self, layer: int, expert: int) -> tuple[torch.Tensor, ...]:
@@ -52,11 +56,11 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class After:
-    """What a rank has when the others are gone."""
+class RankAfterLoss:
+    """The state of a remaining rank after the others left."""
 
     placement: list[list[int]]
-    held: list[int]
+    slot_experts: list[int]
     rebalances: int
 
 
@@ -68,9 +72,9 @@ def config() -> BalancerConfig:
 
 
 def slots_of(rank: int, placement: Placement) -> SlotLayout:
-    mine = placement[:, rank * 3 : rank * 3 + 3]
-    stacked = torch.tensor(mine + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
-    return SlotLayout(tuple((Segment("weight", row),) for row in stacked), staging=6)
+    rank_placement = placement[:, rank * 3 : rank * 3 + 3]
+    slot_rows = torch.tensor(rank_placement + 1, dtype=torch.float32).reshape(-1, 1).repeat(1, 5)
+    return SlotLayout(tuple((Segment("weight", row),) for row in slot_rows), staging=6)
 
 
 def serve(balancer: ExpertBalancer, member: GroupMember, ranks: list[int], steps: range) -> None:
@@ -81,15 +85,15 @@ def serve(balancer: ExpertBalancer, member: GroupMember, ranks: list[int], steps
         lockstep.barrier().result(30.0)
 
 
-def loses(placement: Placement, active: list[int], host: bool) -> list[After | None]:
-    """Three steps on three ranks, then sixty on those that are left."""
+def lose_ranks(placement: Placement, active: list[int], host: bool) -> list[RankAfterLoss | None]:
+    """Runs three steps on three ranks, then sixty on the remaining ones."""
 
-    def program(member: GroupMember) -> After | None:
+    def program(member: GroupMember) -> RankAfterLoss | None:
         weights = slots_of(member.rank, placement)
         store = member.accelerator.slot_store(weights)
         layout = Layout(placement, even_shares(placement, SHAPE.experts))
-        supply = HostWeights(Numbers(), StreamWriter(member.accelerator, store))
-        path = StagedFromPeers(supply if host else None)
+        host_weights = HostWeights(NumberedWeights(), StreamWriter(member.accelerator, store))
+        path = StagedFromPeers(host_weights if host else None)
         balancer = open_balancer(
             member.accelerator, member.fabric, store, SHAPE, layout, config(), path
         )
@@ -97,13 +101,13 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
         if member.rank not in active:
             balancer.close()
             return None
-        left = balancer.reconfigure(active, 3)
-        serve(left, member, active, range(3, 63))  # nothing is computed: a rebalance takes many
+        shrunk = balancer.reconfigure(active, 3)
+        serve(shrunk, member, active, range(3, 63))  # nothing is computed: a rebalance takes many
         member.accelerator.synchronize(20.0)
-        left.close()
-        held = [int(slot[0].data[0]) - 1 for slot in weights.slots]
-        after = left.serving_state.layout.placement.tolist()
-        return After(after, held, len(left.engine.reports))
+        shrunk.close()
+        slot_experts = [int(slot[0].data[0]) - 1 for slot in weights.slots]
+        placement_after = shrunk.serving_state.layout.placement.tolist()
+        return RankAfterLoss(placement_after, slot_experts, len(shrunk.engine.reports))
 
     return on_ranks(3, program)
 
@@ -111,17 +115,17 @@ def loses(placement: Placement, active: list[int], host: bool) -> list[After | N
 @pytest.mark.parametrize("step", [3, 4])
 def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
     def program(member: GroupMember) -> set[int]:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
         balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
-        left = balancer.reconfigure([0, 1, 2], step)
+        shrunk = balancer.reconfigure([0, 1, 2], step)
         rows = torch.tensor((1, 40, 1, 1), dtype=torch.int32)
         sums = set()
         for number in range(step, step + 9):
-            left.before_step(number)
-            member.accelerator.stream(Role.COMPUTE).launch(lambda: left.load.counters.add_(rows))
-            sums |= {int(load[0, 1]) for load in left.load.sums}
-        left.close()
+            shrunk.before_step(number)
+            member.accelerator.stream(Role.COMPUTE).launch(lambda: shrunk.load.counters.add_(rows))
+            sums |= {int(load[0, 1]) for load in shrunk.load.sums}
+        shrunk.close()
         return sums
 
     # Two steps of 40 rows on three ranks; one step, or none, would be less.
@@ -131,72 +135,72 @@ def test_reconfigure_drops_load_of_short_first_sub_window(step: int) -> None:
 @pytest.mark.parametrize("active", [[0, 1], [0, 2], [1, 2]])
 @pytest.mark.slow
 def test_reconfigure_serves_every_expert_from_remaining_copies(active: list[int]) -> None:
-    found = loses(SAFE, active, host=False)
-    left = [found[rank] for rank in active]
-    for place, after in enumerate(left):
+    outcomes = lose_ranks(SAFE_PLACEMENT, active, host=False)
+    survivors = [outcomes[rank] for rank in active]
+    for position, after in enumerate(survivors):
         assert after is not None
-        assert after.placement == left[0].placement  # type: ignore[union-attr]
+        assert after.placement == survivors[0].placement  # type: ignore[union-attr]
         check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
-        promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
-        assert after.held == [*chain(*promised)]
+        expected_experts = [row[position * 3 : position * 3 + 3] for row in after.placement]
+        assert after.slot_experts == [*chain(*expected_experts)]
         assert after.rebalances >= 3, "rebalances go on"
 
 
 def test_static_balancer_stays_static_after_reconfigure() -> None:
     def program(member: GroupMember) -> list[list[list[int]]]:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
-        ends = member.accelerator, member.fabric, store, SHAPE, layout, config()
-        balancer = open_balancer(*ends, NO_REBALANCING)
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
+        resources = member.accelerator, member.fabric, store, SHAPE, layout, config()
+        balancer = open_balancer(*resources, NO_REBALANCING)
         serve(balancer, member, [0, 1, 2], range(3))
         if member.rank == 2:
             balancer.close()
             return []
-        left = balancer.reconfigure([0, 1], 3)
-        before = left.serving_state.layout
-        serve(left, member, [0, 1], range(3, 63))
-        left.close()
-        after = left.serving_state.layout
-        assert len(left.engine.reports) == 0
-        return [found.tolist() for one in (before, after) for found in (one.placement, one.shares)]
+        shrunk = balancer.reconfigure([0, 1], 3)
+        before = shrunk.serving_state.layout
+        serve(shrunk, member, [0, 1], range(3, 63))
+        shrunk.close()
+        after = shrunk.serving_state.layout
+        assert len(shrunk.engine.reports) == 0
+        return [array.tolist() for one in (before, after) for array in (one.placement, one.shares)]
 
     for placement, shares, *later in on_ranks(3, program)[:2]:
         assert later == [placement, shares]
 
 
 def test_reconfigure_restores_lost_experts_from_host() -> None:
-    found = loses(FRAIL, [0, 1], host=True)
-    for place, after in enumerate(found[:2]):
+    outcomes = lose_ranks(FRAIL_PLACEMENT, [0, 1], host=True)
+    for position, after in enumerate(outcomes[:2]):
         assert after is not None
         check_placement(np.array(after.placement, dtype=np.int32), ExpertShape(2, 4, 6, 2))
-        promised = [row[place * 3 : place * 3 + 3] for row in after.placement]
-        assert after.held == [*chain(*promised)]
+        expected_experts = [row[position * 3 : position * 3 + 3] for row in after.placement]
+        assert after.slot_experts == [*chain(*expected_experts)]
 
 
 def test_reconfigure_names_experts_without_any_copy() -> None:
-    with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as caught:
-        loses(FRAIL, [0, 1], host=False)
-    assert caught.value.lost_experts == {0: (3,), 1: (3,)}
+    with pytest.raises(ExpertsLost, match=r"layer 0: \[3\]; layer 1: \[3\]") as error:
+        lose_ranks(FRAIL_PLACEMENT, [0, 1], host=False)
+    assert error.value.lost_experts == {0: (3,), 1: (3,)}
 
 
 def test_reconfigure_refuses_too_few_slots() -> None:
     with pytest.raises(PlacementError, match="3 slots cannot hold 4 experts"):
-        loses(SAFE, [2], host=True)
+        lose_ranks(SAFE_PLACEMENT, [2], host=True)
 
 
 def test_reconfigure_refuses_ranks_with_different_steps() -> None:
     def program(member: GroupMember) -> str:
-        store = member.accelerator.slot_store(slots_of(member.rank, SAFE))
-        layout = Layout(SAFE, even_shares(SAFE, SHAPE.experts))
+        store = member.accelerator.slot_store(slots_of(member.rank, SAFE_PLACEMENT))
+        layout = Layout(SAFE_PLACEMENT, even_shares(SAFE_PLACEMENT, SHAPE.experts))
         balancer = open_balancer(member.accelerator, member.fabric, store, SHAPE, layout, config())
         if member.rank == 2:
             balancer.close()
             return ""
         with pytest.raises(
             RanksDiffer, match="differ in step: rank 0 has 3; rank 1 has 4"
-        ) as caught:
+        ) as error:
             balancer.reconfigure([0, 1], 3 + member.rank)
-        return str(caught.value)
+        return str(error.value)
 
     assert all(on_ranks(3, program)[:2])
 
@@ -214,26 +218,35 @@ def test_reconfigure_continues_rebalances_with_less_redundancy(
     def program(member: GroupMember) -> tuple[list[str], int, list[object]] | None:
         store = member.accelerator.slot_store(slots_of(member.rank, placement))
         layout = Layout(placement, even_shares(placement, experts))
-        asked = replace(config(), planner=PlannerOptions(survive=1))
-        balancer = open_balancer(member.accelerator, member.fabric, store, shape, layout, asked)
+        rank_config = replace(config(), planner=PlannerOptions(survive=1))
+        balancer = open_balancer(
+            member.accelerator, member.fabric, store, shape, layout, rank_config
+        )
         if member.rank == 2:
             balancer.close()
             return None
-        left = balancer.reconfigure([0, 1], 0)
+        shrunk = balancer.reconfigure([0, 1], 0)
         lockstep = member.fabric.open("lockstep", [0, 1])
         for step in range(24):
-            left.before_step(step)
-            left.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)
+            shrunk.before_step(step)
+            shrunk.load.counters += torch.tensor((1, 40, 1, 1)[:experts], dtype=torch.int32)
             lockstep.barrier().result(30.0)
-        left.close()
-        outcomes = [report.outcome for report in left.engine.reports]
-        aims, found = left.context.config.planner, left.serving_state.layout.placement
-        frail = topology(left.shape, 1, aims.survive, None).under_replicated(found)
-        return outcomes, aims.survive, frail.tolist()
+        shrunk.close()
+        outcomes = [report.outcome for report in shrunk.engine.reports]
+        planner_options, final_placement = (
+            shrunk.context.config.planner,
+            shrunk.serving_state.layout.placement,
+        )
+        under_replicated = topology(
+            shrunk.shape, 1, planner_options.survive, None
+        ).under_replicated(final_placement)
+        return outcomes, planner_options.survive, under_replicated.tolist()
 
-    for outcomes, asked, frail in [told for told in on_ranks(3, program) if told is not None]:
-        assert asked == survive
-        assert frail == [], "whose experts were on one rank only is planned anew"
+    for outcomes, final_survive, under_replicated in [
+        result for result in on_ranks(3, program) if result is not None
+    ]:
+        assert final_survive == survive
+        assert under_replicated == [], "whose experts were on one rank only is planned anew"
         assert outcomes
         assert set(outcomes) <= {*COMPLETED}, "nothing is aborted"
     assert ("survive is 0 from now on" in caplog.text) == (survive == 0)
@@ -251,18 +264,18 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     own = min(active)
     before = EPGroup((0, 1, 2), own)
     layout = Layout(placement, even_shares(placement, 4))
-    saved = surviving_layout(layout, shape, before, before.shrunk_to(sorted(active)))
-    check_placement(saved.layout.placement, saved.shape)
-    kept = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
-    touched = {refill.slot: refill.expert for refill in saved.reloads}
-    assert len(touched) == 4 - len(set(kept)), "only what was lost is written"
-    for slot, expert in enumerate(saved.layout.placement[0].tolist()):
-        assert expert == touched.get(slot, kept[slot])
-    assert not set(touched.values()) & set(kept)
+    surviving = surviving_layout(layout, shape, before, before.shrunk_to(sorted(active)))
+    check_placement(surviving.layout.placement, surviving.shape)
+    remaining = [row[rank * 3 + place] for rank in sorted(active) for place in range(3)]
+    reloaded = {refill.slot: refill.expert for refill in surviving.reloads}
+    assert len(reloaded) == 4 - len(set(remaining)), "only what was lost is written"
+    for slot, expert in enumerate(surviving.layout.placement[0].tolist()):
+        assert expert == reloaded.get(slot, remaining[slot])
+    assert not set(reloaded.values()) & set(remaining)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "nodes", "left", "expected"),
+    ("ranks", "nodes", "remaining_ranks", "expected"),
     [
         (4, 2, [0, 1], 1),
         (4, 2, [0, 2], 2),
@@ -275,10 +288,10 @@ def test_salvage_holds_every_expert_and_keeps_remaining_slots(
     ],
 )
 def test_surviving_nodes_are_those_of_remaining_ranks(
-    ranks: int, nodes: int, left: list[int], expected: int
+    ranks: int, nodes: int, remaining_ranks: list[int], expected: int
 ) -> None:
-    before = EPGroup(tuple(range(ranks)), left[0])
-    assert surviving_nodes(nodes, before, before.shrunk_to(left)) == expected
+    before = EPGroup(tuple(range(ranks)), remaining_ranks[0])
+    assert surviving_nodes(nodes, before, before.shrunk_to(remaining_ranks)) == expected
 
 
 def test_members_are_ascending_and_contain_their_own_rank() -> None:

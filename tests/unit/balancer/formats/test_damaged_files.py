@@ -81,11 +81,11 @@ def test_damaged_equipoise_placement_is_refused_or_unchanged(damage: Damage) -> 
         path = file_of_arrangement(Path(folder), "equipoise", ".json")
         path.write_bytes(damage(path.read_bytes()))
         try:
-            found = formats.read_placement(path)
+            placement = formats.read_placement(path)
         except FormatError as error:
             _check_line(error)
         else:
-            assert found.same(small_arrangement())
+            assert placement.same(small_arrangement())
 
 
 @given(damage=damages())
@@ -118,11 +118,11 @@ def test_junk_file_raises_format_error_or_reads(data: bytes, suffix: str) -> Non
 def _read_damaged(path: Path, damage: Damage, read: Callable[[], object]) -> None:
     path.write_bytes(damage(path.read_bytes()))
     try:
-        found = read()
+        contents = read()
     except FormatError as error:
         _check_line(error)
     else:
-        assert found is not None
+        assert contents is not None
 
 
 def _check_line(error: FormatError) -> None:

@@ -108,18 +108,18 @@ def test_read_statistics_refuses_object_array(tmp_path: Path) -> None:
 
 def test_read_statistics_refuses_oversized_npy_before_allocating(tmp_path: Path) -> None:
     data = encodings.encode_npy(np.zeros((1, 4), dtype=np.int64))
-    vast = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
-    assert vast != data
-    what = fails(tmp_path / "a.npy", vast, formats.read_statistics)
+    oversized_data = data.replace(b"(1, 4), }          ", b"(99999999, 4000), }")
+    assert oversized_data != data
+    what = fails(tmp_path / "a.npy", oversized_data, formats.read_statistics)
     assert what == "array: 32 bytes do not fill int64 (99999999, 4000)"
 
 
 def test_read_statistics_refuses_torch_file_with_code(tmp_path: Path) -> None:
-    class Sly:
+    class CodeOnLoad:
         def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
             return os.mkdir, (str(tmp_path / "ran"),)
 
-    torch.save({"logical_count": Sly()}, tmp_path / "a.pt")
+    torch.save({"logical_count": CodeOnLoad()}, tmp_path / "a.pt")
     with pytest.raises(FormatError, match="could run code"):
         formats.read_statistics(tmp_path / "a.pt")
     assert not (tmp_path / "ran").exists()
@@ -163,10 +163,10 @@ def test_read_statistics_refuses_bad_rank_file(
     folder = file_of_statistics(tmp_path, "tensorrt-llm", "")
     tables = {name: np.ones(size, dtype=np.int64) for name, size in rows.items()}
     save_file(tables, folder / "rank1.safetensors")
-    with pytest.raises(FormatError) as caught:
+    with pytest.raises(FormatError) as error:
         formats.read_statistics(folder)
-    assert caught.value.path == str(folder / "rank1.safetensors")
-    assert words in caught.value.what
+    assert error.value.path == str(folder / "rank1.safetensors")
+    assert words in error.value.what
 
 
 def test_read_statistics_refuses_wrong_number_of_experts_in_folder(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_read_statistics_refuses_paths_that_are_no_files(tmp_path: Path) -> None
         "x" * 300: "cannot be read: File name too long",
     }
     for name, words in cases.items():
-        with pytest.raises(FormatError, match=words) as caught:
+        with pytest.raises(FormatError, match=words) as error:
             formats.read_statistics(tmp_path / name)
-        assert str(caught.value).isprintable()
+        assert str(error.value).isprintable()
 
 
 def test_read_placement_refuses_unreadable_file(
@@ -220,10 +220,12 @@ def test_read_placement_refuses_unreadable_file(
 ) -> None:
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
 
-    def denied(*_: object) -> None:
+    def raise_permission_error(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, who may read all
+    monkeypatch.setattr(
+        Path, "open", raise_permission_error
+    )  # the tests may run as root, who may read all
     with pytest.raises(FormatError, match="cannot be read: Permission denied"):
         formats.read_placement(path)
 
@@ -252,10 +254,10 @@ def test_failed_write_leaves_old_file_and_nothing_else(
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     before = path.read_bytes()
 
-    def full(_: int) -> None:
+    def raise_no_space(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_no_space)
     with pytest.raises(FormatError, match="cannot be written: No space left on device"):
         formats.write_placement(path, small_arrangement(), "vllm-ascend")
     with pytest.raises(FormatError, match="cannot be written: No space left on device"):

@@ -52,18 +52,18 @@ def layout() -> ExpertPlacement:
 
 
 def test_vllm_ascend_expert_map_is_read_and_written(tmp_path: Path) -> None:
-    found = formats.read_placement(text_file(tmp_path, "map.json", EXPERT_MAP))
-    assert found.same(layout())
-    assert found.shares.tolist() == EVEN
-    formats.write_placement(tmp_path / "again.json", found, "vllm-ascend")
-    written = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
-    assert written == json.loads(EXPERT_MAP)
+    placement = formats.read_placement(text_file(tmp_path, "map.json", EXPERT_MAP))
+    assert placement.same(layout())
+    assert placement.shares.tolist() == EVEN
+    formats.write_placement(tmp_path / "again.json", placement, "vllm-ascend")
+    fields = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
+    assert fields == json.loads(EXPERT_MAP)
 
 
 def test_tensorrt_llm_configuration_is_read_and_written(tmp_path: Path) -> None:
-    found = formats.read_placement(text_file(tmp_path, "a.yaml", LOAD_BALANCER), ranks=2)
-    assert (found.placement.tolist(), found.layers) == (ROWS, (3, 4))
-    formats.write_placement(tmp_path / "b.yaml", found)
+    placement = formats.read_placement(text_file(tmp_path, "a.yaml", LOAD_BALANCER), ranks=2)
+    assert (placement.placement.tolist(), placement.layers) == (ROWS, (3, 4))
+    formats.write_placement(tmp_path / "b.yaml", placement)
     assert (tmp_path / "b.yaml").read_text(encoding="utf-8") == (
         "initial_global_assignments:\n  3: [0, 1, 2, 0]\n  4: [2, 1, 1, 0]\n"
         "layer_updates_per_iter: 0\nnum_slots: 4\n"
@@ -88,14 +88,14 @@ def test_tensorrt_llm_statistics_are_read(tmp_path: Path) -> None:
         }
         save_file(rows, tmp_path / f"rank{rank}.safetensors")
     save_file({"x": np.zeros(1)}, tmp_path / "rank0_raw.safetensors")
-    found = formats.read_statistics(tmp_path)
-    assert found.counts.tolist() == [
+    statistics = formats.read_statistics(tmp_path)
+    assert statistics.counts.tolist() == [
         [[1, 200, 6], [1, 200, 8]],
         [[1, 202, 6], [1, 202, 8]],
     ]
-    assert (found.layers, found.first_iteration, found.top_k) == ((3, 4), 100, 2)
-    assert found.by_rank is not None
-    assert found.by_rank[1, 0].tolist() == [[1, 100, 3], [1, 100, 4]]
+    assert (statistics.layers, statistics.first_iteration, statistics.top_k) == ((3, 4), 100, 2)
+    assert statistics.by_rank is not None
+    assert statistics.by_rank[1, 0].tolist() == [[1, 100, 3], [1, 100, 4]]
 
 
 def test_tensorrt_llm_statistics_are_written(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_sglang_torch_counts_are_read(tmp_path: Path) -> None:
     counts = torch.arange(12, dtype=torch.int32).reshape(2, 2, 3)
     record = {"rank": 0, "logical_count": counts, "average_utilization_rate_over_window": None}
     torch.save(record, tmp_path / "expert_distribution_recorder_1.5.pt")
-    found = formats.read_statistics(tmp_path / "expert_distribution_recorder_1.5.pt")
-    assert np.array_equal(found.counts, counts.numpy())
+    statistics = formats.read_statistics(tmp_path / "expert_distribution_recorder_1.5.pt")
+    assert np.array_equal(statistics.counts, counts.numpy())
 
 
 def test_sglang_layers_without_rows_are_left_out_with_numbers_kept(tmp_path: Path) -> None:
@@ -133,15 +133,15 @@ def test_sglang_layers_without_rows_are_left_out_with_numbers_kept(tmp_path: Pat
         [[0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 2, 3]],
     ]
     path = text_file(tmp_path, "a.json", json.dumps({"logical_count": rows}))
-    found = formats.read_statistics(path)
-    assert (found.layers, found.empty_layers) == ((1, 3), (0, 2))
-    assert found.counts.tolist() == [[[4, 0, 9], [0, 0, 0]], [[1, 1, 1], [0, 2, 3]]]
+    statistics = formats.read_statistics(path)
+    assert (statistics.layers, statistics.empty_layers) == ((1, 3), (0, 2))
+    assert statistics.counts.tolist() == [[[4, 0, 9], [0, 0, 0]], [[1, 1, 1], [0, 2, 3]]]
 
 
 def test_sglang_counts_of_zero_keep_every_layer(tmp_path: Path) -> None:
     path = text_file(tmp_path, "a.json", json.dumps({"logical_count": [[0, 0], [0, 0]]}))
-    found = formats.read_statistics(path)
-    assert (found.layers, found.empty_layers) == ((0, 1), ())
+    statistics = formats.read_statistics(path)
+    assert (statistics.layers, statistics.empty_layers) == ((0, 1), ())
 
 
 BY_PLACE = (("vllm", ".npz"), ("vllm-ascend", ".json"), ("eplb-table", ".npz"), ("npy", ".npy"))
@@ -157,13 +157,13 @@ def test_placement_planned_on_sglang_counts_has_rows_by_moe_layer(
     counts = np.zeros((61, 16), dtype=np.int64)
     counts[3:] = rng.lognormal(5, 1.5, (58, 16)).astype(np.int64)
     path = text_file(tmp_path, "s.json", json.dumps({"logical_count": counts.tolist()}))
-    found = formats.read_statistics(path)
-    made = plan(found.counts, slots=24, ranks=4, split="even")
-    layout = ExpertPlacement(made.placement, made.shares, 4, found.layers)
+    statistics = formats.read_statistics(path)
+    proposal = plan(statistics.counts, slots=24, ranks=4, split="even")
+    layout = ExpertPlacement(proposal.placement, proposal.shares, 4, statistics.layers)
     formats.write_placement(tmp_path / f"p{suffix}", layout, name)
     read = formats.read_placement(tmp_path / f"p{suffix}", ranks=4)
-    own = plan(counts[3:], slots=24, ranks=4, split="even")
-    assert read.placement.tolist() == own.placement.tolist()
+    expected = plan(counts[3:], slots=24, ranks=4, split="even")
+    assert read.placement.tolist() == expected.placement.tolist()
 
 
 @pytest.mark.parametrize(("source", "ending"), BY_PLACE)
@@ -172,11 +172,11 @@ def test_write_by_number_tells_that_source_counts_moe_layers(
     source: str, ending: str, name: str, suffix: str, tmp_path: Path
 ) -> None:
     """Recorded maps number the layers with experts; 0 is a dense one of the model."""
-    path = recorded(tmp_path, source, ending)
-    lost = formats.write_placement(
+    path = write_recorded(tmp_path, source, ending)
+    loss_message = formats.write_placement(
         tmp_path / f"q{suffix}", formats.read_placement(path, ranks=2), name
     )
-    assert "0 to 2 are right only where every layer has experts" in (lost or "")
+    assert "0 to 2 are right only where every layer has experts" in (loss_message or "")
 
 
 @pytest.mark.parametrize(("source", "ending"), BY_PLACE)
@@ -184,7 +184,7 @@ def test_write_by_number_tells_that_source_counts_moe_layers(
 def test_write_by_place_of_source_by_place_tells_nothing(
     source: str, ending: str, name: str, suffix: str, tmp_path: Path
 ) -> None:
-    layout = formats.read_placement(recorded(tmp_path, source, ending), ranks=2)
+    layout = formats.read_placement(write_recorded(tmp_path, source, ending), ranks=2)
     assert formats.write_placement(tmp_path / f"q{suffix}", layout, name) is None
 
 
@@ -194,12 +194,12 @@ def test_write_by_place_tells_that_sglang_has_rows_of_dense_layers(
 ) -> None:
     text = json.dumps({"physical_to_logical_map": [[0, 1], [1, 0]]})
     layout = formats.read_placement(text_file(tmp_path, "a.json", text), ranks=2)
-    lost = formats.write_placement(tmp_path / f"q{suffix}", layout, name)
-    assert "0 to 1 are right only where every layer has experts" in (lost or "")
+    loss_message = formats.write_placement(tmp_path / f"q{suffix}", layout, name)
+    assert "0 to 1 are right only where every layer has experts" in (loss_message or "")
     assert formats.write_placement(tmp_path / "s.json", layout, "sglang") is None
 
 
-def recorded(folder: Path, name: str, suffix: str) -> Path:
+def write_recorded(folder: Path, name: str, suffix: str) -> Path:
     """Three layers as an engine numbers them that counts those with experts only."""
     layout = ExpertPlacement.with_even_shares(np.array([[0, 1], [1, 0], [0, 1]], dtype=np.int32), 2)
     path = folder / f"recorded{suffix}"
@@ -220,17 +220,17 @@ def test_fortran_ordered_placement_is_read_and_converted(suffix: str, tmp_path: 
         np.save(path, rows)
     else:
         np.savez(path, physical_to_logical_map=rows, ranks=2)
-    found = formats.read_placement(path, ranks=2)
-    assert found.placement.tolist() == rows.tolist()
-    formats.write_placement(tmp_path / "b.json", found)
+    placement = formats.read_placement(path, ranks=2)
+    assert placement.placement.tolist() == rows.tolist()
+    formats.write_placement(tmp_path / "b.json", placement)
 
 
 def test_fortran_ordered_statistics_are_read(tmp_path: Path) -> None:
     counts = np.arange(24).reshape(2, 3, 4).transpose(2, 1, 0)
     np.save(tmp_path / "a.npy", counts)
-    found = formats.read_statistics(tmp_path / "a.npy").counts
-    assert found.tolist() == counts.tolist()
-    assert plan(found, slots=2, ranks=2).moves == 6
+    read_counts = formats.read_statistics(tmp_path / "a.npy").counts
+    assert read_counts.tolist() == counts.tolist()
+    assert plan(read_counts, slots=2, ranks=2).moves == 6
 
 
 @pytest.mark.parametrize("text", ["123", "00000000000000000000123", " +123 ", "1.23e2", "123.0"])
@@ -256,11 +256,11 @@ def test_eplb_table_without_layers_is_refused(tmp_path: Path) -> None:
 
 def test_sglang_placement_is_written_with_a_row_per_layer(tmp_path: Path) -> None:
     formats.write_placement(tmp_path / "a.json", small_arrangement(), "sglang")
-    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    trivial = [0, 1, 2, 3, 0, 1]
-    arranged = small_arrangement().placement.tolist()
-    rows = [trivial, arranged[0], trivial, arranged[1]]
-    assert written == {"physical_to_logical_map": rows}
+    fields = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    trivial_row = [0, 1, 2, 3, 0, 1]
+    layer_rows = small_arrangement().placement.tolist()
+    rows = [trivial_row, layer_rows[0], trivial_row, layer_rows[1]]
+    assert fields == {"physical_to_logical_map": rows}
 
 
 def test_vllm_maps_are_read_and_written(tmp_path: Path) -> None:
@@ -269,12 +269,12 @@ def test_vllm_maps_are_read_and_written(tmp_path: Path) -> None:
         "logical_to_physical_map": LOGICAL_TO_PHYSICAL,
         "logical_replica_count": COUNTS,
     }
-    found = formats.read_placement(text_file(tmp_path, "a.json", json.dumps(fields)), ranks=2)
-    assert found.same(layout())
-    formats.write_placement(tmp_path / "a.npz", found)
-    with np.load(tmp_path / "a.npz") as written:
-        assert {name: written[name].tolist() for name in fields} == fields
-        assert written["ranks"].item() == 2
+    placement = formats.read_placement(text_file(tmp_path, "a.json", json.dumps(fields)), ranks=2)
+    assert placement.same(layout())
+    formats.write_placement(tmp_path / "a.npz", placement)
+    with np.load(tmp_path / "a.npz") as arrays:
+        assert {name: arrays[name].tolist() for name in fields} == fields
+        assert arrays["ranks"].item() == 2
 
 
 def test_vllm_map_of_full_width_is_read(tmp_path: Path) -> None:
@@ -289,18 +289,18 @@ def test_vllm_map_of_full_width_is_read(tmp_path: Path) -> None:
 
 def test_ascend_eplb_table_is_read_and_written(tmp_path: Path) -> None:
     text = json.dumps({"eplb_table": TABLE})
-    found = formats.read_placement(text_file(tmp_path, "a.json", text), ranks=2)
-    assert found.same(layout())
-    formats.write_placement(tmp_path / "a.safetensors", found, "eplb-table")
-    written = load_file(tmp_path / "a.safetensors")["eplb_table"]
-    assert written.dtype == np.int32
-    assert written.tolist() == TABLE
+    placement = formats.read_placement(text_file(tmp_path, "a.json", text), ranks=2)
+    assert placement.same(layout())
+    formats.write_placement(tmp_path / "a.safetensors", placement, "eplb-table")
+    table = load_file(tmp_path / "a.safetensors")["eplb_table"]
+    assert table.dtype == np.int32
+    assert table.tolist() == TABLE
 
 
 def test_csv_counts_are_read_in_any_order(tmp_path: Path) -> None:
     path = text_file(tmp_path, "a.csv", "expert,layer,count\n1,5,7\n0,5,3\n\n0,2,1\n1,2,0\n")
-    found = formats.read_statistics(path)
-    assert (found.counts.tolist(), found.layers) == ([[[1, 0], [3, 7]]], (2, 5))
+    statistics = formats.read_statistics(path)
+    assert (statistics.counts.tolist(), statistics.layers) == ([[[1, 0], [3, 7]]], (2, 5))
 
 
 def test_csv_counts_are_written_with_windows(tmp_path: Path) -> None:
@@ -325,11 +325,11 @@ def test_npy_placement_is_read(tmp_path: Path) -> None:
 
 def test_equipoise_placement_file_has_documented_fields(tmp_path: Path) -> None:
     formats.write_placement(tmp_path / "a.json", layout())
-    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    assert written["format"] == "equipoise-placement"
-    assert [written[key] for key in ("version", "ranks", "slots", "experts")] == [1, 2, 4, 3]
-    assert (written["layers"], written["placement"]) == ([0, 1], ROWS)
-    assert (written["shares"], written["digest"]) == (EVEN, layout().digest)
+    fields = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert fields["format"] == "equipoise-placement"
+    assert [fields[key] for key in ("version", "ranks", "slots", "experts")] == [1, 2, 4, 3]
+    assert (fields["layers"], fields["placement"]) == ([0, 1], ROWS)
+    assert (fields["shares"], fields["digest"]) == (EVEN, layout().digest)
 
 
 @pytest.mark.skipif("EQUIPOISE_TRACES" not in os.environ, reason="EQUIPOISE_TRACES names no folder")
@@ -338,6 +338,6 @@ def test_sglang_real_statistics_are_read_when_present() -> None:
     if not paths:
         pytest.skip("EQUIPOISE_TRACES has no sglang_ep_stats")
     for path in paths:
-        found = formats.read_statistics(path)
-        assert found.counts.shape[1:] == (58, 256)
-        assert (found.layers, found.empty_layers) == (tuple(range(3, 61)), (0, 1, 2))
+        statistics = formats.read_statistics(path)
+        assert statistics.counts.shape[1:] == (58, 256)
+        assert (statistics.layers, statistics.empty_layers) == (tuple(range(3, 61)), (0, 1, 2))

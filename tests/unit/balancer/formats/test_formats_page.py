@@ -20,21 +20,34 @@ def sections() -> list[str]:
 
 
 def test_formats_page_lists_exactly_the_known_formats() -> None:
-    for part, known in zip(sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True):
-        assert sorted(found[1] for found in ROW.finditer(part)) == sorted(f.name for f in known)
+    for part, known_formats in zip(
+        sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True
+    ):
+        assert sorted(row_match[1] for row_match in ROW.finditer(part)) == sorted(
+            known_format.name for known_format in known_formats
+        )
 
 
 def test_formats_page_names_every_suffix_and_mark() -> None:
-    for part, known in zip(sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True):
-        rows = {found[1]: found[2] for found in ROW.finditer(part)}
-        for form in known:
-            assert [s for s in form.write_suffixes if f"`{s}`" not in rows[form.name] and s] == []
-            assert f"`{form.key_field}`" in rows[form.name] or "suffix |" in rows[form.name]
+    for part, known_formats in zip(
+        sections(), (STATISTICS_FORMATS, PLACEMENT_FORMATS), strict=True
+    ):
+        rows = {row_match[1]: row_match[2] for row_match in ROW.finditer(part)}
+        for known_format in known_formats:
+            assert [
+                s
+                for s in known_format.write_suffixes
+                if f"`{s}`" not in rows[known_format.name] and s
+            ] == []
+            assert (
+                f"`{known_format.key_field}`" in rows[known_format.name]
+                or "suffix |" in rows[known_format.name]
+            )
 
 
 def test_formats_page_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None
     folder = tmp_path / "recorded"
     folder.mkdir()
     meta = '{"num_experts": 256, "num_experts_per_token": 8}'
@@ -42,5 +55,5 @@ def test_formats_page_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     counts = np.random.default_rng(1).integers(1, 10**5, 256)
     save_file({"0_3": counts}, folder / "rank0.safetensors")
     monkeypatch.chdir(tmp_path)
-    exec(compile(found[1], str(PAGE), "exec"), {})
+    exec(compile(example[1], str(PAGE), "exec"), {})
     assert (tmp_path / "placement.json").exists()

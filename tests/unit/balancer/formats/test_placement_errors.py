@@ -103,14 +103,14 @@ def test_read_placement_refuses_bad_eplb_table(
 def test_read_placement_refuses_bad_expert_map(
     path: tuple[str | int, ...], value: object, words: str, tmp_path: Path
 ) -> None:
-    broken = json.loads(json.dumps(GOOD_MAP))
-    inner = broken
+    expert_map = json.loads(json.dumps(GOOD_MAP))
+    parent = expert_map
     for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     if words == "has no slot":
-        broken["layer_list"][0]["device_list"][0]["device_expert"] = [0, 3]
-    assert words in fails(tmp_path / "a.json", json.dumps(broken), formats.read_placement)
+        expert_map["layer_list"][0]["device_list"][0]["device_expert"] = [0, 3]
+    assert words in fails(tmp_path / "a.json", json.dumps(expert_map), formats.read_placement)
 
 
 @pytest.mark.parametrize(

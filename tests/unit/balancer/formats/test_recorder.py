@@ -34,15 +34,15 @@ def counts(iteration: int, rank: int = 0) -> np.ndarray:
 
 def test_recorder_files_of_all_ranks_are_read_back(tmp_path: Path) -> None:
     for rank in range(3):
-        one = make(tmp_path / "recorded", rank, 3)
+        rank_recorder = make(tmp_path / "recorded", rank, 3)
         for iteration in range(8, 16):
-            one.record(iteration, counts(iteration, rank))
-        assert one.close() == recorder.Complete(TEN_TO_13)
-    found = read_statistics(tmp_path / "recorded")
+            rank_recorder.record(iteration, counts(iteration, rank))
+        assert rank_recorder.close() == recorder.Complete(TEN_TO_13)
+    statistics = read_statistics(tmp_path / "recorded")
     expected = [[counts(i, rank) for i in range(10, 13)] for rank in range(3)]
-    assert found.by_rank is not None
-    assert np.array_equal(found.by_rank, expected)
-    assert (found.layers, found.first_iteration, found.top_k) == (LAYERS, 10, 2)
+    assert statistics.by_rank is not None
+    assert np.array_equal(statistics.by_rank, expected)
+    assert (statistics.layers, statistics.first_iteration, statistics.top_k) == (LAYERS, 10, 2)
 
 
 def test_recorder_writes_file_only_after_its_range(tmp_path: Path) -> None:
@@ -65,13 +65,13 @@ def test_recorder_writes_meta_info_on_first_rank_only(tmp_path: Path) -> None:
 
 
 def test_recorder_adds_parts_of_an_iteration_and_fills_gaps_with_zeros(tmp_path: Path) -> None:
-    one = make(tmp_path)
-    one.record(10, counts(10))
-    one.record(10, counts(10))
-    one.record(12, counts(12))
-    one.close()
-    found = read_statistics(tmp_path).counts
-    assert np.array_equal(found, [2 * counts(10), np.zeros((2, EXPERTS)), counts(12)])
+    rank_recorder = make(tmp_path)
+    rank_recorder.record(10, counts(10))
+    rank_recorder.record(10, counts(10))
+    rank_recorder.record(12, counts(12))
+    rank_recorder.close()
+    read_counts = read_statistics(tmp_path).counts
+    assert np.array_equal(read_counts, [2 * counts(10), np.zeros((2, EXPERTS)), counts(12)])
 
 
 def test_recorder_closed_early_returns_recorded_range(tmp_path: Path) -> None:
@@ -83,12 +83,16 @@ def test_recorder_closed_early_returns_recorded_range(tmp_path: Path) -> None:
     assert read_statistics(tmp_path).windows == 2
 
 
-@pytest.mark.parametrize("fed", [[], [8, 9], [13, 14]], ids=["nothing", "too early", "too late"])
-def test_recorder_writes_nothing_outside_its_range(fed: list[int], tmp_path: Path) -> None:
-    one = make(tmp_path)
-    for iteration in fed:
-        one.record(iteration, counts(iteration))
-    assert one.close() == recorder.Empty()
+@pytest.mark.parametrize(
+    "recorded_iterations", [[], [8, 9], [13, 14]], ids=["nothing", "too early", "too late"]
+)
+def test_recorder_writes_nothing_outside_its_range(
+    recorded_iterations: list[int], tmp_path: Path
+) -> None:
+    rank_recorder = make(tmp_path)
+    for iteration in recorded_iterations:
+        rank_recorder.record(iteration, counts(iteration))
+    assert rank_recorder.close() == recorder.Empty()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,15 +114,15 @@ BAD_COUNTS = {
 }
 
 
-@pytest.mark.parametrize(("bad", "says"), BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
+@pytest.mark.parametrize(("bad_counts", "message"), BAD_COUNTS.values(), ids=BAD_COUNTS.keys())
 def test_recorder_refuses_bad_counts_and_keeps_earlier_ones(
-    bad: np.ndarray, says: str, tmp_path: Path
+    bad_counts: np.ndarray, message: str, tmp_path: Path
 ) -> None:
-    one = make(tmp_path)
-    one.record(10, counts(10))
-    with pytest.raises(PlacementError, match=says):
-        one.record(11, bad)
-    one.close()
+    rank_recorder = make(tmp_path)
+    rank_recorder.record(10, counts(10))
+    with pytest.raises(PlacementError, match=message):
+        rank_recorder.record(11, bad_counts)
+    rank_recorder.close()
     assert np.array_equal(read_statistics(tmp_path).counts, [counts(10)])
 
 
@@ -163,23 +167,29 @@ def test_recorder_refuses_rank_out_of_range(rank: int, tmp_path: Path) -> None:
         make(tmp_path, rank=rank, ranks=2)
 
 
-@given(start=st.integers(0, 20), length=st.integers(1, 8), fed=st.sets(st.integers(0, 30)))
+@given(
+    start=st.integers(0, 20),
+    length=st.integers(1, 8),
+    recorded_iterations=st.sets(st.integers(0, 30)),
+)
 def test_recorder_writes_exactly_the_counts_fed_within_range(
-    start: int, length: int, fed: set[int], tmp_path_factory: pytest.TempPathFactory
+    start: int, length: int, recorded_iterations: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("recorded")
-    wanted = IterationRange(start, start + length)
-    one = make(folder, iterations=wanted)
-    for iteration in sorted(fed):
-        one.record(iteration, counts(iteration))
-    inside = {i: counts(i) for i in fed if i in wanted}
-    match one.close():
+    iterations = IterationRange(start, start + length)
+    rank_recorder = make(folder, iterations=iterations)
+    for iteration in sorted(recorded_iterations):
+        rank_recorder.record(iteration, counts(iteration))
+    inside = {i: counts(i) for i in recorded_iterations if i in iterations}
+    match rank_recorder.close():
         case recorder.Empty():
             assert not inside
-        case recorder.Complete(found) | recorder.Partial(found):
-            read = read_statistics(folder)
-            assert read.iteration_range == found
-            assert (found == wanted) == (max(fed) >= wanted.stop - 1)
+        case recorder.Complete(written_range) | recorder.Partial(written_range):
+            statistics = read_statistics(folder)
+            assert statistics.iteration_range == written_range
+            assert (written_range == iterations) == (
+                max(recorded_iterations) >= iterations.stop - 1
+            )
             nothing = np.zeros((2, EXPERTS))
-            rows = [inside.get(i, nothing) for i in range(found.start, found.stop)]
-            assert np.array_equal(read.counts, rows)
+            rows = [inside.get(i, nothing) for i in range(written_range.start, written_range.stop)]
+            assert np.array_equal(statistics.counts, rows)

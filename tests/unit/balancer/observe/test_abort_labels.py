@@ -15,15 +15,15 @@ REASON_ARGUMENT = {"Abort": 0, "Failed": 1, "_decline": 2}
 
 def reasons_in_code() -> set[str]:
     """Finds every reason in the engine's code; of an f-string, its constant beginning."""
-    found = set()
+    reasons = set()
     for path in FOLDER.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 position = REASON_ARGUMENT.get(name)
                 if position is not None and len(node.args) > position:
-                    found |= constant_beginning(node.args[position])
-    return found
+                    reasons |= constant_beginning(node.args[position])
+    return reasons
 
 
 def constant_beginning(node: ast.expr) -> set[str]:

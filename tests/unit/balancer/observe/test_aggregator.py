@@ -38,21 +38,21 @@ from equipoise.balancer.observe.aggregator import (
 
 def read(*entries: Event) -> list[Event]:
     aggregator = EventAggregator()
-    return [derived for event in entries for derived in aggregator.process(event)]
+    return [derived_event for event in entries for derived_event in aggregator.process(event)]
 
 
-def settled(*entries: Event) -> list[RebalanceMeasured]:
+def rebalance_measurements(*entries: Event) -> list[RebalanceMeasured]:
     return [event for event in read(*entries) if isinstance(event, RebalanceMeasured)]
 
 
 def test_balancedness_sums_layers_and_imbalance_averages_them() -> None:
     # Slots hold 0 1 2 | 2 3 0, so experts 0 and 2 have a copy on each rank.
     load = np.array([[10, 20, 10, 40], [0, 100, 0, 100]], dtype=np.int64)
-    found = measure_balance(load_reduced(8, load))
-    assert found.balancedness == pytest.approx((40 + 100) / (50 + 100))
-    assert found.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
-    assert found.mean_rows == pytest.approx(140 / SUB_WINDOW)
-    assert found.max_rows == pytest.approx(150 / SUB_WINDOW)
+    balance = measure_balance(load_reduced(8, load))
+    assert balance.balancedness == pytest.approx((40 + 100) / (50 + 100))
+    assert balance.imbalance == pytest.approx((50 / 40 - 1 + 0.0) / 2)
+    assert balance.mean_rows == pytest.approx(140 / SUB_WINDOW)
+    assert balance.max_rows == pytest.approx(150 / SUB_WINDOW)
 
 
 def test_balance_ignores_layers_without_rows() -> None:
@@ -66,21 +66,23 @@ def test_balance_ignores_layers_without_rows() -> None:
 @given(st.lists(st.integers(0, 10**6), min_size=4, max_size=4).filter(lambda load: sum(load) > 0))
 def test_balance_imbalance_equals_planner_imbalance(load: list[int]) -> None:
     event = load_reduced(8, rows(*load))
-    planned = imbalance(event.load, event.layout, SHAPE).mean() / SHARE_ONE
-    assert measure_balance(event).imbalance == pytest.approx(planned, abs=2e-4, rel=1e-2)
+    planner_imbalance = imbalance(event.load, event.layout, SHAPE).mean() / SHARE_ONE
+    assert measure_balance(event).imbalance == pytest.approx(planner_imbalance, abs=2e-4, rel=1e-2)
 
 
 def test_balance_uses_shares_applied_by_router() -> None:
     event = load_reduced(8, rows(60, 0, 0, 20))
-    wanted = np.array([[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32)
-    even = measure_balance(event)
-    solved = measure_balance(
-        type(event)(8, SUB_WINDOW, event.load, event.layout, SHAPE, lambda *_: wanted)
+    applied_shares = np.array(
+        [[SHARE_ONE, SHARE_ONE, SHARE_ONE, 0, SHARE_ONE, 0]] * 2, dtype=np.int32
     )
-    loads = rank_loads(event.load, Layout(event.layout.placement, wanted), SHAPE)
+    even_balance = measure_balance(event)
+    applied_balance = measure_balance(
+        type(event)(8, SUB_WINDOW, event.load, event.layout, SHAPE, lambda *_: applied_shares)
+    )
+    loads = rank_loads(event.load, Layout(event.layout.placement, applied_shares), SHAPE)
     assert loads.tolist() == [[60.0, 20.0]] * 2
-    assert solved.imbalance == pytest.approx(0.5)
-    assert even.imbalance == pytest.approx(0.25)
+    assert applied_balance.imbalance == pytest.approx(0.5)
+    assert even_balance.imbalance == pytest.approx(0.25)
 
 
 @given(st.data())
@@ -93,95 +95,99 @@ def test_slots_received_of_all_ranks_equal_native_move_count(data: st.DataObject
         np.array([data.draw(draw) for _ in range(layers)], dtype=np.int32) for _ in range(2)
     )
     assert sum(slots_received(before, before, rank, shape) for rank in range(ranks)) == 0
-    received = [slots_received(before, after, rank, shape) for rank in range(ranks)]
-    assert sum(received) == _native.count_moves(before, after, ranks)
+    received_counts = [slots_received(before, after, rank, shape) for rank in range(ranks)]
+    assert sum(received_counts) == _native.count_moves(before, after, ranks)
 
 
 def test_rebalance_is_settled_by_first_sub_window_after_its_end() -> None:
-    load, straddling, late = rows(10, 20, 10, 40), load_reduced(10, rows(1, 1, 1, 1)), 11
+    load, straddling_sub_window, later_step = (
+        rows(10, 20, 10, 40),
+        load_reduced(10, rows(1, 1, 1, 1)),
+        11,
+    )
     aggregator = EventAggregator()
     assert aggregator.process(rebalance_ended(rank=0, ended_at=9)) == ()
-    assert [type(event) for event in aggregator.process(straddling)] == [BalanceMeasured]
-    balance, emitted = aggregator.process(load_reduced(late, load))
+    assert [type(event) for event in aggregator.process(straddling_sub_window)] == [BalanceMeasured]
+    balance, measurement = aggregator.process(load_reduced(later_step, load))
     assert isinstance(balance, BalanceMeasured)
-    assert isinstance(emitted, RebalanceMeasured)
-    assert emitted.record.imbalance_actual == balance.imbalance
-    assert emitted.record.bytes_received == SLOT_BYTES
+    assert isinstance(measurement, RebalanceMeasured)
+    assert measurement.record.imbalance_actual == balance.imbalance
+    assert measurement.record.bytes_received == SLOT_BYTES
     assert [type(event) for event in aggregator.process(load_reduced(13, load))] == [
         BalanceMeasured
     ]
 
 
 def test_rebalance_without_copies_does_not_hide_outcome_of_earlier_one() -> None:
-    emitted = settled(
+    measurements = rebalance_measurements(
         rebalance_ended(ended_at=9),
         rebalance_ended(number=4, ended_at=11, copies=0),
         load_reduced(14, rows(1, 1, 1, 1)),
     )
-    assert [event.record.number for event in emitted] == [3, 4]
-    assert [event.record.imbalance_actual for event in emitted] == pytest.approx([0.0, 0.0])
+    assert [event.record.number for event in measurements] == [3, 4]
+    assert [event.record.imbalance_actual for event in measurements] == pytest.approx([0.0, 0.0])
 
 
 def test_rebalance_outcome_is_unknown_when_next_rebalance_moved_first() -> None:
-    emitted = settled(
+    measurements = rebalance_measurements(
         rebalance_ended(ended_at=9),
         rebalance_ended(number=4, ended_at=11),
         load_reduced(14, rows(1, 1, 1, 1)),
     )
-    assert [event.record.number for event in emitted] == [3, 4]
-    assert emitted[0].record.imbalance_actual is None
-    assert emitted[1].record.imbalance_actual == pytest.approx(0.0)
+    assert [event.record.number for event in measurements] == [3, 4]
+    assert measurements[0].record.imbalance_actual is None
+    assert measurements[1].record.imbalance_actual == pytest.approx(0.0)
 
 
 def test_rank_without_slots_received_copied_zero_bytes() -> None:
-    (emitted,) = settled(rebalance_ended(rank=1), EngineClosed())
-    assert emitted.record.bytes_received == 0
+    (measurement,) = rebalance_measurements(rebalance_ended(rank=1), EngineClosed())
+    assert measurement.record.bytes_received == 0
     assert slots_received(*placements(), 0, SHAPE) == 1
 
 
 def test_aborted_rebalance_is_settled_at_once() -> None:
-    (emitted,) = settled(rebalance_ended(outcome="plans differ"))
-    assert emitted.record.outcome == "plans differ"
-    assert emitted.record.imbalance_actual is None
+    (measurement,) = rebalance_measurements(rebalance_ended(outcome="plans differ"))
+    assert measurement.record.outcome == "plans differ"
+    assert measurement.record.imbalance_actual is None
 
 
 @pytest.mark.parametrize(
     "last", [EngineClosed(), rebalance_ended(number=4, outcome="plans differ")]
 )
 def test_rebalance_is_settled_without_later_sub_window(last: Event) -> None:
-    emitted = settled(rebalance_ended(), last)
-    assert emitted[0].record.number == 3
-    assert emitted[0].record.imbalance_actual is None
+    measurements = rebalance_measurements(rebalance_ended(), last)
+    assert measurements[0].record.number == 3
+    assert measurements[0].record.imbalance_actual is None
 
 
 def test_stall_is_step_time_above_median_outside_rebalances() -> None:
     outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS, 9.0)]
     inside = [state_changed("planning", 3), *steps(6, 1.5, 0.5, 2.0)]
-    found = read(*outside, *inside, rebalance_ended(), EngineClosed())
-    stalls = [event.seconds for event in found if isinstance(event, StepStalled)]
+    events = read(*outside, *inside, rebalance_ended(), EngineClosed())
+    stalls = [event.seconds for event in events if isinstance(event, StepStalled)]
     assert stalls == pytest.approx([0.5, 1.0])
-    (emitted,) = [event for event in found if isinstance(event, RebalanceMeasured)]
-    assert emitted.record.stall_seconds == pytest.approx(1.5)
+    (measurement,) = [event for event in events if isinstance(event, RebalanceMeasured)]
+    assert measurement.record.stall_seconds == pytest.approx(1.5)
 
 
 def test_rebalance_without_stall_has_zero_stall() -> None:
     outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
-    (emitted,) = settled(
+    (measurement,) = rebalance_measurements(
         *outside, state_changed("planning", 3), *steps(6, 0.5), rebalance_ended(), EngineClosed()
     )
-    assert emitted.record.stall_seconds == 0.0
+    assert measurement.record.stall_seconds == 0.0
 
 
 def test_stall_median_excludes_draining_steps() -> None:
     outside = [state_changed("idle"), *steps(0, *[1.0] * MIN_BASELINE_STEPS)]
-    drained = [state_changed("draining"), *steps(6, *[50.0] * 9), state_changed("idle")]
-    found = read(*outside, *drained, state_changed("planning", 3), *steps(15, 3.0))
-    assert [event.seconds for event in found if isinstance(event, StepStalled)][-1] == 2.0
+    draining_events = [state_changed("draining"), *steps(6, *[50.0] * 9), state_changed("idle")]
+    events = read(*outside, *draining_events, state_changed("planning", 3), *steps(15, 3.0))
+    assert [event.seconds for event in events if isinstance(event, StepStalled)][-1] == 2.0
 
 
 def test_stall_is_unknown_before_enough_baseline_steps() -> None:
     few = [state_changed("idle"), *steps(0, *[1.0] * (MIN_BASELINE_STEPS - 1))]
-    (emitted,) = settled(
+    (measurement,) = rebalance_measurements(
         *few, state_changed("planning", 3), *steps(6, 5.0), rebalance_ended(), EngineClosed()
     )
-    assert emitted.record.stall_seconds is None
+    assert measurement.record.stall_seconds is None

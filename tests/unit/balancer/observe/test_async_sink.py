@@ -24,7 +24,7 @@ from equipoise.balancer.experts.runtime.events import (
 from equipoise.balancer.observe.async_sink import AsyncEventSink
 
 
-class Broken(RecordingSink):
+class FailingSink(RecordingSink):
     """Raises on every call."""
 
     def emit(self, event: Event) -> None:
@@ -34,7 +34,7 @@ class Broken(RecordingSink):
         raise RuntimeError("out of ink again")
 
 
-class Slow(RecordingSink):
+class BlockingSink(RecordingSink):
     """Blocks in `emit` until the gate opens."""
 
     def __init__(self, gate: threading.Event) -> None:
@@ -49,12 +49,12 @@ class Slow(RecordingSink):
 def test_async_sink_delivers_events_in_order_and_closes_sinks() -> None:
     receivers = [RecordingSink(), RecordingSink()]
     sink = AsyncEventSink(receivers)
-    emitted: list[Event] = [state_changed("idle"), *steps(0, 1.0, 2.0)]
-    for event in emitted:
+    sent_events: list[Event] = [state_changed("idle"), *steps(0, 1.0, 2.0)]
+    for event in sent_events:
         sink.emit(event)
     sink.close()
     for receiver in receivers:
-        assert receiver.events == emitted
+        assert receiver.events == sent_events
         assert receiver.closed == 1
 
 
@@ -71,7 +71,7 @@ def test_async_sink_reports_failing_sink_once_and_serves_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recording = RecordingSink()
-    sink = AsyncEventSink([Broken(), recording])
+    sink = AsyncEventSink([FailingSink(), recording])
     with caplog.at_level(logging.ERROR):
         for event in steps(0, 1.0, 1.0, 1.0):
             sink.emit(event)
@@ -97,18 +97,20 @@ def test_async_sink_counts_unprocessable_entry_and_goes_on() -> None:
 
 def test_async_sink_drops_overflow_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
     gate = threading.Event()
-    slow = Slow(gate)
-    sink = AsyncEventSink([slow], capacity=4)
+    blocking_sink = BlockingSink(gate)
+    sink = AsyncEventSink([blocking_sink], capacity=4)
     with caplog.at_level(logging.WARNING):
         for event in steps(0, *[1.0] * 20):
             sink.emit(event)
         gate.set()
         sink.close()
-    lost = sum(event.count for event in slow.events if isinstance(event, EventsDropped))
-    taken = [event for event in slow.events if isinstance(event, StepDone)]
-    assert sink.dropped == lost
-    assert len(taken) + lost == 20
-    assert 4 <= len(taken) <= 5
+    dropped_count = sum(
+        event.count for event in blocking_sink.events if isinstance(event, EventsDropped)
+    )
+    delivered_events = [event for event in blocking_sink.events if isinstance(event, StepDone)]
+    assert sink.dropped == dropped_count
+    assert len(delivered_events) + dropped_count == 20
+    assert 4 <= len(delivered_events) <= 5
     assert len([record for record in caplog.records if "dropped" in record.message]) == 1
 
 
@@ -116,7 +118,7 @@ def test_async_sink_emit_does_not_block_and_close_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = threading.Event()
-    sink = AsyncEventSink([Slow(gate)])
+    sink = AsyncEventSink([BlockingSink(gate)])
     for event in steps(0, 1.0, 1.0):
         sink.emit(event)
     with caplog.at_level(logging.WARNING):

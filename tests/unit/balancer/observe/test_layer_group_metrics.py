@@ -21,7 +21,7 @@ SLOW = 0.05
 """Seconds reported for a step during a rebalance; a step outside of one reports 0."""
 
 
-class Watch:
+class RankMetrics:
     """The metrics registry of a rank, with an event sink and a trace buffer for each engine."""
 
     def __init__(self, rank: int, registry: Any) -> None:
@@ -41,16 +41,16 @@ class Watch:
 
     def value(self, metric: str, engine: str) -> float:
         """Reads a metric of an engine."""
-        found: float | None = self.registry.get_sample_value(metric, {"engine": engine})
-        assert found is not None
-        return found
+        sample: float | None = self.registry.get_sample_value(metric, {"engine": engine})
+        assert sample is not None
+        return sample
 
 
 def test_layer_groups_have_separate_metrics_in_one_registry() -> None:
     client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
-    def program(member: GroupMember) -> Watch:
-        watch = Watch(member.rank, client.CollectorRegistry())
+    def program(member: GroupMember) -> RankMetrics:
+        watch = RankMetrics(member.rank, client.CollectorRegistry())
         _serve(member, watch)
         return watch
 
@@ -67,7 +67,7 @@ def test_layer_groups_have_separate_metrics_in_one_registry() -> None:
             assert any(stall > 0 for stall in stalls)
 
 
-def _serve(member: GroupMember, watch: Watch) -> None:
+def _serve(member: GroupMember, watch: RankMetrics) -> None:
     model = TARGET.model(member.rank, member.size)
     placement = initial_placement(model.shape(member.size))
     assert placement.shape[1] == RANKS * PER_RANK

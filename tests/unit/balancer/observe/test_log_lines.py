@@ -27,7 +27,7 @@ from equipoise.hal.errors import ConfigError
 WORD = re.compile(r'([\w.]+)=("(?:[^"\\]|\\.)*"|\S*)(?: |$)')
 
 
-def parsed(line: str) -> dict[str, str]:
+def parse_logfmt(line: str) -> dict[str, str]:
     """Parses a logfmt line."""
     pairs = WORD.findall(line)
     return {key: json.loads(text) if text.startswith('"') else text for key, text in pairs}
@@ -46,7 +46,7 @@ def test_rebalance_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCapt
         )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
-    assert parsed(line.message) == {
+    assert parse_logfmt(line.message) == {
         **{
             "engine": "exact",
             "rebalance": "3",
@@ -68,8 +68,8 @@ def test_rebalance_line_of_unchanged_placement_is_info(caplog: pytest.LogCapture
         )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
-    assert parsed(line.message)["outcome"] == "unchanged"
-    assert "reason" not in parsed(line.message)
+    assert parse_logfmt(line.message)["outcome"] == "unchanged"
+    assert "reason" not in parse_logfmt(line.message)
 
 
 def test_rebalance_line_counts_layers_short_of_staging() -> None:
@@ -82,7 +82,7 @@ def test_rebalance_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptur
         RebalanceLogSink("exact").emit(RebalanceMeasured(record(outcome="staged bytes differ")))
     (line,) = caplog.records
     assert line.levelno == logging.WARNING
-    fields = parsed(line.message)
+    fields = parse_logfmt(line.message)
     assert fields["outcome"] == "aborted"
     assert fields["reason"] == "staged bytes differ"
 
@@ -90,14 +90,14 @@ def test_rebalance_line_of_abort_is_warning_with_reason(caplog: pytest.LogCaptur
 def test_observability_page_explains_every_log_key() -> None:
     text = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
     seconds = dict.fromkeys(set(PHASES) - {"failed"}, 0.1)
-    whole = record(
+    full_record = record(
         outcome="plans differ",
         short_of_staging=1,
         imbalance_actual=0.1,
         stall_seconds=0.1,
         phase_seconds=seconds,
     )
-    for key in ("engine", *rebalance_fields(whole)):
+    for key in ("engine", *rebalance_fields(full_record)):
         assert f"`{key}`" in text, key
 
 
@@ -114,18 +114,18 @@ def test_rebalance_line_omits_unknown_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "emitted"),
+    ("interval", "logged_steps"),
     [(1, [2, 4, 6, 8, 10]), (2, [2, 4, 6, 8, 10]), (4, [2, 4, 8]), (5, [2, 6, 10])],
 )
 def test_balancedness_is_logged_at_first_sum_after_each_interval(
-    interval: int, emitted: list[int], caplog: pytest.LogCaptureFixture
+    interval: int, logged_steps: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = BalancednessLogSink("exact", interval)
     with caplog.at_level(logging.INFO, BALANCEDNESS_LOG.name):
         for step in (2, 4, 6, 8, 10):
             lines.emit(balance(step))
-    assert [int(parsed(line.message)["step"]) for line in caplog.records] == emitted
-    assert parsed(caplog.records[0].message)["balancedness"] == "0.8"
+    assert [int(parse_logfmt(line.message)["step"]) for line in caplog.records] == logged_steps
+    assert parse_logfmt(caplog.records[0].message)["balancedness"] == "0.8"
 
 
 def test_balancedness_interval_of_zero_is_refused() -> None:
@@ -141,14 +141,17 @@ def config(**other: object) -> BalancerConfig:
 
 
 def test_log_sinks_are_returned_on_first_rank_only() -> None:
-    asked = config(log_balancedness=True, log_balancedness_interval=7)
+    balancedness_config = config(log_balancedness=True, log_balancedness_interval=7)
     assert [type(line) for line in log_sinks(config(), 0)] == [RebalanceLogSink]
-    assert [type(line) for line in log_sinks(asked, 0)] == [RebalanceLogSink, BalancednessLogSink]
-    assert log_sinks(asked, 1) == ()
+    assert [type(line) for line in log_sinks(balancedness_config, 0)] == [
+        RebalanceLogSink,
+        BalancednessLogSink,
+    ]
+    assert log_sinks(balancedness_config, 1) == ()
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.text() | st.integers()))
 def test_logfmt_round_trips_any_text(fields: dict[str, object]) -> None:
     line = logfmt(fields)
     assert "\n" not in line
-    assert parsed(line) == {key: str(value) for key, value in fields.items()}
+    assert parse_logfmt(line) == {key: str(value) for key, value in fields.items()}

@@ -48,9 +48,9 @@ def registry() -> Any:
 
 
 def value(registry: Any, name: str, engine: str = "target", **labels: str) -> float:
-    found: float | None = registry.get_sample_value(name, {"engine": engine, **labels})
-    assert found is not None, name
-    return found
+    sample: float | None = registry.get_sample_value(name, {"engine": engine, **labels})
+    assert sample is not None, name
+    return sample
 
 
 def test_metrics_count_bytes_and_phases_of_committed_rebalance(registry: Any) -> None:
@@ -185,20 +185,20 @@ def test_metrics_series_count_is_bounded(registry: Any) -> None:
 def test_metrics_phases_equal_rebalance_states() -> None:
     from equipoise.balancer.experts.engine import states
 
-    held = (*states.Voting.__args__, states.Updating)
-    assert {state.__name__.lower() for state in held} == set(PHASES)
+    rebalance_states = (*states.Voting.__args__, states.Updating)
+    assert {state.__name__.lower() for state in rebalance_states} == set(PHASES)
 
 
 def test_observability_page_lists_every_metric_and_label(registry: Any) -> None:
     PrometheusSink(registry, "target")
     text = PAGE.read_text(encoding="utf-8")
-    exposed = {
+    metric_names = {
         metric.name + ("_total" if metric.type == "counter" else "")
         for metric in registry.collect()
     }
     rows = set(re.findall(r"^\| `(equipoise_\w+)` \|", text, re.MULTILINE))
-    assert rows == exposed
-    assert set(re.findall(r"equipoise_\w+", text)) <= exposed
+    assert rows == metric_names
+    assert set(re.findall(r"equipoise_\w+", text)) <= metric_names
     for label in (*PHASES, *ABORT_LABELS):
         assert f"`{label}`" in text
 

@@ -30,17 +30,17 @@ class FakeRun:
 def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A fake `wandb` module; records the calls of `init`."""
     run = FakeRun()
-    seen = SimpleNamespace(begun=[], run=run)
+    fake_module = SimpleNamespace(init_calls=[], run=run)
 
     def init(**arguments: Any) -> FakeRun:
-        seen.begun.append(arguments)
+        fake_module.init_calls.append(arguments)
         return run
 
     module = ModuleType("wandb")
     module.__spec__ = ModuleSpec("wandb", None)
     module.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", module)
-    return seen
+    return fake_module
 
 
 def test_wandb_run_starts_at_first_log_and_ends_at_close(
@@ -48,14 +48,14 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
 ) -> None:
     sink = WandbSink("mine", {"ranks": 4})
     sink.emit(state_changed("planning", 3))
-    assert wandb.begun == []
+    assert wandb.init_calls == []
     sink.emit(RebalanceMeasured(record(imbalance_actual=0.125)))
     sink.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
     sink.close()
     sink.close()
-    assert wandb.begun == [{"project": "mine", "config": {"ranks": 4}}]
+    assert wandb.init_calls == [{"project": "mine", "config": {"ranks": 4}}]
     rebalance, load = wandb.run.logged
     assert rebalance["rebalance/imbalance_predicted"] == 0.1
     assert rebalance["rebalance/imbalance_actual"] == 0.125
@@ -65,7 +65,7 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
 
 def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
     WandbSink("mine", {}).close()
-    assert wandb.begun == []
+    assert wandb.init_calls == []
     assert wandb.run.finished == 0
 
 

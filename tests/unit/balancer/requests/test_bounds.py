@@ -28,21 +28,27 @@ def workload(*requests: tuple[int, int]) -> Workload:
 @pytest.mark.slow
 @settings(max_examples=150)
 @given(workloads(), scenarios(), st.sampled_from(sorted(POLICIES)))
-def test_work_bound_holds_for_every_policy(drawn: Workload, scenario: Scenario, name: str) -> None:
-    quiet = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
+def test_work_bound_holds_for_every_policy(
+    any_workload: Workload, scenario: Scenario, name: str
+) -> None:
+    noiseless_cluster = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
     policy = replace(scenario.policy, name=name)
-    steps = simulate(drawn, replace(scenario, cluster=quiet, policy=policy, patience=None))
+    steps = simulate(
+        any_workload, replace(scenario, cluster=noiseless_cluster, policy=policy, patience=None)
+    )
     if steps.requests.failed.any():
         return
     end = float(steps.requests.end.max())
-    assert end >= makespan_bound(drawn, quiet) * (1 - 1e-12)
+    assert end >= makespan_bound(any_workload, noiseless_cluster) * (1 - 1e-12)
 
 
 def test_work_bound_is_met_by_equal_requests_with_enough_slots() -> None:
-    alike = workload(*[(7, 5)] * 6)
+    equal_requests = workload(*[(7, 5)] * 6)
     cluster = Cluster(workers=3, slots=2, step=BY_STEP)
-    end = simulate(alike, Scenario(cluster=cluster)).requests.end.max()
-    assert end == makespan_bound(alike, cluster) == 5 * 1.0 + 0.5 * 2 * (7 + 8 + 9 + 10 + 11)
+    end = simulate(equal_requests, Scenario(cluster=cluster)).requests.end.max()
+    assert (
+        end == makespan_bound(equal_requests, cluster) == 5 * 1.0 + 0.5 * 2 * (7 + 8 + 9 + 10 + 11)
+    )
 
 
 def test_work_bound_counts_steps_required_by_slots() -> None:
@@ -52,19 +58,19 @@ def test_work_bound_counts_steps_required_by_slots() -> None:
 
 def test_work_bound_omits_prompt_in_the_step_that_computes_it() -> None:
     cluster = Cluster(workers=1, slots=1, step=BY_STEP, prefill=Prefill(chunk=100))
-    one = workload((7, 3))
-    assert makespan_bound(one, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
-    assert simulate(one, Scenario(cluster=cluster)).requests.end.max() == makespan_bound(
-        one, cluster
+    single_request = workload((7, 3))
+    assert makespan_bound(single_request, cluster) == 3 * 1.0 + 0.5 * (8 + 9)
+    assert simulate(single_request, Scenario(cluster=cluster)).requests.end.max() == makespan_bound(
+        single_request, cluster
     )
-    bounded = replace(cluster, kv_tokens=100)
-    assert makespan_bound(one, bounded) == 3
+    bounded_cluster = replace(cluster, kv_tokens=100)
+    assert makespan_bound(single_request, bounded_cluster) == 3
 
 
 def test_work_bound_refuses_noisy_steps() -> None:
-    noisy = Cluster(step=StepTime(noise=0.1))
+    noisy_cluster = Cluster(step=StepTime(noise=0.1))
     with pytest.raises(UsageError, match="noisy"):
-        makespan_bound(workload((1, 1)), noisy)
+        makespan_bound(workload((1, 1)), noisy_cluster)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -75,10 +81,10 @@ def test_best_assignment_bounds_every_policy(
 ) -> None:
     cluster = Cluster(workers=workers, slots=slots, step=BY_STEP)
     scenario = Scenario(cluster=cluster, arrivals=SaturatedArrivals(len(requests)))
-    chosen = replace(scenario, policy=replace(scenario.policy, name=name))
-    steps = simulate(workload(*requests), chosen).steps
-    idle = (workers * steps.largest - steps.sum).sum()
-    assert idle >= best_assignment(workload(*requests), workers, slots).imbalance
+    policy_scenario = replace(scenario, policy=replace(scenario.policy, name=name))
+    steps = simulate(workload(*requests), policy_scenario).steps
+    idle_load = (workers * steps.largest - steps.sum).sum()
+    assert idle_load >= best_assignment(workload(*requests), workers, slots).imbalance
 
 
 @settings(max_examples=30)
@@ -88,16 +94,17 @@ def test_best_assignment_equals_exhaustive_search(
 ) -> None:
     places = list(product(range(workers), range(latest + 1)))
     costs = [
-        cost(requests, chosen, workers, slots) for chosen in product(places, repeat=len(requests))
+        cost(requests, places_chosen, workers, slots)
+        for places_chosen in product(places, repeat=len(requests))
     ]
-    possible = [found for found in costs if found is not None]
-    if not possible:
+    possible_costs = [candidate_cost for candidate_cost in costs if candidate_cost is not None]
+    if not possible_costs:
         with pytest.raises(UsageError, match="do not fit"):
             best_assignment(workload(*requests), workers, slots, latest)
         return
     best = best_assignment(workload(*requests), workers, slots, latest)
-    chosen = tuple(zip(best.workers, best.starts, strict=True))
-    assert best.imbalance == min(possible) == cost(requests, chosen, workers, slots)
+    places_chosen = tuple(zip(best.workers, best.starts, strict=True))
+    assert best.imbalance == min(possible_costs) == cost(requests, places_chosen, workers, slots)
 
 
 def cost(
@@ -127,7 +134,7 @@ def test_best_assignment_of_eight_requests() -> None:
 
 
 @given(clusters(plain=True), workloads(most=4))
-def test_one_worker_is_always_balanced(cluster: Cluster, drawn: Workload) -> None:
-    alone = simulate(drawn, Scenario(cluster=replace(cluster, workers=1))).steps
-    assert np.array_equal(alone.largest, alone.sum)
-    assert best_assignment(drawn, 1, drawn.count, latest=0).imbalance == 0
+def test_one_worker_is_always_balanced(cluster: Cluster, any_workload: Workload) -> None:
+    steps = simulate(any_workload, Scenario(cluster=replace(cluster, workers=1))).steps
+    assert np.array_equal(steps.largest, steps.sum)
+    assert best_assignment(any_workload, 1, any_workload.count, latest=0).imbalance == 0

@@ -25,7 +25,7 @@ GIANTS = range(40)
 NAMES = sorted(POLICIES)
 
 
-def crowded(name: str) -> RequestRouter:
+def crowded_router(name: str) -> RequestRouter:
     """A router that holds back, with giants at the head of its pool."""
     router = RequestRouter(
         RoutingPolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL]
@@ -35,23 +35,25 @@ def crowded(name: str) -> RequestRouter:
     return router
 
 
-def bound(found: Decision) -> list[tuple[RequestId, int]]:
-    return [(one.request, one.worker) for one in found.assignments]
+def assignments_of(decision: Decision) -> list[tuple[RequestId, int]]:
+    return [(one.request, one.worker) for one in decision.assignments]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_fitting_request_passes_oversized_ones(name: str) -> None:
-    router = crowded(name)
-    assert [who for who, _ in bound(router.on_arrival(Request(id=99, size=5)))] == [99]
+    router = crowded_router(name)
+    assert [
+        request for request, _ in assignments_of(router.on_arrival(Request(id=99, size=5)))
+    ] == [99]
     assert router.unassigned == len(GIANTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
-    router = crowded(name)
-    came = bound(router.on_worker_change(WorkerChange(worker=2, capacity=LARGE)))
-    assert {who for who, _ in came} == set(GIANTS)
-    assert {worker for _, worker in came} == {2}
+    router = crowded_router(name)
+    assignments = assignments_of(router.on_worker_change(WorkerChange(worker=2, capacity=LARGE)))
+    assert {request for request, _ in assignments} == set(GIANTS)
+    assert {worker for _, worker in assignments} == {2}
     assert router.unassigned == 0
 
 
@@ -60,16 +62,16 @@ def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: Worker
     router = RequestRouter(RoutingPolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
     for giant in GIANTS:
         router.on_arrival(Request(id=giant, size=11))
-    assert bound(router.on_arrival(Request(id=98, size=5))) == []
-    told = bound(router.on_worker_change(WorkerChange(worker=1, state=state)))
-    assert [who for who, _ in told] == [98]
+    assert assignments_of(router.on_arrival(Request(id=98, size=5))) == []
+    assignments = assignments_of(router.on_worker_change(WorkerChange(worker=1, state=state)))
+    assert [request for request, _ in assignments] == [98]
     for giant in GIANTS:
         router.on_abort(giant)
     assert router.unassigned == 0
 
 
 def test_push_policies_bind_oversized_request_to_full_worker() -> None:
-    pushing = [name for name in NAMES if POLICIES[name].binding is Binding.PUSH]
-    for name in pushing:
+    push_policies = [name for name in NAMES if POLICIES[name].binding is Binding.PUSH]
+    for name in push_policies:
         router = RequestRouter(RoutingPolicySettings(name=name), [SMALL])
-        assert bound(router.on_arrival(Request(id=1, size=11))) == [(1, 0)]
+        assert assignments_of(router.on_arrival(Request(id=1, size=11))) == [(1, 0)]

@@ -53,8 +53,8 @@ def trace(name: str) -> Workload:
     return read_trace(Path(TRACES) / name)
 
 
-def drawing(name: str, count: int) -> WorkloadFactory:
-    """A generated workload, or a trace's requests drawn with replacement."""
+def workload_factory_of(name: str, count: int) -> WorkloadFactory:
+    """A factory of a generated workload, or of a trace resampled with replacement."""
     if "." not in name:
         return lambda seed: generate(name, count, seed)
     return lambda seed: trace(name).resampled(seed)
@@ -65,7 +65,7 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
     name, workers, slots, count = case
     scenario = Scenario(cluster=Cluster(workers=workers, slots=slots))
     trial = ComparisonSetup(
-        workload_factory=drawing(name, count), seeds=SEEDS, scenario=scenario, load=load
+        workload_factory=workload_factory_of(name, count), seeds=SEEDS, scenario=scenario, load=load
     )
     return {
         result.named_policy.label: result
@@ -74,30 +74,34 @@ def run(case: Case, *names: str, load: float | None = None) -> dict[str, PolicyR
 
 
 def test_policies_reproduce_published_imbalances_within_30_percent() -> None:
-    published = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
-    found = run(("prop", 8, 72, 16_000), *published)
-    base = found["round_robin"].interval("imbalance").mean
-    for name, wanted in published.items():
-        assert found[name].interval("imbalance").mean / base == pytest.approx(wanted, rel=0.3)
+    published_imbalances = {"round_robin": 1.0, "jsq": 0.84, "br0": 0.20, "brh_oracle": 0.0925}
+    results = run(("prop", 8, 72, 16_000), *published_imbalances)
+    round_robin_mean = results["round_robin"].interval("imbalance").mean
+    for name, expected in published_imbalances.items():
+        assert results[name].interval("imbalance").mean / round_robin_mean == pytest.approx(
+            expected, rel=0.3
+        )
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fit_is_unbeaten_on_saturated_workers(case: Case) -> None:
-    found = run(case, *OTHERS, "fit")
+    results = run(case, *OTHERS, "fit")
     for name in OTHERS:
-        assert found["fit"].relative_to(found[name], "imbalance").low <= 0, name
-        assert found["fit"].relative_to(found[name], "throughput").high >= 0, name
-    waits = [found[name].interval("wait_p99").mean for name in ("fit", "br0")]
+        assert results["fit"].relative_to(results[name], "imbalance").low <= 0, name
+        assert results["fit"].relative_to(results[name], "throughput").high >= 0, name
+    waits = [results[name].interval("wait_p99").mean for name in ("fit", "br0")]
     assert waits[0] <= 1.6 * waits[1]
 
 
-def computing(case: Case, weight: float) -> ComparisonSetup:
+def prefill_setup(case: Case, weight: float) -> ComparisonSetup:
     """Workers that compute prompts themselves, saturated."""
     name, workers, slots, count = case
     step, prefill = StepTime(prompt_weight=weight), Prefill(chunk=8192)
     cluster = Cluster(workers=workers, slots=slots, step=step, prefill=prefill)
     return ComparisonSetup(
-        workload_factory=drawing(name, count), seeds=SEEDS, scenario=Scenario(cluster=cluster)
+        workload_factory=workload_factory_of(name, count),
+        seeds=SEEDS,
+        scenario=Scenario(cluster=cluster),
     )
 
 
@@ -106,33 +110,33 @@ def computing(case: Case, weight: float) -> ComparisonSetup:
 def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
     case: Case, weight: float
 ) -> None:
-    entered = (
+    policies = (
         *named_policies(OTHERS[:-2]),
         NamedPolicy("blind", RoutingPolicySettings()),
         NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
     )
-    found = {
+    results = {
         result.named_policy.label: result
-        for result in compare_policies(computing(case, weight), entered)
+        for result in compare_policies(prefill_setup(case, weight), policies)
     }
     for name in (*OTHERS[:-2], "blind"):
-        assert found["fit"].relative_to(found[name], "imbalance").high < 0, name
-        assert found["fit"].relative_to(found[name], "throughput").low > 0, name
-        assert found["fit"].relative_to(found[name], "ttft_mean").high < 0, name
+        assert results["fit"].relative_to(results[name], "imbalance").high < 0, name
+        assert results["fit"].relative_to(results[name], "throughput").low > 0, name
+        assert results["fit"].relative_to(results[name], "ttft_mean").high < 0, name
 
 
 def test_fit_beats_emptier_policies_in_throughput_on_heavy_tails() -> None:
-    found = run(LONG, *OTHERS, "fit")
+    results = run(LONG, *OTHERS, "fit")
     for name in OTHERS:
-        assert found["fit"].relative_to(found[name], "throughput").high >= 0, name
+        assert results["fit"].relative_to(results[name], "throughput").high >= 0, name
         if name in LESS_FULL:
-            assert found["fit"].relative_to(found[name], "throughput").low > 0.05, name
-            assert found[name].interval("occupancy").high < 0.85
+            assert results["fit"].relative_to(results[name], "throughput").low > 0.05, name
+            assert results[name].interval("occupancy").high < 0.85
         else:
-            assert found["fit"].relative_to(found[name], "imbalance").low <= 0, name
+            assert results["fit"].relative_to(results[name], "imbalance").low <= 0, name
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_fit_is_as_even_as_jsq_load_at_partial_load(case: Case) -> None:
-    found = run(case, "jsq_load", "fit", load=0.8)
-    assert found["fit"].relative_to(found["jsq_load"], "imbalance").mean <= 0.15
+    results = run(case, "jsq_load", "fit", load=0.8)
+    assert results["fit"].relative_to(results["jsq_load"], "imbalance").mean <= 0.15

@@ -23,8 +23,8 @@ BY_LOAD = ("jsq_load", "br0", "brh", "fit")
 """Whose decisions are made of sizes, loads and slots alone."""
 
 
-def drop(loads: list[int], worker: int, size: int) -> int:
-    """Of the imbalance G * max - sum, as `size` tokens join."""
+def imbalance_drop(loads: list[int], worker: int, size: int) -> int:
+    """The drop of the imbalance G * max - sum when `size` tokens join a worker."""
     after = [load + size * (w == worker) for w, load in enumerate(loads)]
     imbalance = [len(loads) * max(them) - sum(them) for them in (loads, after)]
     return imbalance[0] - imbalance[1]
@@ -34,40 +34,42 @@ def drop(loads: list[int], worker: int, size: int) -> int:
 def test_br0_picks_request_with_largest_imbalance_drop(
     loads: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
-    opened = data.draw(st.integers(0, len(loads) - 1))
+    free_worker = data.draw(st.integers(0, len(loads) - 1))
     router = full(RoutingPolicySettings(name="br0", greedy_slots=0), loads, sizes)
-    ((name, worker),) = resize(router, opened, 2)
-    drops = [drop(loads, opened, size) for size in sizes]
-    assert (worker, name) == (opened, drops.index(max(drops)))
+    ((name, worker),) = resize(router, free_worker, 2)
+    drops = [imbalance_drop(loads, free_worker, size) for size in sizes]
+    assert (worker, name) == (free_worker, drops.index(max(drops)))
 
 
 @given(LOADS, st.integers(2, 5), SIZES, st.data())
 def test_br0_picks_subset_with_largest_imbalance_drop(
     loads: list[int], slots: int, sizes: list[int], data: st.DataObject
 ) -> None:
-    opened = data.draw(st.integers(0, len(loads) - 1))
-    chosen = RoutingPolicySettings(name="br0", greedy_slots=slots, subset=4)
-    bound = resize(full(chosen, loads, sizes[:4]), opened, 1 + slots)
-    best = max(drop(loads, opened, total) for total in subset_sums(sizes[:4], slots))
-    chosen_first = [total_of(bound[: k + 1], sizes) for k in range(len(bound))]
-    assert best <= 0 or best in [drop(loads, opened, total) for total in chosen_first]
+    free_worker = data.draw(st.integers(0, len(loads) - 1))
+    policy = RoutingPolicySettings(name="br0", greedy_slots=slots, subset=4)
+    assignments = resize(full(policy, loads, sizes[:4]), free_worker, 1 + slots)
+    best = max(imbalance_drop(loads, free_worker, total) for total in subset_sums(sizes[:4], slots))
+    totals_of_first = [total_of(assignments[: k + 1], sizes) for k in range(len(assignments))]
+    assert best <= 0 or best in [
+        imbalance_drop(loads, free_worker, total) for total in totals_of_first
+    ]
 
 
 def subset_sums(sizes: list[int], most: int) -> set[int]:
-    """Of at most so many of them."""
-    chosen = range(1, 1 << len(sizes))
-    picked = [[s for i, s in enumerate(sizes) if mask >> i & 1] for mask in chosen]
-    return {sum(some) for some in picked if len(some) <= most}
+    """Sums of all subsets of at most `most` sizes."""
+    masks = range(1, 1 << len(sizes))
+    subsets = [[s for i, s in enumerate(sizes) if mask >> i & 1] for mask in masks]
+    return {sum(subset) for subset in subsets if len(subset) <= most}
 
 
-def total_of(bound: list[tuple[object, int]], sizes: list[int]) -> int:
-    return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in bound])
+def total_of(assignments: list[tuple[object, int]], sizes: list[int]) -> int:
+    return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in assignments])
 
 
 @given(LOADS, st.integers(1, 1000))
 def test_jsq_load_worker_has_largest_drop_for_one_request(loads: list[int], size: int) -> None:
     workers = range(len(loads))
-    best = max(workers, key=lambda w: (drop(loads, w, size), -loads[w], -w))
+    best = max(workers, key=lambda w: (imbalance_drop(loads, w, size), -loads[w], -w))
     assert arrivals(loaded(RoutingPolicySettings(name="jsq_load"), loads), [size]) == [best]
 
 
@@ -100,8 +102,8 @@ def test_brh_with_zero_horizon_equals_br0_bit_for_bit(
 def test_simulation_is_deterministic_per_seed(
     name: str, workload: Workload, scenario: Scenario
 ) -> None:
-    chosen = replace(scenario, policy=replace(scenario.policy, name=name))
-    assert same(simulate(workload, chosen), simulate(workload, chosen))
+    policy_scenario = replace(scenario, policy=replace(scenario.policy, name=name))
+    assert same(simulate(workload, policy_scenario), simulate(workload, policy_scenario))
 
 
 @pytest.mark.parametrize("name", BY_LOAD)
@@ -111,13 +113,13 @@ def test_policy_decisions_ignore_worker_numbering(
 ) -> None:
     order = data.draw(st.permutations(range(len(loads))))
     router = loaded(RoutingPolicySettings(name=name), loads)
-    bound = arrivals(router, sizes)
-    now = list(loads)
-    for worker, size in zip(bound, sizes, strict=True):
-        now[worker] += size
-        assume(len(set(now)) == len(now))
-    renamed = loaded(RoutingPolicySettings(name=name), [loads[w] for w in order])
-    assert arrivals(renamed, sizes) == [order.index(worker) for worker in bound]
+    workers = arrivals(router, sizes)
+    current_loads = list(loads)
+    for worker, size in zip(workers, sizes, strict=True):
+        current_loads[worker] += size
+        assume(len(set(current_loads)) == len(current_loads))
+    renumbered_router = loaded(RoutingPolicySettings(name=name), [loads[w] for w in order])
+    assert arrivals(renumbered_router, sizes) == [order.index(worker) for worker in workers]
 
 
 @pytest.mark.parametrize("name", BY_LOAD)
@@ -125,12 +127,14 @@ def test_policy_decisions_ignore_worker_numbering(
 def test_policy_decisions_ignore_unit_of_size(
     name: str, loads: list[int], sizes: list[int], factor: int, data: st.DataObject
 ) -> None:
-    chosen = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
-    opened = data.draw(st.integers(0, len(loads) - 1))
+    policy = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
+    free_worker = data.draw(st.integers(0, len(loads) - 1))
     slots = data.draw(st.integers(1, 9))
-    bound = resize(full(chosen, loads, sizes), opened, slots)
-    grown = full(chosen, [factor * load for load in loads], [factor * size for size in sizes])
-    assert resize(grown, opened, slots) == bound
+    assignments = resize(full(policy, loads, sizes), free_worker, slots)
+    scaled_router = full(
+        policy, [factor * load for load in loads], [factor * size for size in sizes]
+    )
+    assert resize(scaled_router, free_worker, slots) == assignments
 
 
 @settings(max_examples=60)
@@ -138,8 +142,8 @@ def test_policy_decisions_ignore_unit_of_size(
 def test_simulation_loads_match_active_requests_within_slots(
     workload: Workload, scenario: Scenario, cluster: Cluster
 ) -> None:
-    chosen = replace(scenario, cluster=cluster, trajectory=1 << 20)
-    outcome = simulate(workload, chosen)
+    traced_scenario = replace(scenario, cluster=cluster, trajectory=1 << 20)
+    outcome = simulate(workload, traced_scenario)
     loads = np.zeros_like(outcome.steps.loads)
     counts = np.zeros_like(loads)
     for job in np.flatnonzero(outcome.requests.failed == 0):
@@ -147,7 +151,7 @@ def test_simulation_loads_match_active_requests_within_slots(
         loads[steps, outcome.requests.worker[job]] += workload.prompts[job] + np.arange(steps.size)
         counts[steps, outcome.requests.worker[job]] += 1
     assert np.array_equal(outcome.steps.loads, loads)
-    assert counts.max(initial=0) <= chosen.cluster.slots
+    assert counts.max(initial=0) <= traced_scenario.cluster.slots
 
 
 @settings(max_examples=60)
@@ -156,12 +160,12 @@ def test_simulation_serves_every_request_and_token_once(
     workload: Workload, scenario: Scenario
 ) -> None:
     outcome = simulate(workload, scenario)
-    served = outcome.requests.failed == 0
-    made = int(outcome.steps.tokens.sum())
-    assert (outcome.requests.end[served] >= outcome.requests.first[served]).all()
-    assert (outcome.requests.first[served] >= outcome.requests.admitted[served]).all()
-    assert (outcome.requests.admitted[served] >= outcome.requests.arrival[served]).all()
-    assert workload.outputs[served].sum() <= made <= workload.outputs.sum()
+    is_served = outcome.requests.failed == 0
+    token_count = int(outcome.steps.tokens.sum())
+    assert (outcome.requests.end[is_served] >= outcome.requests.first[is_served]).all()
+    assert (outcome.requests.first[is_served] >= outcome.requests.admitted[is_served]).all()
+    assert (outcome.requests.admitted[is_served] >= outcome.requests.arrival[is_served]).all()
+    assert workload.outputs[is_served].sum() <= token_count <= workload.outputs.sum()
 
 
 @settings(max_examples=60)

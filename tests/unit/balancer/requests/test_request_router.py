@@ -45,7 +45,7 @@ SETTINGS = st.builds(
 STATES = (WorkerState.SERVING, WorkerState.DRAINING)
 
 
-class Books(RuleBasedStateMachine):
+class RouterModel(RuleBasedStateMachine):
     """One front end, alone; every request is in the pool, at one worker, or gone."""
 
     names: Bundle[int] = Bundle("names")
@@ -54,138 +54,150 @@ class Books(RuleBasedStateMachine):
         super().__init__()
         self.router = RequestRouter(RoutingPolicySettings(), [CAPACITY] * WORKERS)
         self.log: list[tuple[Callable[[RequestRouter], Decision], Decision]] = []
-        self.chosen = RoutingPolicySettings()
+        self.policy_settings = RoutingPolicySettings()
         self.states = [WorkerState.SERVING] * WORKERS
         self.sizes: dict[int, int] = {}
         self.pinned: dict[int, int] = {}
-        self.pooled: list[int] = []
-        self.homes: dict[int, int] = {}
-        self.made: dict[int, int] = {}
-        self.begun: set[int] = set()
+        self.waiting_requests: list[int] = []
+        self.worker_of: dict[int, int] = {}
+        self.tokens_made: dict[int, int] = {}
+        self.started_requests: set[int] = set()
 
     # What happens.
 
-    @rule(chosen=SETTINGS)
-    def start(self, chosen: RoutingPolicySettings) -> None:
-        """With any policy; later, nothing."""
+    @rule(policy_settings=SETTINGS)
+    def start(self, policy_settings: RoutingPolicySettings) -> None:
+        """Starts a router with any policy; does nothing once it had an event."""
         if not self.log:
-            self.chosen = chosen
-            self.router = RequestRouter(chosen, [CAPACITY] * WORKERS)
+            self.policy_settings = policy_settings
+            self.router = RequestRouter(policy_settings, [CAPACITY] * WORKERS)
 
     @rule(target=names, size=st.integers(1, 30), worker=st.none() | st.integers(0, WORKERS - 1))
     def arrive(self, size: int, worker: int | None) -> int | MultipleResults[int]:
         if worker is not None and self.states[worker] is not WorkerState.SERVING:
-            self.refused(WorkerError, lambda r: r.on_arrival(request(-1, size, worker)))
+            self.check_refused(WorkerError, lambda r: r.on_arrival(request(-1, size, worker)))
             return multiple()
         name = len(self.sizes)
-        self.sizes[name], self.made[name] = size, 0
+        self.sizes[name], self.tokens_made[name] = size, 0
         if worker is not None:
             self.pinned[name] = worker
-        self.pooled.append(name)
-        self.happened(lambda r: r.on_arrival(request(name, size, worker)))
+        self.waiting_requests.append(name)
+        self.apply_event(lambda r: r.on_arrival(request(name, size, worker)))
         return name
 
     @rule(pick=PICK, tokens=st.integers(0, 3))
     def step(self, pick: int, tokens: int) -> None:
         """Some requests make tokens, and some of those end."""
-        names = [name for name in self.homes if pick >> name % 8 & 1]
-        ended = [name for name in names if pick >> name % 5 & 2]
+        names = [name for name in self.worker_of if pick >> name % 8 & 1]
+        finished = [name for name in names if pick >> name % 5 & 2]
         for name in names:
-            self.made[name] += tokens
-            self.begun |= {name} if tokens else set()
-        for name in ended:
-            del self.homes[name]
-        self.happened(lambda r: r.on_tokens(dict.fromkeys(names, tokens), ended))
+            self.tokens_made[name] += tokens
+            self.started_requests |= {name} if tokens else set()
+        for name in finished:
+            del self.worker_of[name]
+        self.apply_event(lambda r: r.on_tokens(dict.fromkeys(names, tokens), finished))
 
     @rule(name=names)
     def abort(self, name: int) -> None:
-        if name not in self.homes and name not in self.pooled:
-            self.refused(RequestError, lambda r: r.on_abort(name))
+        if name not in self.worker_of and name not in self.waiting_requests:
+            self.check_refused(RequestError, lambda r: r.on_abort(name))
             return
-        if self.homes.pop(name, None) is None:
-            self.pooled.remove(name)
-        self.happened(lambda r: r.on_abort(name))
+        if self.worker_of.pop(name, None) is None:
+            self.waiting_requests.remove(name)
+        self.apply_event(lambda r: r.on_abort(name))
 
     @rule(worker=st.integers(0, WORKERS - 1))
     def lose(self, worker: int) -> None:
-        there = [name for name, home in self.homes.items() if home == worker]
-        gone = {name for name in there if name in self.begun or name in self.pinned}
-        gone |= {name for name in self.pooled if self.pinned.get(name) == worker}
-        for name in there:
-            del self.homes[name]
-        self.pooled = sorted({*self.pooled, *there} - gone)
+        requests_there = [name for name, home in self.worker_of.items() if home == worker]
+        expected_lost = {
+            name for name in requests_there if name in self.started_requests or name in self.pinned
+        }
+        expected_lost |= {name for name in self.waiting_requests if self.pinned.get(name) == worker}
+        for name in requests_there:
+            del self.worker_of[name]
+        self.waiting_requests = sorted({*self.waiting_requests, *requests_there} - expected_lost)
         self.states[worker] = WorkerState.LOST
         change = WorkerChange(worker=worker, state=WorkerState.LOST)
-        assert set(self.happened(lambda r: r.on_worker_change(change)).lost) == gone
+        assert set(self.apply_event(lambda r: r.on_worker_change(change)).lost) == expected_lost
 
     @rule(worker=st.integers(0, WORKERS - 1), state=st.sampled_from(STATES))
     def turn(self, worker: int, state: WorkerState) -> None:
         change = WorkerChange(worker=worker, state=state)
         if self.states[worker] is WorkerState.LOST and state is WorkerState.DRAINING:
-            self.refused(WorkerError, lambda r: r.on_worker_change(change))
+            self.check_refused(WorkerError, lambda r: r.on_worker_change(change))
             return
         self.states[worker] = state
-        self.happened(lambda r: r.on_worker_change(change))
+        self.apply_event(lambda r: r.on_worker_change(change))
 
     @rule(worker=st.integers(0, WORKERS - 1), pick=PICK)
     def report(self, worker: int, pick: int) -> None:
-        said = WorkerReport(waiting=pick % 5, running=pick % 3, tokens=pick % 99, kv_usage=0.7)
-        self.happened(lambda r: r.on_worker_change(WorkerChange(worker=worker, report=said)))
+        worker_report = WorkerReport(
+            waiting=pick % 5, running=pick % 3, tokens=pick % 99, kv_usage=0.7
+        )
+        self.apply_event(
+            lambda r: r.on_worker_change(WorkerChange(worker=worker, report=worker_report))
+        )
 
     @rule(name=names, tokens=st.sampled_from((-1, 1 << 40)))
-    def say_what_cannot_be(self, name: int, tokens: int) -> None:
-        self.refused(RequestError, lambda r: r.on_tokens({name: tokens}))
-        self.refused(RequestError, lambda r: r.on_finish(-1))
-        self.refused(RequestError, lambda r: r.on_tokens(dict.fromkeys(self.homes, 1), [-1]))
-        self.refused(RequestError, lambda r: r.on_arrival(request(-1, 0)))
-        self.refused(WorkerError, lambda r: r.on_arrival(request(-1, 5, WORKERS)))
-        if name in self.pooled:
-            self.refused(RequestError, lambda r: r.on_tokens(dict.fromkeys([*self.homes, name], 1)))
-            self.refused(RequestError, lambda r: r.on_arrival(request(name, 5)))
+    def report_impossible_tokens(self, name: int, tokens: int) -> None:
+        self.check_refused(RequestError, lambda r: r.on_tokens({name: tokens}))
+        self.check_refused(RequestError, lambda r: r.on_finish(-1))
+        self.check_refused(
+            RequestError, lambda r: r.on_tokens(dict.fromkeys(self.worker_of, 1), [-1])
+        )
+        self.check_refused(RequestError, lambda r: r.on_arrival(request(-1, 0)))
+        self.check_refused(WorkerError, lambda r: r.on_arrival(request(-1, 5, WORKERS)))
+        if name in self.waiting_requests:
+            self.check_refused(
+                RequestError, lambda r: r.on_tokens(dict.fromkeys([*self.worker_of, name], 1))
+            )
+            self.check_refused(RequestError, lambda r: r.on_arrival(request(name, 5)))
 
     # What follows.
 
-    def happened(self, event: Callable[[RequestRouter], Decision]) -> Decision:
+    def apply_event(self, event: Callable[[RequestRouter], Decision]) -> Decision:
         decision = event(self.router)
         self.log.append((event, decision))
-        bound = [a.request for a in decision.assignments]
+        assigned = [a.request for a in decision.assignments]
         for assignment in decision.assignments:
             self.bind(int(str(assignment.request)), assignment.worker)
         # Pinned ones go first; the others keep their order where the policy takes the first.
-        free = [name for name in bound if name not in self.pinned]
-        if self.chosen.info.binding is Binding.PUSH:
-            assert free == sorted(free, key=lambda name: int(str(name)))
+        unpinned = [name for name in assigned if name not in self.pinned]
+        if self.policy_settings.info.binding is Binding.PUSH:
+            assert unpinned == sorted(unpinned, key=lambda name: int(str(name)))
         return decision
 
     def bind(self, name: int, worker: int) -> None:
         assert self.states[worker] is WorkerState.SERVING
         assert self.pinned.get(name, worker) == worker
-        self.pooled.remove(name)
-        self.homes[name] = worker
+        self.waiting_requests.remove(name)
+        self.worker_of[name] = worker
         if self.holds:
             assert self.count(worker) <= SLOTS
             assert self.load(worker) <= ROOM
 
     @property
     def holds(self) -> bool:
-        late = self.chosen.name in BINDING_LATE
-        return late or self.chosen.when_full is WhenFull.HOLD
+        binds_late = self.policy_settings.name in BINDING_LATE
+        return binds_late or self.policy_settings.when_full is WhenFull.HOLD
 
     def count(self, worker: int) -> int:
-        return sum(home == worker for home in self.homes.values())
+        return sum(home == worker for home in self.worker_of.values())
 
     def load(self, worker: int) -> int:
-        names = [name for name, home in self.homes.items() if home == worker]
-        return sum(self.sizes[name] + self.made[name] for name in names)
+        names = [name for name, home in self.worker_of.items() if home == worker]
+        return sum(self.sizes[name] + self.tokens_made[name] for name in names)
 
-    def refused(self, error: type[Exception], event: Callable[[RequestRouter], Decision]) -> None:
-        before = self.seen
+    def check_refused(
+        self, error: type[Exception], event: Callable[[RequestRouter], Decision]
+    ) -> None:
+        before = self.router_state
         with pytest.raises(error):
             event(self.router)
-        assert self.seen == before
+        assert self.router_state == before
 
     @property
-    def seen(self) -> tuple[list[int], list[int], int, tuple[WorkerState, ...]]:
+    def router_state(self) -> tuple[list[int], list[int], int, tuple[WorkerState, ...]]:
         router = self.router
         return router.loads, router.counts, router.unassigned, router.states
 
@@ -193,28 +205,32 @@ class Books(RuleBasedStateMachine):
     def every_request_is_in_one_place(self) -> None:
         workers = range(WORKERS)
         loads, counts = [self.load(w) for w in workers], [self.count(w) for w in workers]
-        assert self.seen == (loads, counts, len(self.pooled), tuple(self.states))
+        assert self.router_state == (loads, counts, len(self.waiting_requests), tuple(self.states))
 
     @invariant()
     def nobody_waits_for_a_worker_that_is_lost(self) -> None:
-        awaited = {self.pinned[name] for name in self.pooled if name in self.pinned}
-        assert all(self.states[worker] is not WorkerState.LOST for worker in awaited)
+        awaited_workers = {
+            self.pinned[name] for name in self.waiting_requests if name in self.pinned
+        }
+        assert all(self.states[worker] is not WorkerState.LOST for worker in awaited_workers)
 
     def teardown(self) -> None:
-        """Another router that is told the same decides the same."""
-        other = RequestRouter(self.chosen, [CAPACITY] * WORKERS)
-        assert [event(other) for event, _ in self.log] == [decision for _, decision in self.log]
+        """A second router decides the same for the same events."""
+        second_router = RequestRouter(self.policy_settings, [CAPACITY] * WORKERS)
+        assert [event(second_router) for event, _ in self.log] == [
+            decision for _, decision in self.log
+        ]
 
 
 def request(name: int, size: int, worker: int | None = None) -> Request:
     return Request(id=name, size=size, worker=worker)
 
 
-TestRouterStateMachine = pytest.mark.slow(Books.TestCase)
+TestRouterStateMachine = pytest.mark.slow(RouterModel.TestCase)
 TestRouterStateMachine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
-def lost(router: RequestRouter, worker: int) -> Decision:
+def lose_worker(router: RequestRouter, worker: int) -> Decision:
     return router.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
 
 
@@ -225,7 +241,7 @@ def test_router_reroutes_requests_of_lost_worker_in_order() -> None:
     for name in range(6):
         router.on_arrival(request(name, 1))
     router.on_abort(0)
-    assert lost(router, 0) == Decision()
+    assert lose_worker(router, 0) == Decision()
     assert router.unassigned == 5
     back = router.on_worker_change(WorkerChange(worker=0, state=WorkerState.SERVING))
     assert [a.request for a in back.assignments] == [1, 2, 3, 4]
@@ -236,7 +252,7 @@ def test_router_loses_started_requests_with_their_worker() -> None:
     for name in range(4):
         router.on_arrival(request(name, 1))
     router.on_tokens({0: 1, 2: 0})
-    decision = lost(router, 0)
+    decision = lose_worker(router, 0)
     assert decision.lost == (0,)
     assert [(a.request, a.worker) for a in decision.assignments] == [(2, 1)]
     with pytest.raises(RequestError, match="not known, or gone"):
@@ -250,7 +266,7 @@ def test_router_loses_pinned_requests_with_their_worker() -> None:
     router.on_arrival(request(0, 1, worker=0))
     router.on_arrival(request(1, 1, worker=0))
     assert router.unassigned == 1
-    assert lost(router, 0).lost == (0, 1)
+    assert lose_worker(router, 0).lost == (0, 1)
     assert router.unassigned == 0
 
 
@@ -258,10 +274,10 @@ def test_router_resets_reports_of_restarted_worker_with_front_ends() -> None:
     router = RequestRouter(RoutingPolicySettings(name="jsq", front_ends=3), [Capacity()])
     router.on_arrival(request(0, 7))
     assert router.loads == [21]
-    said = WorkerReport(waiting=1, running=1, tokens=10, kv_usage=0.1)
-    router.on_worker_change(WorkerChange(worker=0, report=said))
+    worker_report = WorkerReport(waiting=1, running=1, tokens=10, kv_usage=0.1)
+    router.on_worker_change(WorkerChange(worker=0, report=worker_report))
     assert (router.loads, router.counts) == ([10], [2])
-    lost(router, 0)
+    lose_worker(router, 0)
     router.on_worker_change(WorkerChange(worker=0, state=WorkerState.SERVING))
     assert (router.loads, router.counts) == ([21], [3])
 
@@ -325,7 +341,7 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "bad_settings",
     [
         {"name": "bestest"},
         {"horizon": -1},
@@ -349,9 +365,9 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
         {"window": 1.5},
     ],
 )
-def test_router_refuses_bad_settings(wrong: dict[str, object]) -> None:
+def test_router_refuses_bad_settings(bad_settings: dict[str, object]) -> None:
     with pytest.raises(PolicyError):
-        RequestRouter(replace(RoutingPolicySettings(), **wrong), [Capacity()])  # type: ignore[arg-type]
+        RequestRouter(replace(RoutingPolicySettings(), **bad_settings), [Capacity()])  # type: ignore[arg-type]
 
 
 def test_router_requires_a_worker() -> None:

@@ -11,8 +11,8 @@ from equipoise.hal.errors import UsageError
 COUNT = 200_000
 
 
-def drawn(name: str) -> Workload:
-    """Many, with a seed that no sample has."""
+def generated_workload(name: str) -> Workload:
+    """Many requests of a generator, with a seed that no sample has."""
     return generate(name, COUNT, 11)
 
 
@@ -33,7 +33,7 @@ def truncated_moments() -> tuple[float, float, float, float, float]:
 
 
 def test_prop_workload_is_truncated_normal() -> None:
-    workload = drawn("prop")
+    workload = generated_workload("prop")
     prompt, output, prompts, outputs, both = truncated_moments()
     assert workload.prompts.mean() == pytest.approx(prompt, rel=0.01)
     assert workload.outputs.mean() == pytest.approx(output, rel=0.01)
@@ -45,14 +45,14 @@ def test_prop_workload_is_truncated_normal() -> None:
 
 
 def test_prop_workload_above_mean_is_half_normal() -> None:
-    prompts = drawn("prop").prompts
-    above = np.sort(prompts[prompts > 3200]) - 3200
+    prompts = generated_workload("prop").prompts
+    excess = np.sort(prompts[prompts > 3200]) - 3200
     # Half of a normal's upper half is below 0.6745 of its deviation; outputs hardly matter here.
-    assert np.median(above) == pytest.approx(0.6745 * 2600, rel=0.02)
+    assert np.median(excess) == pytest.approx(0.6745 * 2600, rel=0.02)
 
 
 def test_az24_workload_has_lognormal_prompts_and_narrow_outputs() -> None:
-    workload = drawn("az24")
+    workload = generated_workload("az24")
     assert workload.prompts.mean() == pytest.approx(4652, rel=0.01)
     assert np.log(workload.prompts).std() == pytest.approx(0.8, rel=0.01)
     assert workload.outputs.mean() == pytest.approx(1052, rel=0.001)
@@ -61,7 +61,7 @@ def test_az24_workload_has_lognormal_prompts_and_narrow_outputs() -> None:
 
 
 def test_reason_workload_has_short_prompts_and_long_outputs() -> None:
-    workload = drawn("reason")
+    workload = generated_workload("reason")
     assert workload.prompts.mean() == pytest.approx(803, rel=0.02)
     assert np.log(workload.prompts).std() == pytest.approx(1.0, rel=0.01)
     assert workload.outputs.mean() == pytest.approx(3604, rel=0.02)
@@ -70,15 +70,15 @@ def test_reason_workload_has_short_prompts_and_long_outputs() -> None:
 
 
 def test_sharegpt_workload_is_capped_with_spread_of_chats() -> None:
-    workload = drawn("sharegpt")
-    found = workload.summary()
-    assert found.prompts.mean == pytest.approx(156, rel=0.01)
-    assert found.outputs.mean == pytest.approx(321, rel=0.01)
+    workload = generated_workload("sharegpt")
+    summary = workload.summary()
+    assert summary.prompts.mean == pytest.approx(156, rel=0.01)
+    assert summary.outputs.mean == pytest.approx(321, rel=0.01)
     assert (workload.prompts.min(), workload.outputs.min() >= 4) == (4, True)
-    assert (found.prompts.most, found.outputs.most) == (1024, 1024)
+    assert (summary.prompts.most, summary.outputs.most) == (1024, 1024)
     # The figures that the sigmas are taken from: p95 / median of BurstGPT's and Azure's chats.
-    assert found.prompts.p95 / found.prompts.p50 == pytest.approx(1144 / 217, rel=0.03)
-    assert found.outputs.p95 / found.outputs.p50 == pytest.approx(451 / 129, rel=0.08)
+    assert summary.prompts.p95 / summary.prompts.p50 == pytest.approx(1144 / 217, rel=0.03)
+    assert summary.outputs.p95 / summary.outputs.p50 == pytest.approx(451 / 129, rel=0.08)
 
 
 @pytest.mark.parametrize(

@@ -65,72 +65,88 @@ def test_judge_aborts_on_different_plans() -> None:
 
 
 def test_judge_aborts_on_different_plans_while_a_rank_plans() -> None:
-    cast = [
+    rank_ballots = [
         Ballot(RankStatus.PROPOSED, "d"),
         Ballot(RankStatus.PROPOSED, "e"),
         Ballot(RankStatus.PLANNING),
     ]
-    assert tally(cast) == Abort("plans differ")
+    assert tally(rank_ballots) == Abort("plans differ")
 
 
 def test_judge_waits_while_a_rank_plans() -> None:
     assert tally([Ballot(RankStatus.PROPOSED, "d"), Ballot(RankStatus.PLANNING)]) == Pending()
 
 
-def moving(*staged: ChunkChecksum) -> Ballot:
-    return Ballot(RankStatus.TRANSFERRING, "d", staged)
+def transferring_ballot(*checksums: ChunkChecksum) -> Ballot:
+    return Ballot(RankStatus.TRANSFERRING, "d", checksums)
 
 
 def test_judge_commits_chunks_with_matching_checksums() -> None:
-    assert tally([moving(mark) for mark in MARKS]) == Commit(1)
-    assert tally([moving(mark, mark) for mark in MARKS]) == Commit(2)
+    assert tally([transferring_ballot(mark) for mark in MARKS]) == Commit(1)
+    assert tally([transferring_ballot(mark, mark) for mark in MARKS]) == Commit(2)
 
 
 def test_judge_commits_only_chunks_staged_on_every_rank() -> None:
-    assert tally([moving(MARKS[0], MARKS[0]), moving(MARKS[1])]) == Commit(1)
-    assert tally([moving(MARKS[0]), moving()]) == Pending()
+    assert tally(
+        [transferring_ballot(MARKS[0], MARKS[0]), transferring_ballot(MARKS[1])]
+    ) == Commit(1)
+    assert tally([transferring_ballot(MARKS[0]), transferring_ballot()]) == Pending()
 
 
-@pytest.mark.parametrize(("sent", "received"), [(6, 9), (5, 8), (MASK64, 9)])
-def test_judge_aborts_when_staged_bytes_differ_from_sources(sent: int, received: int) -> None:
-    broken = ChunkChecksum(sent, received, "t")
-    assert tally([moving(broken), moving(MARKS[1])]) == Abort("staged bytes differ")
-    second = [moving(MARKS[0], broken), moving(MARKS[1], MARKS[1])]
-    assert tally(second) == Abort("staged bytes differ")
+@pytest.mark.parametrize(("sent_sum", "received_sum"), [(6, 9), (5, 8), (MASK64, 9)])
+def test_judge_aborts_when_staged_bytes_differ_from_sources(
+    sent_sum: int, received_sum: int
+) -> None:
+    mismatch = ChunkChecksum(sent_sum, received_sum, "t")
+    assert tally([transferring_ballot(mismatch), transferring_ballot(MARKS[1])]) == Abort(
+        "staged bytes differ"
+    )
+    second_differs = [
+        transferring_ballot(MARKS[0], mismatch),
+        transferring_ballot(MARKS[1], MARKS[1]),
+    ]
+    assert tally(second_differs) == Abort("staged bytes differ")
 
 
 def test_judge_compares_sums_of_checksums_modulo_64_bits() -> None:
     high = ChunkChecksum(MASK64, 1, "t"), ChunkChecksum(2, 0, "t")
-    assert tally([moving(mark) for mark in high]) == Commit(1)
+    assert tally([transferring_ballot(mark) for mark in high]) == Commit(1)
 
 
 def test_judge_aborts_when_tables_differ() -> None:
     other = replace(MARKS[1], tables="u")
-    assert tally([moving(MARKS[0]), moving(other)]) == Abort("tables differ")
+    assert tally([transferring_ballot(MARKS[0]), transferring_ballot(other)]) == Abort(
+        "tables differ"
+    )
 
 
-@pytest.mark.parametrize("stand", [RankStatus.PLANNING, RankStatus.PROPOSED])
-def test_judge_aborts_when_ranks_are_out_of_step(stand: RankStatus) -> None:
-    assert tally([Ballot(stand), moving(MARKS[1])]) == Abort("ranks out of step")
+@pytest.mark.parametrize("status", [RankStatus.PLANNING, RankStatus.PROPOSED])
+def test_judge_aborts_when_ranks_are_out_of_step(status: RankStatus) -> None:
+    assert tally([Ballot(status), transferring_ballot(MARKS[1])]) == Abort("ranks out of step")
 
 
 def test_judge_aborts_with_reason_of_failed_rank() -> None:
-    cast = [Ballot(RankStatus.PLANNING), Ballot(RankStatus.FAILED, reason="transfer failed")]
-    assert tally(cast) == Abort("transfer failed")
+    rank_ballots = [
+        Ballot(RankStatus.PLANNING),
+        Ballot(RankStatus.FAILED, reason="transfer failed"),
+    ]
+    assert tally(rank_ballots) == Abort("transfer failed")
 
 
 @given(st.lists(ballots, min_size=1, max_size=4))
 def test_judge_commits_only_verified_staging_of_one_plan(
-    cast: list[Ballot],
+    rank_ballots: list[Ballot],
 ) -> None:
-    verdict = tally(cast)
+    verdict = tally(rank_ballots)
     if isinstance(verdict, Commit):
-        assert {ballot.status for ballot in cast} == {RankStatus.TRANSFERRING}
-        assert len({ballot.digest for ballot in cast if ballot.digest}) <= 1
+        assert {ballot.status for ballot in rank_ballots} == {RankStatus.TRANSFERRING}
+        assert len({ballot.digest for ballot in rank_ballots if ballot.digest}) <= 1
         for chunk in range(verdict.chunks):
-            said = [ballot.staged[chunk] for ballot in cast]
-            assert len({mark.tables for mark in said}) == 1
-            assert sum(m.sent for m in said) % 2**64 == sum(m.received for m in said) % 2**64
+            checksums = [ballot.staged[chunk] for ballot in rank_ballots]
+            assert len({mark.tables for mark in checksums}) == 1
+            assert (
+                sum(m.sent for m in checksums) % 2**64 == sum(m.received for m in checksums) % 2**64
+            )
 
 
 @given(

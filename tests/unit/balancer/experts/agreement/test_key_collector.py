@@ -65,23 +65,23 @@ class VoteStore:
     def store(self) -> VirtualStore:
         return self.world.store
 
-    def vote(self, rebalance: int, due: int, stands: Vote, label: str = "t") -> None:
-        """Every rank says its word, and the rebalance's outcome is settled."""
+    def vote(self, rebalance: int, due: int, statuses: Vote, label: str = "t") -> None:
+        """Casts the ballot of every rank and decides the outcome of the rebalance."""
         question, outcome = f"{label}/{rebalance}/{due}", f"{label}/{rebalance}/move"
-        for rank, stand in enumerate(stands):
-            if stand is not None:
-                self.plane(rank).cast(question, Ballot(stand).to_bytes())
+        for rank, status in enumerate(statuses):
+            if status is not None:
+                self.plane(rank).cast(question, Ballot(status).to_bytes())
         self.plane(0).decide(outcome, b"move")
         self.collector.add(rebalance, [question, f"{label}/{rebalance}/{due + 1}"], outcome)
         self.collector.collect(rebalance, question)
 
-    def asked(self) -> set[str]:
-        """What the store holds."""
+    def stored_names(self) -> set[str]:
+        """Names of all ballots and decisions in the store."""
         return {name for name, _ in self.store.ballots} | set(self.store.decisions)
 
     def rebalances(self) -> set[int]:
-        """Whose questions those are."""
-        return {int(name.split("/")[1]) for name in self.asked()}
+        """Numbers of the rebalances that those names belong to."""
+        return {int(name.split("/")[1]) for name in self.stored_names()}
 
 
 @pytest.fixture
@@ -95,16 +95,20 @@ def test_key_collector_keeps_ballots_until_all_ranks_are_healthy_in_later_rebala
     rebalances: list[list[Vote]],
 ) -> None:
     with closing(BACKEND.world(SIZE, b"")) as world:
-        vote_store, cast, past = VoteStore(world), set[tuple[int, str, int]](), 0
-        for rebalance, drawn in enumerate(rebalances):
-            for due, stands in enumerate(drawn):
-                vote_store.vote(rebalance, due, stands)
-                cast |= {(rebalance, f"t/{rebalance}/{due}", r) for r in range(SIZE) if stands[r]}
-                if ABSENT not in stands and RankStatus.FAILED not in stands:
-                    past = rebalance
-                kept = {(q, rank) for number, q, rank in cast if number >= past}
-                assert kept <= vote_store.store.ballots.keys()
-                outcomes = {f"t/{number}/move" for number in range(past, rebalance + 1)}
+        vote_store, ballot_keys, last_healthy = VoteStore(world), set[tuple[int, str, int]](), 0
+        for rebalance, rebalance_votes in enumerate(rebalances):
+            for due, statuses in enumerate(rebalance_votes):
+                vote_store.vote(rebalance, due, statuses)
+                ballot_keys |= {
+                    (rebalance, f"t/{rebalance}/{due}", r) for r in range(SIZE) if statuses[r]
+                }
+                if ABSENT not in statuses and RankStatus.FAILED not in statuses:
+                    last_healthy = rebalance
+                uncollected = {
+                    (q, rank) for number, q, rank in ballot_keys if number >= last_healthy
+                }
+                assert uncollected <= vote_store.store.ballots.keys()
+                outcomes = {f"t/{number}/move" for number in range(last_healthy, rebalance + 1)}
                 assert outcomes <= vote_store.store.decisions.keys()
 
 
@@ -121,7 +125,7 @@ def test_key_collector_keeps_only_last_healthy_rebalance(
             due = max(0, due + before - MAX_KEYS_PER_VOTE * length)
             for vote in range(length):
                 vote_store.vote(rebalance, vote, WELL)
-            assert len(vote_store.asked()) <= length + 1 + due
+            assert len(vote_store.stored_names()) <= length + 1 + due
             if not due:
                 assert vote_store.rebalances() == {rebalance}
 
@@ -135,14 +139,14 @@ def test_key_collector_forgets_ballot_cast_for_next_vote(vote_store: VoteStore) 
 
 def test_key_collector_leftovers_are_forgotten_by_next_group(vote_store: VoteStore) -> None:
     vote_store.vote(3, 1, WELL)
-    left = vote_store.collector.uncollected
-    assert {filed.rebalance for filed in left} == {BEFORE_FIRST_REBALANCE}
-    assert vote_store.asked() <= {filed.name for filed in left}
-    after = VoteStore(vote_store.world, left)
+    leftovers = vote_store.collector.uncollected
+    assert {key.rebalance for key in leftovers} == {BEFORE_FIRST_REBALANCE}
+    assert vote_store.stored_names() <= {key.name for key in leftovers}
+    after = VoteStore(vote_store.world, leftovers)
     after.vote(0, 9, (RankStatus.FAILED, RankStatus.PLANNING), "t.1")
-    assert "t/3/1" in after.asked()
+    assert "t/3/1" in after.stored_names()
     after.vote(0, 10, WELL, "t.1")
-    assert {name.split("/")[0] for name in after.asked()} == {"t.1"}
+    assert {name.split("/")[0] for name in after.stored_names()} == {"t.1"}
 
 
 def test_key_collector_logs_lost_store_and_goes_on(

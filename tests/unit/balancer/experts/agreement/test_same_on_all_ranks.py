@@ -26,27 +26,27 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
     each: list[dict[str, dict[str, str]]],
 ) -> None:
     def program(control: ThreadControl) -> object:
-        mine = each[control.rank]
-        return check_same_on_all_ranks(control, "same", SOON, mine, note=str(control.rank))
+        own_facts = each[control.rank]
+        return check_same_on_all_ranks(control, "same", SOON, own_facts, note=str(control.rank))
 
     answers = meet(len(each), program)
-    found = [entries(side) for side in each]
-    if all(side == found[0] for side in found):
+    rank_entries = [entries(side) for side in each]
+    if all(side == rank_entries[0] for side in rank_entries):
         assert answers == [tuple(str(rank) for rank in range(len(each)))] * len(each)
         return
     assert {type(answer) for answer in answers} == {RanksDiffer}
     (text,) = {str(answer) for answer in answers}
-    of, _, rest = text.partition(": ranks differ in ")
-    name, _, who = rest.partition(": ")
-    values = {side.get((of, name), NOTHING) for side in found}
+    group, _, difference = text.partition(": ranks differ in ")
+    name, _, ranks_by_value = difference.partition(": ")
+    values = {side.get((group, name), NOTHING) for side in rank_entries}
     assert len(values) > 1
-    assert sorted(part.split()[-1] for part in who.split("; ")) == sorted(values)
+    assert sorted(part.split()[-1] for part in ranks_by_value.split("; ")) == sorted(values)
 
 
 def test_check_same_lists_ranks_by_value() -> None:
     def program(control: ThreadControl) -> object:
-        mine = {"pool": {"layers": str(control.rank == 2), "experts": "8"}}
-        return check_same_on_all_ranks(control, "same", SOON, mine)
+        own_facts = {"pool": {"layers": str(control.rank == 2), "experts": "8"}}
+        return check_same_on_all_ranks(control, "same", SOON, own_facts)
 
     (text,) = {str(answer) for answer in meet(5, program)}
     assert text == "pool: ranks differ in layers: ranks 0..1, 3..4 have False; rank 2 has True"
@@ -56,8 +56,8 @@ def test_check_same_compares_given_ranks_only() -> None:
     def program(control: ThreadControl) -> object:
         if control.rank == 1:
             return None
-        mine = {"group": {"step": "3"}}
-        return check_same_on_all_ranks(control, "same", SOON, mine, ranks=[0, 2])
+        own_facts = {"group": {"step": "3"}}
+        return check_same_on_all_ranks(control, "same", SOON, own_facts, ranks=[0, 2])
 
     assert meet(3, program) == [("", ""), None, ("", "")]
 

@@ -54,25 +54,25 @@ from equipoise.hal.errors import ConfigError, VoteOutcomeUnknown
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
 
-def installed_at_the_end(stories: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
-    return {story.observations[-1].placement for story in stories}
+def final_placements(rank_records: list[Story]) -> set[tuple[tuple[int, ...], ...]]:
+    return {rank_record.observations[-1].placement for rank_record in rank_records}
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
 def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareMode) -> None:
-    stories = rebalance(shares=shares)
-    assert violations(stories) == []
-    assert stories[0].commits == stories[1].commits
-    assert len(stories[0].commits) >= 2
-    assert installed_at_the_end(stories) != {START}
-    assert sum(report.copies for report in stories[0].reports) > 0
+    rank_records = rebalance(shares=shares)
+    assert violations(rank_records) == []
+    assert rank_records[0].commits == rank_records[1].commits
+    assert len(rank_records[0].commits) >= 2
+    assert final_placements(rank_records) != {START}
+    assert sum(report.copies for report in rank_records[0].reports) > 0
 
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -> None:
-    stories = rebalance(rule=rule)
-    assert violations(stories) == []
-    assert installed_at_the_end(stories) != {START}
+    rank_records = rebalance(rule=rule)
+    assert violations(rank_records) == []
+    assert final_placements(rank_records) != {START}
 
 
 def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
@@ -95,30 +95,30 @@ def test_rebalance_report_counts_bytes_of_travelled_slots() -> None:
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
 def test_engine_rebalances_with_one_slot_of_staging(shares: ShareMode) -> None:
-    stories = rebalance(shares=shares, staging=1)
-    assert violations(stories) == []
-    assert stories[0].commits == stories[1].commits != []
-    assert installed_at_the_end(stories) != {START}
+    rank_records = rebalance(shares=shares, staging=1)
+    assert violations(rank_records) == []
+    assert rank_records[0].commits == rank_records[1].commits != []
+    assert final_placements(rank_records) != {START}
 
 
 def test_engine_rebalances_with_one_slot_of_staging_on_dependent_groups() -> None:
     issuers: set[str] = set()
     serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
-    stories = rebalance(both(*serial), staging=1)
-    assert violations(stories) == []
-    assert installed_at_the_end(stories) != {START}
+    rank_records = rebalance(both(*serial), staging=1)
+    assert violations(rank_records) == []
+    assert final_placements(rank_records) != {START}
 
 
 def test_rebalance_that_moves_nothing_is_reported_as_unchanged() -> None:
-    stories = rebalance()
-    for story in stories:
-        moved = {report.outcome for report in story.reports if report.copies}
-        assert moved == {"committed"}
-        rest = [report for report in story.reports if not report.copies]
+    rank_records = rebalance()
+    for rank_record in rank_records:
+        moving_outcomes = {report.outcome for report in rank_record.reports if report.copies}
+        assert moving_outcomes == {"committed"}
+        unmoved = [report for report in rank_record.reports if not report.copies]
         # The load stays the same, so that once all is even there is nothing left to move.
-        assert rest
-        assert {report.outcome for report in rest} == {"unchanged"}
-        assert story.aborts == {}
+        assert unmoved
+        assert {report.outcome for report in unmoved} == {"unchanged"}
+        assert rank_record.aborts == {}
 
 
 @pytest.mark.parametrize("short", [(), (0, 1)])
@@ -127,27 +127,27 @@ def test_engine_warns_once_on_one_rank_that_staging_is_short(
 ) -> None:
     monkeypatch.setattr(rebalance_plan, "_short_of_staging", lambda *_: short)
     with caplog.at_level(logging.WARNING, engine.LOG.name):
-        stories = rebalance(staging=1)
-    assert len(stories[0].reports) > 1
+        rank_records = rebalance(staging=1)
+    assert len(rank_records[0].reports) > 1
     lines = [record.message for record in caplog.records if "staging" in record.message]
     assert len(lines) == bool(short)
     assert all("each rank has 1 staging buffers; with more, layers 0..1" in line for line in lines)
 
 
 def test_different_plans_keep_installed_placement_on_all_ranks() -> None:
-    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
-    assert violations(stories) == []
-    assert installed_at_the_end(stories) == {START}
-    for story in stories:
-        assert story.commits == []
-        assert set(story.aborts) == {"plans differ"}
-        assert story.aborts["plans differ"] >= 2
+    rank_records = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, mirrored)))
+    assert violations(rank_records) == []
+    assert final_placements(rank_records) == {START}
+    for rank_record in rank_records:
+        assert rank_record.commits == []
+        assert set(rank_record.aborts) == {"plans differ"}
+        assert rank_record.aborts["plans differ"] >= 2
 
 
 def test_different_shares_abort_the_rebalance() -> None:
-    stories = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
-    assert violations(stories) == []
-    assert all("plans differ" in story.aborts for story in stories)
+    rank_records = rebalance(fabric(".loads", lambda inner: FalseLoads(inner, slightly_off)))
+    assert violations(rank_records) == []
+    assert all("plans differ" in rank_record.aborts for rank_record in rank_records)
 
 
 ABORTS: dict[str, tuple[Break, str]] = {
@@ -161,29 +161,31 @@ ABORTS: dict[str, tuple[Break, str]] = {
 @pytest.mark.parametrize("name", ABORTS)
 def test_fault_before_decision_aborts_on_all_ranks_and_is_counted(name: str) -> None:
     breakage, reason = ABORTS[name]
-    stories = rebalance(breakage, timeout=4.0)
-    assert violations(stories) == []
-    for story in stories:
-        assert reason in story.aborts
-    assert stories[0].commits == stories[1].commits
+    rank_records = rebalance(breakage, timeout=4.0)
+    assert violations(rank_records) == []
+    for rank_record in rank_records:
+        assert reason in rank_record.aborts
+    assert rank_records[0].commits == rank_records[1].commits
     if name == "ballot lost":  # the only one of these faults that is over after one rebalance
-        assert "committed" in [report.outcome for report in stories[0].reports]
+        assert "committed" in [report.outcome for report in rank_records[0].reports]
 
 
 def test_abort_reasons_are_counted_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MAX_ABORT_REASONS", 0)
-    for story in rebalance(fabric(".moves", NoExchange), timeout=4.0):
-        aborted = [report for report in story.reports if report.outcome not in COMPLETED]
-        assert story.aborts == {engine.OTHER_REASON: len(aborted)}
+    for rank_record in rebalance(fabric(".moves", NoExchange), timeout=4.0):
+        aborted_reports = [
+            report for report in rank_record.reports if report.outcome not in COMPLETED
+        ]
+        assert rank_record.aborts == {engine.OTHER_REASON: len(aborted_reports)}
 
 
 def test_slow_rank_commits_together_with_its_peer() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == 14 else None)
-    stories = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
-    assert violations(stories) == []
-    assert stories[0].commits == stories[1].commits
-    assert stories[0].commits[0] > 14
+    rank_records = rebalance(fabric(".moves", lambda inner: SlowExchange(inner, gate)), pace=pace)
+    assert violations(rank_records) == []
+    assert rank_records[0].commits == rank_records[1].commits
+    assert rank_records[0].commits[0] > 14
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED])
@@ -191,43 +193,46 @@ def test_dependent_groups_issue_all_operations_from_one_thread(shares: ShareMode
     """An exchange issued by a worker would come anywhere between the steps' own operations (P4)."""
     issuers: set[str] = set()
     serial = [fabric(".moves", lambda inner: SerialGroup(inner, issuers), rank) for rank in (0, 1)]
-    stories = rebalance(both(*serial), shares=shares)
-    assert violations(stories) == []
-    assert stories[0].commits == stories[1].commits
-    assert len(stories[0].commits) >= 2
+    rank_records = rebalance(both(*serial), shares=shares)
+    assert violations(rank_records) == []
+    assert rank_records[0].commits == rank_records[1].commits
+    assert len(rank_records[0].commits) >= 2
     assert not [name for name in issuers if name.startswith("equipoise.")]
     assert issuers
 
 
 def test_exchange_that_cannot_start_aborts_rebalance_but_not_step() -> None:
-    peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
-    cannot = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
-    stories = rebalance(both(peer, cannot), timeout=4.0)
-    assert violations(stories) == []
-    assert all("transfer failed" in story.aborts for story in stories)
+    serial_peer = fabric(".moves", lambda inner: SerialGroup(inner, set()), rank=0)
+    refusing_exchange = fabric(".moves", lambda inner: NoExchange(SerialGroup(inner, set())))
+    rank_records = rebalance(both(serial_peer, refusing_exchange), timeout=4.0)
+    assert violations(rank_records) == []
+    assert all("transfer failed" in rank_record.aborts for rank_record in rank_records)
 
 
 @pytest.mark.slow
 def test_communicator_is_rebuilt_after_failed_move() -> None:
     # The peer's exchange stays unmatched and fails its communicator at its deadline: both build.
-    stories = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
-    assert violations(stories) == []
-    for story in stories:
-        assert story.aborts["transfer failed"] == 1
-        assert "committed" in [report.outcome for report in story.reports]
-    assert stories[0].commits == stories[1].commits
-    assert stories[0].commits
+    rank_records = rebalance(fabric(".moves", BrokenUntilBuilt), timeout=4.0)
+    assert violations(rank_records) == []
+    for rank_record in rank_records:
+        assert rank_record.aborts["transfer failed"] == 1
+        assert "committed" in [report.outcome for report in rank_record.reports]
+    assert rank_records[0].commits == rank_records[1].commits
+    assert rank_records[0].commits
 
 
 def test_rebalance_aborts_everywhere_when_patience_runs_out() -> None:
     gate = threading.Event()
     pace = Pace(patience=0.02, hook=lambda step: gate.set() if step == STEPS - 1 else None)
-    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
-    stories = rebalance(slow, pace=pace, max_stalled_steps=3)
-    assert violations(stories) == []
-    assert installed_at_the_end(stories) == {START}
-    assert all("no progress in time" in story.aborts for story in stories)
-    assert all("a rank still drains an aborted rebalance" in story.aborts for story in stories)
+    slow_exchange = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    rank_records = rebalance(slow_exchange, pace=pace, max_stalled_steps=3)
+    assert violations(rank_records) == []
+    assert final_placements(rank_records) == {START}
+    assert all("no progress in time" in rank_record.aborts for rank_record in rank_records)
+    assert all(
+        "a rank still drains an aborted rebalance" in rank_record.aborts
+        for rank_record in rank_records
+    )
 
 
 def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
@@ -235,7 +240,7 @@ def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
 ) -> None:
     gate = threading.Event()
 
-    def late(*args: Any) -> Any:
+    def plan_late(*args: Any) -> Any:
         gate.wait(WATCHDOG)
         return rebalance_plan.plan_rebalance(*args)
 
@@ -251,36 +256,40 @@ def test_late_plan_is_used_and_rebalances_due_meanwhile_are_skipped(
                 gate.set()
 
     pace: Any = UntilPlanned()
-    monkeypatch.setattr(staged_path, "plan_rebalance", late)
-    stories = rebalance(pace=pace, max_stalled_steps=3)
-    assert violations(stories) == []
-    assert installed_at_the_end(stories) != {START}
-    for story in stories:
-        assert story.aborts == {}
-        first, second = story.reports[:2]
+    monkeypatch.setattr(staged_path, "plan_rebalance", plan_late)
+    rank_records = rebalance(pace=pace, max_stalled_steps=3)
+    assert violations(rank_records) == []
+    assert final_placements(rank_records) != {START}
+    for rank_record in rank_records:
+        assert rank_record.aborts == {}
+        first, second = rank_record.reports[:2]
         assert first.outcome == "committed"
         assert first.step > 14
         assert second.number > first.number + 1
 
 
-@pytest.mark.parametrize("stand", ['"status": "proposed"', '"tables": '])
-def test_rank_without_ballots_follows_decision_of_its_peer(stand: str) -> None:
-    stories = rebalance(fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.5)))
-    assert violations(stories) == []
-    assert stories[0].commits == stories[1].commits
-    assert stories[1].commits
-    assert all(story.aborts == {} for story in stories)
+@pytest.mark.parametrize("ballot_field", ['"status": "proposed"', '"tables": '])
+def test_rank_without_ballots_follows_decision_of_its_peer(ballot_field: str) -> None:
+    rank_records = rebalance(
+        fabric("control", lambda inner: BlindOnce(inner, ballot_field, delay=0.5))
+    )
+    assert violations(rank_records) == []
+    assert rank_records[0].commits == rank_records[1].commits
+    assert rank_records[1].commits
+    assert all(rank_record.aborts == {} for rank_record in rank_records)
 
 
-@pytest.mark.parametrize("stand", ['"status": "proposed"', '"tables": '])
+@pytest.mark.parametrize("ballot_field", ['"status": "proposed"', '"tables": '])
 @pytest.mark.slow
-def test_rank_with_all_ballots_aborts_when_peer_decided_abort(stand: str) -> None:
-    blind = fabric("control", lambda inner: BlindOnce(inner, stand, delay=0.0))
-    stories = rebalance(both(blind, fabric("control", SlowToDecide, rank=0)))
-    assert violations(stories) == []
-    assert all(story.aborts == {"no ballot from rank(s) 0": 1} for story in stories)
-    assert stories[0].commits == stories[1].commits
-    assert stories[0].commits, "the rebalances behind it go on: no exchange was left unmatched"
+def test_rank_with_all_ballots_aborts_when_peer_decided_abort(ballot_field: str) -> None:
+    blind_control = fabric("control", lambda inner: BlindOnce(inner, ballot_field, delay=0.0))
+    rank_records = rebalance(both(blind_control, fabric("control", SlowToDecide, rank=0)))
+    assert violations(rank_records) == []
+    assert all(
+        rank_record.aborts == {"no ballot from rank(s) 0": 1} for rank_record in rank_records
+    )
+    assert rank_records[0].commits == rank_records[1].commits
+    assert rank_records[0].commits, "the rebalances behind it go on: no exchange was left unmatched"
 
 
 def test_rank_stops_when_outcome_is_unknown() -> None:
@@ -291,8 +300,8 @@ def test_rank_stops_when_outcome_is_unknown() -> None:
 class CommitsEarly(StagedPath):
     """Mutant: the victim commits as soon as its own staging is filled, without a vote."""
 
-    def poll(self, voyage: TransferProgress) -> InTransfer | Failed:
-        after = super().poll(voyage)
+    def poll(self, progress: TransferProgress) -> InTransfer | Failed:
+        after = super().poll(progress)
         if isinstance(after, Staged) and self._rank == 1:
             self.commit(after, len(after.ready_chunks), step=0)
         return after
@@ -301,18 +310,20 @@ class CommitsEarly(StagedPath):
 def trusts_bytes(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares checksums."""
     verdict = tally(ballots)
-    lots = min(len(ballot.staged) for ballot in ballots)
-    return Commit(lots) if verdict == Abort("staged bytes differ") else verdict
+    chunk_count = min(len(ballot.staged) for ballot in ballots)
+    return Commit(chunk_count) if verdict == Abort("staged bytes differ") else verdict
 
 
-def unmarked(mark: ChunkChecksum) -> ChunkChecksum:
+def without_tables(mark: ChunkChecksum) -> ChunkChecksum:
     return replace(mark, tables="")
 
 
 def trusts_plans(ballots: list[Ballot]) -> Verdict:
     """Mutant: nobody compares digests."""
-    blank = [replace(b, digest="", staged=tuple(map(unmarked, b.staged))) for b in ballots]
-    return tally(blank)
+    ballots_without_digest = [
+        replace(b, digest="", staged=tuple(map(without_tables, b.staged))) for b in ballots
+    ]
+    return tally(ballots_without_digest)
 
 
 def test_oracle_detects_missing_copy() -> None:
@@ -333,12 +344,12 @@ def test_oracle_detects_unverified_staged_bytes(
 
 def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vote_module, "tally", trusts_plans)
-    lies = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
-    assert any("layouts differ" in line for line in violations(rebalance(lies)))
+    false_loads = fabric(".loads", lambda inner: FalseLoads(inner, slightly_off))
+    assert any("layouts differ" in line for line in violations(rebalance(false_loads)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("bad_options", "message"),
     [
         ({"window_size": 0}, "at least one"),
         ({"sub_window": -1}, "sub_window -1 at least 0"),
@@ -346,7 +357,9 @@ def test_oracle_detects_uncompared_plans(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"step_interval": 2}, "shorter"),
     ],
 )
-def test_engine_config_refuses_inconsistent_cadence(wrong: dict[str, int], says: str) -> None:
-    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **wrong}
-    with pytest.raises(ConfigError, match=says):
+def test_engine_config_refuses_inconsistent_cadence(
+    bad_options: dict[str, int], message: str
+) -> None:
+    cadence: dict[str, Any] = {"window_size": 4, "step_interval": 8, "sub_window": 2, **bad_options}
+    with pytest.raises(ConfigError, match=message):
         BalancerConfig(name="x", shares=ShareMode.STATIC, **cadence)

@@ -58,36 +58,39 @@ def of(entries: Sequence[Event], kind: type[T]) -> list[T]:
     return [entry for entry in entries if isinstance(entry, kind)]
 
 
-def observed(
+def observe_rebalances(
     run: Callable[..., list[Story]] = rebalance, **options: object
 ) -> tuple[list[Story], list[list[Event]]]:
-    """Both ranks' stories, and what their journals were told."""
-    kept = [RecordingSink() for _ in range(SHAPE.ranks)]
-    stories = run(journals=kept.__getitem__, **options)
-    assert violations(stories) == []
-    return stories, [journal.events for journal in kept]
+    """The records of both ranks, and the events that their sinks received."""
+    sinks = [RecordingSink() for _ in range(SHAPE.ranks)]
+    rank_records = run(journals=sinks.__getitem__, **options)
+    assert violations(rank_records) == []
+    return rank_records, [sink.events for sink in sinks]
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def told(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]]:
-    return observed(way=WAYS[request.param], pace=Pace(0.02))
+def observations(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]]:
+    return observe_rebalances(way=WAYS[request.param], pace=Pace(0.02))
 
 
 def test_event_sink_records_every_reported_rebalance(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for story, entries in zip(*told, strict=True):
+    for rank_record, entries in zip(*observations, strict=True):
         records = [entry.record for entry in of(entries, RebalanceEnded)]
         assert len(records) >= 2
         assert [
             (r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes) for r in records
-        ] == [(r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes) for r in story.reports]
+        ] == [
+            (r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes)
+            for r in rank_record.reports
+        ]
 
 
 def test_event_sink_predicts_lower_imbalance_for_plans_that_move(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for entries in told[1]:
+    for entries in observations[1]:
         records = [entry.record for entry in of(entries, RebalanceEnded) if entry.record.copies]
         assert records
         for record in records:
@@ -99,11 +102,11 @@ def test_event_sink_predicts_lower_imbalance_for_plans_that_move(
 
 
 def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
     by_rank = [
         [entry.record for item in entries for entry in of(digest.process(item), RebalanceMeasured)]
-        for entries, digest in ((entries, EventAggregator()) for entries in told[1])
+        for entries, digest in ((entries, EventAggregator()) for entries in observations[1])
     ]
     assert any(record.bytes for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
@@ -111,7 +114,7 @@ def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
 
 
 def test_event_sink_actual_imbalance_matches_prediction() -> None:
-    _, entries = observed()
+    _, entries = observe_rebalances()
     digest = EventAggregator()
     records = [e.record for item in entries[0] for e in of(digest.process(item), RebalanceMeasured)]
     # The first rebalance is over, and seen to be so, before the loads change at the half.
@@ -122,9 +125,9 @@ def test_event_sink_actual_imbalance_matches_prediction() -> None:
 
 
 def test_event_sink_phase_seconds_add_up_to_rebalance_duration(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for entries in told[1]:
+    for entries in observations[1]:
         for entry in of(entries, RebalanceEnded):
             assert sum(entry.record.phase_seconds.values()) == pytest.approx(
                 entry.end - entry.begin
@@ -133,9 +136,9 @@ def test_event_sink_phase_seconds_add_up_to_rebalance_duration(
 
 
 def test_event_sink_state_changes_are_legal_and_rebalances_ascend(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for entries in told[1]:
+    for entries in observations[1]:
         states = of(entries, StateChanged)
         names = ["idle", *(entry.state for entry in states)]
         for before, after in pairwise(names):
@@ -146,9 +149,9 @@ def test_event_sink_state_changes_are_legal_and_rebalances_ascend(
 
 
 def test_event_sink_spans_of_a_track_never_cross(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for entries in told[1]:
+    for entries in observations[1]:
         spans = of(entries, TraceSpan)
         assert {Track.PLANNER, Track.VOTE, Track.REBALANCE, Track.TRANSFER} <= {
             s.track for s in spans
@@ -160,19 +163,19 @@ def test_event_sink_spans_of_a_track_never_cross(
 def crossing(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Spans that begin within another and end behind it."""
     open_until: list[float] = []
-    found = []
+    crossings = []
     for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         while open_until and open_until[-1] <= begin:
             open_until.pop()
         if open_until and end > open_until[-1]:
-            found.append((begin, end))
+            crossings.append((begin, end))
         open_until.append(end)
-    return found
+    return crossings
 
 
 def test_event_sink_spans_show_sent_and_received_slots_and_verdicts() -> None:
-    _, entries = observed()
-    spans = [span for told in entries for span in of(told, TraceSpan)]
+    _, rank_events = observe_rebalances()
+    spans = [span for events in rank_events for span in of(events, TraceSpan)]
     rounds = [span.details for span in spans if span.track is Track.COPY]
     assert sum(int(str(d.get("sent", 0))) for d in rounds) == sum(
         int(str(d.get("received", 0))) for d in rounds
@@ -184,10 +187,10 @@ def test_event_sink_spans_show_sent_and_received_slots_and_verdicts() -> None:
 
 
 def test_event_sink_spans_of_work_carry_their_rebalance(
-    told: tuple[list[Story], list[list[Event]]],
+    observations: tuple[list[Story], list[list[Event]]],
 ) -> None:
-    for rank, entries in enumerate(told[1]):
-        begun = {
+    for rank, entries in enumerate(observations[1]):
+        started_rebalances = {
             entry.rebalance for entry in of(entries, StateChanged) if entry.rebalance is not None
         }
         # The program that drives the engine waits for its workers by jobs that say nothing.
@@ -195,7 +198,7 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
         for name in ("plan", "vote", "move"):
             rebalances = [span.details.get("rebalance") for span in spans if span.name == name]
             assert rebalances, name
-            assert set(rebalances) <= begun, name
+            assert set(rebalances) <= started_rebalances, name
         votes = [span for span in spans if span.name == "vote"]
         # The engine may be closed while the last vote is under way, or what is behind it.
         assert all("verdict" in span.details for span in votes[:-1])
@@ -208,40 +211,42 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
 
 
 def test_event_sink_records_abort_reason() -> None:
-    stories, entries = observed(
+    rank_records, entries = observe_rebalances(
         lambda journals: rebalance(fabric(".moves", FlippedByte), timeout=4.0, journals=journals)
     )
     reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
     assert "staged bytes differ" in reasons
-    assert len(reasons) == len(stories[0].reports)
+    assert len(reasons) == len(rank_records[0].reports)
 
 
 def test_event_sink_records_skipped_rebalance() -> None:
     gate = threading.Event()
     pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
-    slow = fabric(".moves", lambda inner: SlowExchange(inner, gate))
-    _, entries = observed(
-        lambda journals: rebalance(slow, pace=pace, journals=journals)  # opens at 5
+    slow_exchange = fabric(".moves", lambda inner: SlowExchange(inner, gate))
+    _, rank_events = observe_rebalances(
+        lambda journals: rebalance(slow_exchange, pace=pace, journals=journals)  # opens at 5
     )
-    for told in entries:
-        steps = [entry.step for entry in of(told, RebalanceSkipped)]
+    for events in rank_events:
+        steps = [entry.step for entry in of(events, RebalanceSkipped)]
         assert steps[:2] == [9, 13]
         assert all(step % 4 == 1 for step in steps)
-        opened = {entry.step for entry in of(told, StateChanged) if entry.state == "planning"}
-        assert opened.isdisjoint(steps)
+        opening_steps = {
+            entry.step for entry in of(events, StateChanged) if entry.state == "planning"
+        }
+        assert opening_steps.isdisjoint(steps)
 
 
 def test_event_sink_omits_idle_boundaries() -> None:
-    _, entries = observed(sub_window=8, window_size=8, step_interval=16)
+    _, entries = observe_rebalances(sub_window=8, window_size=8, step_interval=16)
     boundaries = [entry.step for entry in of(entries[0], BoundaryDone)]
-    quiet = set(range(1, 8)) | set(range(10, 16))
-    assert quiet.isdisjoint(boundaries)
+    idle_steps = set(range(1, 8)) | set(range(10, 16))
+    assert idle_steps.isdisjoint(boundaries)
     assert {8, 9, 16, 17} <= set(boundaries)
     assert len(boundaries) < STEPS
 
 
 def test_event_sink_sums_carry_layout_in_force() -> None:
-    _, entries = observed(shares=ShareMode.LAGGED)
+    _, entries = observe_rebalances(shares=ShareMode.LAGGED)
     sums = of(entries[0], LoadReduced)
     assert [entry.step for entry in sums] == list(range(2, STEPS, 2))
     assert {entry.load.sum() for entry in sums} == {SHAPE.layers * 64 * 2 * SHAPE.ranks}
@@ -249,25 +254,25 @@ def test_event_sink_sums_carry_layout_in_force() -> None:
 
 
 def test_event_sink_ends_with_closed_entry() -> None:
-    for entries in observed()[1]:
+    for entries in observe_rebalances()[1]:
         assert isinstance(entries[-1], EngineClosed)
 
 
-class Broken(NullSink):
-    """Takes nothing."""
+class FailingSink(NullSink):
+    """An event sink that raises on every event."""
 
     def emit(self, entry: Event) -> None:
         raise RuntimeError("out of ink")
 
 
 def test_serving_is_unaffected_by_failing_event_sink() -> None:
-    couriers = [AsyncEventSink([Broken()]) for _ in range(SHAPE.ranks)]
-    stories = rebalance(healthy, journals=couriers.__getitem__)
-    for courier in couriers:
-        courier.close()
-        assert courier.failures > 10
-    assert violations(stories) == []
-    assert len(stories[0].commits) >= 2
+    sinks = [AsyncEventSink([FailingSink()]) for _ in range(SHAPE.ranks)]
+    rank_records = rebalance(healthy, journals=sinks.__getitem__)
+    for sink in sinks:
+        sink.close()
+        assert sink.failures > 10
+    assert violations(rank_records) == []
+    assert len(rank_records[0].commits) >= 2
 
 
 def test_log_balancedness_requires_an_event_sink() -> None:

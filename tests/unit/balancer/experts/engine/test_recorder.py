@@ -44,84 +44,96 @@ PROGRESS = TransferProgress(UNDONE, REBALANCE, UNDONE, 0, 5, ())
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every look at it finds a second more."""
+    """A clock that advances by one second per reading."""
     ticks = count()
     monkeypatch.setattr(module, "now", lambda: float(next(ticks)))
     return iter(())
 
 
-def told(kept: RecordingSink, states: list[State], report: RebalanceReport | None) -> None:
-    """Boundary by boundary; the rebalance ends at the last."""
-    written = EventRecorder(kept, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
+def record_states(sink: RecordingSink, states: list[State], report: RebalanceReport | None) -> None:
+    """Records a boundary per state; the rebalance, if any, ends at the last."""
+    recorder = EventRecorder(sink, SHAPE, 0, 100, 2, lambda load, at, shape: at.shares)
     for step, state in enumerate(states):
-        written.begin_boundary(step)
+        recorder.begin_boundary(step)
         if report is not None and step == len(states) - 1:
-            written.rebalance_ended(states[step - 1], report)
-        written.end_boundary(state, AFTER if state is states[-1] else BEFORE)
+            recorder.rebalance_ended(states[step - 1], report)
+        recorder.end_boundary(state, AFTER if state is states[-1] else BEFORE)
 
 
 def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
-    kept = RecordingSink()
-    moving, committing = Transferring(PROGRESS), Staged(PROGRESS, ())
-    proposed = Proposed(REBALANCE, PROPOSAL)
+    sink = RecordingSink()
+    transferring_state, staged_state = Transferring(PROGRESS), Staged(PROGRESS, ())
+    proposed_state = Proposed(REBALANCE, PROPOSAL)
     states: list[State] = [
         Planning(REBALANCE, UNDONE),
-        moving,
-        committing,
-        moving,
-        moving,
-        committing,
+        transferring_state,
+        staged_state,
+        transferring_state,
+        transferring_state,
+        staged_state,
     ]
-    told(kept, [*states, proposed, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200))
-    (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
+    record_states(
+        sink, [*states, proposed_state, Idle()], RebalanceReport(3, 5, 9, "committed", 2, 200)
+    )
+    (rebalance_end,) = [entry for entry in sink.events if isinstance(entry, RebalanceEnded)]
     # A boundary takes two looks at the clock, so a state that is entered at one and left at the
     # next lasts two seconds.
-    assert ended.record.phase_seconds == {
+    assert rebalance_end.record.phase_seconds == {
         "planning": 2,
         "transferring": 6,
         "staged": 4,
         "proposed": 2,
     }
-    assert ended.end - ended.begin == 14
-    assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (0.5, 0.125)
-    assert ended.record.layers == 1
-    assert ended.record.short_of_staging == 0
-    assert [placement.tolist() for placement in ended.placements] == [
+    assert rebalance_end.end - rebalance_end.begin == 14
+    assert (rebalance_end.record.imbalance_before, rebalance_end.record.imbalance_predicted) == (
+        0.5,
+        0.125,
+    )
+    assert rebalance_end.record.layers == 1
+    assert rebalance_end.record.short_of_staging == 0
+    assert [placement.tolist() for placement in rebalance_end.placements] == [
         BEFORE.placement.tolist(),
         AFTER.placement.tolist(),
     ]
 
 
 def test_recorder_records_each_boundary_and_each_state_change(clock: None) -> None:
-    kept = RecordingSink()
-    planning = Planning(REBALANCE, UNDONE)
-    told(kept, [Idle(), planning, planning, planning], None)
-    passed = [entry for entry in kept.events if isinstance(entry, BoundaryDone)]
-    assert [(entry.step, entry.end - entry.begin) for entry in passed] == [(i, 1) for i in range(4)]
-    assert [(e.step, e.state, e.rebalance) for e in kept.events if isinstance(e, StateChanged)] == [
+    sink = RecordingSink()
+    planning_state = Planning(REBALANCE, UNDONE)
+    record_states(sink, [Idle(), planning_state, planning_state, planning_state], None)
+    boundaries = [entry for entry in sink.events if isinstance(entry, BoundaryDone)]
+    assert [(entry.step, entry.end - entry.begin) for entry in boundaries] == [
+        (i, 1) for i in range(4)
+    ]
+    assert [(e.step, e.state, e.rebalance) for e in sink.events if isinstance(e, StateChanged)] == [
         (1, "planning", 3)
     ]
 
 
 def test_recorder_excludes_draining_from_rebalance_seconds(clock: None) -> None:
-    kept = RecordingSink()
-    planning, draining = Planning(REBALANCE, UNDONE), Draining(())
-    told(kept, [planning, draining], RebalanceReport(3, 5, 6, "planner failed", 0, 0))
-    (ended,) = [entry for entry in kept.events if isinstance(entry, RebalanceEnded)]
-    assert ended.record.phase_seconds == {"planning": 2}
-    assert (ended.record.imbalance_before, ended.record.imbalance_predicted) == (None, None)
-    names = [entry.name for entry in kept.events if isinstance(entry, TraceSpan)]
+    sink = RecordingSink()
+    planning_state, draining_state = Planning(REBALANCE, UNDONE), Draining(())
+    record_states(
+        sink, [planning_state, draining_state], RebalanceReport(3, 5, 6, "planner failed", 0, 0)
+    )
+    (rebalance_end,) = [entry for entry in sink.events if isinstance(entry, RebalanceEnded)]
+    assert rebalance_end.record.phase_seconds == {"planning": 2}
+    assert (rebalance_end.record.imbalance_before, rebalance_end.record.imbalance_predicted) == (
+        None,
+        None,
+    )
+    names = [entry.name for entry in sink.events if isinstance(entry, TraceSpan)]
     assert names == ["planning", "rebalance 3: aborted"]
 
 
 def test_recorder_ignores_end_of_rebalance_it_did_not_see_open(clock: None) -> None:
-    kept = RecordingSink()
-    told(kept, [Idle(), Idle()], RebalanceReport(3, 5, 6, "committed", 0, 0))
-    assert [entry for entry in kept.events if isinstance(entry, RebalanceEnded)] == []
+    sink = RecordingSink()
+    record_states(sink, [Idle(), Idle()], RebalanceReport(3, 5, 6, "committed", 0, 0))
+    assert [entry for entry in sink.events if isinstance(entry, RebalanceEnded)] == []
 
 
 @pytest.mark.parametrize(
-    ("state", "known"),
+    ("state", "has_proposal"),
     [
         (Idle(), False),
         (Draining(()), False),
@@ -133,5 +145,5 @@ def test_recorder_ignores_end_of_rebalance_it_did_not_see_open(clock: None) -> N
         (Failed(REBALANCE, "no", TransferProgress(UNDONE, REBALANCE, PROPOSAL, 0, 5, ())), True),  # type: ignore[arg-type]
     ],
 )
-def test_proposal_of_state_is_known_from_agreeing_on(state: State, known: bool) -> None:
-    assert (proposal_of(state) is PROPOSAL) == known
+def test_proposal_of_state_is_known_from_agreeing_on(state: State, has_proposal: bool) -> None:
+    assert (proposal_of(state) is PROPOSAL) == has_proposal

@@ -52,7 +52,7 @@ def start() -> Layout:
 
 @dataclass
 class Bench:
-    installed: FakeInstalled
+    serving: FakeInstalled
     load: FakeLoad
     renewal: LaggedShares
 
@@ -62,62 +62,62 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    installed, load = FakeInstalled(start()), FakeLoad(SKEWED)
+    serving, load = FakeInstalled(start()), FakeLoad(SKEWED)
     worker = EagerWorker(Track.SHARES, 20.0)
     renewal = LaggedShares(
-        cast(ServingState, installed),
+        cast(ServingState, serving),
         cast(LoadWindow, load),
         SHAPE,
         drift_threshold=655,
         worker=worker,
     )
-    yield Bench(installed, load, renewal)
+    yield Bench(serving, load, renewal)
     worker.close()
 
 
-def keeping(installed: FakeInstalled) -> StaticShares:
-    return StaticShares(cast(ServingState, installed), SHAPE)
+def static_shares(serving: FakeInstalled) -> StaticShares:
+    return StaticShares(cast(ServingState, serving), SHAPE)
 
 
 def test_lagged_shares_are_installed_one_boundary_after_sum(bench: Bench) -> None:
     bench.boundary(summed=True)
     assert bench.renewal.pending
-    assert bench.installed.renewals == []
+    assert bench.serving.renewals == []
     bench.boundary(summed=False)
     assert not bench.renewal.pending
-    wanted = solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
-    np.testing.assert_array_equal(bench.installed.layout.shares, wanted)
+    expected = solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
+    np.testing.assert_array_equal(bench.serving.layout.shares, expected)
     bench.boundary(summed=False)
-    assert len(bench.installed.renewals) == 1
+    assert len(bench.serving.renewals) == 1
 
 
 def test_lagged_shares_for_replaced_placement_are_dropped(bench: Bench) -> None:
     bench.boundary(summed=True)
     other = np.roll(initial_placement(SHAPE), 1, axis=1)
-    bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
+    bench.serving.layout = Layout(other, even_shares(other, SHAPE.experts))
     bench.boundary(summed=False)
-    assert bench.installed.renewals == []
+    assert bench.serving.renewals == []
 
 
 def test_lagged_shares_are_installed_for_untouched_layers(bench: Bench) -> None:
     bench.boundary(summed=True)
     other = initial_placement(SHAPE)
     other[0] = np.roll(other[0], 1)
-    bench.installed.layout = Layout(other, even_shares(other, SHAPE.experts))
+    bench.serving.layout = Layout(other, even_shares(other, SHAPE.experts))
     bench.boundary(summed=False)
-    (change,) = bench.installed.renewals
+    (change,) = bench.serving.renewals
     assert change.layers == (1,)
-    wanted = layer_update(bench.installed.layout, SHAPE, [1]).tables
-    assert torch.equal(change.tables.cumulative, wanted.cumulative)
+    expected = layer_update(bench.serving.layout, SHAPE, [1]).tables
+    assert torch.equal(change.tables.cumulative, expected.cumulative)
 
 
 def test_lagged_shares_with_small_gain_are_not_installed(bench: Bench) -> None:
-    bench.installed.layout = Layout(
+    bench.serving.layout = Layout(
         initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
     )
     bench.boundary(summed=True)
     bench.boundary(summed=False)
-    assert bench.installed.renewals == []
+    assert bench.serving.renewals == []
 
 
 def test_lagged_shares_that_cannot_be_solved_stop_the_rank(bench: Bench) -> None:
@@ -129,27 +129,29 @@ def test_lagged_shares_that_cannot_be_solved_stop_the_rank(bench: Bench) -> None
 
 def test_lagged_shares_ignore_shares_of_a_plan(bench: Bench) -> None:
     bench.renewal.apply_plan_shares(start())
-    assert bench.installed.renewals == []
+    assert bench.serving.renewals == []
 
 
 def test_kept_shares_take_shares_of_plan_where_placement_stays() -> None:
-    installed = FakeInstalled(start())
-    keep = keeping(installed)
+    serving = FakeInstalled(start())
+    keep = static_shares(serving)
     run_blocking(keep.before_step(summed=True), 20.0)
-    wanted = Layout(initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE))
-    keep.apply_plan_shares(wanted)
-    (change,) = installed.renewals
+    plan_layout = Layout(
+        initial_placement(SHAPE), solve_shares(SKEWED, initial_placement(SHAPE), SHAPE)
+    )
+    keep.apply_plan_shares(plan_layout)
+    (change,) = serving.renewals
     assert change.layers == (0, 1)
-    np.testing.assert_array_equal(installed.layout.shares, wanted.shares)
-    keep.apply_plan_shares(wanted)
-    assert len(installed.renewals) == 1, "equal shares are not installed again"
+    np.testing.assert_array_equal(serving.layout.shares, plan_layout.shares)
+    keep.apply_plan_shares(plan_layout)
+    assert len(serving.renewals) == 1, "equal shares are not installed again"
 
 
 def test_kept_shares_of_moving_layer_wait_for_its_weights() -> None:
-    installed = FakeInstalled(start())
-    moved = initial_placement(SHAPE)
-    moved[1] = np.roll(moved[1], 2)
-    shares = solve_shares(SKEWED, moved, SHAPE)
-    keeping(installed).apply_plan_shares(Layout(moved, shares))
-    (change,) = installed.renewals
+    serving = FakeInstalled(start())
+    new_placement = initial_placement(SHAPE)
+    new_placement[1] = np.roll(new_placement[1], 2)
+    shares = solve_shares(SKEWED, new_placement, SHAPE)
+    static_shares(serving).apply_plan_shares(Layout(new_placement, shares))
+    (change,) = serving.renewals
     assert change.layers == (0,)

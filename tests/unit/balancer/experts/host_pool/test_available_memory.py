@@ -10,7 +10,7 @@ GIB = 1 << 30
 
 
 class System:
-    """The two folders that are read, made up."""
+    """A made-up `/proc` and control group folder."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.groups = root / "proc", root / "groups"
@@ -22,21 +22,21 @@ class System:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{text}")
 
-    def second(self, path: str, most: str | int, used: int, files: int = 0) -> None:
+    def write_v2_group(self, path: str, limit: str | int, usage: int, file_cache: int = 0) -> None:
         """A group of version 2."""
-        place = self.groups / path
-        self.write(place / "memory.max", most)
-        self.write(place / "memory.current", used)
-        self.write(place / "memory.stat", f"anon 7\ninactive_file {files}\n")
+        directory = self.groups / path
+        self.write(directory / "memory.max", limit)
+        self.write(directory / "memory.current", usage)
+        self.write(directory / "memory.stat", f"anon 7\ninactive_file {file_cache}\n")
 
-    def first(self, path: str, most: int, used: int, files: int = 0) -> None:
+    def write_v1_group(self, path: str, limit: int, usage: int, file_cache: int = 0) -> None:
         """A group of version 1."""
-        place = self.groups / "memory" / path
-        self.write(place / "memory.limit_in_bytes", most)
-        self.write(place / "memory.usage_in_bytes", used)
-        self.write(place / "memory.stat", f"cache 7\ntotal_inactive_file {files}\n")
+        directory = self.groups / "memory" / path
+        self.write(directory / "memory.limit_in_bytes", limit)
+        self.write(directory / "memory.usage_in_bytes", usage)
+        self.write(directory / "memory.stat", f"cache 7\ntotal_inactive_file {file_cache}\n")
 
-    def room(self) -> MemoryLimit:
+    def available(self) -> MemoryLimit:
         return available_memory(self.proc, self.groups)
 
 
@@ -46,38 +46,38 @@ def system(tmp_path: Path) -> System:
 
 
 def test_available_memory_without_cgroup_limit_is_that_of_machine(system: System) -> None:
-    assert system.room() == MemoryLimit(32 * GIB, "this machine's memory")
+    assert system.available() == MemoryLimit(32 * GIB, "this machine's memory")
 
 
 def test_available_memory_respects_tightest_cgroup_of_path(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/jobs/mine\n")
-    system.second("jobs/mine", "max", 5)
-    system.second("jobs", 10 * GIB, 7 * GIB, files=GIB)
-    assert system.room() == MemoryLimit(4 * GIB, f"control group {system.groups / 'jobs'}")
-    system.second("jobs/mine", 2 * GIB, GIB)
-    assert system.room() == MemoryLimit(GIB, f"control group {system.groups / 'jobs/mine'}")
+    system.write_v2_group("jobs/mine", "max", 5)
+    system.write_v2_group("jobs", 10 * GIB, 7 * GIB, file_cache=GIB)
+    assert system.available() == MemoryLimit(4 * GIB, f"control group {system.groups / 'jobs'}")
+    system.write_v2_group("jobs/mine", 2 * GIB, GIB)
+    assert system.available() == MemoryLimit(GIB, f"control group {system.groups / 'jobs/mine'}")
 
 
 def test_available_memory_respects_cgroup_v1(system: System) -> None:
     text = "7:cpu:/other\n4:memory,hugetlb:/jobs/mine\n0::/\n"
     system.write(system.proc / "self" / "cgroup", text)
-    system.first("jobs", 3 * GIB, 2 * GIB, files=GIB // 2)
-    found = system.room()
-    assert found == MemoryLimit(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
+    system.write_v1_group("jobs", 3 * GIB, 2 * GIB, file_cache=GIB // 2)
+    limit = system.available()
+    assert limit == MemoryLimit(3 * GIB // 2, f"control group {system.groups / 'memory/jobs'}")
 
 
 def test_available_memory_is_zero_when_cgroup_exceeds_limit(system: System) -> None:
-    system.second("", GIB, 2 * GIB)
-    assert system.room().free == 0
+    system.write_v2_group("", GIB, 2 * GIB)
+    assert system.available().free == 0
 
 
 def test_available_memory_respects_cgroup_root_in_container(system: System) -> None:
     system.write(system.proc / "self" / "cgroup", "0::/not/seen/here\n")
-    system.second("", 2 * GIB, GIB)
-    assert system.room() == MemoryLimit(GIB, f"control group {system.groups}")
+    system.write_v2_group("", 2 * GIB, GIB)
+    assert system.available() == MemoryLimit(GIB, f"control group {system.groups}")
 
 
 def test_available_memory_raises_without_memavailable(system: System) -> None:
     system.write(system.proc / "meminfo", "MemTotal: 99 kB\n")
     with pytest.raises(ValueError, match="does not say"):
-        system.room()
+        system.available()

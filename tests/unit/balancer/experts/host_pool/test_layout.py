@@ -32,19 +32,19 @@ LAYOUTS = st.builds(
 @given(LAYOUTS)
 def test_pool_layout_parts_are_disjoint_aligned_and_in_bounds(layout: PoolLayout) -> None:
     count = layout.layers * layout.experts
-    taken = [(layout.checksums_offset, layout.checksums_offset + 8 * count)]
+    ranges = [(layout.checksums_offset, layout.checksums_offset + 8 * count)]
     for layer in range(layout.layers):
         for expert in range(layout.experts):
-            at = layout.expert_offset(layer, expert)
-            assert at % mmap.PAGESIZE == 0
+            expert_start = layout.expert_offset(layer, expert)
+            assert expert_start % mmap.PAGESIZE == 0
             for segment, offset in zip(layout.descriptor, layout.offsets, strict=True):
                 assert offset % CACHE_LINE == 0
-                taken.append((at + offset, at + offset + segment.nbytes))
-            assert taken[-1][1] <= at + layout.stride
-    taken = sorted(span for span in taken if span[0] < span[1])
-    assert taken[0][0] >= mmap.PAGESIZE
-    assert taken[-1][1] <= layout.nbytes
-    assert all(a[1] <= b[0] for a, b in itertools.pairwise(taken))
+                ranges.append((expert_start + offset, expert_start + offset + segment.nbytes))
+            assert ranges[-1][1] <= expert_start + layout.stride
+    ranges = sorted(span for span in ranges if span[0] < span[1])
+    assert ranges[0][0] >= mmap.PAGESIZE
+    assert ranges[-1][1] <= layout.nbytes
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges))
 
 
 @given(LAYOUTS, st.data())
@@ -60,9 +60,13 @@ def test_pool_view_covers_exactly_the_bytes_of_its_expert(
     ]
     for part in view:
         part.reshape(-1).view(torch.uint8).fill_(1)
-    at = layout.expert_offset(layer, expert)
-    written = sum(segment.nbytes for segment in layout.descriptor)
-    assert int(data[at : at + layout.stride].sum()) == int(data.sum()) == written
+    expert_start = layout.expert_offset(layer, expert)
+    expert_nbytes = sum(segment.nbytes for segment in layout.descriptor)
+    assert (
+        int(data[expert_start : expert_start + layout.stride].sum())
+        == int(data.sum())
+        == expert_nbytes
+    )
 
 
 @given(LAYOUTS, LAYOUTS)
@@ -86,9 +90,9 @@ def test_pool_layout_refuses_empty_pool(
 
 
 def test_pool_layout_refuses_private_format() -> None:
-    private = SegmentType("w", (2, 2), torch.uint8, SlotFormat.PRIVATE, 60)
+    private_segment = SegmentType("w", (2, 2), torch.uint8, SlotFormat.PRIVATE, 60)
     with pytest.raises(Unsupported, match="'w': no private format"):
-        PoolLayout((private,), 1, 1)
+        PoolLayout((private_segment,), 1, 1)
 
 
 @pytest.mark.parametrize(("layer", "expert"), [(-1, 0), (0, -1), (2, 0), (0, 3)])

@@ -51,9 +51,9 @@ def test_pool_ranks_read_experts_filled_by_all_ranks(
 
     def program(control: ThreadControl) -> tuple[bool, tuple[int, ...]]:
         pool = sealed(control, layout, seed)
-        found = holds(pool, seed)
+        contents_equal = holds(pool, seed)
         pool.close()
-        return found, pool.ranks
+        return contents_equal, pool.ranks
 
     before = holdings()
     assert meet(ranks, program) == [(True, tuple(range(ranks)))] * ranks
@@ -149,12 +149,14 @@ def test_pool_refuses_misfit_tensors_and_accepts_right_ones_later(
 def test_pool_expert_is_filled_once_by_its_own_rank() -> None:
     def program(control: ThreadControl) -> None:
         pool = opened(control)
-        mine, other = control.rank, 1 - control.rank
-        pool.write(0, mine, TENSORS)
-        with pytest.raises(ExpertPoolError, match=f"expert {mine} of layer 0 was filled before"):
-            pool.write(0, mine, TENSORS)
-        with pytest.raises(ExpertPoolError, match=f"is to be filled by rank {other}"):
-            pool.write(0, other, TENSORS)
+        own_expert, peer = control.rank, 1 - control.rank
+        pool.write(0, own_expert, TENSORS)
+        with pytest.raises(
+            ExpertPoolError, match=f"expert {own_expert} of layer 0 was filled before"
+        ):
+            pool.write(0, own_expert, TENSORS)
+        with pytest.raises(ExpertPoolError, match=f"is to be filled by rank {peer}"):
+            pool.write(0, peer, TENSORS)
         with pytest.raises(ExpertPoolError, match="no expert 5 of layer 0"):
             pool.write(0, 5, TENSORS)
         pool.close()
@@ -204,8 +206,8 @@ def test_pool_seal_names_unfilled_expert_on_every_rank() -> None:
         assert text == ("rank 1: has not filled expert 1 of layer 1, expert 4 of layer 2")
 
 
-@pytest.mark.parametrize("flipped", [0, 59, 64 + 14, 128 + 3])
-def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
+@pytest.mark.parametrize("byte_offset", [0, 59, 64 + 14, 128 + 3])
+def test_pool_seal_detects_changed_byte_on_every_rank(byte_offset: int) -> None:
     """One in each segment, by a rank that writes where it has no business."""
     ready = threading.Barrier(2)
 
@@ -215,7 +217,7 @@ def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
         ready.wait(WATCHDOG)
         if control.rank == 0:
             state = pool._state
-            os.pwrite(state.descriptor, b"\xff", LAYOUT.expert_offset(1, 3) + flipped)  # type: ignore[union-attr]
+            os.pwrite(state.descriptor, b"\xff", LAYOUT.expert_offset(1, 3) + byte_offset)  # type: ignore[union-attr]
         ready.wait(WATCHDOG)
         pool.seal(WATCHDOG)
 
@@ -224,60 +226,66 @@ def test_pool_seal_detects_changed_byte_on_every_rank(flipped: int) -> None:
 
 
 def test_pool_seal_detects_wrong_copy_while_filling(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = torch.Tensor.copy_
+    original_copy = torch.Tensor.copy_
 
-    def torn(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        copy(self, source)
+    def copy_wrongly(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        original_copy(self, source)
         if same((source,), weights(LAYOUT, 2, 2)[:1]):
             self[-1, -1] += 1
         return self
 
-    monkeypatch.setattr(torch.Tensor, "copy_", torn)
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_wrongly)
     (text,) = refused(sealed, 1, PoolCorrupted)
     assert text == "rank 0: other bytes than were written in expert 2 of layer 2"
 
 
 def test_pool_views_outlive_the_pool() -> None:
-    kept: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
 
     def program(control: ThreadControl) -> None:
         pool = sealed(control)
-        kept.extend(pool.view(1, 4))
+        views.extend(pool.view(1, 4))
         pool.close()
 
     before = holdings()
     alone(program)
     gc.collect()
-    assert same(tuple(kept), weights(LAYOUT, 1, 4))
+    assert same(tuple(views), weights(LAYOUT, 1, 4))
     assert holdings() != before
-    kept.clear()
+    views.clear()
     gc.collect()
     assert holdings() == before
 
 
 def test_pool_seal_fails_while_another_thread_fills(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, inside, go_on = PoolContents.write, threading.Event(), threading.Event()
+    original_write, write_started, write_gate = (
+        PoolContents.write,
+        threading.Event(),
+        threading.Event(),
+    )
 
-    def slow(self: PoolContents, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
-        inside.set()
-        go_on.wait(WATCHDOG)
-        write(self, layer, expert, tensors)
+    def write_slowly(
+        self: PoolContents, layer: int, expert: int, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        write_started.set()
+        write_gate.wait(WATCHDOG)
+        original_write(self, layer, expert, tensors)
 
-    def late(pool: HostExpertPool) -> None:
+    def fill_late(pool: HostExpertPool) -> None:
         with pytest.raises(ExpertPoolError, match="was let go"):
             fill(pool)
 
     def program(control: ThreadControl) -> None:
         pool = opened(control, PoolLayout(DESCRIPTOR, 1, 1))
-        monkeypatch.setattr(PoolContents, "write", slow)
-        filler = threading.Thread(target=late, args=(pool,))
-        filler.start()
-        inside.wait(WATCHDOG)
+        monkeypatch.setattr(PoolContents, "write", write_slowly)
+        fill_thread = threading.Thread(target=fill_late, args=(pool,))
+        fill_thread.start()
+        write_started.wait(WATCHDOG)
         try:
             pool.seal(WATCHDOG)
         finally:
-            go_on.set()
-            filler.join(WATCHDOG)
+            write_gate.set()
+            fill_thread.join(WATCHDOG)
 
     (text,) = refused(program, 1, PoolIncomplete)
     assert "is still filling" in text

@@ -41,14 +41,14 @@ pytestmark = pytest.mark.slow
 def test_pool_open_refuses_too_little_memory_before_allocating(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[int] = []
+    allocations: list[int] = []
     monkeypatch.setattr(
         rendezvous, "available_memory", lambda: MemoryLimit(1000, "control group x")
     )
-    monkeypatch.setattr(shared_memory, "create", lambda nbytes: made.append(nbytes))
-    wanted = f"wants {LAYOUT.nbytes} bytes, and control group x leaves 1000"
-    assert all(wanted in text for text in refused(opened, 3, HostMemoryExhausted))
-    assert made == []
+    monkeypatch.setattr(shared_memory, "create", lambda nbytes: allocations.append(nbytes))
+    expected = f"wants {LAYOUT.nbytes} bytes, and control group x leaves 1000"
+    assert all(expected in text for text in refused(opened, 3, HostMemoryExhausted))
+    assert allocations == []
 
 
 def test_pool_open_refuses_more_memory_than_machine_has() -> None:
@@ -62,12 +62,12 @@ def test_pool_open_fails_on_all_ranks_when_memory_fills_up(
 ) -> None:
     fallocate = os.posix_fallocate
 
-    def full(descriptor: int, offset: int, nbytes: int) -> None:
+    def fail_when_full(descriptor: int, offset: int, nbytes: int) -> None:
         if offset >= LAYOUT.expert_offset(1, 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fallocate(descriptor, offset, nbytes)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", fail_when_full)
     for text in refused(opened, 2, PoolIncomplete):
         assert text.startswith("rank 0: cannot reserve")
         assert "; rank 1: cannot reserve" in text
@@ -112,23 +112,23 @@ def test_pool_open_refuses_rank_outside_its_node_group() -> None:
         alone(program)
 
 
-def barred(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank may look into another's /proc."""
 
-    def forbidden(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
+    def refuse_open(self: MemoryHandle, layout: PoolLayout, proc: object = None) -> int:
         raise PoolMismatch("cannot open it: Permission denied")
 
-    monkeypatch.setattr(MemoryHandle, "open", forbidden)
+    monkeypatch.setattr(MemoryHandle, "open", refuse_open)
 
 
 def test_pool_open_uses_socket_when_proc_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    barred(monkeypatch)
+    forbid_proc(monkeypatch)
 
     def program(control: ThreadControl) -> tuple[bool, tuple[int, ...]]:
         pool = sealed(control)
-        found = holds(pool)
+        contents_equal = holds(pool)
         pool.close()
-        return found, pool.ranks
+        return contents_equal, pool.ranks
 
     assert meet(3, program) == [(True, (0, 1, 2))] * 3
 
@@ -147,30 +147,35 @@ def test_pool_is_shared_among_ranks_that_reach_each_other(
     containers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several containers under one node name: to each the others' processes are not there."""
-    home = {rank: n for n, ranks in enumerate(containers) for rank in ranks}
-    where: dict[int, int] = {}
-    honest = MemoryHandle.of
+    container_of = {rank: n for n, ranks in enumerate(containers) for rank in ranks}
+    rank_of_thread: dict[int, int] = {}
+    original_of = MemoryHandle.of
 
     def of(descriptor: int, token: bytes) -> MemoryHandle:
-        made = honest(descriptor, token)
-        return MemoryHandle(f"{home[where[threading.get_ident()]]}", made.process, made.start_time,
-                     made.descriptor, made.token)  # fmt: skip
+        handle = original_of(descriptor, token)
+        return MemoryHandle(
+            f"{container_of[rank_of_thread[threading.get_ident()]]}",
+            handle.process,
+            handle.start_time,
+            handle.descriptor,
+            handle.token,
+        )
 
     monkeypatch.setattr(MemoryHandle, "of", of)
     monkeypatch.setattr(
         "equipoise.balancer.experts.host_pool.rendezvous.boot_id",
-        lambda: f"{home[where[threading.get_ident()]]}",
+        lambda: f"{container_of[rank_of_thread[threading.get_ident()]]}",
     )
 
     def program(control: ThreadControl) -> tuple[int, ...]:
-        where[threading.get_ident()] = control.rank
+        rank_of_thread[threading.get_ident()] = control.rank
         pool = sealed(control)
         assert holds(pool)
         pool.close()
         return pool.ranks
 
-    shared = meet(4, program)
-    assert shared == [tuple(containers[home[rank]]) for rank in range(4)]
+    sharing_ranks = meet(4, program)
+    assert sharing_ranks == [tuple(containers[container_of[rank]]) for rank in range(4)]
 
 
 def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
@@ -184,10 +189,10 @@ def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
             fill(pool, seed)
             middle.wait(WATCHDOG)
             pool.seal(WATCHDOG)
-            found = holds(pool, seed)
+            contents_equal = holds(pool, seed)
             middle.wait(WATCHDOG)
             pool.close()
-            return found
+            return contents_equal
 
         return list(meet(2, program))
 
@@ -201,18 +206,18 @@ def test_pools_of_two_jobs_on_one_machine_do_not_mix() -> None:
 
 
 def test_pools_of_two_models_are_separate() -> None:
-    small = PoolLayout(DESCRIPTOR[1:], 1, 2)
+    draft_layout = PoolLayout(DESCRIPTOR[1:], 1, 2)
 
     def program(control: ThreadControl) -> bool:
-        target, draft = opened(control, LAYOUT, "target"), opened(control, small, "draft")
+        target, draft = opened(control, LAYOUT, "target"), opened(control, draft_layout, "draft")
         for pool, seed in ((target, 1), (draft, 2)):
             fill(pool, seed)
             pool.seal(WATCHDOG)
-        found = holds(target, 1) and holds(draft, 2)
+        contents_equal = holds(target, 1) and holds(draft, 2)
         target.close()
-        found = found and holds(draft, 2)
+        contents_equal = contents_equal and holds(draft, 2)
         draft.close()
-        return found
+        return contents_equal
 
     assert meet(2, program) == [True, True]
 

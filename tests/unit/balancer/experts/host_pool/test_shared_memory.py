@@ -22,18 +22,18 @@ NBYTES = 4 * os.sysconf("SC_PAGE_SIZE")
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    made = shared_memory.create(NBYTES)
-    yield made
-    os.close(made)
+    memory_fd = shared_memory.create(NBYTES)
+    yield memory_fd
+    os.close(memory_fd)
 
 
 def test_memory_has_no_name_and_is_freed_with_last_holder() -> None:
-    named, before = segments(), holdings()
+    named_segments, before = segments(), holdings()
     descriptor = shared_memory.create(NBYTES)
     mapping = SharedMapping.for_writing(descriptor, NBYTES)
-    assert left_since(named) == set()
-    made = os.fstat(descriptor)
-    assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), made)]
+    assert left_since(named_segments) == set()
+    memory_stat = os.fstat(descriptor)
+    assert not [p for p in segments() if p.exists() and os.path.samestat(p.stat(), memory_stat)]
     assert "(deleted)" in os.readlink(f"/proc/self/fd/{descriptor}")
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
@@ -102,28 +102,28 @@ def test_memory_stays_mapped_while_a_tensor_uses_it(descriptor: int) -> None:
 
 def test_memory_seals_while_forked_child_is_alive(descriptor: int) -> None:
     writer = SharedMapping.for_writing(descriptor, NBYTES)
-    hold, let_go = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(let_go)
-        os.read(hold, 1)
+        os.close(write_end)
+        os.read(read_end, 1)
         os._exit(0)
     writer.close()
     shared_memory.seal(descriptor)
-    os.close(let_go)
-    os.close(hold)
+    os.close(write_end)
+    os.close(read_end)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_memory_reserve_reports_full_machine(
     descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int, offset: int, nbytes: int) -> None:
+    def raise_no_space(descriptor: int, offset: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     shared_memory.reserve(descriptor, 0, NBYTES)
     assert os.fstat(descriptor).st_blocks * 512 == NBYTES
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raise_no_space)
     with pytest.raises(PoolIncomplete, match=f"cannot reserve {NBYTES} bytes: No space left"):
         shared_memory.reserve(descriptor, 0, NBYTES)
 
@@ -162,7 +162,7 @@ def test_memory_create_works_without_noexec_seal_support(
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "expected"),
     [
         ("always within_size [advise] never deny force", HugePages.ADVISED),
         ("[always] within_size advise never deny force", HugePages.ADVISED),
@@ -174,7 +174,7 @@ def test_memory_create_works_without_noexec_seal_support(
 def test_memory_reports_outcome_of_huge_page_request(
     descriptor: int,
     setting: str | None,
-    told: HugePages,
+    expected: HugePages,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,4 +182,4 @@ def test_memory_reports_outcome_of_huge_page_request(
     if setting is not None:
         path.write_text(setting)
     monkeypatch.setattr(shared_memory, "HUGE_PAGES_SETTING", path)
-    assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is told
+    assert SharedMapping.for_writing(descriptor, NBYTES).huge_pages is expected

@@ -42,27 +42,27 @@ def rank_transfers(migration: MigrationPlan, chunk: int) -> list[RankTransfers]:
 def test_migration_fills_exactly_the_changed_slots(change: Change) -> None:
     migration = change.plan()
     moves = routes(migration)
-    near = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
-    far = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
-    assert (near, far) == wanted(change)
-    assert migration.total_copies == len(moves) == len(near) + len(far)
-    assert migration.remote_copies == len(far)
+    local_fills = {(m.layer, m.slot, m.expert) for m in moves if m.round < 0}
+    remote_fills = {(m.layer, m.slot, m.expert) for m in moves if m.round >= 0}
+    assert (local_fills, remote_fills) == expected_fills(change)
+    assert migration.total_copies == len(moves) == len(local_fills) + len(remote_fills)
+    assert migration.remote_copies == len(remote_fills)
 
 
 Filled = set[tuple[int, int, int]]
 
 
-def wanted(change: Change) -> tuple[Filled, Filled]:
-    """(layer, slot, expert) of what a rank has already, and of what has to travel."""
-    near: Filled = set()
-    far: Filled = set()
+def expected_fills(change: Change) -> tuple[Filled, Filled]:
+    """(layer, slot, expert) of the local fills and of the remote fills."""
+    local_fills: Filled = set()
+    remote_fills: Filled = set()
     per = change.shape.slots_per_rank
     for layer, slot in np.argwhere(change.installed != change.proposed).tolist():
         first = slot // per * per
         expert = int(change.proposed[layer, slot])
-        held = expert in change.installed[layer, first : first + per]
-        (near if held else far).add((layer, slot, expert))
-    return near, far
+        is_local = expert in change.installed[layer, first : first + per]
+        (local_fills if is_local else remote_fills).add((layer, slot, expert))
+    return local_fills, remote_fills
 
 
 @given(changes())
@@ -106,22 +106,22 @@ def test_chunk_has_as_many_rounds_as_its_largest_degree(change: Change) -> None:
 @given(changes())
 def test_message_slots_match_on_sender_and_receiver(change: Change) -> None:
     migration = change.plan()
-    travelled = 0
+    sent_slots = 0
     for chunk in range(migration.chunks):
         by_rank = rank_transfers(migration, chunk)
         for number in range(migration.rounds(chunk)):
             sends = {r: transfers.rounds[number].send for r, transfers in enumerate(by_rank)}
             receives = {r: transfers.rounds[number].receive for r, transfers in enumerate(by_rank)}
-            ends = {(r, s.peer): s for r, s in sends.items() if s}
-            others = {(g.peer, r): g for r, g in receives.items() if g}
-            assert ends.keys() == others.keys()
-            for pair, send in ends.items():
-                assert_a_blob(change, send, others[pair], pair)
-                travelled += len(send.slots)
-    assert travelled == migration.remote_copies
+            sends_by_pair = {(r, s.peer): s for r, s in sends.items() if s}
+            receives_by_pair = {(g.peer, r): g for r, g in receives.items() if g}
+            assert sends_by_pair.keys() == receives_by_pair.keys()
+            for pair, send in sends_by_pair.items():
+                check_message(change, send, receives_by_pair[pair], pair)
+                sent_slots += len(send.slots)
+    assert sent_slots == migration.remote_copies
 
 
-def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
+def check_message(change: Change, send: Send, receive: Recv, pair: tuple[int, int]) -> None:
     assert pair[0] != pair[1]
     assert (
         1
@@ -132,16 +132,16 @@ def assert_a_blob(change: Change, send: Send, receive: Recv, pair: tuple[int, in
     )
     assert list(receive.staging) == list(range(receive.staging[0], receive.staging[-1] + 1))
     assert list(receive.slots) == sorted(receive.slots)
-    for read, filled in zip(send.slots, receive.slots, strict=True):
-        held = at(change, change.installed, pair[0], read)
-        assert held == at(change, change.proposed, pair[1], filled)
-        assert read // change.shape.slots_per_rank == filled // change.shape.slots_per_rank
+    for source, slot in zip(send.slots, receive.slots, strict=True):
+        expert = expert_at(change, change.installed, pair[0], source)
+        assert expert == expert_at(change, change.proposed, pair[1], slot)
+        assert source // change.shape.slots_per_rank == slot // change.shape.slots_per_rank
 
 
-def at(change: Change, placed: Placement, rank: int, local: int) -> int:
-    """What a local slot of a rank holds."""
+def expert_at(change: Change, table: Placement, rank: int, local: int) -> int:
+    """The expert in a local slot of a rank."""
     layer, place = divmod(local, change.shape.slots_per_rank)
-    return int(placed[layer, rank * change.shape.slots_per_rank + place])
+    return int(table[layer, rank * change.shape.slots_per_rank + place])
 
 
 @given(changes())
@@ -149,27 +149,29 @@ def test_commit_copies_every_filled_buffer_to_its_slot(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks):
         for rank, transfers in enumerate(rank_transfers(migration, chunk)):
-            received = [step.receive for step in transfers.rounds if step.receive]
-            filled = [*zip(transfers.local.staging, transfers.local.slots, strict=True)]
-            for message in received:
-                filled += zip(message.staging, message.slots, strict=True)
-            assert sorted(transfers.copies) == sorted(filled)
+            received_messages = [step.receive for step in transfers.rounds if step.receive]
+            buffer_slots = [*zip(transfers.local.staging, transfers.local.slots, strict=True)]
+            for message in received_messages:
+                buffer_slots += zip(message.staging, message.slots, strict=True)
+            assert sorted(transfers.copies) == sorted(buffer_slots)
             assert len(transfers.copies) == migration.staging_needed[chunk, rank]
             assert len({buffer for buffer, _ in transfers.copies}) == len(transfers.copies)
-            for read, slot in zip(transfers.local.sources, transfers.local.slots, strict=True):
-                held = at(change, change.installed, rank, read)
-                assert held == at(change, change.proposed, rank, slot)
+            for source, slot in zip(transfers.local.sources, transfers.local.slots, strict=True):
+                expert = expert_at(change, change.installed, rank, source)
+                assert expert == expert_at(change, change.proposed, rank, slot)
 
 
 @given(changes())
 def test_chunks_alternate_between_first_and_last_buffers(change: Change) -> None:
     migration = change.plan()
     for chunk in range(migration.chunks):
-        for transfers, need in zip(
+        for transfers, buffer_count in zip(
             rank_transfers(migration, chunk), migration.staging_needed[chunk].tolist(), strict=True
         ):
-            first = (0, change.staging - need)[chunk % 2]
-            assert [buffer for buffer, _ in transfers.copies] == list(range(first, first + need))
+            first = (0, change.staging - buffer_count)[chunk % 2]
+            assert [buffer for buffer, _ in transfers.copies] == list(
+                range(first, first + buffer_count)
+            )
 
 
 @given(changes())
@@ -180,8 +182,8 @@ def test_adjacent_chunks_fit_together_exactly_when_buffers_suffice(
     for chunk in range(migration.chunks):
         for other in range(migration.chunks):
             both = [*migration.layers(chunk), *migration.layers(other)]
-            suffice = max(change.needs(both)) <= change.staging
-            assert migration.fits_with(chunk, other) == (suffice and abs(chunk - other) == 1)
+            is_enough = max(change.needs(both)) <= change.staging
+            assert migration.fits_with(chunk, other) == (is_enough and abs(chunk - other) == 1)
 
 
 @given(changes())
@@ -189,14 +191,16 @@ def test_adjacent_chunks_of_several_layers_always_fit_together(change: Change) -
     migration = change.plan()
     for chunk in range(migration.chunks - 1):
         pair = chunk, chunk + 1
-        several = all(len(migration.layers(k)) > 1 for k in pair)
-        assert migration.fits_with(*pair) or not several
+        have_several_layers = all(len(migration.layers(k)) > 1 for k in pair)
+        assert migration.fits_with(*pair) or not have_several_layers
 
 
 @given(changes())
 def test_migration_is_deterministic(change: Change) -> None:
-    copied = replace(change, installed=change.installed.copy(), proposed=change.proposed.copy())
-    first, second = change.plan(), copied.plan()
+    change_copy = replace(
+        change, installed=change.installed.copy(), proposed=change.proposed.copy()
+    )
+    first, second = change.plan(), change_copy.plan()
     assert routes(first) == routes(second)
     for chunk in range(first.chunks):
         assert rank_transfers(first, chunk) == rank_transfers(second, chunk)
@@ -264,8 +268,8 @@ def test_chunk_balancing_creates_no_busier_sender() -> None:
     assert sends == {0: 2, 1: 2}
 
 
-def small(**changed: object) -> dict[str, object]:
-    right: dict[str, object] = {
+def migration_arguments(**overrides: object) -> dict[str, object]:
+    valid: dict[str, object] = {
         "installed": placement((0, 1, 2, 0), (0, 1, 2, 0)),
         "proposed": placement((0, 1, 2, 1), (0, 1, 2, 0)),
         "order": (0,),
@@ -274,51 +278,72 @@ def small(**changed: object) -> dict[str, object]:
         "staging": 2,
         "slots_per_message": 1,
     }
-    return right | changed
+    return valid | overrides
 
 
-REFUSED: dict[str, tuple[dict[str, object], str]] = {
+BAD_ARGUMENTS: dict[str, tuple[dict[str, object], str]] = {
     "layer too large": (
-        small(proposed=placement((0, 1, 2, 0), (0, 1, 0, 2)), order=(1,), staging=1),
+        migration_arguments(proposed=placement((0, 1, 2, 0), (0, 1, 0, 2)), order=(1,), staging=1),
         "layer 1 fills 2 slots of rank 1, which has 1 staging buffers",
     ),
-    "rows": (small(installed=placement((0, 1, 2, 0))), r"installed: expected \(2, 4\), got \(1, 4"),
-    "proposed": (small(proposed=placement((0, 1, 2, 0))), "proposed rows: expected 2"),
-    "dtype": (small(proposed=np.zeros((2, 4))), "proposed: expected int32"),
-    "stranger": (small(proposed=placement((0, 1, 2, 3), (0, 1, 2, 0))), "proposed: .* got 3"),
-    "negative": (small(installed=placement((0, 1, 2, -2), (0, 1, 2, 0))), "installed: .* got -2"),
+    "rows": (
+        migration_arguments(installed=placement((0, 1, 2, 0))),
+        r"installed: expected \(2, 4\), got \(1, 4",
+    ),
+    "proposed": (
+        migration_arguments(proposed=placement((0, 1, 2, 0))),
+        "proposed rows: expected 2",
+    ),
+    "dtype": (migration_arguments(proposed=np.zeros((2, 4))), "proposed: expected int32"),
+    "stranger": (
+        migration_arguments(proposed=placement((0, 1, 2, 3), (0, 1, 2, 0))),
+        "proposed: .* got 3",
+    ),
+    "negative": (
+        migration_arguments(installed=placement((0, 1, 2, -2), (0, 1, 2, 0))),
+        "installed: .* got -2",
+    ),
     "nobody holds it": (
-        small(installed=placement((0, 1, 1, 0), (0, 1, 2, 0))),
+        migration_arguments(installed=placement((0, 1, 1, 0), (0, 1, 2, 0))),
         "no slot of layer 0 holds expert 2",
     ),
-    "missing": (small(order=()), "order: layer 0 changes and is missing"),
-    "twice": (small(order=(0, 1, 0)), "order: layer 0 stands twice"),
-    "no such layer": (small(order=(0, 2)), "order: expected 0 to 1, got 2"),
-    "huge layer": (small(order=(0, 2**40)), "order: a layer is beyond 32 bits"),
-    "nodes": (small(nodes=3), "nodes: expected 1 to 2, got 3"),
-    "no nodes": (small(nodes=0), "nodes: expected 1 to 2, got 0"),
-    "staging": (small(staging=0), "staging: expected 1 to .*, got 0"),
-    "slots per message": (small(slots_per_message=0), "message_slots: expected 1 to .*, got 0"),
+    "missing": (migration_arguments(order=()), "order: layer 0 changes and is missing"),
+    "twice": (migration_arguments(order=(0, 1, 0)), "order: layer 0 stands twice"),
+    "no such layer": (migration_arguments(order=(0, 2)), "order: expected 0 to 1, got 2"),
+    "huge layer": (migration_arguments(order=(0, 2**40)), "order: a layer is beyond 32 bits"),
+    "nodes": (migration_arguments(nodes=3), "nodes: expected 1 to 2, got 3"),
+    "no nodes": (migration_arguments(nodes=0), "nodes: expected 1 to 2, got 0"),
+    "staging": (migration_arguments(staging=0), "staging: expected 1 to .*, got 0"),
+    "slots per message": (
+        migration_arguments(slots_per_message=0),
+        "message_slots: expected 1 to .*, got 0",
+    ),
 }
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
 def test_ship_refuses_bad_arguments_in_one_line(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(PlacementError, match=message) as caught:
+    with pytest.raises(PlacementError, match=message) as error:
         plan_migration(**arguments)  # type: ignore[arg-type]
-    assert str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_ship_requires_equal_ranks_per_node() -> None:
-    six = placement((0, 1, 2, 3, 4, 5))
+    six_experts = placement((0, 1, 2, 3, 4, 5))
     with pytest.raises(PlacementError, match="ranks % nodes"):
         plan_migration(
-            six, six, (), ExpertShape(1, 6, 6, 6), nodes=4, staging=1, slots_per_message=1
+            six_experts,
+            six_experts,
+            (),
+            ExpertShape(1, 6, 6, 6),
+            nodes=4,
+            staging=1,
+            slots_per_message=1,
         )
 
 
-ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
+OUT_OF_RANGE: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
     "transfers of no rank": (lambda s: s.for_rank(2, 0), "rank: expected 0 to 1, got 2"),
     "transfers of the last rank": (lambda s: s.for_rank(-1, 0), "rank: .* got -1"),
     "transfers of no chunk": (lambda s: s.for_rank(0, 1), "chunk: expected 0 to 0, got 1"),
@@ -328,12 +353,12 @@ ASKED: dict[str, tuple[Callable[[MigrationPlan], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("ask", "message"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("ask", "message"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_migration_refuses_unknown_rank_or_chunk(
     ask: Callable[[MigrationPlan], object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        ask(plan_migration(**small()))  # type: ignore[arg-type]
+        ask(plan_migration(**migration_arguments()))  # type: ignore[arg-type]
 
 
 @given(changes(), st.data())

@@ -16,8 +16,8 @@ Task = tuple[str, int, int, int]
 
 
 @dataclass
-class Fleet:
-    """All ranks' slots and staging buffers; a chunk is started, then committed, in order.
+class MigrationSimulation:
+    """Slots and staging buffers of all ranks; chunks are started, then committed, in order.
 
     Attributes:
         slots: what each local slot holds, by rank.
@@ -50,8 +50,8 @@ class Fleet:
         following = self.committed + len(self.open)
         if following >= self.migration.chunks or len(self.open) == 2:
             return []
-        alone = not self.open or self.migration.fits_with(self.open[0], following)
-        return [following] if alone else []
+        fits = not self.open or self.migration.fits_with(self.open[0], following)
+        return [following] if fits else []
 
     def launch(self, chunk: int) -> None:
         self.open.append(chunk)
@@ -63,9 +63,9 @@ class Fleet:
 
     def ready(self) -> list[Task]:
         """Tasks that can be done now: a message arrives after it was read."""
-        return [task for task in self.tasks if task[0] != "arrive" or self._sent(task)]
+        return [task for task in self.tasks if task[0] != "arrive" or self._is_on_wire(task)]
 
-    def _sent(self, task: Task) -> bool:
+    def _is_on_wire(self, task: Task) -> bool:
         _, rank, chunk, number = task
         receive = self.transfers(rank, chunk).rounds[number].receive
         return receive is not None and (chunk, number, receive.peer, rank) in self.wire
@@ -75,21 +75,21 @@ class Fleet:
         self.tasks.remove(task)
         transfers = self.transfers(rank, chunk)
         if what == "turn":
-            held = [self.slots[rank][slot] for slot in transfers.local.sources]
-            self._fill(rank, chunk, transfers.local.staging, held)
+            experts = [self.slots[rank][slot] for slot in transfers.local.sources]
+            self._fill(rank, chunk, transfers.local.staging, experts)
         elif what == "read":
             send = transfers.rounds[number].send
             assert send
-            held = [self.slots[rank][slot] for slot in send.slots]
-            self.wire[chunk, number, rank, send.peer] = held
+            experts = [self.slots[rank][slot] for slot in send.slots]
+            self.wire[chunk, number, rank, send.peer] = experts
         else:
             receive = transfers.rounds[number].receive
             assert receive
-            held = self.wire.pop((chunk, number, receive.peer, rank))
-            self._fill(rank, chunk, receive.staging, held)
+            experts = self.wire.pop((chunk, number, receive.peer, rank))
+            self._fill(rank, chunk, receive.staging, experts)
 
-    def _fill(self, rank: int, chunk: int, buffers: tuple[int, ...], held: list[int]) -> None:
-        for buffer, expert in zip(buffers, held, strict=True):
+    def _fill(self, rank: int, chunk: int, buffers: tuple[int, ...], experts: list[int]) -> None:
+        for buffer, expert in zip(buffers, experts, strict=True):
             assert self.staging[rank][buffer] is None, "a buffer is written before its commit"
             self.staging[rank][buffer] = chunk, expert
 
@@ -102,26 +102,26 @@ class Fleet:
         self.committed += 1
         for rank in range(self.change.shape.ranks):
             for buffer, slot in self.transfers(rank, chunk).copies:
-                held = self.staging[rank][buffer]
-                assert held is not None
-                assert held[0] == chunk
-                self.slots[rank][slot] = held[1]
+                staged_entry = self.staging[rank][buffer]
+                assert staged_entry is not None
+                assert staged_entry[0] == chunk
+                self.slots[rank][slot] = staged_entry[1]
                 self.staging[rank][buffer] = None
 
 
-def sail(change: Change, data: st.DataObject) -> Fleet:
-    """Until everything is committed, in an order that is drawn."""
-    fleet = Fleet(change.plan(), change)
-    while fleet.committed < fleet.migration.chunks:
+def run_in_any_order(change: Change, data: st.DataObject) -> MigrationSimulation:
+    """Runs all tasks in a drawn order until every chunk is committed."""
+    simulation = MigrationSimulation(change.plan(), change)
+    while simulation.committed < simulation.migration.chunks:
         steps = [
-            *((fleet.do, task) for task in fleet.ready()),
-            *((fleet.launch, chunk) for chunk in fleet.launches()),
-            *((fleet.commit, chunk) for chunk in fleet.commits()),
+            *((simulation.do, task) for task in simulation.ready()),
+            *((simulation.launch, chunk) for chunk in simulation.launches()),
+            *((simulation.commit, chunk) for chunk in simulation.commits()),
         ]
         assert steps, "nothing can be done, and not everything is committed"
         verb, subject = steps[data.draw(st.integers(0, len(steps) - 1))]
         verb(subject)  # type: ignore[operator]
-    return fleet
+    return simulation
 
 
 @pytest.mark.slow
@@ -129,12 +129,12 @@ def sail(change: Change, data: st.DataObject) -> Fleet:
 def test_migration_reaches_proposed_placement_under_any_interleaving(
     change: Change, data: st.DataObject
 ) -> None:
-    fleet = sail(change, data)
+    simulation = run_in_any_order(change, data)
     shape = change.shape
     blocks = change.proposed.reshape(shape.layers, shape.ranks, shape.slots_per_rank)
-    assert fleet.slots == blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
-    assert not any(buffer for rank in fleet.staging for buffer in rank)
-    assert fleet.wire == {}
+    assert simulation.slots == blocks.transpose(1, 0, 2).reshape(shape.ranks, -1).tolist()
+    assert not any(buffer for rank in simulation.staging for buffer in rank)
+    assert simulation.wire == {}
 
 
 def test_third_chunk_launches_after_commit_of_first() -> None:
@@ -143,15 +143,15 @@ def test_third_chunk_launches_after_commit_of_first() -> None:
     change = Change(
         before, after, (0, 1, 2), ExpertShape(3, 2, 2, 2), nodes=1, staging=2, slots_per_message=1
     )
-    fleet = Fleet(change.plan(), change)
-    fleet.launch(0)
-    assert fleet.launches() == [1]
-    fleet.launch(1)
-    while ready := fleet.ready():
-        fleet.do(ready[-1])
-    assert (fleet.launches(), fleet.commits()) == ([], [0])
-    fleet.commit(0)
-    assert fleet.launches() == [2]
+    simulation = MigrationSimulation(change.plan(), change)
+    simulation.launch(0)
+    assert simulation.launches() == [1]
+    simulation.launch(1)
+    while ready := simulation.ready():
+        simulation.do(ready[-1])
+    assert (simulation.launches(), simulation.commits()) == ([], [0])
+    simulation.commit(0)
+    assert simulation.launches() == [2]
 
 
 def test_chunk_that_does_not_fit_waits_for_commit() -> None:
@@ -160,6 +160,6 @@ def test_chunk_that_does_not_fit_waits_for_commit() -> None:
     change = Change(
         before, after, (0, 1), ExpertShape(2, 2, 2, 2), nodes=1, staging=1, slots_per_message=1
     )
-    fleet = Fleet(change.plan(), change)
-    fleet.launch(0)
-    assert fleet.launches() == []
+    simulation = MigrationSimulation(change.plan(), change)
+    simulation.launch(0)
+    assert simulation.launches() == []

@@ -21,37 +21,37 @@ LAYERS, EXPERTS, SLOTS, RANKS = 6, 32, 40, 8
 Counts = NDArray[np.int64]
 
 
-def skewed(seed: int, windows: int = 1) -> Counts:
+def skewed_load(seed: int, windows: int = 1) -> Counts:
     """(windows, layers, experts)."""
     rng = np.random.default_rng(seed)
     odds = np.exp(rng.standard_normal((LAYERS, EXPERTS)))
     return rng.poisson(1000 * odds, (windows, LAYERS, EXPERTS)).astype(np.int64)
 
 
-def peak(load: Counts, found: Any) -> NDArray[np.float64]:
+def peak(load: Counts, proposal: Any) -> NDArray[np.float64]:
     """max/mean - 1, by layer."""
-    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    rows = np.take_along_axis(load, proposal.placement.astype(np.int64), axis=1) * proposal.shares
     ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
     worst: NDArray[np.float64] = ranks.max(axis=1) / ranks.mean(axis=1) - 1
     return worst
 
 
 def test_plan_reports_imbalance_of_its_placement_and_shares() -> None:
-    load = skewed(1)[0]
-    found = plan(load, slots=SLOTS, ranks=RANKS)
-    assert found.placement.shape == found.shares.shape == (LAYERS, SLOTS)
-    assert found.placement.dtype == found.shares.dtype == np.int32
-    assert found.moves == LAYERS * SLOTS
-    assert np.abs(found.layer_imbalance - peak(load, found)).max() < 1e-4
-    assert found.predicted_imbalance == pytest.approx(found.layer_imbalance.mean())
+    load = skewed_load(1)[0]
+    proposal = plan(load, slots=SLOTS, ranks=RANKS)
+    assert proposal.placement.shape == proposal.shares.shape == (LAYERS, SLOTS)
+    assert proposal.placement.dtype == proposal.shares.dtype == np.int32
+    assert proposal.moves == LAYERS * SLOTS
+    assert np.abs(proposal.layer_imbalance - peak(load, proposal)).max() < 1e-4
+    assert proposal.predicted_imbalance == pytest.approx(proposal.layer_imbalance.mean())
 
 
 def test_plan_sums_windows_and_repeats_digest_for_equal_load() -> None:
-    windows = skewed(2, 3)
-    whole = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
-    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == whole.digest
-    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == whole.digest
-    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != whole.digest
+    windows = skewed_load(2, 3)
+    plan_of_sum = plan(windows.sum(axis=0), slots=SLOTS, ranks=RANKS)
+    assert plan(windows, slots=SLOTS, ranks=RANKS).digest == plan_of_sum.digest
+    assert plan(windows.astype(np.int32), slots=SLOTS, ranks=RANKS).digest == plan_of_sum.digest
+    assert plan(windows[:2], slots=SLOTS, ranks=RANKS).digest != plan_of_sum.digest
 
 
 @pytest.mark.parametrize("split", ["shares", "even"])
@@ -59,12 +59,12 @@ def test_plan_moves_nothing_again_when_target_is_out_of_reach(split: str) -> Non
     """Two slots a rank: much stays above the target, and one more attempt could find a little."""
     rng = np.random.default_rng(11)
     odds = np.exp(1.2 * rng.standard_normal((2, 24, 64)))
-    before, later = rng.poisson(1000 * odds).astype(np.int64)
+    first_load, second_load = rng.poisson(1000 * odds).astype(np.int64)
     group = {"slots": 96, "ranks": 48, "split": split}
-    installed = plan(before, **group).placement  # type: ignore[arg-type]
-    first = plan(later, installed=installed, **group)  # type: ignore[arg-type]
+    installed = plan(first_load, **group).placement  # type: ignore[arg-type]
+    first = plan(second_load, installed=installed, **group)  # type: ignore[arg-type]
     assert first.layer_imbalance.max() > 0.04
-    assert plan(later, installed=first.placement, **group).moves == 0  # type: ignore[arg-type]
+    assert plan(second_load, installed=first.placement, **group).moves == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_plan_moves_nothing_again_when_target_is_out_of_reach(split: str) -> Non
 )  # fmt: skip
 def test_plan_for_few_rows_terminates(load: list[list[int]], group: dict[str, Any]) -> None:
     """Changes that undo each other, each a gain by rounded loads, once went on for ever."""
-    found = plan(load, **group)
-    again: dict[str, Any] = {**group, "installed": found.placement}
+    proposal = plan(load, **group)
+    again: dict[str, Any] = {**group, "installed": proposal.placement}
     assert plan(load, **again).moves == 0
 
 
@@ -93,33 +93,33 @@ def test_plan_for_random_few_rows_terminates() -> None:
         experts = int(rng.integers(ranks * per_rank // 2 + 1, ranks * per_rank + 1))
         load = rng.poisson(rng.gamma(0.5, 1.0, (2, experts))).astype(np.int64)
         for split in ("shares", "even"):
-            found = plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
-            assert [len(np.unique(row)) for row in found.placement] == [experts, experts]
+            proposal = plan(load, slots=ranks * per_rank, ranks=ranks, split=split)
+            assert [len(np.unique(row)) for row in proposal.placement] == [experts, experts]
 
 
 @pytest.mark.parametrize("policy", ["incremental", "connected", "greedy"])
 @pytest.mark.parametrize("budget", [0, 5, 17, 10_000])
 def test_plan_keeps_move_budget_under_every_policy(policy: str, budget: int) -> None:
-    installed = plan(skewed(4), slots=SLOTS, ranks=RANKS).placement
+    installed = plan(skewed_load(4), slots=SLOTS, ranks=RANKS).placement
     group = {"slots": SLOTS, "ranks": RANKS, "installed": installed, "policy": policy}
-    found = plan(skewed(5), max_copies=budget, **group)  # type: ignore[arg-type]
-    assert found.moves == found.layer_moves.sum() <= budget
-    sized = plan(
-        skewed(5),
+    proposal = plan(skewed_load(5), max_copies=budget, **group)  # type: ignore[arg-type]
+    assert proposal.moves == proposal.layer_moves.sum() <= budget
+    by_bytes = plan(
+        skewed_load(5),
         byte_budget=budget * 100 + 99,
         expert_bytes=100,
         **group,  # type: ignore[arg-type]
     )
-    assert sized.digest == found.digest
+    assert by_bytes.digest == proposal.digest
 
 
 def test_plan_spends_budget_on_most_uneven_layers() -> None:
-    before, later = skewed(6)[0], skewed(7)[0]
+    before, later = skewed_load(6)[0], skewed_load(7)[0]
     later[1:] = before[1:]
     installed = plan(before, slots=SLOTS, ranks=RANKS).placement
-    found = plan(later, slots=SLOTS, ranks=RANKS, installed=installed, max_copies=4)
-    assert found.layer_moves[0] > 0
-    assert found.layer_moves[1:].sum() == 0
+    proposal = plan(later, slots=SLOTS, ranks=RANKS, installed=installed, max_copies=4)
+    assert proposal.layer_moves[0] > 0
+    assert proposal.layer_moves[1:].sum() == 0
 
 
 @pytest.mark.parametrize("policy", ["connected", "greedy"])
@@ -128,25 +128,25 @@ def test_plan_anew_leaves_no_layer_that_its_budget_still_pays_for(
     policy: str, seed: int, budget: int
 ) -> None:
     """The worst layer got a part of what it wanted, which was dropped, and the rest got nothing."""
-    before, later = skewed(seed)[0], skewed(seed + 1)[0]
+    before, later = skewed_load(seed)[0], skewed_load(seed + 1)[0]
     group: dict[str, Any] = {"slots": SLOTS, "ranks": RANKS, "policy": policy}
     group["installed"] = plan(before, **group).placement
-    wanted = plan(later, **group).layer_moves
-    found = plan(later, max_copies=budget, **group)
-    left = wanted[found.layer_moves == 0]
-    assert set(found.layer_moves.tolist()) <= {0, *wanted.tolist()}
-    assert (left[left > 0] > budget - found.moves).all()
+    unlimited_moves = plan(later, **group).layer_moves
+    proposal = plan(later, max_copies=budget, **group)
+    unpaid_moves = unlimited_moves[proposal.layer_moves == 0]
+    assert set(proposal.layer_moves.tolist()) <= {0, *unlimited_moves.tolist()}
+    assert (unpaid_moves[unpaid_moves > 0] > budget - proposal.moves).all()
 
 
 def test_plan_anew_spends_budget_on_most_uneven_layers_that_fit() -> None:
-    wanted, uneven = np.array([10, 9, 12, 3]), np.array([0.4, 0.3, 0.2, 0.1])
-    assert select_layers(wanted, uneven, 10).tolist() == [True, False, False, False]
-    assert select_layers(wanted, uneven, 9).tolist() == [False, True, False, False]
-    assert select_layers(wanted, uneven, 14).tolist() == [True, False, False, True]
-    assert select_layers(wanted, uneven, 2).tolist() == [False] * 4
+    layer_moves, layer_imbalance = np.array([10, 9, 12, 3]), np.array([0.4, 0.3, 0.2, 0.1])
+    assert select_layers(layer_moves, layer_imbalance, 10).tolist() == [True, False, False, False]
+    assert select_layers(layer_moves, layer_imbalance, 9).tolist() == [False, True, False, False]
+    assert select_layers(layer_moves, layer_imbalance, 14).tolist() == [True, False, False, True]
+    assert select_layers(layer_moves, layer_imbalance, 2).tolist() == [False] * 4
 
 
-def together() -> Counts:
+def coinciding_load() -> Counts:
     """Windows of four experts: 0 and 1 are busy at the same time, 2 and 3 when those are not."""
     windows = np.full((8, 1, 4), 500)
     windows[::2, 0, :2] = windows[1::2, 0, 2:] = 1500
@@ -158,35 +158,35 @@ def together() -> Counts:
 def test_plan_separates_experts_busy_at_same_time(policy: str, split: str) -> None:
     installed = [[0, 1, 2, 3]]
     group = {"slots": 4, "ranks": 2, "installed": installed, "policy": policy, "split": split}
-    wary = plan(together(), sigma=1.0, **group)  # type: ignore[arg-type]
+    proposal = plan(coinciding_load(), sigma=1.0, **group)  # type: ignore[arg-type]
     homes = [
-        rank for expert in range(4) for rank in (int(np.argmax(wary.placement == expert)) // 2,)
+        rank for expert in range(4) for rank in (int(np.argmax(proposal.placement == expert)) // 2,)
     ]
     assert homes[0] != homes[1]
     assert homes[2] != homes[3]
-    assert wary.moves == 2
-    again = plan(together(), sigma=1.0, **group | {"installed": wary.placement})  # type: ignore[arg-type]
+    assert proposal.moves == 2
+    again = plan(coinciding_load(), sigma=1.0, **group | {"installed": proposal.placement})  # type: ignore[arg-type]
     assert again.moves == 0
     if policy == "incremental":
-        assert plan(together(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
+        assert plan(coinciding_load(), sigma=0.0, **group).moves == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("budget", [0, 1])
 def test_plan_leaves_busy_pairs_when_budget_forbids_a_trade(budget: int) -> None:
     """A trade is two copies."""
-    found = plan(
-        together(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
+    proposal = plan(
+        coinciding_load(), slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0, max_copies=budget
     )
-    assert found.moves == 0
+    assert proposal.moves == 0
 
 
 def test_plan_accepts_hundreds_of_windows() -> None:
-    windows = np.repeat(together(), 40, axis=0)
-    found = plan(windows, slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0)
-    assert found.moves == 2
+    windows = np.repeat(coinciding_load(), 40, axis=0)
+    proposal = plan(windows, slots=4, ranks=2, installed=[[0, 1, 2, 3]], sigma=1.0)
+    assert proposal.moves == 2
 
 
-def windowed(seed: int) -> Counts:
+def changing_load(seed: int) -> Counts:
     """(16, layers, experts): three kinds of traffic, one after the other, with noise."""
     rng = np.random.default_rng(seed)
     kinds = 1000 * np.exp(0.8 * rng.standard_normal((3, LAYERS, EXPERTS)))
@@ -195,19 +195,19 @@ def windowed(seed: int) -> Counts:
 
 @pytest.mark.parametrize("split", ["shares", "even"])
 def test_plan_sigma_lowers_riskiest_rank(split: str) -> None:
-    windows = windowed(4)
+    windows = changing_load(4)
     group = {"slots": SLOTS, "ranks": RANKS, "policy": "connected", "split": split}
 
-    def risk(found: Any) -> float:
+    def risk(proposal: Any) -> float:
         """Highest mean + deviation of a rank, mean over layers."""
-        slots = np.take_along_axis(windows, found.placement[None].astype(np.int64), axis=2)
-        rows = (slots * found.shares / 65536).reshape(16, LAYERS, RANKS, -1).sum(axis=3)
+        slots = np.take_along_axis(windows, proposal.placement[None].astype(np.int64), axis=2)
+        rows = (slots * proposal.shares / 65536).reshape(16, LAYERS, RANKS, -1).sum(axis=3)
         return float((rows.mean(axis=0) + rows.std(axis=0, ddof=1)).max(axis=1).mean())
 
-    calm = plan(windows, sigma=0.0, **group)  # type: ignore[arg-type]
-    wary = plan(windows, sigma=1.0, **group)  # type: ignore[arg-type]
-    assert risk(wary) < 0.95 * risk(calm)
-    for row in wary.placement:
+    risk_neutral = plan(windows, sigma=0.0, **group)  # type: ignore[arg-type]
+    risk_averse = plan(windows, sigma=1.0, **group)  # type: ignore[arg-type]
+    assert risk(risk_averse) < 0.95 * risk(risk_neutral)
+    for row in risk_averse.placement:
         assert set(row.tolist()) == set(range(EXPERTS))
         assert all(len(set(rank)) == len(rank) for rank in row.reshape(RANKS, -1).tolist())
 
@@ -223,30 +223,30 @@ def test_plan_active_experts_counts_batches_not_rows() -> None:
 
 
 def test_plan_gives_larger_rank_more_load() -> None:
-    load = skewed(8)[0]
+    load = skewed_load(8)[0]
     capacities = [2.0] + [1.0] * (RANKS - 1)
-    found = plan(load, slots=SLOTS, ranks=RANKS, capacities=capacities)
-    rows = np.take_along_axis(load, found.placement.astype(np.int64), axis=1) * found.shares
+    proposal = plan(load, slots=SLOTS, ranks=RANKS, capacities=capacities)
+    rows = np.take_along_axis(load, proposal.placement.astype(np.int64), axis=1) * proposal.shares
     ranks = rows.reshape(LAYERS, RANKS, -1).sum(axis=2)
     assert np.allclose(ranks[:, 0] / ranks[:, 1:].mean(axis=1), 2.0, rtol=0.05)
 
 
 def test_plan_node_cost_reduces_copies_between_nodes() -> None:
     """Fewer of what arrives comes from the other node."""
-    installed = plan(skewed(9), slots=64, ranks=RANKS, nodes=2).placement
+    installed = plan(skewed_load(9), slots=64, ranks=RANKS, nodes=2).placement
 
-    def far(cost: float) -> int:
-        found = plan(
-            skewed(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
+    def copies_between_nodes(cost: float) -> int:
+        proposal = plan(
+            skewed_load(10), slots=64, ranks=RANKS, nodes=2, installed=installed, node_cost=cost
         )
-        halves = (installed.reshape(LAYERS, 2, -1), found.placement.reshape(LAYERS, 2, -1))
+        halves = (installed.reshape(LAYERS, 2, -1), proposal.placement.reshape(LAYERS, 2, -1))
         return sum(
             len(set(after) - set(before))
             for layers in zip(*halves, strict=True)
             for before, after in zip(*layers, strict=True)
         )
 
-    assert far(100.0) < far(1.0)
+    assert copies_between_nodes(100.0) < copies_between_nodes(1.0)
 
 
 @pytest.mark.parametrize(("survive", "kind"), [(1, "rank"), (2, "node")])
@@ -255,14 +255,14 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
     load = [[100, 1, 1, 1]]
     group = {"slots": 8, "ranks": 4, "nodes": 2, "survive": survive}
     assert plan(load, policy="connected", **group).moves == 8  # type: ignore[arg-type]
-    lonely = [[0, 0, 0, 1, 2, 2, 3, 3]]
+    installed_placement = [[0, 0, 0, 1, 2, 2, 3, 3]]
     for policy in ("greedy", "incremental"):
         with pytest.raises(PlacementError, match=f"survive={survive}: layer 0 has .* one {kind}"):
-            plan(load, policy=policy, installed=lonely, **group)  # type: ignore[arg-type]
+            plan(load, policy=policy, installed=installed_placement, **group)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "message"),
     [
         ({"load": [[1.0, 2.0]]}, "load must be integers, got float64"),
         ({"load": [1, 2]}, "load must be (layers, experts)"),
@@ -306,12 +306,12 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"installed": [[0, 1, 0], [1]]}, "installed is no array"),
     ],
 )
-def test_plan_refuses_bad_arguments_in_one_line(changed: dict[str, Any], says: str) -> None:
-    right: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
-    with pytest.raises(PlacementError) as refused:
-        plan(**(right | changed))
-    assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_plan_refuses_bad_arguments_in_one_line(changes: dict[str, Any], message: str) -> None:
+    valid_arguments: dict[str, Any] = {"load": [[5, 7]], "slots": 4, "ranks": 2}
+    with pytest.raises(PlacementError) as error:
+        plan(**(valid_arguments | changes))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @given(
@@ -342,11 +342,13 @@ def test_plan_trades_between_nodes_while_experts_survive(seed: int, split: str) 
     load = rng.poisson(1000 * np.exp(rng.standard_normal((1, 8)))).astype(np.int64)
     start = np.array([[0, 1, 2, 3, 4, 5, 6, 7] * 2], dtype=np.int32)
     group: dict[str, Any] = {"slots": 16, "ranks": 4, "nodes": 2, "survive": 2, "split": split}
-    found = plan(load, **group, installed=start)
-    on = [{s // 8 for s in np.flatnonzero(found.placement[0] == expert)} for expert in range(8)]
-    assert on == [{0, 1}] * 8
-    within = plan(load, **group, installed=start, max_copies=0)
-    assert found.predicted_imbalance <= within.predicted_imbalance
+    proposal = plan(load, **group, installed=start)
+    nodes_of_expert = [
+        {s // 8 for s in np.flatnonzero(proposal.placement[0] == expert)} for expert in range(8)
+    ]
+    assert nodes_of_expert == [{0, 1}] * 8
+    without_copies = plan(load, **group, installed=start, max_copies=0)
+    assert proposal.predicted_imbalance <= without_copies.predicted_imbalance
 
 
 def test_plan_trade_between_nodes_lowers_imbalance() -> None:
@@ -354,10 +356,10 @@ def test_plan_trade_between_nodes_lowers_imbalance() -> None:
     load = np.array([[9, 9, 9, 9, 9, 9, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]]) * 1000
     start = np.arange(36, dtype=np.int32).reshape(1, 36) // 12 * 6 + np.arange(36) % 6
     group: dict[str, Any] = {"slots": 36, "ranks": 6, "nodes": 6, "installed": start}
-    held = plan(load, **group, survive=2, max_copies=0)
-    found = plan(load, **group, survive=2)
-    assert found.moves > 0
-    assert found.predicted_imbalance < held.predicted_imbalance
+    without_copies = plan(load, **group, survive=2, max_copies=0)
+    proposal = plan(load, **group, survive=2)
+    assert proposal.moves > 0
+    assert proposal.predicted_imbalance < without_copies.predicted_imbalance
 
 
 @pytest.mark.parametrize("windows", [1, 4])
@@ -371,26 +373,26 @@ def test_plan_refuses_more_rows_than_it_can_count(windows: int, rows: int) -> No
 def test_planner_input_shares_no_memory_with_load_of_caller() -> None:
     """The native core lets other threads run, and they may count on in the same array."""
     load = np.array([[3, 1], [2, 2]], dtype=np.int64)
-    found = planner_input(load, None, PlanningPolicy.INCREMENTAL, Objective.TOKENS)
-    assert found.load.tolist() == load.tolist()
-    assert not np.shares_memory(found.load, load)
+    planner_load = planner_input(load, None, PlanningPolicy.INCREMENTAL, Objective.TOKENS)
+    assert planner_load.load.tolist() == load.tolist()
+    assert not np.shares_memory(planner_load.load, load)
 
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["shares", "even"]), st.integers(0, 2))
 def test_plan_limit_of_all_slots_of_a_rank_equals_no_limit(
-    seed: int, split: str, beyond: int
+    seed: int, split: str, excess: int
 ) -> None:
     """What is installed is of another load, so that there is much to change in slots by twos."""
-    before, after = skewed(seed), skewed(seed + 1)
+    before, after = skewed_load(seed), skewed_load(seed + 1)
     group: dict[str, Any] = {"slots": SLOTS, "ranks": SLOTS // 2, "split": split}
     installed = plan(before, **group).placement
-    free = plan(after, **group, installed=installed)
-    bound = plan(after, **group, installed=installed, max_copies_per_rank=2 + beyond)
-    assert free.digest == bound.digest
-    one_less = plan(after, **group, installed=installed, max_copies_per_rank=1)
-    changed = (one_less.placement != installed).reshape(LAYERS, -1, 2).sum(axis=2)
-    assert changed.max() <= 1
+    unlimited = plan(after, **group, installed=installed)
+    limited = plan(after, **group, installed=installed, max_copies_per_rank=2 + excess)
+    assert unlimited.digest == limited.digest
+    limited_to_one = plan(after, **group, installed=installed, max_copies_per_rank=1)
+    copies_per_rank = (limited_to_one.placement != installed).reshape(LAYERS, -1, 2).sum(axis=2)
+    assert copies_per_rank.max() <= 1
 
 
 def test_plan_takes_any_number_of_threads() -> None:
@@ -409,9 +411,9 @@ def test_plan_of_as_many_rows_as_it_can_count_ends(split: str, target: float, si
     windows[:, 0, 0] = rows
     windows[::2, 1, :2] = windows[1::2, 1, 2:] = rows // 2
     group: dict[str, Any] = {"slots": 14, "ranks": 14, "split": split, "target": target}
-    found = plan(windows, sigma=sigma, **group)
-    again = plan(windows, sigma=sigma, installed=found.placement, **group)
-    assert again.moves <= found.moves
+    proposal = plan(windows, sigma=sigma, **group)
+    again = plan(windows, sigma=sigma, installed=proposal.placement, **group)
+    assert again.moves <= proposal.moves
 
 
 def test_plan_with_unlike_capacities_ends_at_most_rows() -> None:
@@ -420,19 +422,19 @@ def test_plan_with_unlike_capacities_ends_at_most_rows() -> None:
     load = np.full((1, 8), 78_383_153_151 // 8)
     with pytest.raises(PlacementError, match="more than 78383153151 rows"):
         plan(load + 1, slots=16, ranks=8, capacities=capacities)
-    found = plan(load, slots=16, ranks=8, capacities=capacities, policy="greedy")
-    assert found.placement.shape == (1, 16)
-    found = plan(load, slots=16, ranks=8, capacities=capacities)
-    assert found.predicted_imbalance < 0.02
+    proposal = plan(load, slots=16, ranks=8, capacities=capacities, policy="greedy")
+    assert proposal.placement.shape == (1, 16)
+    proposal = plan(load, slots=16, ranks=8, capacities=capacities)
+    assert proposal.predicted_imbalance < 0.02
 
 
 @pytest.mark.parametrize(("count", "sigma"), [(7, 0.0), (8, 1.0)])
 def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: float) -> None:
-    windows = np.concatenate([together()[:6], np.full((2, 1, 4), 1000)])[:count]
+    windows = np.concatenate([coinciding_load()[:6], np.full((2, 1, 4), 1000)])[:count]
     group: dict[str, Any] = {"slots": 4, "ranks": 2, "installed": [[0, 1, 2, 3]]}
-    found = plan(windows, **group)
-    assert found.digest == plan(windows, sigma=sigma, **group).digest
-    assert (found.moves > 0) == (sigma > 0)
+    proposal = plan(windows, **group)
+    assert proposal.digest == plan(windows, sigma=sigma, **group).digest
+    assert (proposal.moves > 0) == (sigma > 0)
 
 
 @pytest.mark.parametrize("objective", Objective)
@@ -441,16 +443,16 @@ def test_plan_counts_with_deviations_from_eight_windows_on(count: int, sigma: fl
 def test_plan_sigma_default_is_that_of_command_line(
     monkeypatch: pytest.MonkeyPatch, policy: PlanningPolicy, objective: Objective, windows: int
 ) -> None:
-    used: list[float] = []
+    sigmas: list[float] = []
 
     def aims(target: float, slack: float, node_cost: float, sigma: float, split: Split) -> Any:
-        used.append(sigma)
+        sigmas.append(sigma)
         return _native_options(target, slack, node_cost, sigma, split)
 
     monkeypatch.setattr(planner, "_native_options", aims)
-    load = skewed(3, windows)
+    load = skewed_load(3, windows)
     plan(load, slots=SLOTS, ranks=RANKS, policy=policy, objective=objective)
     request = PlanRequest(statistics=Path("x.npy"), policy=policy, objective=objective)
-    assert used == [request.sigma_for(windows)]
-    wanted = windows >= 8 and policy != PlanningPolicy.GREEDY and objective == Objective.TOKENS
-    assert used == [1.0 if wanted else 0.0]
+    assert sigmas == [request.sigma_for(windows)]
+    uses_sigma = windows >= 8 and policy != PlanningPolicy.GREEDY and objective == Objective.TOKENS
+    assert sigmas == [1.0 if uses_sigma else 0.0]

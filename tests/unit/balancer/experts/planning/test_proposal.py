@@ -53,9 +53,9 @@ def limits(min_gain: int, staging: int) -> RebalanceLimits:
 def propose(
     load: Load, installed: Layout, shape: ExpertShape, limits: RebalanceLimits
 ) -> StagedProposal:
-    freight = TransferLimits(slots_per_message=4, nodes=1, staging=limits.staging, rank=0)
+    transfer_limits = TransferLimits(slots_per_message=4, nodes=1, staging=limits.staging, rank=0)
     return staged_proposal(
-        plan_rebalance(load[None], installed, shape, limits), installed, shape, freight
+        plan_rebalance(load[None], installed, shape, limits), installed, shape, transfer_limits
     )
 
 
@@ -94,11 +94,13 @@ def test_proposal_fills_no_more_slots_of_rank_than_staging(
     case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
-    found = propose(load, start(shape), shape, limits(min_gain=0, staging=staging))
-    differs = start(shape).placement != found.layout.placement
-    needs = differs.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    proposal = propose(load, start(shape), shape, limits(min_gain=0, staging=staging))
+    changed_slots = start(shape).placement != proposal.layout.placement
+    needs = changed_slots.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     assert needs.max(initial=0) <= staging
-    assert sorted(found.plan.changed_layers) == np.flatnonzero(differs.any(axis=1)).tolist()
+    assert (
+        sorted(proposal.plan.changed_layers) == np.flatnonzero(changed_slots.any(axis=1)).tolist()
+    )
 
 
 @given(cases(), st.integers(0, 5))
@@ -107,35 +109,40 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     case: tuple[ExpertShape, Load], staging: int
 ) -> None:
     shape, load = case
-    bound = limits(min_gain=300, staging=staging)
-    found = propose(load, start(shape), shape, bound).plan
-    free = replace(bound, staging=shape.slots_per_rank)
-    unbound = propose(load, start(shape), shape, free).plan
-    assert unbound.short_of_staging == ()
-    lower = found.imbalance_predicted - unbound.imbalance_predicted > bound.min_gain
-    above = found.imbalance_predicted > bound.planner.target * SHARE_ONE
-    assert set(np.flatnonzero(lower & above).tolist()) <= set(found.short_of_staging)
-    assert set(found.short_of_staging) <= set(np.flatnonzero(above).tolist())
+    tight_limits = limits(min_gain=300, staging=staging)
+    limited_plan = propose(load, start(shape), shape, tight_limits).plan
+    ample_limits = replace(tight_limits, staging=shape.slots_per_rank)
+    unlimited_plan = propose(load, start(shape), shape, ample_limits).plan
+    assert unlimited_plan.short_of_staging == ()
+    is_lowered = (
+        limited_plan.imbalance_predicted - unlimited_plan.imbalance_predicted
+        > tight_limits.min_gain
+    )
+    is_above_target = limited_plan.imbalance_predicted > tight_limits.planner.target * SHARE_ONE
+    assert set(np.flatnonzero(is_lowered & is_above_target).tolist()) <= set(
+        limited_plan.short_of_staging
+    )
+    assert set(limited_plan.short_of_staging) <= set(np.flatnonzero(is_above_target).tolist())
     if staging >= shape.slots_per_rank:
-        assert found.short_of_staging == ()
+        assert limited_plan.short_of_staging == ()
 
 
 def test_proposal_replans_layers_without_required_redundancy_first() -> None:
     shape = ExpertShape(3, 4, 12, 3)
-    sound = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
-    frail = [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
-    lonely = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 2]
-    placement = np.array([sound, lonely, frail], dtype=np.int32)
+    sound_row = [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
+    frail_row = [0, 0, 1, 1, 2, 2, 3, 3, 0, 1, 2, 3]
+    single_rank_row = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 1, 2]
+    placement = np.array([sound_row, single_rank_row, frail_row], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 4))
     load = np.full((3, 4), 30, dtype=np.int64)
     aims = replace(limits(10, 9), planner=PlannerOptions(survive=1))
-    found = propose(load, installed, shape, aims)
-    assert found.plan.changed_layers == (1,)
+    proposal = propose(load, installed, shape, aims)
+    assert proposal.plan.changed_layers == (1,)
     homes = [
-        {slot // 4 for slot in np.flatnonzero(found.layout.placement[1] == e)} for e in range(4)
+        {slot // 4 for slot in np.flatnonzero(proposal.layout.placement[1] == e)} for e in range(4)
     ]
     assert min(map(len, homes)) > 1
-    again = propose(load, found.layout, shape, aims)
+    again = propose(load, proposal.layout, shape, aims)
     assert again.plan.changed_layers == ()
 
 
@@ -144,11 +151,11 @@ def test_proposal_skips_frail_layer_that_cannot_be_staged() -> None:
     placement = np.array([[0, 0, 1, 1], [0, 1, 0, 1]], dtype=np.int32)
     installed = Layout(placement, even_shares(placement, 2))
     load = np.array([[5, 5], [90, 10]], dtype=np.int64)
-    found = propose(
+    proposal = propose(
         load, installed, shape, replace(limits(0, 0), planner=PlannerOptions(survive=1))
     )
-    assert found.plan.changed_layers == ()
-    assert found.layout.placement.tolist() == placement.tolist()
+    assert proposal.plan.changed_layers == ()
+    assert proposal.layout.placement.tolist() == placement.tolist()
 
 
 def test_proposal_orders_layers_by_gain() -> None:

@@ -27,9 +27,9 @@ LAYER = 1
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def layout() -> Layout:
@@ -42,7 +42,7 @@ def layout() -> Layout:
     return Layout(placement, shares)
 
 
-def installed(cpu: CpuAccelerator) -> tuple[Tables, RoutingTable]:
+def committed_tables(cpu: CpuAccelerator) -> tuple[Tables, RoutingTable]:
     """Tables of all layers, and that of the layer that is routed."""
     tables = Tables.empty(SHAPE.layers, SHAPE.experts, SHAPE.slots, SHAPE.ranks, cpu.device)
     update = table_update(layout(), SHAPE, range(SHAPE.layers))
@@ -64,43 +64,43 @@ def settle(cpu: CpuAccelerator) -> None:
 
 
 def test_row_hash_router_matches_rule_and_counts_valid_rows_only(cpu: CpuAccelerator) -> None:
-    tables, table = installed(cpu)
-    counted = counters()
-    router = RowHashRouter(cpu, tables, counted)
+    tables, table = committed_tables(cpu)
+    row_counts = counters()
+    router = RowHashRouter(cpu, tables, row_counts)
     for rows in (2**31 - 1, 2):
         cpu.stream(Role.COMPUTE).launch(partial(router.rows.fill_, rows))
-        before = counted.clone()
+        before = row_counts.clone()
         slots = router.route(LAYER, 3, ids())
         settle(cpu)
         rule = RowHash(TOP_K, torch.tensor([rows], dtype=torch.int32))
-        due = route_by_rule(ids().view(-1), table, rule)
-        assert slots.view(-1).tolist() == due[0].tolist()
-        before[LAYER] += due[1]
-        assert counted.tolist() == before.tolist()
+        expected = route_by_rule(ids().view(-1), table, rule)
+        assert slots.view(-1).tolist() == expected[0].tolist()
+        before[LAYER] += expected[1]
+        assert row_counts.tolist() == before.tolist()
 
 
 def test_row_hash_router_counts_all_rows_by_default(cpu: CpuAccelerator) -> None:
-    counted = counters()
-    router = RowHashRouter(cpu, installed(cpu)[0], counted)
+    row_counts = counters()
+    router = RowHashRouter(cpu, committed_tables(cpu)[0], row_counts)
     router.route(0, 0, torch.zeros((9, 1), dtype=torch.int32))
     settle(cpu)
-    assert counted[0].tolist() == [14, 5, 5, 5]
+    assert row_counts[0].tolist() == [14, 5, 5, 5]
 
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_block_turn_router_starts_at_offset(cpu: CpuAccelerator, offset: int) -> None:
-    tables, table = installed(cpu)
-    counted = counters()
-    slots = BlockRoundRobinRouter(cpu, tables, offset, counted).route(LAYER, 3, ids())
+    tables, table = committed_tables(cpu)
+    row_counts = counters()
+    slots = BlockRoundRobinRouter(cpu, tables, offset, row_counts).route(LAYER, 3, ids())
     settle(cpu)
-    due = route_by_rule(ids().view(-1), table, BlockTurns(offset))
+    expected = route_by_rule(ids().view(-1), table, BlockTurns(offset))
     assert slots.shape == ids().shape
-    assert slots.view(-1).tolist() == due[0].tolist()
-    assert (counted[LAYER] - 5).tolist() == due[1].tolist()
+    assert slots.view(-1).tolist() == expected[0].tolist()
+    assert (row_counts[LAYER] - 5).tolist() == expected[1].tolist()
 
 
 def test_compat_routers_report_even_shares(cpu: CpuAccelerator) -> None:
-    tables, load = installed(cpu)[0], np.array([[9, 1, 1, 1]] * 2, dtype=np.int64)
+    tables, load = committed_tables(cpu)[0], np.array([[9, 1, 1, 1]] * 2, dtype=np.int64)
     even = even_shares(layout().placement, SHAPE.experts).tolist()
     for router in (
         RowHashRouter(cpu, tables, counters()),

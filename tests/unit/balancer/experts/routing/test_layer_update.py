@@ -30,24 +30,24 @@ layers = st.lists(st.integers(0, SHAPE.layers - 1), unique=True)
 
 
 @given(layouts, layers)
-def test_change_holds_tables_of_its_layers(wanted: Layout, chosen: list[int]) -> None:
-    change = layer_update(wanted, SHAPE, chosen)
-    assert change.layers == tuple(chosen)
-    for place, layer in enumerate(chosen):
-        placement = torch.from_numpy(wanted.placement[layer])
-        table = build_table(placement, torch.from_numpy(wanted.shares[layer]), SHAPE.experts)
-        assert torch.equal(change.tables.start[place], table.start)
-        assert torch.equal(change.tables.replicas[place], table.replicas)
-        assert torch.equal(change.tables.cumulative[place], table.cumulative)
+def test_change_holds_tables_of_its_layers(new_layout: Layout, layer_ids: list[int]) -> None:
+    change = layer_update(new_layout, SHAPE, layer_ids)
+    assert change.layers == tuple(layer_ids)
+    for position, layer in enumerate(layer_ids):
+        placement = torch.from_numpy(new_layout.placement[layer])
+        table = build_table(placement, torch.from_numpy(new_layout.shares[layer]), SHAPE.experts)
+        assert torch.equal(change.tables.start[position], table.start)
+        assert torch.equal(change.tables.replicas[position], table.replicas)
+        assert torch.equal(change.tables.cumulative[position], table.cumulative)
 
 
 @given(layouts, layouts, layers)
 def test_change_applies_to_its_own_layers_only(
-    before: Layout, wanted: Layout, chosen: list[int]
+    before: Layout, new_layout: Layout, layer_ids: list[int]
 ) -> None:
-    after = layer_update(wanted, SHAPE, chosen).applied_to(before)
+    after = layer_update(new_layout, SHAPE, layer_ids).applied_to(before)
     for layer in range(SHAPE.layers):
-        source = wanted if layer in chosen else before
+        source = new_layout if layer in layer_ids else before
         assert (after.placement[layer] == source.placement[layer]).all()
         assert (after.shares[layer] == source.shares[layer]).all()
 
@@ -55,15 +55,15 @@ def test_change_applies_to_its_own_layers_only(
 @pytest.mark.slow
 @given(layouts, layouts, layers)
 def test_change_digests_are_equal_only_for_equal_tables(
-    one: Layout, other: Layout, chosen: list[int]
+    one: Layout, other: Layout, layer_ids: list[int]
 ) -> None:
-    first, second = layer_update(one, SHAPE, chosen), layer_update(other, SHAPE, chosen)
+    first, second = layer_update(one, SHAPE, layer_ids), layer_update(other, SHAPE, layer_ids)
     same = all(
         torch.equal(getattr(first.tables, name), getattr(second.tables, name))
         for name in ("start", "replicas", "cumulative")
     )
     assert (first.digest == second.digest) == same
-    assert first.digest == layer_update(one, SHAPE, chosen).digest
+    assert first.digest == layer_update(one, SHAPE, layer_ids).digest
 
 
 def test_change_digest_depends_on_layer_number() -> None:
@@ -74,17 +74,19 @@ def test_change_digest_depends_on_layer_number() -> None:
 
 @given(layouts, layers, layers)
 def test_change_where_placed_keeps_layers_with_same_placement(
-    start: Layout, chosen: list[int], moved: list[int]
+    start: Layout, layer_ids: list[int], moved_layers: list[int]
 ) -> None:
-    change = layer_update(start, SHAPE, chosen)
+    change = layer_update(start, SHAPE, layer_ids)
     placement = start.placement.copy()
-    placement[moved] = np.roll(placement[moved], 1, axis=1)
-    now = Layout(placement, start.shares)
-    stay = [layer for layer in chosen if (placement[layer] == start.placement[layer]).all()]
-    fitting = change.restricted_to(now)
-    if not stay and chosen:
-        assert fitting is None
+    placement[moved_layers] = np.roll(placement[moved_layers], 1, axis=1)
+    new_layout = Layout(placement, start.shares)
+    unmoved_layers = [
+        layer for layer in layer_ids if (placement[layer] == start.placement[layer]).all()
+    ]
+    restricted = change.restricted_to(new_layout)
+    if not unmoved_layers and layer_ids:
+        assert restricted is None
         return
-    assert isinstance(fitting, LayerUpdate)
-    assert fitting.layers == tuple(stay)
-    assert fitting.digest == layer_update(start, SHAPE, stay).digest
+    assert isinstance(restricted, LayerUpdate)
+    assert restricted.layers == tuple(unmoved_layers)
+    assert restricted.digest == layer_update(start, SHAPE, unmoved_layers).digest

@@ -21,46 +21,52 @@ LAYOUT = Layout(initial_placement(SHAPE), even_shares(initial_placement(SHAPE), 
 ROWS = st.lists(st.integers(0, SHAPE.experts - 1), min_size=1, max_size=64)
 
 
-def config(shares: ShareMode, alike: int, locality: Locality = Locality.ANY) -> BalancerConfig:
+def config(
+    shares: ShareMode, ranks_alike: int, locality: Locality = Locality.ANY
+) -> BalancerConfig:
     return BalancerConfig(
         name="alike",
         shares=shares,
         window_size=2,
         step_interval=4,
         sub_window=2,
-        ranks_sharing_rows=alike,
+        ranks_sharing_rows=ranks_alike,
         locality=locality,
     )
 
 
-def routed(member: GroupMember, rows: list[int], shares: ShareMode, alike: int) -> list[int]:
+def picked_slots(
+    member: GroupMember, rows: list[int], shares: ShareMode, ranks_alike: int
+) -> list[int]:
     """The slots that this rank picks for rows that all ranks have."""
     slots = SlotLayout(tuple((Segment("w", row),) for row in torch.zeros(4, 2)), staging=2)
     store = member.accelerator.slot_store(slots)
-    ends = member.accelerator, member.fabric, store
-    balancer = open_balancer(*ends, SHAPE, LAYOUT, config(shares, alike))
-    compute, found = member.accelerator.stream(Role.COMPUTE), []
+    resources = member.accelerator, member.fabric, store
+    balancer = open_balancer(*resources, SHAPE, LAYOUT, config(shares, ranks_alike))
+    compute, routed_slots = member.accelerator.stream(Role.COMPUTE), []
     ids = torch.tensor(rows, dtype=torch.int32).view(-1, 1)
     with balancer.step(0):
-        compute.launch(lambda: found.append(balancer.router.route(0, 0, ids)))
+        compute.launch(lambda: routed_slots.append(balancer.router.route(0, 0, ids)))
     compute.synchronize(20.0)
     balancer.close()
-    picked: list[int] = found[0].view(-1).tolist()
-    return picked
+    slots_of_rows: list[int] = routed_slots[0].view(-1).tolist()
+    return slots_of_rows
 
 
 @few(15)
 @given(ROWS, st.sampled_from(ShareMode))
 def test_ranks_route_alike_when_rows_are_shared(rows: list[int], shares: ShareMode) -> None:
-    first, second = on_ranks(2, partial(routed, rows=rows, shares=shares, alike=2))
+    first, second = on_ranks(2, partial(picked_slots, rows=rows, shares=shares, ranks_alike=2))
     assert first == second
-    placed = LAYOUT.placement[0]
-    assert [placed[slot] for slot in first] == rows
+    slot_experts = LAYOUT.placement[0]
+    assert [slot_experts[slot] for slot in first] == rows
 
 
 def test_ranks_route_differently_when_rows_are_not_shared() -> None:
     rows = [0] * 64
-    first, second = on_ranks(2, partial(routed, rows=rows, shares=ShareMode.LAGGED, alike=1))
+    first, second = on_ranks(
+        2, partial(picked_slots, rows=rows, shares=ShareMode.LAGGED, ranks_alike=1)
+    )
     assert first != second
 
 

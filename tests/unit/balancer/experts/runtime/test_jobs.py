@@ -5,57 +5,57 @@ import pytest
 from equipoise.balancer.experts.runtime.jobs import Job, run_blocking
 
 
-class Given:
-    """A wait whose end somebody else decides."""
+class ManualWait:
+    """A wait that ends when the test sets `arrival`."""
 
     def __init__(self) -> None:
-        self.came = threading.Event()
-        self.begun = threading.Event()
+        self.arrival = threading.Event()
+        self.wait_started = threading.Event()
         self.error: Exception | None = None
 
     def ready(self) -> bool:
-        return self.came.is_set()
+        return self.arrival.is_set()
 
     def wait(self, timeout: float) -> str:
-        self.begun.set()
-        if not self.came.wait(timeout):
+        self.wait_started.set()
+        if not self.arrival.wait(timeout):
             raise TimeoutError
         if self.error is not None:
             raise self.error
         return "came"
 
 
-def collecting(*waits: Given) -> Job[list[str]]:
-    found = []
+def collect_answers(*waits: ManualWait) -> Job[list[str]]:
+    answers = []
     for wait in waits:
-        found.append((yield wait))
-    return found
+        answers.append((yield wait))
+    return answers
 
 
 def test_job_receives_results_of_its_waits() -> None:
-    waits = Given(), Given()
+    waits = ManualWait(), ManualWait()
     for wait in waits:
-        wait.came.set()
-    assert run_blocking(collecting(*waits), 1.0) == ["came", "came"]
+        wait.arrival.set()
+    assert run_blocking(collect_answers(*waits), 1.0) == ["came", "came"]
 
 
 def test_job_may_catch_exception_of_a_wait() -> None:
-    wait = Given()
+    wait = ManualWait()
     wait.error = ValueError("broken")
-    wait.came.set()
+    wait.arrival.set()
 
-    def forgiving() -> Job[str]:
+    def catch_error() -> Job[str]:
         try:
             yield wait
         except ValueError as error:
             return f"caught {error}"
         return "nothing"
 
-    assert run_blocking(forgiving(), 1.0) == "caught broken"
+    assert run_blocking(catch_error(), 1.0) == "caught broken"
     with pytest.raises(ValueError, match="broken"):
-        run_blocking(collecting(wait), 1.0)
+        run_blocking(collect_answers(wait), 1.0)
 
 
 def test_job_wait_ends_at_deadline() -> None:
     with pytest.raises(TimeoutError):
-        run_blocking(collecting(Given()), 0.01)
+        run_blocking(collect_answers(ManualWait()), 0.01)

@@ -17,18 +17,18 @@ KINDS = (Track.PLANNER, Track.TRANSFER, Track.VOTE, Track.SHARES, Track.LOAD)
 
 
 class Gate:
-    """A wait whose end somebody else decides."""
+    """A wait that ends when the test sets `opening`."""
 
     def __init__(self) -> None:
-        self.came = threading.Event()
-        self.begun = threading.Event()
+        self.opening = threading.Event()
+        self.wait_started = threading.Event()
 
     def ready(self) -> bool:
-        return self.came.is_set()
+        return self.opening.is_set()
 
     def wait(self, timeout: float) -> None:
-        self.begun.set()
-        if not self.came.wait(timeout):
+        self.wait_started.set()
+        if not self.opening.wait(timeout):
             raise TimeoutError
 
 
@@ -36,7 +36,7 @@ def waiting(*gates: Gate) -> Job[None]:
     yield from gates
 
 
-def broken() -> None:
+def raise_error() -> None:
     raise ValueError("heard")
 
 
@@ -66,7 +66,7 @@ def test_worker_starts_job_when_those_before_it_have_ended() -> None:
         worker.start(immediate(lambda: order.append("second")), "job"),
     )
     assert not any(task.done() for task in tasks)
-    gate.came.set()
+    gate.opening.set()
     for task in tasks:
         task.result(WATCHDOG)
     worker.close()
@@ -87,35 +87,35 @@ def test_worker_result_raises_at_once_before_release() -> None:
 
 def test_worker_continues_after_failed_job() -> None:
     worker = EagerWorker(Track.VOTE, WATCHDOG)
-    failed = worker.start(immediate(broken), "job")
-    assert isinstance(failed.exception(WATCHDOG), ValueError)
+    failing_task = worker.start(immediate(raise_error), "job")
+    assert isinstance(failing_task.exception(WATCHDOG), ValueError)
     assert worker.start(immediate(lambda: 7), "job").result(WATCHDOG) == 7
     worker.close()
 
 
 def test_worker_close_ends_job_at_next_wait() -> None:
-    worker, gate, never = EagerWorker(Track.VOTE, WATCHDOG), Gate(), Gate()
-    task = worker.start(waiting(gate, never), "job")
-    assert gate.begun.wait(WATCHDOG)
-    closing = threading.Thread(target=worker.close)
-    closing.start()
+    worker, gate, closed_gate = EagerWorker(Track.VOTE, WATCHDOG), Gate(), Gate()
+    task = worker.start(waiting(gate, closed_gate), "job")
+    assert gate.wait_started.wait(WATCHDOG)
+    close_thread = threading.Thread(target=worker.close)
+    close_thread.start()
     expiry = time.monotonic() + WATCHDOG
     while worker._open and time.monotonic() < expiry:
         time.sleep(0.001)
     assert not worker._open
-    gate.came.set()
-    closing.join(WATCHDOG)
-    assert not closing.is_alive()
+    gate.opening.set()
+    close_thread.join(WATCHDOG)
+    assert not close_thread.is_alive()
     assert isinstance(task.exception(0.0), WorkerClosed)
 
 
 def test_worker_close_drops_jobs_that_were_not_released() -> None:
-    worker, begun = ThreadWorker(Track.VOTE, WATCHDOG), threading.Event()
-    task = worker.start(immediate(begun.set), "job")
+    worker, job_started = ThreadWorker(Track.VOTE, WATCHDOG), threading.Event()
+    task = worker.start(immediate(job_started.set), "job")
     worker.close()
     worker.release()
     assert not task.done()
-    assert not begun.is_set()
+    assert not job_started.is_set()
 
 
 def test_workers_start_every_job_after_release() -> None:
@@ -126,44 +126,44 @@ def test_workers_start_every_job_after_release() -> None:
     workers.close()
 
 
-def spans(kept: RecordingSink) -> list[TraceSpan]:
-    return [entry for entry in kept.events if isinstance(entry, TraceSpan)]
+def spans(sink: RecordingSink) -> list[TraceSpan]:
+    return [entry for entry in sink.events if isinstance(entry, TraceSpan)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_worker_tells_sink_of_job_and_its_details(kind: Track) -> None:
-    kept = RecordingSink()
-    worker = EagerWorker(kind, WATCHDOG, kept)
+    sink = RecordingSink()
+    worker = EagerWorker(kind, WATCHDOG, sink)
     assert worker.start(immediate(lambda: 7), "job", rebalance=3).result(WATCHDOG) == 7
     worker.close()
-    (span,) = spans(kept)
+    (span,) = spans(sink)
     assert (span.track, span.name) == (kind, "job")
     assert span.begin <= span.end
     assert span.details == {"rebalance": 3}
 
 
 def test_worker_tells_sink_of_exception_of_job() -> None:
-    kept = RecordingSink()
-    worker = EagerWorker(Track.PLANNER, WATCHDOG, kept)
-    task = worker.start(immediate(broken), "plan", rebalance=4)
+    sink = RecordingSink()
+    worker = EagerWorker(Track.PLANNER, WATCHDOG, sink)
+    task = worker.start(immediate(raise_error), "plan", rebalance=4)
     assert isinstance(task.exception(WATCHDOG), ValueError)
     worker.close()
-    (span,) = spans(kept)
+    (span,) = spans(sink)
     assert span.details == {"rebalance": 4, "failed": "ValueError: heard"}
 
 
 def test_worker_traces_job_that_waits() -> None:
-    kept = RecordingSink()
-    worker, other = EagerWorker(Track.TRANSFER, WATCHDOG, kept), EagerWorker(Track.VOTE, WATCHDOG)
+    sink = RecordingSink()
+    worker, other = EagerWorker(Track.TRANSFER, WATCHDOG, sink), EagerWorker(Track.VOTE, WATCHDOG)
 
     def job() -> Job[int]:
-        came: int = yield JobDone(other.start(immediate(lambda: 3), "job"))
-        return came + 1
+        other_result: int = yield JobDone(other.start(immediate(lambda: 3), "job"))
+        return other_result + 1
 
     assert worker.start(job(), "job").result(WATCHDOG) == 4
     worker.close()
     other.close()
-    assert spans(kept)[0].track is Track.TRANSFER
+    assert spans(sink)[0].track is Track.TRANSFER
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_worker_traces_job_that_waits() -> None:
     ],
 )
 def test_worker_tells_sink_what_job_came_to(result: object, details: dict[str, Any]) -> None:
-    kept = RecordingSink()
-    worker = EagerWorker(Track.VOTE, WATCHDOG, kept)
+    sink = RecordingSink()
+    worker = EagerWorker(Track.VOTE, WATCHDOG, sink)
     worker.start(immediate(lambda: result), "vote", rebalance=3).result(WATCHDOG)
     worker.close()
-    (span,) = spans(kept)
+    (span,) = spans(sink)
     assert span.details == {"rebalance": 3, **details}

@@ -24,8 +24,8 @@ from equipoise.hal.errors import CopyAbandoned, HostCopyError
 
 @pytest.fixture(scope="module")
 def copy_pool() -> Iterator[CopyThreadPool]:
-    with CopyThreadPool(SMALL, threads=4) as made:
-        yield made
+    with CopyThreadPool(SMALL, threads=4) as pool:
+        yield pool
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,22 @@ def places(draw: st.DrawFn) -> Places:
 
 @given(places())
 def test_copy_threads_writes_exactly_the_destination_bytes(
-    copy_pool: CopyThreadPool, where: Places
+    copy_pool: CopyThreadPool, placed_copies: Places
 ) -> None:
-    source = noise(where.nbytes)
-    found, wanted = (torch.full((where.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2))
-    copies = [HostCopy(source[a : a + n], found[b : b + n]) for a, b, n in where.copies]
-    for a, b, n in where.copies:
-        wanted[b : b + n] = source[a : a + n]
-    ticket = copy_pool.submit(copies)
-    ticket.wait(SOON)
-    assert ticket.done()
-    assert torch.equal(found, wanted)
-    assert torch.equal(source, noise(where.nbytes))
+    source = noise(placed_copies.nbytes)
+    destination, expected = (
+        torch.full((placed_copies.nbytes,), GUARD, dtype=torch.uint8) for _ in range(2)
+    )
+    copies = [
+        HostCopy(source[a : a + n], destination[b : b + n]) for a, b, n in placed_copies.copies
+    ]
+    for a, b, n in placed_copies.copies:
+        expected[b : b + n] = source[a : a + n]
+    copy_handle = copy_pool.submit(copies)
+    copy_handle.wait(SOON)
+    assert copy_handle.done()
+    assert torch.equal(destination, expected)
+    assert torch.equal(source, noise(placed_copies.nbytes))
 
 
 @pytest.mark.parametrize("profile", [PLAIN, SMALL])
@@ -85,31 +89,31 @@ def test_copy_threads_copies_any_dtype_as_bytes(copy_pool: CopyThreadPool) -> No
 
 def test_copy_threads_serves_tickets_of_many_threads() -> None:
     """Each thread copies down a chain of buffers of its own."""
-    wrong: list[object] = []
+    failures: list[object] = []
 
-    def chain(copy_pool: CopyThreadPool, seed: int) -> None:
+    def copy_chain(copy_pool: CopyThreadPool, seed: int) -> None:
         try:
             buffers = [noise(5000 + seed, seed), *(torch.empty(5000 + seed, dtype=torch.uint8)
                        for _ in range(12))]  # fmt: skip
             for source, destination in itertools.pairwise(buffers):
                 copy_pool.submit([HostCopy(source, destination)]).wait(SOON)
             if not torch.equal(buffers[-1], buffers[0]):
-                wrong.append(seed)
+                failures.append(seed)
         except Exception as error:
-            wrong.append(error)
+            failures.append(error)
 
     with CopyThreadPool(CopyLimits("chunks", 512, UNLIMITED_RATE), threads=3) as copy_pool:
-        users = [threading.Thread(target=chain, args=(copy_pool, seed)) for seed in range(6)]
+        users = [threading.Thread(target=copy_chain, args=(copy_pool, seed)) for seed in range(6)]
         for user in users:
             user.start()
         for user in users:
             user.join(SOON)
-    assert wrong == []
+    assert failures == []
 
 
 BUFFER = torch.zeros(1000, dtype=torch.uint8)
 OTHER = torch.zeros(1000, dtype=torch.uint8)
-REFUSED: dict[str, tuple[list[HostCopy], str]] = {
+BAD_COPIES: dict[str, tuple[list[HostCopy], str]] = {
     "sizes": ([HostCopy(OTHER[:9], BUFFER[:8])], "copy 0: 9 bytes do not fit into 8"),
     "device": ([HostCopy(OTHER, BUFFER.to("meta"))], "copy 0: its destination is .* on meta"),
     "sparse": ([HostCopy(OTHER.to_sparse(), BUFFER)], "its source is torch.sparse_coo"),
@@ -129,14 +133,14 @@ REFUSED: dict[str, tuple[list[HostCopy], str]] = {
 }
 
 
-@pytest.mark.parametrize(("copies", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("copies", "message"), BAD_COPIES.values(), ids=BAD_COPIES)
 def test_copy_threads_refuses_bad_copies_before_any_effect(
     copy_pool: CopyThreadPool, copies: list[HostCopy], message: str
 ) -> None:
     first = torch.zeros(100, dtype=torch.uint8)
-    with pytest.raises(HostCopyError, match=message) as caught:
+    with pytest.raises(HostCopyError, match=message) as error:
         copy_pool.submit([*copies, HostCopy(noise(100), first)])
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     assert int(first.sum()) == int(BUFFER.sum()) == 0
 
 
@@ -150,23 +154,23 @@ def test_copy_threads_refuses_overlapping_but_not_adjacent_ranges(
         with pytest.raises(HostCopyError, match="overlaps"):
             copy_pool.submit([copy])
         return
-    wanted = copy.source.clone()
+    expected = copy.source.clone()
     copy_pool.submit([copy]).wait(SOON)
-    assert torch.equal(copy.destination, wanted)
+    assert torch.equal(copy.destination, expected)
 
 
 def test_copy_threads_rate_holds_back_chunks() -> None:
     """Of 100 chunks at one a day the first is begun at once, and no other."""
-    found = guarded(6400)
+    destination = guarded(6400)
     copy_pool = CopyThreadPool(STILL, threads=4)
-    ticket = copy_pool.submit([HostCopy(torch.zeros(6400, dtype=torch.uint8), found)])
+    copy_handle = copy_pool.submit([HostCopy(torch.zeros(6400, dtype=torch.uint8), destination)])
     expiry = time.monotonic() + SOON
-    while not int((found == 0).sum()) and time.monotonic() < expiry:
+    while not int((destination == 0).sum()) and time.monotonic() < expiry:
         time.sleep(0.01)
-    assert not ticket.done()
+    assert not copy_handle.done()
     with pytest.raises(CopyAbandoned):
         copy_pool.close(0.0)
-    assert 0 < int((found == 0).sum()) <= 64
+    assert 0 < int((destination == 0).sum()) <= 64
 
 
 @pytest.mark.parametrize("which", ["write on write", "write on read", "read on write"])
@@ -190,9 +194,9 @@ def test_copy_threads_accepts_memory_again_after_its_ticket_ended(
     copy_pool: CopyThreadPool,
 ) -> None:
     a, b = noise(4096, 1), noise(4096, 2)
-    wanted = a.clone()
+    expected = a.clone()
     for _ in range(20):
         copy_pool.submit([HostCopy(a, b)]).wait(SOON)
         copy_pool.submit([HostCopy(b, a)]).wait(SOON)
-    assert torch.equal(a, wanted)
-    assert torch.equal(b, wanted)
+    assert torch.equal(a, expected)
+    assert torch.equal(b, expected)

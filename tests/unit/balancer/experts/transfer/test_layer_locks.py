@@ -15,9 +15,9 @@ from equipoise.hal.support.slot_access import ReaderRegistry
 
 @pytest.fixture
 def accelerator() -> Iterator[Accelerator]:
-    opened = registry.accelerator("cpu").open(0)
-    yield opened
-    opened.close()
+    device = registry.accelerator("cpu").open(0)
+    yield device
+    device.close()
 
 
 def gates(
@@ -39,8 +39,8 @@ def test_step_kind_follows_locks_of_the_step(first: dict[int, int], step: int) -
     device = registry.accelerator("cpu").open(0)
     locks = gates(device)
     locks.schedule(first)
-    taken = [layer for layer in range(4) if locks.is_locked(layer, step)]
-    assert (locks.step_kind(step) is StepKind.SKIP) == (not taken)
+    locked_layers = [layer for layer in range(4) if locks.is_locked(layer, step)]
+    assert (locks.step_kind(step) is StepKind.SKIP) == (not locked_layers)
     assert (locks.step_kind(step) is StepKind.UPDATE) == (step in first.values())
     device.close()
 
@@ -48,21 +48,21 @@ def test_step_kind_follows_locks_of_the_step(first: dict[int, int], step: int) -
 def test_second_step_reads_weights_written_between_steps(accelerator: Accelerator) -> None:
     compute, locks = accelerator.stream(Role.COMPUTE), gates(accelerator)
     locks.schedule({0: 0})
-    slot, seen = [0], list[int]()
+    slot, slot_reads = [0], list[int]()
 
     def step(number: int) -> None:
         with locks.reading_slots(0, number):
-            seen.append(slot[0])
+            slot_reads.append(slot[0])
 
     locks.locks[0].signal(0)
     compute.launch(lambda: step(0))
     compute.launch(lambda: step(1))
     locks.locks[0].wait(0, 20.0)
-    assert seen == [0]
+    assert slot_reads == [0]
     slot[0] = 1
     locks.locks[0].signal(0)
     compute.synchronize(20.0)
-    assert seen == [0, 1]
+    assert slot_reads == [0, 1]
     assert locks.is_drained(0)
     assert locks.locks[0].epoch == 1
     assert locks.is_drained(0), "asking again changes nothing"
@@ -179,20 +179,22 @@ def test_gate_refuses_one_entry_too_many(
         pass
 
 
-@pytest.mark.parametrize("entered", [0, 1, 2])
+@pytest.mark.parametrize("entry_count", [0, 1, 2])
 def test_gate_raises_in_next_step_when_entries_are_missing(
-    accelerator: Accelerator, entered: int
+    accelerator: Accelerator, entry_count: int
 ) -> None:
     locks = gates(accelerator, entries={3: 3})
     locks.schedule({3: 7})
     locks.locks[3].signal(0)
-    for _ in range(entered):
+    for _ in range(entry_count):
         with locks.reading_slots(3, 7):
             pass
-    says = f"layer 3 was entered {entered} times and left {entered} times in step 7, not 3"
-    with pytest.raises(EngineError, match=says), locks.reading_slots(3, 8):
+    message = (
+        f"layer 3 was entered {entry_count} times and left {entry_count} times in step 7, not 3"
+    )
+    with pytest.raises(EngineError, match=message), locks.reading_slots(3, 8):
         pass
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineError, match=message):
         locks.reading_slots(3, 9)
 
 

@@ -11,8 +11,8 @@ from equipoise.hal.errors import HostCopyError
 from equipoise.hal.support.numa import UNKNOWN_NODE, parse_cpus
 
 
-def written(cpus: set[int]) -> str:
-    """As the kernel lists them."""
+def cpu_list(cpus: set[int]) -> str:
+    """A CPU list in the format of the kernel."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and runs[-1][1] == cpu - 1:
@@ -31,7 +31,7 @@ def machine(root: Path, **lists: str) -> Path:
 
 @given(st.sets(st.integers(0, 300)))
 def test_parse_cpus_reads_kernel_cpu_list(cpus: set[int]) -> None:
-    assert parse_cpus(written(cpus)) == cpus
+    assert parse_cpus(cpu_list(cpus)) == cpus
 
 
 def test_near_cpus_are_allowed_cpus_of_the_node(tmp_path: Path) -> None:

@@ -25,37 +25,37 @@ from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 
 WAIT = 20.0
-ROUNDS, HERE, SLOTS_PER_MESSAGE = 5, 6, 2
-SLOTS = 2 * ROUNDS + HERE
+ROUNDS, LOCAL_COPIES, SLOTS_PER_MESSAGE = 5, 6, 2
+SLOTS = 2 * ROUNDS + LOCAL_COPIES
 
 
-class Blobs:
-    """Which of the blobs that were ever packed, sent or received are still there."""
+class MessageCounter:
+    """Counts the message buffers that are alive, of all that were packed, sent or received."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, StorageWeakRef] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
         self.packed: list[int] = []
-        self.travelling: list[int] = []
+        self.in_flight: list[int] = []
         self.unpacked: list[int] = []
 
     def see(self, blob: Tensor) -> None:
         ref = StorageWeakRef(blob.untyped_storage())  # type: ignore[no-untyped-call]
-        if not any(old == ref and _there(old) for old in self._seen.values()):
-            self._seen[len(self._seen)] = ref
+        if not any(old == ref and is_alive(old) for old in self._storages.values()):
+            self._storages[len(self._storages)] = ref
 
     @property
     def alive(self) -> int:
-        return sum(_there(ref) for ref in self._seen.values())
+        return sum(is_alive(ref) for ref in self._storages.values())
 
 
-def _there(ref: StorageWeakRef) -> bool:
+def is_alive(ref: StorageWeakRef) -> bool:
     return not ref.expired()  # type: ignore[no-untyped-call]
 
 
-class SeenStore(CpuSlotStore):
-    """Counts blobs at each verb."""
+class CountingStore(CpuSlotStore):
+    """A slot store that counts live message buffers when it packs or unpacks."""
 
-    def __init__(self, layout: SlotLayout, blobs: Blobs) -> None:
+    def __init__(self, layout: SlotLayout, blobs: MessageCounter) -> None:
         super().__init__(layout)
         self._blobs = blobs
 
@@ -71,15 +71,15 @@ class SeenStore(CpuSlotStore):
         stream.synchronize(WAIT)  # a copy stream that lags would keep blobs of rounds before
 
 
-class Seen:
-    """A communicator; counts blobs at each round."""
+class CountingCommunicator:
+    """A communicator that counts live message buffers in each round."""
 
     def __init__(
-        self, inner: Communicator, blobs: Blobs, declared: CommunicatorCapabilities
+        self, inner: Communicator, blobs: MessageCounter, capabilities: CommunicatorCapabilities
     ) -> None:
         self._inner = inner
         self._blobs = blobs
-        self.capabilities = declared
+        self.capabilities = capabilities
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
@@ -87,7 +87,7 @@ class Seen:
     def exchange(self, round: Exchange) -> Work:
         for buffer in (*round.sends, *round.receives):
             self._blobs.see(buffer.blob)
-        self._blobs.travelling.append(self._blobs.alive)
+        self._blobs.in_flight.append(self._blobs.alive)
         return self._inner.exchange(round)
 
 
@@ -97,22 +97,24 @@ def transfers_of(rank: int) -> RankTransfers:
         RoundTransfers(Send(1 - rank, (at,)), Recv(1 - rank, (at,), (ROUNDS + at,)))
         for at in range(ROUNDS)
     )
-    sources = tuple(at % ROUNDS for at in range(HERE))
-    staging = tuple(range(ROUNDS, ROUNDS + HERE))
+    sources = tuple(at % ROUNDS for at in range(LOCAL_COPIES))
+    staging = tuple(range(ROUNDS, ROUNDS + LOCAL_COPIES))
     slots = tuple(range(2 * ROUNDS, SLOTS))
     return RankTransfers(rounds, LocalCopies(sources, staging, slots), ())
 
 
 def stage(
-    member: GroupMember, declared: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
-) -> Blobs:
-    """Stage the chunk; blobs as they were seen, once everything staged was found right."""
+    member: GroupMember, declare: Callable[[CommunicatorCapabilities], CommunicatorCapabilities]
+) -> MessageCounter:
+    """Stages and checks the chunk; returns the counts of live message buffers."""
     weights = torch.arange(SLOTS * 8, dtype=torch.float32).reshape(SLOTS, 8) + 1000 * member.rank
-    layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=ROUNDS + HERE)
-    blobs = Blobs()
-    store = SeenStore(layout, blobs)
+    layout = SlotLayout(
+        tuple((Segment("w", row),) for row in weights), staging=ROUNDS + LOCAL_COPIES
+    )
+    blobs = MessageCounter()
+    store = CountingStore(layout, blobs)
     inner = member.fabric.open("moves")
-    group = Seen(inner, blobs, declared(inner.capabilities))
+    group = CountingCommunicator(inner, blobs, declare(inner.capabilities))
     transfer = P2PTransfer(
         member.accelerator,
         group,  # type: ignore[arg-type]
@@ -124,37 +126,37 @@ def stage(
     compute, transfers = member.accelerator.stream(Role.COMPUTE), transfers_of(member.rank)
     event = member.accelerator.event()
     compute.record(event)
-    staged = run_blocking(transfer.stage(transfers, event), WAIT)
-    store.commit(staged.copies, compute)
+    staged_chunk = run_blocking(transfer.stage(transfers, event), WAIT)
+    store.commit(staged_chunk.copies, compute)
     member.accelerator.synchronize(WAIT)
-    theirs = weights[:ROUNDS] + 1000 * (1 - 2 * member.rank)
-    assert torch.equal(weights[ROUNDS : 2 * ROUNDS], theirs)
+    expected_weights = weights[:ROUNDS] + 1000 * (1 - 2 * member.rank)
+    assert torch.equal(weights[ROUNDS : 2 * ROUNDS], expected_weights)
     assert torch.equal(weights[2 * ROUNDS :], weights[list(transfers.local.sources)])
     assert blobs.alive == 0
     return blobs
 
 
 def test_transfer_holds_at_most_one_round_of_messages() -> None:
-    for blobs in on_ranks(2, lambda member: stage(member, lambda found: found)):
+    for blobs in on_ranks(2, lambda member: stage(member, lambda capabilities: capabilities)):
         # One is sent while the copy stream may still unpack what the round before has brought.
-        assert blobs.travelling == [2] * ROUNDS
+        assert blobs.in_flight == [2] * ROUNDS
         assert max(blobs.packed) <= 2
         assert max(blobs.unpacked) <= 2
 
 
 def test_transfer_packs_local_copies_by_messages() -> None:
-    for blobs in on_ranks(2, lambda member: stage(member, lambda found: found)):
-        assert len(blobs.packed) == ROUNDS + HERE // SLOTS_PER_MESSAGE
+    for blobs in on_ranks(2, lambda member: stage(member, lambda capabilities: capabilities)):
+        assert len(blobs.packed) == ROUNDS + LOCAL_COPIES // SLOTS_PER_MESSAGE
 
 
 def test_transfer_frees_messages_as_concurrent_rounds_arrive() -> None:
-    def declared(found: CommunicatorCapabilities) -> CommunicatorCapabilities:
-        return replace(found, independent_groups=False)
+    def declare_dependent(capabilities: CommunicatorCapabilities) -> CommunicatorCapabilities:
+        return replace(capabilities, independent_groups=False)
 
-    for blobs in on_ranks(2, lambda member: stage(member, declared)):
-        assert max(blobs.travelling) <= 2 * ROUNDS
-        for behind, alive in enumerate(blobs.unpacked[:ROUNDS]):
+    for blobs in on_ranks(2, lambda member: stage(member, declare_dependent)):
+        assert max(blobs.in_flight) <= 2 * ROUNDS
+        for round_number, alive in enumerate(blobs.unpacked[:ROUNDS]):
             # What was sent may go with what was received or before; the last program's closure may
             # still be there.
-            assert alive <= 2 * (ROUNDS - behind) + 1
+            assert alive <= 2 * (ROUNDS - round_number) + 1
         assert max(blobs.packed[ROUNDS:]) <= 2

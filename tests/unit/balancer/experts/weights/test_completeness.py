@@ -62,12 +62,12 @@ def _frozen(data: Tensor) -> nn.Parameter:
     return nn.Parameter(data, requires_grad=False)
 
 
-def modular(layers: int) -> nn.ModuleDict:
+def modular_model(layers: int) -> nn.ModuleDict:
     experts = [nn.ModuleList(Expert() for _ in range(SLOTS)) for _ in range(layers)]
     return nn.ModuleDict({"layers": nn.ModuleList(Block(each) for each in experts)})
 
 
-def fused(layers: int) -> nn.ModuleDict:
+def fused_model(layers: int) -> nn.ModuleDict:
     return nn.ModuleDict({"layers": nn.ModuleList(Block(FusedExperts()) for _ in range(layers))})
 
 
@@ -75,17 +75,19 @@ def registry() -> ModelRegistry:
     return ModelRegistry("m", SLOTS, EXPERTS)
 
 
-def register_modular(into: ModelRegistry, model: nn.Module, *left_out: str) -> None:
+def register_modular(model_registry: ModelRegistry, model: nn.Module, *left_out: str) -> None:
     for number, block in enumerate(model.get_submodule("layers").children()):
         experts = [dict(expert.named_parameters()) for expert in block.experts.children()]  # type: ignore[union-attr]
         names = [name for name in experts[0] if name not in left_out]
-        into.register(number, {name: [expert[name] for expert in experts] for name in names})
+        model_registry.register(
+            number, {name: [expert[name] for expert in experts] for name in names}
+        )
 
 
-def register_fused(into: ModelRegistry, model: nn.Module, *left_out: str) -> None:
+def register_fused(model_registry: ModelRegistry, model: nn.Module, *left_out: str) -> None:
     for number, block in enumerate(model.get_submodule("layers").children()):
         tensors = tensors_of(block.get_submodule("experts"))
-        into.register(number, {n: t for n, t in tensors.items() if n not in left_out})
+        model_registry.register(number, {n: t for n, t in tensors.items() if n not in left_out})
 
 
 def tensors_of(experts: nn.Module) -> dict[str, Tensor]:
@@ -93,15 +95,17 @@ def tensors_of(experts: nn.Module) -> dict[str, Tensor]:
     return {**dict(experts.named_parameters()), "alpha": experts.alpha}
 
 
-def incomplete(into: ModelRegistry, model: object, **ignore: str) -> ModelIncomplete:
-    with pytest.raises(ModelIncomplete) as caught:
-        into.finalize(model, {**ROUTER, "*.expert_map": "a map of ids", **ignore})  # type: ignore[arg-type]
-    assert isinstance(into.state, RegistryOpen)
-    return caught.value
+def incomplete_error(
+    model_registry: ModelRegistry, model: object, **ignore: str
+) -> ModelIncomplete:
+    with pytest.raises(ModelIncomplete) as error:
+        model_registry.finalize(model, {**ROUTER, "*.expert_map": "a map of ids", **ignore})  # type: ignore[arg-type]
+    assert isinstance(model_registry.state, RegistryOpen)
+    return error.value
 
 
-def complete(into: ModelRegistry, model: nn.Module) -> ExpertModel:
-    return into.finalize(model, {**ROUTER, "*.expert_map": "a map of ids"})
+def finalize_model(model_registry: ModelRegistry, model: nn.Module) -> ExpertModel:
+    return model_registry.finalize(model, {**ROUTER, "*.expert_map": "a map of ids"})
 
 
 FUSED = ("w13", "w2", "w13_scale", "w2_scale", "alpha")
@@ -111,12 +115,12 @@ FUSED = ("w13", "w2", "w13_scale", "w2_scale", "alpha")
 def test_finalize_names_every_missing_tensor_of_fused_model(
     left_out: set[str], layers: int
 ) -> None:
-    model, into = fused(layers), registry()
-    register_fused(into, model, *left_out)
+    model, model_registry = fused_model(layers), registry()
+    register_fused(model_registry, model, *left_out)
     if not left_out:
-        assert complete(into, model).layers == layers
+        assert finalize_model(model_registry, model).layers == layers
         return
-    error = incomplete(into, model)
+    error = incomplete_error(model_registry, model)
     assert set(error.missing) == {
         f"layers.{layer}.experts.{name}" for layer in range(layers) for name in left_out
     }
@@ -131,12 +135,12 @@ MODULAR = ("w1.weight", "w1.bias", "w2.weight")
 def test_finalize_names_every_missing_tensor_of_expert_list(
     left_out: set[str], layers: int
 ) -> None:
-    model, into = modular(layers), registry()
-    register_modular(into, model, *left_out)
+    model, model_registry = modular_model(layers), registry()
+    register_modular(model_registry, model, *left_out)
     if not left_out:
-        assert complete(into, model).layers == layers
+        assert finalize_model(model_registry, model).layers == layers
         return
-    assert set(incomplete(into, model).missing) == {
+    assert set(incomplete_error(model_registry, model).missing) == {
         f"layers.{layer}.experts.{slot}.{name}"
         for layer in range(layers)
         for slot in range(SLOTS)
@@ -145,9 +149,9 @@ def test_finalize_names_every_missing_tensor_of_expert_list(
 
 
 def test_finalize_reports_dtype_and_shape_of_missing_tensor() -> None:
-    model, into = fused(1), registry()
-    register_fused(into, model, "w2", "w13_scale")
-    lines = str(incomplete(into, model)).splitlines()
+    model, model_registry = fused_model(1), registry()
+    register_fused(model_registry, model, "w2", "w13_scale")
+    lines = str(incomplete_error(model_registry, model)).splitlines()
     assert lines == [
         "model 'm': its experts are not registered as it holds them",
         "  layers.0.experts.w2 float8_e4m3fn [3, 6, 4] is not registered",
@@ -156,13 +160,15 @@ def test_finalize_reports_dtype_and_shape_of_missing_tensor() -> None:
 
 
 def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
-    experts, into = PackedExperts(), registry()
-    into.register(0, qweight=experts.qweight, scales=experts.scales)
-    error = incomplete(into, nn.ModuleDict({"experts": experts}))
+    experts, model_registry = PackedExperts(), registry()
+    model_registry.register(0, qweight=experts.qweight, scales=experts.scales)
+    error = incomplete_error(model_registry, nn.ModuleDict({"experts": experts}))
     assert error.missing == ("experts.qzeros.0", "experts.qzeros.1", "experts.qzeros.2")
-    into = registry()
-    into.register(0, qweight=experts.qweight, scales=experts.scales, qzeros=experts.qzeros)
-    model = into.finalize(experts)
+    model_registry = registry()
+    model_registry.register(
+        0, qweight=experts.qweight, scales=experts.scales, qzeros=experts.qzeros
+    )
+    model = model_registry.finalize(experts)
     assert [(kind.name, kind.shape) for kind in model.groups[0].descriptor] == [
         ("qweight", (WIDTH, HIDDEN // 2)),
         ("qzeros", (WIDTH, 1)),
@@ -171,9 +177,11 @@ def test_finalize_accepts_packed_weights_with_scales_and_zero_points() -> None:
 
 
 def test_finalize_names_tensors_of_unregistered_layer() -> None:
-    model, into = fused(2), registry()
-    into.register(0, tensors_of(_experts(model, 0)))
-    assert set(incomplete(into, model).missing) == {f"layers.1.experts.{name}" for name in FUSED}
+    model, model_registry = fused_model(2), registry()
+    model_registry.register(0, tensors_of(_experts(model, 0)))
+    assert set(incomplete_error(model_registry, model).missing) == {
+        f"layers.1.experts.{name}" for name in FUSED
+    }
 
 
 def _experts(model: nn.Module, layer: int) -> nn.Module:
@@ -181,26 +189,26 @@ def _experts(model: nn.Module, layer: int) -> nn.Module:
 
 
 def test_finalize_accepts_as_many_layers_as_slots() -> None:
-    for make, register in ((fused, register_fused), (modular, register_modular)):
-        model, into = make(SLOTS), registry()
-        register(into, model)
-        assert complete(into, model).layers == SLOTS
+    for make, register in ((fused_model, register_fused), (modular_model, register_modular)):
+        model, model_registry = make(SLOTS), registry()
+        register(model_registry, model)
+        assert finalize_model(model_registry, model).layers == SLOTS
 
 
 def test_finalize_reports_partly_registered_tensor() -> None:
-    model, into = fused(1), registry()
+    model, model_registry = fused_model(1), registry()
     tensors = tensors_of(_experts(model, 0))
     one, two, _ = tensors.pop("w2_scale")
-    into.register(0, tensors, w2_scale=[one, two, torch.zeros(())])
-    says = str(incomplete(into, model))
-    assert "layers.0.experts.w2_scale float32 [3] is not registered (8 of 12 bytes are)" in says
+    model_registry.register(0, tensors, w2_scale=[one, two, torch.zeros(())])
+    message = str(incomplete_error(model_registry, model))
+    assert "layers.0.experts.w2_scale float32 [3] is not registered (8 of 12 bytes are)" in message
 
 
 def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
-    model, into = fused(1), registry()
+    model, model_registry = fused_model(1), registry()
     tensors = tensors_of(_experts(model, 0))
-    into.register(0, {**tensors, "w2": tensors["w2"].clone()})
-    error = incomplete(into, model)
+    model_registry.register(0, {**tensors, "w2": tensors["w2"].clone()})
+    error = incomplete_error(model_registry, model)
     assert (error.missing, error.unexpected) == (
         ("layers.0.experts.w2",),
         ("layer 0, tensor 'w2'",),
@@ -209,65 +217,70 @@ def test_finalize_names_registered_copy_as_unknown_to_model() -> None:
 
 
 def test_finalize_names_registered_tensor_unknown_to_complete_model() -> None:
-    model, into = fused(1), registry()
-    into.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
-    error = incomplete(into, model)
+    model, model_registry = fused_model(1), registry()
+    model_registry.register(0, tensors_of(_experts(model, 0)), derived=torch.ones(SLOTS))
+    error = incomplete_error(model_registry, model)
     assert (error.missing, error.unexpected) == ((), ("layer 0, tensor 'derived'",))
 
 
 def test_registry_accepts_missing_layer_after_failed_finalize() -> None:
-    model, into = fused(2), registry()
+    model, model_registry = fused_model(2), registry()
     for layer in range(2):
-        into.register(layer, tensors_of(_experts(model, layer)))
+        model_registry.register(layer, tensors_of(_experts(model, layer)))
         if layer == 0:
-            incomplete(into, model)
-    assert complete(into, model).layers == 2
+            incomplete_error(model_registry, model)
+    assert finalize_model(model_registry, model).layers == 2
 
 
 def test_finalize_notes_ignored_tensors_with_reasons() -> None:
-    model, into = fused(1), registry()
-    register_fused(into, model)
-    made = into.finalize(model, {**ROUTER, "*map": "a map of ids", "*.bias": "none", "*": "no"})
-    assert made.notes == (
+    model, model_registry = fused_model(1), registry()
+    register_fused(model_registry, model)
+    expert_model = model_registry.finalize(
+        model, {**ROUTER, "*map": "a map of ids", "*.bias": "none", "*": "no"}
+    )
+    assert expert_model.notes == (
         "layers.0.gate.weight float32 [10, 6] stays: the router's, by logical expert",
         "layers.0.experts.expert_map int32 [10] stays: a map of ids",
         "ignored pattern '*.bias' matches nothing that is left out",
     )
-    assert [line.removeprefix("m: ") for line in made.describe().splitlines()[-3:]] == list(
-        made.notes
+    assert [line.removeprefix("m: ") for line in expert_model.describe().splitlines()[-3:]] == list(
+        expert_model.notes
     )
 
 
 def test_finalize_reports_unused_ignore_pattern() -> None:
-    model, into = fused(1), registry()
-    register_fused(into, model, "w2")
-    says = str(incomplete(into, model, **{"*.w3": "forgotten"}))
-    assert "ignored pattern '*.w3' matches nothing that is left out" in says
+    model, model_registry = fused_model(1), registry()
+    register_fused(model_registry, model, "w2")
+    message = str(incomplete_error(model_registry, model, **{"*.w3": "forgotten"}))
+    assert "ignored pattern '*.w3' matches nothing that is left out" in message
 
 
 def test_finalize_refuses_ignore_pattern_without_reason() -> None:
-    into = registry()
-    into.register(0, w=torch.zeros(SLOTS, 2))
+    model_registry = registry()
+    model_registry.register(0, w=torch.zeros(SLOTS, 2))
     with pytest.raises(RegistrationError, match=r"ignoring '\*' needs a reason"):
-        into.finalize([], {"*": " "})
+        model_registry.finalize([], {"*": " "})
 
 
 def test_finalize_accepts_other_names_of_registered_memory() -> None:
-    weights, into = torch.zeros(SLOTS, 4, 2), registry()
-    into.register(0, w=weights)
+    weights, model_registry = torch.zeros(SLOTS, 4, 2), registry()
+    model_registry.register(0, w=weights)
     aliases = {"a": weights, "b": weights.view(SLOTS, 8), "c": weights.view(torch.uint8)[1]}
-    assert into.finalize([*aliases.items(), ("d", weights.transpose(1, 2))]).notes == ()
+    assert model_registry.finalize([*aliases.items(), ("d", weights.transpose(1, 2))]).notes == ()
 
 
 def test_finalize_finds_missing_tensor_with_one_slot_per_rank() -> None:
     expert = Expert()
-    into = ModelRegistry("m", 1, EXPERTS)
-    into.register(0, w1=[expert.w1.weight])
-    held = nn.ModuleDict({"experts": nn.ModuleList([expert])})
-    assert set(incomplete(into, held).missing) == {"experts.0.w1.bias", "experts.0.w2.weight"}
+    model_registry = ModelRegistry("m", 1, EXPERTS)
+    model_registry.register(0, w1=[expert.w1.weight])
+    model = nn.ModuleDict({"experts": nn.ModuleList([expert])})
+    assert set(incomplete_error(model_registry, model).missing) == {
+        "experts.0.w1.bias",
+        "experts.0.w2.weight",
+    }
 
 
-class Strange(nn.Module):
+class MixedTensors(nn.Module):
     """Holds tensors wherever a module can."""
 
     def __init__(self) -> None:
@@ -284,8 +297,8 @@ class Strange(nn.Module):
 
 
 def test_held_tensors_finds_parameters_buffers_and_plain_tensors() -> None:
-    held = {one.name: list(one.tensor.shape) for one in model_tensors(Strange())}
-    assert held == {
+    shapes = {tensor.name: list(tensor.tensor.shape) for tensor in model_tensors(MixedTensors())}
+    assert shapes == {
         "weight": [2],
         "state": [6],
         "loose": [3],
@@ -311,15 +324,15 @@ def test_held_tensors_finds_inner_tensor_of_wrapper_subclass() -> None:
 def test_held_tensors_lists_shared_parameter_under_both_names() -> None:
     one, two = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     two.weight = one.weight
-    names = [held.name for held in model_tensors(nn.ModuleList([one, two]))]
+    names = [tensor.name for tensor in model_tensors(nn.ModuleList([one, two]))]
     assert names == ["0.weight", "1.weight"]
 
 
 def test_finalize_finds_weights_replaced_after_registration() -> None:
-    model, into = fused(1), registry()
-    register_fused(into, model)
+    model, model_registry = fused_model(1), registry()
+    register_fused(model_registry, model)
     experts = _experts(model, 0)
     experts.get_parameter("w2").data = torch.zeros(SLOTS, HIDDEN, WIDTH)
-    error = incomplete(into, model)
+    error = incomplete_error(model_registry, model)
     assert error.missing == ("layers.0.experts.w2",)
     assert error.unexpected == ("layer 0, tensor 'w2'",)

@@ -37,10 +37,10 @@ def test_tables_bytes_equal_allocated_tables(
     layers: int, experts: int, ranks: int, spare: int
 ) -> None:
     slots = (-(-experts // ranks) + spare) * ranks
-    made = Tables.empty(layers, experts, slots, ranks, torch.device("cpu"))
-    tensors = (made.generation, made.start, made.replicas, made.cumulative)
-    wanted = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    assert tables_bytes(ExpertShape(layers, experts, slots, ranks)) == wanted
+    tables = Tables.empty(layers, experts, slots, ranks, torch.device("cpu"))
+    tensors = (tables.generation, tables.start, tables.replicas, tables.cumulative)
+    expected = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    assert tables_bytes(ExpertShape(layers, experts, slots, ranks)) == expected
 
 
 def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
@@ -86,28 +86,30 @@ def test_rounds_are_in_turn_on_independent_groups() -> None:
     immediate = memory_report(
         two_families(), RANKS, [2, 5], slots_per_message=1, rounds=RoundOrder.ALL_AT_ONCE
     )
-    found = {entry.name: entry for entry in immediate.items}["m: messages of layer group 1"]
-    assert found.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
-    assert "at once" in found.reason
+    messages_entry = {entry.name: entry for entry in immediate.items}[
+        "m: messages of layer group 1"
+    ]
+    assert messages_entry.nbytes == 2 * 5 * two_families().groups[1].slot_bytes
+    assert "at once" in messages_entry.reason
 
 
 def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
     shape = two_families().shape(RANKS)
     counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
-    summed = torch.empty(counters.shape, dtype=torch.int64)
+    load_sum = torch.empty(counters.shape, dtype=torch.int64)
     ledger = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
-    assert ledger.items[-1].nbytes == counters.nbytes + summed.nbytes
+    assert ledger.items[-1].nbytes == counters.nbytes + load_sum.nbytes
 
 
 def test_memory_report_counts_tables_of_backend_by_group() -> None:
     """Each family has tables of its own; the CPU's kernels look nothing up but these."""
     backend, shape = backends.accelerator("ascend"), two_families().shape(RANKS)
     plain = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
-    counted = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=backend)
-    (own,) = set(counted.items) - set(plain.items)
+    with_backend = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=backend)
+    (own,) = set(with_backend.items) - set(plain.items)
     assert own.name == "m: routing tables of the backend"
     assert own.nbytes == sum(table_bytes(n, shape.experts, shape.slots) for n in (2, 1))
-    assert counted.total == plain.total + own.nbytes
+    assert with_backend.total == plain.total + own.nbytes
     cpu = backends.accelerator("cpu")
     assert memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=cpu) == plain
 

@@ -33,8 +33,10 @@ def test_model_set_refuses_duplicate_names() -> None:
 
 def test_model_set_refuses_shared_weights() -> None:
     weights = torch.zeros(3, 5)
-    says = r"model 'draft', layer 9, tensor 'w': slot 0 shares memory with model 'target', layer 7"
-    with pytest.raises(RegistrationError, match=says):
+    message = (
+        r"model 'draft', layer 9, tensor 'w': slot 0 shares memory with model 'target', layer 7"
+    )
+    with pytest.raises(RegistrationError, match=message):
         ModelSet((model("target", weights[:2], 7), model("draft", weights[1:], 9)))
 
 

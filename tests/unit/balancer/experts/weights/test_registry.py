@@ -27,22 +27,22 @@ def device() -> Accelerator:
     return backends.accelerator("cpu").open(0)
 
 
-def named(layers: dict[int, Layer]) -> list[tuple[str, Tensor]]:
+def named_tensors(layers: dict[int, Layer]) -> list[tuple[str, Tensor]]:
     return [
         (f"layers.{number}.{name}.{slot}", tensor)
         for number, layer in layers.items()
-        for name, given in layer.items()
-        for slot, tensor in enumerate(tensors_of(given))
+        for name, slot_tensors in layer.items()
+        for slot, tensor in enumerate(tensors_of(slot_tensors))
     ]
 
 
-def finalized(
+def finalized_model(
     layers: dict[int, Layer], slots: int, experts: int = 7, order: Sequence[int] = ()
 ) -> ExpertModel:
     registry = ModelRegistry("m", slots, experts)
     for number in order or layers:
         registry.register(number, layers[number])
-    return registry.finalize(named(layers))
+    return registry.finalize(named_tensors(layers))
 
 
 @st.composite
@@ -72,8 +72,10 @@ def fill(layers: dict[int, Layer], seed: int) -> None:
                 tensor.copy_(words.view(tensor.dtype).view(tensor.shape))
 
 
-def held(layers: dict[int, Layer], number: int, slot: int) -> dict[str, bytes]:
-    return {name: raw(tensors_of(given)[slot]) for name, given in layers[number].items()}
+def slot_bytes(layers: dict[int, Layer], number: int, slot: int) -> dict[str, bytes]:
+    return {
+        name: raw(tensors_of(slot_tensors)[slot]) for name, slot_tensors in layers[number].items()
+    }
 
 
 @given(models(), st.integers(0, 2**32), st.data())
@@ -81,9 +83,9 @@ def test_registered_slot_move_copies_exactly_its_expert(
     device: Accelerator, case: tuple[dict[int, Layer], int], seed: int, data: st.DataObject
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     fill(layers, seed)
-    before = {(n, s): held(layers, n, s) for n in layers for s in range(slots)}
+    before = {(n, s): slot_bytes(layers, n, s) for n in layers for s in range(slots)}
     copy = device.stream(Role.COPY)
     for number, family in enumerate(model.groups):
         store = device.slot_store(family.layout(staging=1))
@@ -98,7 +100,7 @@ def test_registered_slot_move_copies_exactly_its_expert(
         copy.synchronize(SECONDS)
         (one, a), (two, b) = source, target
         before[model.layer_numbers[two], b] = before[model.layer_numbers[one], a]
-    assert {(n, s): held(layers, n, s) for n in layers for s in range(slots)} == before
+    assert {(n, s): slot_bytes(layers, n, s) for n in layers for s in range(slots)} == before
 
 
 @given(models())
@@ -106,7 +108,7 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
     case: tuple[dict[int, Layer], int],
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     assert model.layer_numbers == tuple(sorted(layers))
     assert [model.layer(number) for number in model.layer_numbers] == list(range(model.layers))
     places = [model.locate(layer, slot) for layer in range(model.layers) for slot in range(slots)]
@@ -119,10 +121,10 @@ def test_expert_model_locates_every_slot_of_every_layer_once(
         for slot in range(slots):
             place = model.locate(layer, slot)
             segments = model.groups[place.group].slots[place.number]
-            given = layers[model.layer_numbers[layer]]
-            assert [segment.name for segment in segments] == sorted(given)
+            layer_tensors = layers[model.layer_numbers[layer]]
+            assert [segment.name for segment in segments] == sorted(layer_tensors)
             for segment in segments:
-                tensor = tensors_of(given[segment.name])[slot]
+                tensor = tensors_of(layer_tensors[segment.name])[slot]
                 assert segment.data.data_ptr() == tensor.data_ptr()
 
 
@@ -133,16 +135,16 @@ def test_expert_model_ignores_order_of_registration(
     layers, slots = case
     order = sorted(layers)
     chance.shuffle(order)
-    one = finalized(layers, slots)
-    two = finalized({n: dict(reversed(layers[n].items())) for n in order}, slots, order=order)
+    one = finalized_model(layers, slots)
+    two = finalized_model({n: dict(reversed(layers[n].items())) for n in order}, slots, order=order)
     assert (one.digest, one.describe()) == (two.digest, two.describe())
 
 
 @given(models())
 def test_expert_model_bytes_equal_tensor_bytes(case: tuple[dict[int, Layer], int]) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
-    assert model.nbytes == sum(tensor.nbytes for _, tensor in named(layers))
+    model = finalized_model(layers, slots)
+    assert model.nbytes == sum(tensor.nbytes for _, tensor in named_tensors(layers))
     for family in model.groups:
         assert family.nbytes == family.slot_bytes * slots * len(family.layers)
         assert family.layout(2).slot_bytes == family.slot_bytes
@@ -154,34 +156,36 @@ def test_expert_written_from_sources_matches_model(
     device: Accelerator, case: tuple[dict[int, Layer], int], seed: int
 ) -> None:
     layers, slots = case
-    model = finalized(layers, slots)
+    model = finalized_model(layers, slots)
     fill(layers, seed)
     compute = device.stream(Role.COMPUTE)
     for family in model.groups:
         layer = layers[model.layer_numbers[family.layers[0]]]
         expert = {
-            name: tensors_of(given)[0].clone(memory_format=torch.contiguous_format)
-            for name, given in layer.items()
+            name: tensors_of(slot_tensors)[0].clone(memory_format=torch.contiguous_format)
+            for name, slot_tensors in layer.items()
         }
-        wanted = held(layers, model.layer_numbers[family.layers[0]], 0)
+        expected = slot_bytes(layers, model.layer_numbers[family.layers[0]], 0)
         store = device.slot_store(family.layout(staging=0))
         store.write([len(family.slots) - 1], [family.sources(expert)], compute)
         compute.synchronize(SECONDS)
-        assert held(layers, model.layer_numbers[family.layers[-1]], slots - 1) == wanted
+        assert slot_bytes(layers, model.layer_numbers[family.layers[-1]], slots - 1) == expected
 
 
 def test_layer_group_sources_refuse_other_tensor_names() -> None:
-    model = finalized({0: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({0: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match=r"an expert has \['w'\], got \['v'\]"):
         model.groups[0].sources({"v": torch.zeros(3)})
 
 
 def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
-    plain: dict[int, Layer] = {n: {"w": torch.zeros(2, 3, dtype=torch.bfloat16)} for n in (3, 4)}
-    packed: dict[int, Layer] = {
+    plain_layers: dict[int, Layer] = {
+        n: {"w": torch.zeros(2, 3, dtype=torch.bfloat16)} for n in (3, 4)
+    }
+    packed_layers: dict[int, Layer] = {
         n: {"w": torch.zeros(2, 3, dtype=torch.uint8), "scale": torch.zeros(2)} for n in (5, 6, 8)
     }
-    model = finalized({**packed, **plain}, 2)
+    model = finalized_model({**packed_layers, **plain_layers}, 2)
     assert [family.layers for family in model.groups] == [(0, 1), (2, 3, 4)]
     assert [family.slot_bytes for family in model.groups] == [6, 3 + 4]
     assert model.describe().splitlines() == [
@@ -192,11 +196,11 @@ def test_expert_model_groups_layers_of_equal_dtypes_into_layer_groups() -> None:
 
 def test_expert_model_separates_layers_of_different_memory_order() -> None:
     square = torch.zeros(2, 3, 3)
-    turned = torch.zeros(2, 3, 3).transpose(1, 2)
-    model = finalized({0: {"w": square}, 1: {"w": turned}}, 2)
+    transposed = torch.zeros(2, 3, 3).transpose(1, 2)
+    model = finalized_model({0: {"w": square}, 1: {"w": transposed}}, 2)
     assert [family.layers for family in model.groups] == [(0,), (1,)]
     assert model.groups[0].descriptor == model.groups[1].descriptor
-    other = finalized({0: {"w": turned}, 1: {"w": square}}, 2)
+    other = finalized_model({0: {"w": transposed}, 1: {"w": square}}, 2)
     assert model.digest != other.digest
 
 
@@ -213,12 +217,12 @@ def test_expert_model_separates_layers_of_different_memory_order() -> None:
 def test_expert_model_digest_differs_when_slots_cannot_be_exchanged(
     other: dict[int, Layer],
 ) -> None:
-    def mine() -> ExpertModel:
-        return finalized({0: {"w": torch.zeros(2, 3)}, 1: {"w": torch.zeros(2, 3)}}, 2)
+    def reference_model() -> ExpertModel:
+        return finalized_model({0: {"w": torch.zeros(2, 3)}, 1: {"w": torch.zeros(2, 3)}}, 2)
 
-    assert mine().digest == mine().digest
-    assert mine().digest != finalized(other, 2).digest
-    assert mine().digest != finalized({0: {"w": torch.zeros(1, 3)}}, 1).digest
+    assert reference_model().digest == reference_model().digest
+    assert reference_model().digest != finalized_model(other, 2).digest
+    assert reference_model().digest != finalized_model({0: {"w": torch.zeros(1, 3)}}, 1).digest
 
 
 def test_registry_recognizes_repeated_layer() -> None:
@@ -237,16 +241,16 @@ def test_registry_recognizes_repeated_layer() -> None:
 def test_registry_adds_up_entries_of_repeated_layers() -> None:
     weights, others = torch.zeros(2, 3), torch.zeros(2, 3)
 
-    def made(entries: int) -> ExpertModel:
+    def model_with_entries(entries: int) -> ExpertModel:
         registry = ModelRegistry("m", 2, 7)
         registry.register(62, w=weights)
         registry.register(61, w=others, entries=entries)
         registry.register(60, w=weights, entries=3)
         return registry.finalize([("w", weights), ("others", others)])
 
-    assert made(2).entries_per_step == (4, 2)
-    assert made(2).digest != made(1).digest
-    assert made(2).digest == made(2).digest
+    assert model_with_entries(2).entries_per_step == (4, 2)
+    assert model_with_entries(2).digest != model_with_entries(1).digest
+    assert model_with_entries(2).digest == model_with_entries(2).digest
 
 
 def test_registry_refuses_layer_without_entries() -> None:
@@ -258,31 +262,31 @@ def test_registry_refuses_layer_without_entries() -> None:
 def test_registry_names_repeated_layer_by_lowest_number(order: list[int]) -> None:
     weights, last = torch.zeros(2, 3), torch.zeros(2, 3)
     layers: dict[int, Layer] = {5: {"w": weights}, 9: {"w": last}, 61: {"w": weights}}
-    model = finalized(layers, 2, order=order)
+    model = finalized_model(layers, 2, order=order)
     assert (model.layer_numbers, dict(model.repeats)) == ((5, 9), {61: 5})
     assert [model.layer(number) for number in (5, 9, 61)] == [0, 1, 0]
 
 
 def test_registry_refuses_layer_that_shares_part_of_another() -> None:
-    shared, scale = torch.zeros(2, 3), torch.zeros(2)
+    shared_weights, scale = torch.zeros(2, 3), torch.zeros(2)
     registry = ModelRegistry("m", 2, 7)
-    registry.register(1, w=shared, scale=scale)
-    says = "layer 2, tensor 'w': slot 0 shares memory with layer 1, tensor 'w', slot 0"
-    with pytest.raises(RegistrationError, match=says):
-        registry.register(2, w=shared, scale=torch.zeros(2))
+    registry.register(1, w=shared_weights, scale=scale)
+    message = "layer 2, tensor 'w': slot 0 shares memory with layer 1, tensor 'w', slot 0"
+    with pytest.raises(RegistrationError, match=message):
+        registry.register(2, w=shared_weights, scale=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 2, tensor 'w': slot 0 shares memory"):
-        registry.register(2, w=[shared[0], torch.zeros(3)], scale=torch.zeros(2))
+        registry.register(2, w=[shared_weights[0], torch.zeros(3)], scale=torch.zeros(2))
     # Whichever lies first in memory is named.
     with pytest.raises(RegistrationError, match=r"layer 2, tensor '(w|scale)': slot 0 shares"):
-        registry.register(2, w=shared.view(torch.int32), scale=scale)
-    other = torch.zeros(2, 3)
-    registry.register(3, a=other, b=torch.zeros(2))
+        registry.register(2, w=shared_weights.view(torch.int32), scale=scale)
+    other_weights = torch.zeros(2, 3)
+    registry.register(3, a=other_weights, b=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 4, tensor 'a': slot 0 shares memory"):
-        registry.register(4, a=other, b=torch.zeros(2))
+        registry.register(4, a=other_weights, b=torch.zeros(2))
     with pytest.raises(RegistrationError, match="layer 2, tensor 'v': slot 0 shares memory"):
-        registry.register(2, v=shared)
+        registry.register(2, v=shared_weights)
     with pytest.raises(RegistrationError, match="shares memory"):
-        registry.register(2, w=list(reversed(list(shared))), scale=torch.zeros(2))
+        registry.register(2, w=list(reversed(list(shared_weights))), scale=torch.zeros(2))
     registry.register(2, w=torch.zeros(2, 3))
 
 
@@ -331,7 +335,7 @@ def test_registry_refuses_registration_after_finalize() -> None:
 
 
 def test_expert_model_refuses_missing_layer_or_slot() -> None:
-    model = finalized({3: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({3: {"w": torch.zeros(2, 3)}}, 2)
     with pytest.raises(RegistrationError, match="'m' has no layer 0"):
         model.layer(0)
     for layer, slot in ((1, 0), (-1, 0), (0, 2), (0, -1)):
@@ -340,7 +344,7 @@ def test_expert_model_refuses_missing_layer_or_slot() -> None:
 
 
 def test_expert_model_knows_shape_of_its_placements() -> None:
-    model = finalized({3: {"w": torch.zeros(2, 3)}, 9: {"w": torch.zeros(2, 3)}}, 2)
+    model = finalized_model({3: {"w": torch.zeros(2, 3)}, 9: {"w": torch.zeros(2, 3)}}, 2)
     shape = model.shape(ranks=4)
     assert (shape.layers, shape.experts, shape.slots, shape.slots_per_rank) == (2, 7, 8, 2)
     with pytest.raises(PlacementError, match="6 slots cannot hold 7 experts"):
@@ -348,7 +352,7 @@ def test_expert_model_knows_shape_of_its_placements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "entries", "says"),
+    ("layer", "entries", "message"),
     [
         ("3", 1, "model 'm': layer '3' is a str, not a whole number"),
         (None, 1, "model 'm': layer None is a NoneType, not a whole number"),
@@ -357,9 +361,9 @@ def test_expert_model_knows_shape_of_its_placements() -> None:
         (3, "2", "model 'm': entries '2' is a str, not a whole number"),
     ],
 )
-def test_registry_refuses_non_integer_numbers(layer: Any, entries: Any, says: str) -> None:
+def test_registry_refuses_non_integer_numbers(layer: Any, entries: Any, message: str) -> None:
     registry = ModelRegistry("m", 2, 4)
-    with pytest.raises(RegistrationError, match=says):
+    with pytest.raises(RegistrationError, match=message):
         registry.register(layer, w=torch.zeros(2, 3), entries=entries)
     registry.register(3, w=torch.zeros(2, 3))
 
@@ -373,8 +377,8 @@ def test_registry_accepts_integers_of_other_libraries() -> None:
 
 def test_registry_refuses_values_that_are_no_tensors() -> None:
     registry: Any = ModelRegistry("m", 2, 4)
-    says = "model 'm', layer 3, tensor 'w': is a NoneType, neither a tensor nor one a slot"
-    with pytest.raises(RegistrationError, match=says):
+    message = "model 'm', layer 3, tensor 'w': is a NoneType, neither a tensor nor one a slot"
+    with pytest.raises(RegistrationError, match=message):
         registry.register(3, w=None)
     with pytest.raises(RegistrationError, match="layer 3: tensors are a NoneType, not a mapping"):
         registry.register(3, None)

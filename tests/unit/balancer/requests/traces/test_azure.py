@@ -25,8 +25,8 @@ ROWS = st.lists(
 )
 
 
-def written(rows: Sequence[tuple[datetime, timezone | None, int, int]], end: str) -> str:
-    """As Python writes times, in UTC where there is no zone."""
+def trace_text(rows: Sequence[tuple[datetime, timezone | None, int, int]], end: str) -> str:
+    """The text of a trace, with times as Python writes them."""
     lines = [f"{time.replace(tzinfo=zone)},{s},{o}" for time, zone, s, o in rows]
     return end.join([HEADER, *lines])
 
@@ -42,14 +42,14 @@ def test_azure_trace_round_trips(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.csv"
-        path.write_bytes((written(rows, end) + last).encode())
-        found = read_trace(path)
-    ordered = sorted(rows, key=lambda row: seconds(*row[:2]))
-    assert found.prompts.tolist() == [row[2] for row in ordered]
-    assert found.outputs.tolist() == [row[3] for row in ordered]
-    begin = seconds(*ordered[0][:2])
-    expected = [seconds(*row[:2]) - begin for row in ordered]
-    assert np.asarray(found.arrivals) == pytest.approx(expected, abs=2e-6)
+        path.write_bytes((trace_text(rows, end) + last).encode())
+        workload = read_trace(path)
+    sorted_rows = sorted(rows, key=lambda row: seconds(*row[:2]))
+    assert workload.prompts.tolist() == [row[2] for row in sorted_rows]
+    assert workload.outputs.tolist() == [row[3] for row in sorted_rows]
+    begin = seconds(*sorted_rows[0][:2])
+    expected = [seconds(*row[:2]) - begin for row in sorted_rows]
+    assert np.asarray(workload.arrivals) == pytest.approx(expected, abs=2e-6)
 
 
 @given(st.lists(st.integers(1, 999), min_size=1, max_size=40), st.integers(45, 200), st.data())
@@ -61,8 +61,8 @@ def test_azure_trace_reads_whole_lines_at_any_piece_size(
     with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.csv"
         path.write_text("\n".join([HEADER, *lines]))
-        found = read_trace(path, most=most)
-        assert found.prompts.tolist() == counts[:most]
+        workload = read_trace(path, most=most)
+        assert workload.prompts.tolist() == counts[:most]
         bad = data.draw(st.integers(0, len(counts) - 1))
         path.write_text("\n".join([HEADER, *lines[:bad], "2024-05-10 00:00:00,?,1", *lines[bad:]]))
         what = fails(path, path.read_bytes(), read_trace)
@@ -78,18 +78,18 @@ def test_azure_trace_reads_releases_of_2023_and_2024(tmp_path: Path) -> None:
     ):
         path = tmp_path / f"trace{number}.csv"
         path.write_bytes("\r\n".join([HEADER, *lines]).encode())
-        found = read_trace(path)
-        assert (found.name, found.notes, found.hashes) == (f"trace{number}", (), None)
-        assert np.asarray(found.arrivals).tolist() == [0.0, 4.314579]
-        assert found.prompts.tolist() == [374, 396]
-        assert found.outputs.tolist() == [44, 109]
+        workload = read_trace(path)
+        assert (workload.name, workload.notes, workload.hashes) == (f"trace{number}", (), None)
+        assert np.asarray(workload.arrivals).tolist() == [0.0, 4.314579]
+        assert workload.prompts.tolist() == [374, 396]
+        assert workload.outputs.tolist() == [44, 109]
 
 
 def test_azure_trace_finds_columns_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("x,GeneratedTokens,TIMESTAMP,y,ContextTokens\n,5,2024-05-10T00:00:00Z,,6\n")
-    found = read_trace(path)
-    assert (found.prompts.tolist(), found.outputs.tolist()) == ([6], [5])
+    workload = read_trace(path)
+    assert (workload.prompts.tolist(), workload.outputs.tolist()) == ([6], [5])
 
 
 def test_azure_trace_sorts_and_counts_rows_out_of_order(tmp_path: Path) -> None:
@@ -97,18 +97,18 @@ def test_azure_trace_sorts_and_counts_rows_out_of_order(tmp_path: Path) -> None:
     times = ("00:05", "00:01", "00:03", "00:01")
     lines = [f"2024-05-10 00:{time},{at + 1},1" for at, time in enumerate(times)]
     path.write_text("\n".join([HEADER, *lines]))
-    found = read_trace(path)
-    assert found.prompts.tolist() == [2, 4, 3, 1]
-    assert np.asarray(found.arrivals).tolist() == [0.0, 0.0, 2.0, 4.0]
-    assert found.notes == ("2 requests were earlier than the one before them: sorted by time",)
+    workload = read_trace(path)
+    assert workload.prompts.tolist() == [2, 4, 3, 1]
+    assert np.asarray(workload.arrivals).tolist() == [0.0, 0.0, 2.0, 4.0]
+    assert workload.notes == ("2 requests were earlier than the one before them: sorted by time",)
 
 
 def test_azure_trace_drops_and_counts_requests_without_output(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{HEADER}\n2024-05-10 00:00:00,1,0\n2024-05-10 00:00:01,2,3\n")
-    found = read_trace(path)
-    assert (found.prompts.tolist(), np.asarray(found.arrivals).tolist()) == ([2], [0.0])
-    assert found.notes == ("1 of 2 requests had no output: dropped",)
+    workload = read_trace(path)
+    assert (workload.prompts.tolist(), np.asarray(workload.arrivals).tolist()) == ([2], [0.0])
+    assert workload.notes == ("1 of 2 requests had no output: dropped",)
 
 
 TIME = "2024-05-10 00:00:00"

@@ -32,15 +32,15 @@ def test_burstgpt_trace_round_trips(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.csv"
         path.write_text("\n".join([header, *lines]) + "\n")
-        found = read_trace(path)
-    kept = sorted((row for row in rows if row[2]), key=lambda row: row[0])
-    assert found.prompts.tolist() == [row[1] for row in kept]
-    assert found.outputs.tolist() == [row[2] for row in kept]
-    expected = [(row[0] - kept[0][0]) / 10**places for row in kept]
-    assert np.asarray(found.arrivals) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-    failed = len(rows) - len(kept)
-    said = (f"{failed} of {len(rows)} requests had no output: dropped",)
-    assert found.notes[:1] == said if failed else said[0] not in found.notes
+        workload = read_trace(path)
+    rows_with_output = sorted((row for row in rows if row[2]), key=lambda row: row[0])
+    assert workload.prompts.tolist() == [row[1] for row in rows_with_output]
+    assert workload.outputs.tolist() == [row[2] for row in rows_with_output]
+    expected = [(row[0] - rows_with_output[0][0]) / 10**places for row in rows_with_output]
+    assert np.asarray(workload.arrivals) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    failed_count = len(rows) - len(rows_with_output)
+    notes = (f"{failed_count} of {len(rows)} requests had no output: dropped",)
+    assert workload.notes[:1] == notes if failed_count else notes[0] not in workload.notes
 
 
 def decimal(number: int, places: int) -> str:

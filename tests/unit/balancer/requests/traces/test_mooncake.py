@@ -37,33 +37,33 @@ def row(time: float, prompt: int, output: int, hashes: list[int]) -> dict[str, o
     st.lists(rows(), min_size=1, max_size=12), st.integers(20, 300), st.none() | st.integers(1, 9)
 )
 def test_mooncake_trace_round_trips(
-    written: list[dict[str, object]], piece: int, most: int | None
+    records: list[dict[str, object]], piece: int, most: int | None
 ) -> None:
-    written.append(row(10**9, 1, 1, []))
-    written.insert(0, row(0, 1, 1, [3]))
+    records.append(row(10**9, 1, 1, []))
+    records.insert(0, row(0, 1, 1, [3]))
     with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.jsonl"
-        path.write_text("\n\n".join(map(json.dumps, written)))
-        found = read_trace(path, most=most)
-    kept = [made for made in written[:most] if made["output_length"]]
-    kept.sort(key=lambda made: float(str(made["timestamp"])))
-    assert found.prompts.tolist() == [made["input_length"] for made in kept]
-    assert found.outputs.tolist() == [made["output_length"] for made in kept]
-    hashes = [found.block_hashes_of(at).tolist() for at in range(found.count)]
-    assert sorted(hashes) == sorted(list(made["hash_ids"]) for made in kept)  # type: ignore[call-overload]
-    expected = [float(str(made["timestamp"])) / 1000 for made in kept]
-    assert np.asarray(found.arrivals) == pytest.approx(expected, rel=1e-9, abs=2e-9)
+        path.write_text("\n\n".join(map(json.dumps, records)))
+        workload = read_trace(path, most=most)
+    records_with_output = [record for record in records[:most] if record["output_length"]]
+    records_with_output.sort(key=lambda record: float(str(record["timestamp"])))
+    assert workload.prompts.tolist() == [record["input_length"] for record in records_with_output]
+    assert workload.outputs.tolist() == [record["output_length"] for record in records_with_output]
+    hashes = [workload.block_hashes_of(at).tolist() for at in range(workload.count)]
+    assert sorted(hashes) == sorted(list(record["hash_ids"]) for record in records_with_output)  # type: ignore[call-overload]
+    expected = [float(str(record["timestamp"])) / 1000 for record in records_with_output]
+    assert np.asarray(workload.arrivals) == pytest.approx(expected, rel=1e-9, abs=2e-9)
 
 
 def test_mooncake_trace_keeps_hashes_with_sorted_requests(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    made = [row(9, 600, 1, [1, 2]), row(3, 10, 0, [8]), row(3, 10, 1, [5]), row(6, 1, 1, [])]
-    path.write_text("\r\n".join(map(json.dumps, made)))
-    found = read_trace(path)
-    assert [found.block_hashes_of(at).tolist() for at in range(3)] == [[5], [], [1, 2]]
-    assert (found.prompts.tolist(), found.block) == ([10, 1, 600], 512)
-    assert np.asarray(found.arrivals).tolist() == [0.0, 0.003, 0.006]
-    assert found.notes == (
+    records = [row(9, 600, 1, [1, 2]), row(3, 10, 0, [8]), row(3, 10, 1, [5]), row(6, 1, 1, [])]
+    path.write_text("\r\n".join(map(json.dumps, records)))
+    workload = read_trace(path)
+    assert [workload.block_hashes_of(at).tolist() for at in range(3)] == [[5], [], [1, 2]]
+    assert (workload.prompts.tolist(), workload.block) == ([10, 1, 600], 512)
+    assert np.asarray(workload.arrivals).tolist() == [0.0, 0.003, 0.006]
+    assert workload.notes == (
         "1 of 4 requests had no output: dropped",
         "1 requests were earlier than the one before them: sorted by time",
     )

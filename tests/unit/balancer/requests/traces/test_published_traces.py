@@ -43,7 +43,7 @@ PUBLISHED: dict[str, Figures] = {
 
 
 def trace(name: str) -> Workload:
-    """Read it, or skip."""
+    """Reads a published trace, or skips the test."""
     path = Path(os.environ["EQUIPOISE_TRACES"]) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")
@@ -58,9 +58,12 @@ def area(workload: Workload) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_real_trace_has_published_figures(name: str) -> None:
     count, span, prompts, outputs = PUBLISHED[name]
-    found = trace(name).summary()
-    assert (found.count, round(found.span or 0)) == (count, span)
-    for lengths, (mean, half, high, most) in ((found.prompts, prompts), (found.outputs, outputs)):
+    summary = trace(name).summary()
+    assert (summary.count, round(summary.span or 0)) == (count, span)
+    for lengths, (mean, half, high, most) in (
+        (summary.prompts, prompts),
+        (summary.outputs, outputs),
+    ):
         assert lengths.mean == pytest.approx(mean, rel=2e-3)
         # Percentiles are interpolated here, and were perhaps not where they were published.
         assert (lengths.p50, lengths.p95) == pytest.approx((half, high), abs=1)
@@ -69,22 +72,24 @@ def test_real_trace_has_published_figures(name: str) -> None:
 
 def test_azure_2023_conversations_have_published_figures() -> None:
     workload = trace("AzureLLMInferenceTrace_conv.csv")
-    found = workload.summary()
-    assert found.rate == pytest.approx(5.53, abs=0.005)
-    assert found.variation == pytest.approx(1.09, abs=0.005)
-    assert found.correlation == pytest.approx(-0.11, abs=0.005)
-    kept = area(workload)
-    assert kept.std() / kept.mean() == pytest.approx(0.95, abs=0.005)
+    summary = workload.summary()
+    assert summary.rate == pytest.approx(5.53, abs=0.005)
+    assert summary.variation == pytest.approx(1.09, abs=0.005)
+    assert summary.correlation == pytest.approx(-0.11, abs=0.005)
+    token_area = area(workload)
+    assert token_area.std() / token_area.mean() == pytest.approx(0.95, abs=0.005)
     assert workload.notes == ()
 
 
 def test_mooncake_conversations_have_published_figures() -> None:
     workload = trace("mooncake_conversation_trace.jsonl")
-    found = workload.summary()
-    assert found.rate == pytest.approx(3.40, abs=0.005)
-    assert found.reuse == pytest.approx(0.366, abs=0.0005)
-    kept = np.sort(area(workload))
-    assert kept[-workload.count // 10 :].sum() / kept.sum() == pytest.approx(0.51, abs=0.005)
+    summary = workload.summary()
+    assert summary.rate == pytest.approx(3.40, abs=0.005)
+    assert summary.reuse == pytest.approx(0.366, abs=0.0005)
+    token_area = np.sort(area(workload))
+    assert token_area[-workload.count // 10 :].sum() / token_area.sum() == pytest.approx(
+        0.51, abs=0.005
+    )
     # Every block has its hash, and the last one too where it is not full.
     assert workload.hashes is not None
     assert np.array_equal(np.diff(workload.hashes[1]), -(-workload.prompts // 512))
@@ -95,7 +100,9 @@ def test_real_trace_take_limit_and_scale() -> None:
     workload = trace("mooncake_conversation_trace.jsonl")
     path = Path(os.environ["EQUIPOISE_TRACES"]) / "mooncake_conversation_trace.jsonl"
     assert read_trace(path, most=1000).same_requests(workload.first(1000))
-    limited = workload.with_prompt_limit(32768)
-    dropped = workload.count - limited.count
-    assert limited.notes == (f"{dropped} of 12031 requests had prompts over 32768: dropped",)
-    assert limited.scaled_to_rate(2.0).summary().rate == pytest.approx(2.0)
+    limited_workload = workload.with_prompt_limit(32768)
+    dropped_count = workload.count - limited_workload.count
+    assert limited_workload.notes == (
+        f"{dropped_count} of 12031 requests had prompts over 32768: dropped",
+    )
+    assert limited_workload.scaled_to_rate(2.0).summary().rate == pytest.approx(2.0)

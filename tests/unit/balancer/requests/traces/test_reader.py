@@ -32,7 +32,7 @@ BEGINS = (
 MARK = b"\xef\xbb\xbf"
 
 
-def packed(data: bytes) -> bytes:
+def gzipped(data: bytes) -> bytes:
     """The same bytes whenever it is called: they are in names of tests, which workers compare."""
     return gzip.compress(data, mtime=0)
 
@@ -43,20 +43,24 @@ def plain(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("pack", [plain, packed])
+@pytest.mark.parametrize("pack", [plain, gzipped])
 @pytest.mark.parametrize("head", [b"", MARK])
 def test_read_trace_detects_format_by_content(
     name: str, pack: Callable[[bytes], bytes], head: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace"
     path.write_bytes(pack(head + SAMPLES[name].encode()))
-    for found in (read_trace(path), read_trace(str(path), name)):
-        assert (found.name, found.prompts.tolist(), found.outputs.tolist()) == ("trace", [2], [1])
+    for workload in (read_trace(path), read_trace(str(path), name)):
+        assert (workload.name, workload.prompts.tolist(), workload.outputs.tolist()) == (
+            "trace",
+            [2],
+            [1],
+        )
 
 
 def test_read_trace_names_workload_after_file(tmp_path: Path) -> None:
     path = tmp_path / "week.2.csv.gz"
-    path.write_bytes(packed(SAMPLES["azure"].encode()))
+    path.write_bytes(gzipped(SAMPLES["azure"].encode()))
     assert read_trace(path).name == "week.2"
 
 
@@ -70,19 +74,19 @@ def test_readers_cover_every_listed_format() -> None:
     [
         (b"", "is empty"),
         (MARK, "is empty"),
-        (packed(b""), "is empty"),
+        (gzipped(b""), "is empty"),
         (b"\n\n", f"line 1: begins with '', {BEGINS}"),
         (b"a,b\n1,2\n", f"line 1: begins with 'a,b', {BEGINS}"),
         (b"timestamp,ContextTokens,GeneratedTokens\n", "line 1: begins with 'timestamp,Context"),
         (b"\x00\xff\x10" * 2000, "line 1: begins with "),
-        (packed(bytes(range(128, 256))), "line 1: begins with "),
+        (gzipped(bytes(range(128, 256))), "line 1: begins with "),
         (
-            packed(SAMPLES["azure"].encode())[:-9],
+            gzipped(SAMPLES["azure"].encode())[:-9],
             "is not a whole gzip file: Compressed file",
         ),
-        (packed(SAMPLES["azure"].encode())[:-4] + b"aaaa", "is not a whole gzip file: Inco"),
+        (gzipped(SAMPLES["azure"].encode())[:-4] + b"aaaa", "is not a whole gzip file: Inco"),
         (b"\x1f\x8bsomething else", "is not a whole gzip file: Unknown compression method"),
-        (packed(b"a" * 99)[:20] + b"\x99" * 20, "is not a whole gzip file: "),
+        (gzipped(b"a" * 99)[:20] + b"\x99" * 20, "is not a whole gzip file: "),
     ],
 )
 def test_read_trace_refuses_unknown_content_in_one_line(
@@ -119,9 +123,9 @@ def test_read_trace_refuses_unreadable_path_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "pipe", "is not a regular file"),
         (tmp_path / "a\0b", "cannot be read: "),
     ):
-        with pytest.raises(FormatError) as caught:
+        with pytest.raises(FormatError) as error:
             read_trace(path)
-        assert caught.value.what.startswith(words)
+        assert error.value.what.startswith(words)
 
 
 def test_read_trace_refuses_bad_arguments(tmp_path: Path) -> None:
@@ -155,13 +159,13 @@ def read_or_refused(path: Path, name: str | None) -> bool:
 def test_read_trace_of_damaged_file_reads_or_raises_in_one_line(
     name: str, data: st.DataObject
 ) -> None:
-    whole = (SAMPLES[name] * (1 if name == "sharegpt" else 3)).encode()
-    begin = data.draw(st.integers(0, len(whole)))
-    end = data.draw(st.integers(begin, min(begin + 20, len(whole))))
-    damaged = whole[:begin] + data.draw(st.binary(max_size=20)) + whole[end:]
+    trace_bytes = (SAMPLES[name] * (1 if name == "sharegpt" else 3)).encode()
+    begin = data.draw(st.integers(0, len(trace_bytes)))
+    end = data.draw(st.integers(begin, min(begin + 20, len(trace_bytes))))
+    damaged_bytes = trace_bytes[:begin] + data.draw(st.binary(max_size=20)) + trace_bytes[end:]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
-        path.write_bytes(damaged)
+        path.write_bytes(damaged_bytes)
         assert read_or_refused(path, data.draw(st.sampled_from([None, name])))
 
 
@@ -170,6 +174,6 @@ def test_read_trace_refuses_junk_in_one_line(name: str | None, junk: bytes) -> N
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a"
         path.write_bytes(junk)
-        with pytest.raises(FormatError) as caught:
+        with pytest.raises(FormatError) as error:
             read_trace(path, name)
-    assert str(caught.value).isprintable()
+    assert str(error.value).isprintable()

@@ -19,18 +19,21 @@ TURNS = st.lists(
 
 
 def conversation(turns: Turns) -> dict[str, object]:
-    """As it is in the file."""
-    return {"id": "a", "conversations": [{"from": who, "value": said} for who, said in turns]}
+    """A conversation as the file stores it."""
+    return {
+        "id": "a",
+        "conversations": [{"from": speaker, "value": text} for speaker, text in turns],
+    }
 
 
 def requests(turns: Turns) -> list[tuple[int, int]]:
-    """Estimated tokens of prompt and answer."""
-    found = []
-    for at, (who, said) in enumerate(turns):
-        before = sum(len(text) for _, text in turns[:at])
-        if who == "gpt" and said and before:
-            found.append((-(-before // 4), -(-len(said) // 4)))
-    return found
+    """Estimated tokens of the prompt and the answer of each request."""
+    token_counts = []
+    for at, (speaker, turn_text) in enumerate(turns):
+        before = sum(len(earlier_text) for _, earlier_text in turns[:at])
+        if speaker == "gpt" and turn_text and before:
+            token_counts.append((-(-before // 4), -(-len(turn_text) // 4)))
+    return token_counts
 
 
 @given(
@@ -41,21 +44,26 @@ def requests(turns: Turns) -> list[tuple[int, int]]:
     st.none() | st.integers(1, 8),
 )
 def test_sharegpt_trace_round_trips(
-    drawn: list[Turns], indent: int | None, ascii: bool, piece: int, most: int | None
+    more_conversations: list[Turns], indent: int | None, ascii: bool, piece: int, most: int | None
 ) -> None:
-    written = [[("human", "What?"), ("gpt", "That.")], *drawn]
-    text = json.dumps([conversation(turns) for turns in written], indent=indent, ensure_ascii=ascii)
+    conversations = [[("human", "What?"), ("gpt", "That.")], *more_conversations]
+    text = json.dumps(
+        [conversation(turns) for turns in conversations], indent=indent, ensure_ascii=ascii
+    )
     with tempfile.TemporaryDirectory() as folder, patch.object(trace_file, "READ_BYTES", piece):
         path = Path(folder) / "a.json"
         path.write_bytes(text.encode(errors="surrogatepass") + b" \n")
-        found = read_trace(path, "sharegpt", most)
-    expected = [pair for turns in written[:most] for pair in requests(turns)]
-    assert list(zip(found.prompts.tolist(), found.outputs.tolist(), strict=True)) == expected
-    answers = sum(who == "gpt" for turns in written[:most] for who, _ in turns)
-    silent = answers - len(expected)
-    said = f"{silent} answers had no text, or no prompt: dropped"
-    assert found.notes == ("tokens are estimated: 4 characters each", *([said] if silent else []))
-    assert (found.arrivals, found.hashes) == (None, None)
+        workload = read_trace(path, "sharegpt", most)
+    expected = [pair for turns in conversations[:most] for pair in requests(turns)]
+    assert list(zip(workload.prompts.tolist(), workload.outputs.tolist(), strict=True)) == expected
+    answers = sum(speaker == "gpt" for turns in conversations[:most] for speaker, _ in turns)
+    silent_answers = answers - len(expected)
+    note = f"{silent_answers} answers had no text, or no prompt: dropped"
+    assert workload.notes == (
+        "tokens are estimated: 4 characters each",
+        *([note] if silent_answers else []),
+    )
+    assert (workload.arrivals, workload.hashes) == (None, None)
 
 
 GOOD = json.dumps(conversation([("human", "a"), ("gpt", "b")]))
