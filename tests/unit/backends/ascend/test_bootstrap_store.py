@@ -17,8 +17,8 @@ Planes = list[StoreControlPlane]
 
 
 def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> BootstrapStore:
-    patience = Deadline(time.monotonic() + seconds, threading.Event())
-    return BootstrapStore(Bootstrap(plane, "q", (0, 1), patience))
+    deadline = Deadline(time.monotonic() + seconds, threading.Event())
+    return BootstrapStore(Bootstrap(plane, "q", (0, 1), deadline))
 
 
 def test_bootstrap_store_passes_value_from_first_rank(planes: Planes) -> None:
@@ -29,22 +29,22 @@ def test_bootstrap_store_passes_value_from_first_rank(planes: Planes) -> None:
 
 def test_bootstrap_store_last_set_waits_until_peers_read_it(planes: Planes) -> None:
     speaker, hearer = (introduced(plane) for plane in planes)
-    heard: list[bytes] = []
-    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST_KEY)))
+    values: list[bytes] = []
+    listening = threading.Thread(target=lambda: values.append(hearer.get(LAST_KEY)))
     listening.start()
     speaker.set(LAST_KEY, b"2.13")
     listening.join(DEADLINE)
-    assert heard == [b"2.13"]
+    assert values == [b"2.13"]
 
 
 def test_bootstrap_store_last_set_times_out_without_peer(planes: Planes) -> None:
-    with pytest.raises(BallotIncomplete) as raised:
+    with pytest.raises(BallotIncomplete) as error:
         introduced(planes[0], SHORT).set(LAST_KEY, b"2.13")
-    assert raised.value.missing == (1,)
+    assert error.value.missing == (1,)
 
 
 def test_bootstrap_store_get_fails_after_detach(planes: Planes) -> None:
-    made = introduced(planes[0])
-    made.detach()
+    store = introduced(planes[0])
+    store.detach()
     with pytest.raises(CommunicatorFailed, match="after the introduction"):
-        made.get("0")
+        store.get("0")

@@ -28,9 +28,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock(a_look=10e-6)
-    monkeypatch.setattr(bounded_wait, "time", made)
-    return made
+    fake_clock = Clock(a_look=10e-6)
+    monkeypatch.setattr(bounded_wait, "time", fake_clock)
+    return fake_clock
 
 
 def test_poll_looks_without_pause_at_first(clock: Clock) -> None:

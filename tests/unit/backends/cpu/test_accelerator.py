@@ -21,9 +21,9 @@ def cpu() -> CpuAccelerator:
 
 
 def test_probe_reports_cores() -> None:
-    found = BACKEND.probe()
-    assert isinstance(found, Available)
-    assert "cores" in found.detail
+    availability = BACKEND.probe()
+    assert isinstance(availability, Available)
+    assert "cores" in availability.detail
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])

@@ -17,17 +17,17 @@ def undeclared(name: str) -> set[str]:
 
 
 def test_cpu_undeclared_capabilities_match_contract() -> None:
-    declared = BACKEND.capabilities
+    capabilities = BACKEND.capabilities
     flags = ("stream_lock", "copy_independent_of_launch", "graph_capture", "pinned_memory")
-    assert {flag for flag in flags if not getattr(declared, flag)} == {"pinned_memory"}
-    assert declared.slot_formats == {SlotFormat.STRIDED}
+    assert {flag for flag in flags if not getattr(capabilities, flag)} == {"pinned_memory"}
+    assert capabilities.slot_formats == {SlotFormat.STRIDED}
     assert undeclared("cpu") == {"pinned_memory"}
 
 
 def test_gloo_undeclared_capabilities_match_contract() -> None:
-    declared = GLOO.capabilities
+    capabilities = GLOO.capabilities
     flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
-    missing = {flag for flag in flags if not getattr(declared, flag)}
+    missing = {flag for flag in flags if not getattr(capabilities, flag)}
     assert missing == undeclared("gloo") == {"stream_ordered", "abort"}
 
 

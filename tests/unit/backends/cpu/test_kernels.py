@@ -85,12 +85,12 @@ def worlds(draw: st.DrawFn) -> World:
     one = single_tables(experts, slots)
     installed = [draw(one) for _ in range(layers)]
     KERNELS.commit_tables(update(tuple(range(layers)), installed), tables, HERE)
-    for changed in draw(
+    for layer_ids in draw(
         st.lists(st.lists(st.integers(0, layers - 1), unique=True, min_size=1), max_size=3)
     ):
-        new = [draw(one) for _ in changed]
-        KERNELS.commit_tables(update(tuple(changed), new), tables, HERE)
-        for layer, table in zip(changed, new, strict=True):
+        new = [draw(one) for _ in layer_ids]
+        KERNELS.commit_tables(update(tuple(layer_ids), new), tables, HERE)
+        for layer, table in zip(layer_ids, new, strict=True):
             installed[layer] = table
     ids = draw(st.lists(st.integers(-2, experts + 1), max_size=40))
     return World(tables, installed, torch.tensor(ids, dtype=torch.int32))
@@ -122,26 +122,26 @@ def test_commit_tables_changes_only_idle_sets_of_its_layers(
 class Spy(Tensor):
     """A tensor that writes down, in order, which part of the tables is written."""
 
-    written: list[str]
+    write_log: list[str]
     label: str
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.written.append(self.label)
+        self.write_log.append(self.label)
         super().__setitem__(key, value)
 
     def __getitem__(self, key: Any) -> Tensor:
         part = super().__getitem__(key).as_subclass(Spy)
-        part.written, part.label = self.written, self.label
+        part.write_log, part.label = self.write_log, self.label
         return part
 
     def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
-        self.written.append(self.label)
+        self.write_log.append(self.label)
         return super().copy_(other, non_blocking)
 
 
 def spied(tensor: Tensor, label: str, log: list[str]) -> Tensor:
     spy = tensor.as_subclass(Spy)
-    spy.written, spy.label = log, label
+    spy.write_log, spy.label = log, label
     return spy
 
 
@@ -171,9 +171,9 @@ def test_refused_commit_tables_keeps_installed_tables(part: str) -> None:
     tables = Tables.empty(1, 2, 2, 1, CPU)
     KERNELS.commit_tables(update((0,), [table]), tables, HERE)
     wrong: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
-    torn = replace(update((0,), [table]), **wrong)
+    invalid_update = replace(update((0,), [table]), **wrong)
     with pytest.raises(KernelError, match=f"{part}: expected int32"):
-        KERNELS.commit_tables(torn, tables, HERE)
+        KERNELS.commit_tables(invalid_update, tables, HERE)
     assert tables.generation.tolist() == [1]
     assert torch.equal(tables.replicas[1, 0], table.replicas)
 
@@ -185,9 +185,9 @@ def test_checksum_refuses_strided_tensor() -> None:
 
 @pytest.fixture
 def stream() -> Iterator[CpuStream]:
-    made = CpuStream(Role.COMPUTE, "test")
-    yield made
-    made.close(SOON)
+    cpu_stream = CpuStream(Role.COMPUTE, "test")
+    yield cpu_stream
+    cpu_stream.close(SOON)
 
 
 def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:

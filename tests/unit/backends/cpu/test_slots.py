@@ -87,18 +87,18 @@ def racks(draw: st.DrawFn) -> Rack:
 @given(racks(), st.data())
 def test_write_changes_only_its_slots(rack: Rack, data: st.DataObject) -> None:
     layout = rack.store.layout
-    chosen = data.draw(st.permutations(range(len(layout.slots))).flatmap(prefixes))
+    target_slots = data.draw(st.permutations(range(len(layout.slots))).flatmap(prefixes))
     sources = [
         [
             noise(s, int(torch.Size(t.shape).numel()), t.dtype).view(t.shape)
             for t in layout.descriptor
         ]
-        for s in chosen
+        for s in target_slots
     ]
     expected = [rack.slot(number) for number in range(len(layout.slots))]
     guards, addresses = rack.guards(), rack.addresses()
-    rack.store.write(chosen, sources, HERE)
-    for slot, source in zip(chosen, sources, strict=True):
+    rack.store.write(target_slots, sources, HERE)
+    for slot, source in zip(target_slots, sources, strict=True):
         expected[slot] = b"".join(raw(part).numpy().tobytes() for part in source)
     assert [rack.slot(number) for number in range(len(layout.slots))] == expected
     assert rack.guards() == guards

@@ -62,6 +62,6 @@ def test_issue_lock_is_held_by_one_thread_at_a_time() -> None:
                 inside[0] -= 1
 
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(work) for _ in range(4)]:
-            done.result(SOON)
+        for future in [pool.submit(work) for _ in range(4)]:
+            future.result(SOON)
     assert most == [1]

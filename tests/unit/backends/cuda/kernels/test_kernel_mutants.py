@@ -112,7 +112,7 @@ def solver(kernels: Launchers) -> None:
 
 def sweeps(kernels: Launchers) -> None:
     """A chain of ranks along which the load moves for more sweeps than there are."""
-    placement = [held for first in range(9) for held in (first, first + 1)]
+    placement = [expert for first in range(9) for expert in (first, first + 1)]
     shares = [65536, 65536, *[value for _ in range(8) for value in (0, 65536)]]
     world = installed(build_table(int32(placement), int32(shares), 10), 9)
     check_solver(kernels, world, [torch.tensor([10**8, *[10**6] * 9])])
@@ -146,12 +146,12 @@ CHECKS: dict[str, Callable[[Launchers], Any]] = {
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_healthy_kernels_pass_every_check(name: str) -> None:
-    found = None
+    first_failure = None
     try:
         CHECKS[name](Launchers(REAL))
     except AssertionError as failure:
-        found = failure
-    assert found is None
+        first_failure = failure
+    assert first_failure is None
 
 
 @SEQUENTIAL
@@ -159,6 +159,6 @@ def test_healthy_kernels_pass_every_check(name: str) -> None:
 def test_kernel_mutant_is_rejected_by_its_check(
     mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = mutant.make(tmp_path, monkeypatch)
+    mutated_kernels = mutant.make(tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
-        CHECKS[mutant.check](broken)
+        CHECKS[mutant.check](mutated_kernels)

@@ -100,8 +100,8 @@ def test_block_turns_routing_equals_the_reference(
 def skewed(size: int, experts: int) -> torch.Tensor:
     """Popular experts and unpopular ones, and a little padding; always the same."""
     source = torch.Generator().manual_seed(size)
-    drawn = torch.rand(size, generator=source) ** 2 * (experts + 1)
-    return drawn.int() - 1
+    samples = torch.rand(size, generator=source) ** 2 * (experts + 1)
+    return samples.int() - 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 257, 1023, 1025, 2500])
@@ -147,10 +147,10 @@ def test_hashed_routing_at_share_boundary_takes_next_replica() -> None:
 @few(7)
 @given(tables(), st.integers(0, 20))
 def test_apportioned_routing_rounds_quotas_of_few_elements(
-    drawn: tuple[RoutingTable, Shape], rank: int
+    table_and_shape: tuple[RoutingTable, Shape], rank: int
 ) -> None:
     """With as many elements as replicas every quota is 0, 1 or 2, and rounding decides."""
-    table, shape = drawn
+    table, shape = table_and_shape
     ids = torch.arange(table.experts, dtype=torch.int32).repeat(3)
     check_apportioned(KERNELS, installed(table, shape.ranks), ids, rank)
 
@@ -192,18 +192,18 @@ def test_routing_with_uncommitted_tables_is_harmless() -> None:
     shares = tables.cumulative[0, 0]
     salt, rest = Salt(0, 0, 0), (slots, counts, workspace)
 
-    def routed() -> set[int]:
-        found = set(slots.tolist())
+    def take_slot_ids() -> set[int]:
+        slot_ids = set(slots.tolist())
         slots.fill_(-7)
-        return found
+        return slot_ids
 
     KERNELS.route_hashed(ids, tables, salt, *rest)
-    assert routed() == {0, 4}
+    assert take_slot_ids() == {0, 4}
     KERNELS.route_apportioned(ids, tables, shares, salt, *rest)
-    assert routed() == {0, 4}
+    assert take_slot_ids() == {0, 4}
     for rule in (BlockTurns(1), RowHash(2, ids.new_ones(1))):
         KERNELS.route_by_rule(rule, ids, tables, 0, *rest)
-        assert routed() == {0, 4}
+        assert take_slot_ids() == {0, 4}
 
 
 def test_routing_refuses_batch_beyond_workspace() -> None:

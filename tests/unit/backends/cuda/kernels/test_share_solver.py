@@ -28,7 +28,7 @@ def loads(experts: int) -> st.SearchStrategy[Tensor]:
     one = st.integers(0, 5) | st.integers(0, 300) | st.integers(0, LARGEST)
     dtypes = st.sampled_from((torch.int32, torch.int64))
     values = st.lists(one, min_size=experts, max_size=experts)
-    return st.builds(lambda drawn, dtype: torch.tensor(drawn, dtype=dtype), values, dtypes)
+    return st.builds(lambda elements, dtype: torch.tensor(elements, dtype=dtype), values, dtypes)
 
 
 @st.composite

@@ -36,16 +36,16 @@ class SlowLibrary:
         self.one_at_a_time = one_at_a_time
         self.meets = meets
         self.resumed = threading.Event()
-        self.met: list[str] = []
+        self.joined_names: list[str] = []
 
     def estimate_bytes(self, link: bool) -> int:
         return 0
 
     def init_comm(self, membership: CommSpec, *_: object) -> tuple[Any, WarmupOps]:
-        self.met.append(membership.name)
+        self.joined_names.append(membership.name)
         if self.meets:  # as every library: nobody gets through before all have come
             expiry = time.monotonic() + DEADLINE
-            while self.met.count(membership.name) < 2 and time.monotonic() < expiry:
+            while self.joined_names.count(membership.name) < 2 and time.monotonic() < expiry:
                 time.sleep(0.001)
         if membership.name == "slow":
             assert self.resumed.wait(DEADLINE)
@@ -126,8 +126,8 @@ def make_on_both(
             CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE
         )
         try:
-            patience = builders[rank].deadline(time.monotonic() + seconds[rank])
-            return builders[rank].build(plan, patience).spec.name
+            deadline = builders[rank].deadline(time.monotonic() + seconds[rank])
+            return builders[rank].build(plan, deadline).spec.name
         except CommunicatorFailed as error:
             return str(error)
 
@@ -161,8 +161,8 @@ def test_comm_init_uses_other_name_after_failed_rendezvous(
         anything: Any = library
         builder._library = anything
     library.one_at_a_time, library.meets = False, True
-    failed = make_on_both(builders, "slow", (SHORT, SHORT))
-    assert failed == ["slow: Library did not make it in time"] * 2
+    errors = make_on_both(builders, "slow", (SHORT, SHORT))
+    assert errors == ["slow: Library did not make it in time"] * 2
     assert make_on_both(builders, "slow") == ["slow/attempt1"] * 2
     assert make_on_both(builders, "other") == ["other"] * 2
 
@@ -183,8 +183,8 @@ def test_rank_joins_no_attempt_twice(
 def test_comm_init_leaves_no_store_keys(
     builders: list[CommBuilder], planes: list[StoreControlPlane]
 ) -> None:
-    made = [make_on_both(builders, f"channel{number}") for number in range(3)]
-    assert made == [[f"channel{number}"] * 2 for number in range(3)]
+    channel_names = [make_on_both(builders, f"channel{number}") for number in range(3)]
+    assert channel_names == [[f"channel{number}"] * 2 for number in range(3)]
     assert store_keys(planes[0]) == set()
 
 
@@ -196,7 +196,7 @@ def test_comm_init_runs_parallel_to_slow_one_where_library_allows(
     builder = CommBuilder(anything, planes[0])
     with ThreadPoolExecutor(1) as other:
         slow = other.submit(make, builder, "slow")
-        while "slow" not in library.met:
+        while "slow" not in library.joined_names:
             time.sleep(0.001)
         assert make(builder, "beside").spec.name == "beside"
         library.resumed.set()

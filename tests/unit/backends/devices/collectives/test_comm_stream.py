@@ -49,10 +49,10 @@ class Group:
     def __init__(self) -> None:
         self.aborted: list[str] = []
         self.closed = False
-        self.seen: Callable[[], str] = lambda: ""
+        self.stream_failure: Callable[[], str] = lambda: ""
 
     def abort(self) -> None:
-        self.aborted.append(self.seen())
+        self.aborted.append(self.stream_failure())
 
     def close(self) -> None:
         self.closed = True
@@ -97,7 +97,7 @@ def test_comm_stream_abort_fails_waiting_streams_before_release(bench: Bench) ->
     operation, waiting = Operation(), stream()
     flight = bench.channel.launch(lambda group: operation, ())
     flight.block_stream(waiting)
-    bench.group.seen = lambda: str(waiting._failure)
+    bench.group.stream_failure = lambda: str(waiting._failure)
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == ["it was aborted"]
     with pytest.raises(StreamFailed, match="it was aborted"):
