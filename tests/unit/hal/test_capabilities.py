@@ -24,12 +24,14 @@ def test_default_capabilities_move_bytes_and_sum_integers() -> None:
     assert Capabilities().streams == 1
 
 
-@pytest.mark.parametrize("declared", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"])
-def test_capabilities_are_frozen(declared: object) -> None:
+@pytest.mark.parametrize(
+    "declaration", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"]
+)
+def test_capabilities_are_frozen(declaration: object) -> None:
     with pytest.raises(FrozenInstanceError):
-        declared.streams = 0  # type: ignore[attr-defined]
+        declaration.streams = 0  # type: ignore[attr-defined]
 
 
 def test_reductions_are_subset_of_dtypes() -> None:
-    for declared in (GLOO.capabilities, CommunicatorCapabilities()):
-        assert declared.reductions <= declared.dtypes
+    for capabilities in (GLOO.capabilities, CommunicatorCapabilities()):
+        assert capabilities.reductions <= capabilities.dtypes

@@ -46,12 +46,12 @@ def total(group: Communicator) -> int:
     return int(value)
 
 
-def everything(group: CheckedCommunicator) -> list[object]:
+def run_every_operation(group: CheckedCommunicator) -> list[object]:
     """One of each operation, on two ranks."""
     me, peer = group.rank, 1 - group.rank
     gathered, part, even = torch.zeros(2, 1).long(), ints(0), torch.zeros(2, 1).long()
     root, uneven = ints(me + 5), torch.zeros(1 + me).long()
-    taken = blob(3)
+    received_blob = blob(3)
     group.warm([(0, 1)])
     group.barrier().result(SOON)
     group.all_gather(gathered, ints(me)).result(SOON)
@@ -61,21 +61,21 @@ def everything(group: CheckedCommunicator) -> list[object]:
     rows = ints(me, me)[: 1 + me]
     sends, receives = ([0, 1], [0, 1]) if me == 0 else ([1, 1], [1, 1])
     group.all_to_all_uneven(uneven, rows, receives, sends).result(SOON)
-    group.exchange(Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, taken),))).result(
-        SOON
-    )
-    mail = ints(0)
-    works = [group.isend(ints(me + 10), peer), group.irecv(mail, peer)]
+    group.exchange(
+        Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, received_blob),))
+    ).result(SOON)
+    message = ints(0)
+    works = [group.isend(ints(me + 10), peer), group.irecv(message, peer)]
     for work in works:
         work.result(SOON)
         work.result(SOON)
         assert work.done()
-    values = [gathered, part, root, even, uneven, taken, mail]
+    values = [gathered, part, root, even, uneven, received_blob, message]
     return [value.flatten().tolist() for value in values]
 
 
 def test_checked_operations_that_agree_complete() -> None:
-    first, second = on_ranks(2, lambda member: everything(checked(member)))
+    first, second = on_ranks(2, lambda member: run_every_operation(checked(member)))
     assert first == [[0, 1], [2], [6], [0, 1], [1], [1, 1, 1], [11]]
     assert second == [[0, 1], [4], [6], [2, 3], [0, 1], [0, 0, 0], [10]]
 
@@ -146,7 +146,7 @@ def test_epoch_mismatch_raises_on_every_rank() -> None:
 
 
 def test_missing_rank_is_named_and_refused_when_late() -> None:
-    given_up = threading.Event()
+    timeout_event = threading.Event()
 
     def program(member: GroupMember) -> int:
         group = checked(member, deadline=0.3 if member.rank == 0 else SOON)
@@ -154,9 +154,9 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
             with pytest.raises(BallotIncomplete) as missing:
                 group.barrier()
             assert missing.value.missing == (1,)
-            given_up.set()
+            timeout_event.set()
         else:
-            assert given_up.wait(SOON)
+            assert timeout_event.wait(SOON)
             with pytest.raises(OrderMismatch, match="given up by a rank"):
                 group.barrier()
         group._deadline = SOON
@@ -200,17 +200,17 @@ def test_message_size_mismatch_raises_on_both_ends() -> None:
 
 
 def test_message_mismatch_is_permanent_and_cancels_send() -> None:
-    cast = threading.Event()
+    send_event = threading.Event()
 
     def program(member: GroupMember) -> bool:
         group = checked(member)
         if member.rank == 1:
-            assert cast.wait(SOON)
+            assert send_event.wait(SOON)
             with pytest.raises(OrderMismatch):
                 group.irecv(ints(0, 0), 0)
             return True
         work = group.isend(ints(1), 1)
-        cast.set()
+        send_event.set()
         for _ in range(2):
             with pytest.raises(OrderMismatch):
                 work.result(SOON)

@@ -29,14 +29,14 @@ print(json.dumps([sorted({{name.partition(".")[0] for name in sys.modules}}),
 
 def look(body: str) -> tuple[set[str], int, int]:
     """Top-level modules, Python threads and threads of the system after `body`."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LOOK.format(body=body)],
         capture_output=True,
         text=True,
         check=True,
         timeout=240,
     )
-    modules, threads, tasks = json.loads(done.stdout.splitlines()[-1])
+    modules, threads, tasks = json.loads(result.stdout.splitlines()[-1])
     return set(modules), threads, tasks
 
 
@@ -75,7 +75,7 @@ def test_vllm_modules_fail_only_on_missing_vllm(
 ) -> None:
     assert name in public_modules()
     without = f"import sys\nsys.modules['vllm'] = None\nimport {name}"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", without], capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")
+    assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")

@@ -41,8 +41,8 @@ def test_private_segment_covers_its_whole_storage(shape: tuple[int, ...], paddin
     count = math.prod(shape)
     whole = torch.arange(count + padding, dtype=torch.int16)
     segment = Segment("w", whole[:count].view(shape), SlotFormat.PRIVATE)
-    wanted = SegmentType("w", shape, torch.int16, SlotFormat.PRIVATE, padding=2 * padding)
-    assert (segment.type, wanted.nbytes) == (wanted, whole.nbytes)
+    expected_type = SegmentType("w", shape, torch.int16, SlotFormat.PRIVATE, padding=2 * padding)
+    assert (segment.type, expected_type.nbytes) == (expected_type, whole.nbytes)
     assert torch.equal(segment.bytes, whole.view(torch.uint8))
     assert Segment("w", segment.data).type.padding == 0
     assert torch.equal(Segment("w", segment.data).bytes, whole[:count].view(torch.uint8))

@@ -32,9 +32,9 @@ def test_checksum_equals_definition(data: bytes) -> None:
 
 @given(st.binary(min_size=1, max_size=200), st.data())
 def test_checksum_detects_one_changed_bit(data: bytes, choice: st.DataObject) -> None:
-    changed = bytearray(data)
-    changed[choice.draw(st.integers(0, len(data) - 1))] ^= 1 << choice.draw(st.integers(0, 7))
-    assert _native.checksum(bytes(changed)) != _native.checksum(data)
+    other_data = bytearray(data)
+    other_data[choice.draw(st.integers(0, len(data) - 1))] ^= 1 << choice.draw(st.integers(0, 7))
+    assert _native.checksum(bytes(other_data)) != _native.checksum(data)
 
 
 @given(st.lists(st.binary(min_size=4, max_size=4), min_size=2, max_size=40), st.data())

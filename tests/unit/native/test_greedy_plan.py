@@ -42,14 +42,14 @@ def place(
 ) -> list[int]:
     items = [(Fraction(load[e], copies[e]), e) for e in range(len(load)) for _ in range(copies[e])]
     items.sort(key=lambda item: (-item[0], item[1]))
-    held: list[list[int]] = [[] for _ in range(ranks)]
+    rank_experts: list[list[int]] = [[] for _ in range(ranks)]
     weight = [Fraction(0)] * ranks
     for size, expert in items:
-        free = [r for r in range(ranks) if len(held[r]) < len(items) // ranks]
+        free = [r for r in range(ranks) if len(rank_experts[r]) < len(items) // ranks]
         rank = min(free, key=lambda r: (weight[r], r))
-        held[rank].append(expert)
+        rank_experts[rank].append(expert)
         weight[rank] += weigh(size)
-    return [expert for rank in held for expert in rank]
+    return [expert for rank in rank_experts for expert in rank]
 
 
 def plan(load: list[int], slots: int, ranks: int) -> list[int]:
@@ -98,8 +98,8 @@ def test_greedy_plan_treats_layers_independently(
 ) -> None:
     load, slots, ranks = problem
     rows = [[n * (layer + 1) % 41 for n in load] for layer in range(layers)]
-    planned = _native.plan_greedy(np.array(rows, dtype=np.int64), slots, ranks)
-    assert planned.tolist() == [plan(row, slots, ranks) for row in rows]
+    placement = _native.plan_greedy(np.array(rows, dtype=np.int64), slots, ranks)
+    assert placement.tolist() == [plan(row, slots, ranks) for row in rows]
 
 
 def test_greedy_plan_without_load_keeps_natural_order() -> None:

@@ -25,7 +25,7 @@ def _never(ctx: RankContext, program: Program) -> Play:
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
     numbers = st.lists(st.integers(0, 10_000), max_size=12)
-    return numbers.map(lambda found: make_program([Step("add", (number,)) for number in found]))
+    return numbers.map(lambda addends: make_program([Step("add", (number,)) for number in addends]))
 
 
 SUMS = Property(

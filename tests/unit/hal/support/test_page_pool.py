@@ -18,9 +18,9 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def behind(cpu: CpuAccelerator, gate: threading.Event) -> Event:
@@ -85,13 +85,13 @@ def test_pool_prefers_free_page_over_one_being_read(
 
 def test_pool_take_is_woken_by_returned_page(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
-    page, taken = pool.take(SOON), threading.Event()
+    page, take_event = pool.take(SOON), threading.Event()
     with ThreadPoolExecutor(1) as threads:
         taking = threads.submit(pool.take, SOON)
-        taking.add_done_callback(lambda _: taken.set())
-        assert not taken.wait(0.02)
+        taking.add_done_callback(lambda _: take_event.set())
+        assert not take_event.wait(0.02)
         page.give_back(None)
-        assert taken.wait(SOON)
+        assert take_event.wait(SOON)
         assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
 
 

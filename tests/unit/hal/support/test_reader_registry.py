@@ -16,17 +16,17 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def commit(cpu: CpuAccelerator, readers: ReaderRegistry, writer: Stream, log: list[str]) -> None:
-    held = readers.wait_for_readers(writer)
+    paused_readers = readers.wait_for_readers(writer)
     writer.launch(lambda: log.append("commit"))
-    done = cpu.event()
-    writer.record(done)
-    readers.resume_readers(held, done)
+    commit_event = cpu.event()
+    writer.record(commit_event)
+    readers.resume_readers(paused_readers, commit_event)
 
 
 def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
