@@ -97,13 +97,13 @@ def serve_on(
     member: GroupMember,
     layout: Layout,
     shape: ExpertShape,
-    held: Placement,
+    placement: Placement,
     form: ExchangeForm = ExchangeForm.PORTABLE,
 ) -> list[Tensor]:
-    """This rank's share of the prompts; the slots hold `held`, the tables say `layout`."""
+    """This rank's share of the prompts; the slots hold `placement`, the tables say `layout`."""
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
     compute = member.accelerator.stream(Role.COMPUTE)
-    _fill(member, weights, held, shape)
+    _fill(member, weights, placement, shape)
     store = member.accelerator.slot_store(weights.layer_group().layout(staging=0))
     ends = member.accelerator, member.fabric, store
     balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
@@ -123,9 +123,11 @@ def serve_on(
     return logits[0]
 
 
-def _fill(member: GroupMember, weights: SlotWeights, held: Placement, shape: ExpertShape) -> None:
+def _fill(
+    member: GroupMember, weights: SlotWeights, placement: Placement, shape: ExpertShape
+) -> None:
     first = member.rank * shape.slots_per_rank
-    for layer, row in enumerate(held[:, first : first + shape.slots_per_rank]):
+    for layer, row in enumerate(placement[:, first : first + shape.slots_per_rank]):
         for slot, expert in enumerate(row):
             weights.gate_up[layer, slot] = WEIGHTS.gate_up[layer, expert]
             weights.down[layer, slot] = WEIGHTS.down[layer, expert]

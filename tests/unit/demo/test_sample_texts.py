@@ -47,8 +47,8 @@ def test_overlap_search_finds_planted_window(
 ) -> None:
     trained = windows.unpack(windows.pack([sample("python")[:1000] + secret]))
     start = data.draw(st.integers(0, len(secret) - windows.WINDOW))
-    planted = around + secret[start : start + windows.WINDOW] + around
-    assert windows.suspicious_offsets(planted, trained)
+    text = around + secret[start : start + windows.WINDOW] + around
+    assert windows.suspicious_offsets(text, trained)
 
 
 def test_overlap_search_accepts_other_text(windows: ModuleType) -> None:

@@ -22,25 +22,25 @@ def echo(scheduler: RequestScheduler, step: int) -> None:
     scheduler.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
 
 
-def served(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
-    finished: dict[int, bytes] = {}
+def serve_requests(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
+    outputs: dict[int, bytes] = {}
     for rank in range(ranks):
         scheduler = RequestScheduler(traffic(steps, new_tokens), rank, ranks)
         for step in range(steps):
             echo(scheduler, step)
         scheduler.close()
-        assert not finished.keys() & scheduler.finished.keys()
-        finished |= scheduler.finished
-    return finished
+        assert not outputs.keys() & scheduler.finished.keys()
+        outputs |= scheduler.finished
+    return outputs
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 def test_requests_are_served_once_and_equal_for_any_ranks(
     ranks: int, steps: int, new_tokens: int
 ) -> None:
-    alone = served(1, steps, new_tokens)
-    assert sorted(alone) == list(range(steps * 3))
-    assert served(ranks, steps, new_tokens) == alone
+    single_rank = serve_requests(1, steps, new_tokens)
+    assert sorted(single_rank) == list(range(steps * 3))
+    assert serve_requests(ranks, steps, new_tokens) == single_rank
 
 
 def test_request_gets_one_token_per_step_until_done() -> None:

@@ -32,8 +32,8 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
             for _ in range(4):
                 assert (await setup.post(asked())).status == 200
             assert workers_of(setup) == ["w1"] * 4
-            listed = (await setup.get("/workers")).body
-            assert listed.count(b'"manually_drained": true') == 1
+            worker_list = (await setup.get("/workers")).body
+            assert worker_list.count(b'"manually_drained": true') == 1
             assert (await post(setup, "/workers/w0/resume")).status == 200
             await post(setup, "/workers/w1/drain")
             await setup.post(asked())
@@ -45,11 +45,11 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
 def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
     async def play() -> None:
         async with proxied(Fake("w0", slots=1, pace=0.02)) as setup:
-            begun = asyncio.create_task(setup.post(asked(stream=True)))
+            stream_task = asyncio.create_task(setup.post(asked(stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
             await post(setup, "/workers/w0/drain")
             waiting = asyncio.create_task(setup.post(asked()))
-            assert (await begun).body.endswith(b"data: [DONE]\n\n")
+            assert (await stream_task).body.endswith(b"data: [DONE]\n\n")
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
             assert (await setup.get("/ready")).status == 503
             await post(setup, "/workers/w0/resume")
@@ -101,8 +101,8 @@ def test_admin_finds_worker_names_with_slashes_and_blanks() -> None:
         fake = Fake("w0")
         async with proxied(fake) as first:
             [worker] = settings_of([fake]).workers
-            named = (replace(worker, name="a:1/x y"),)
-            async with proxied(workers=named) as setup:
+            named_workers = (replace(worker, name="a:1/x y"),)
+            async with proxied(workers=named_workers) as setup:
                 assert (await post(setup, "/workers/a:1/x%20y/drain")).status == 200
                 assert setup.proxy.dispatcher.workers[0].state is DRAINING
             assert first.proxy.dispatcher.workers[0].state is SERVING

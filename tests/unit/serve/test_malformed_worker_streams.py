@@ -76,32 +76,32 @@ def test_stream_closed_without_done_is_an_error() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_stream_broken_off_after_done_is_complete(ended: bool) -> None:
+@pytest.mark.parametrize("sends_done", [False, True])
+def test_stream_broken_off_after_done_is_complete(sends_done: bool) -> None:
     async def work() -> None:
-        received = EVENT + DONE if ended else EVENT
+        received = EVENT + DONE if sends_done else EVENT
         async with odd(saying(CHUNKED + chunk(received))) as setup:
             answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
-            assert (error_of(answer.body) is None) == ended
+            assert (error_of(answer.body) is None) == sends_done
 
     run(work())
 
 
 def test_stream_stalled_after_done_is_complete() -> None:
-    left = asyncio.Event()
+    disconnect_event = asyncio.Event()
 
     async def stall(reader: Reader, writer: Writer) -> None:
         writer.write(CHUNKED + chunk(EVENT + DONE))
         await reader.read()  # until the proxy closes
-        left.set()
+        disconnect_event.set()
 
     async def work() -> None:
         async with odd(stall) as setup:
             answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is None
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(disconnect_event.wait(), 10)
 
     run(work())
 

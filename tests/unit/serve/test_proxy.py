@@ -58,11 +58,11 @@ def test_proxy_passes_tokens_on_before_stream_ends() -> None:
         async with proxied(Fake("w0")) as setup:
             stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
             async with setup.client.post(setup.url + CHAT, json=stall) as answer:
-                got = b""
-                while len(tokens_of(got)) < 2:
-                    got += await answer.content.readany()
+                body = b""
+                while len(tokens_of(body)) < 2:
+                    body += await answer.content.readany()
                 # The worker will never end: what it has made is here all the same.
-                assert tokens_of(got) == ["w0:0 ", "w0:1 "]
+                assert tokens_of(body) == ["w0:0 ", "w0:1 "]
 
     run(work())
 
@@ -82,12 +82,12 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            received = await setup.post(asked(), X_Request_Id="mine-1")
-            made = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
-            assert received.headers["X-Request-Id"] == "mine-1"
-            assert len(made.headers["X-Request-Id"]) == 32
+            first_answer = await setup.post(asked(), X_Request_Id="mine-1")
+            second_answer = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
+            assert first_answer.headers["X-Request-Id"] == "mine-1"
+            assert len(second_answer.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
-            assert ids == ["mine-1", made.headers["X-Request-Id"]]
+            assert ids == ["mine-1", second_answer.headers["X-Request-Id"]]
 
     run(work())
 
@@ -96,10 +96,10 @@ def test_proxy_drops_hop_by_hop_headers() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
             await setup.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
-            [begun] = fake.events("begin")
-            assert begun["headers"]["x-kept"] == "2"
-            assert not {"te", "x-own"} & set(begun["headers"])
-            assert begun["headers"]["accept-encoding"] == "identity"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["x-kept"] == "2"
+            assert not {"te", "x-own"} & set(begin_event["headers"])
+            assert begin_event["headers"]["accept-encoding"] == "identity"
 
     run(work())
 
@@ -210,8 +210,8 @@ def test_proxy_requires_api_key() -> None:
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert (await setup.post(asked(), Authorization="Bearer two")).status == 200
             assert (await setup.get("/health")).status == 200
-            [begun] = fake.events("begin")
-            assert begun["headers"]["authorization"] == "Bearer theirs"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["authorization"] == "Bearer theirs"
 
     run(work())
 
@@ -220,8 +220,8 @@ def test_proxy_forwards_client_authorization_without_own_key() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
             await setup.post(asked(), Authorization="Bearer clients")
-            [begun] = fake.events("begin")
-            assert begun["headers"]["authorization"] == "Bearer clients"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["authorization"] == "Bearer clients"
 
     run(work())
 
@@ -302,13 +302,13 @@ def test_proxy_rejects_oversized_worker_response() -> None:
 def test_draining_proxy_answers_503_until_streams_end() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
-            begun = asyncio.create_task(setup.post(asked(40, stream=True)))
+            stream_task = asyncio.create_task(setup.post(asked(40, stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
             ending = asyncio.create_task(setup.proxy.stop())
             await asyncio.sleep(0)
-            for refused in (await setup.post(asked()), await setup.get("/v1/models")):
-                assert (refused.status, refused.error["code"]) == (503, "shutting_down")
-                assert (refused.headers["Retry-After"], refused.headers["Connection"]) == (
+            for answer in (await setup.post(asked()), await setup.get("/v1/models")):
+                assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+                assert (answer.headers["Retry-After"], answer.headers["Connection"]) == (
                     "1", "close",
                 )  # fmt: skip
             ready = await setup.get("/ready")
@@ -316,7 +316,7 @@ def test_draining_proxy_answers_503_until_streams_end() -> None:
             assert await setup.metric("in_flight_requests") == 1
             assert (await setup.get("/health")).status == 200
             assert not ending.done()
-            assert len(tokens_of((await begun).body)) == 40
+            assert len(tokens_of((await stream_task).body)) == 40
             assert await ending == 0
             with pytest.raises(aiohttp.ClientConnectionError):
                 await setup.get("/ready")

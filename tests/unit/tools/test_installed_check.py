@@ -41,5 +41,5 @@ def test_installed_copy_differs_when_module_or_source_changed(installed: Path) -
     (installed / "hal" / "gone.py").write_text("")
     later = time.time() + 10
     os.utime(tree / "csrc" / "planning" / "greedy.cpp", (later, later))
-    found = list(check_installed.differences(installed))
-    assert found == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/planning/greedy.cpp"]
+    differences = list(check_installed.differences(installed))
+    assert differences == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/planning/greedy.cpp"]
