@@ -65,7 +65,7 @@ def text(seed: int, length: int) -> Tensor:
 
 
 @cache
-def alone(seed: int, length: int) -> Tensor:
+def logits_alone(seed: int, length: int) -> Tensor:
     """Logits of a prompt that is served by itself in a fresh cache."""
     return forward(Batch((Sequence(0, text(seed, length), 0),)), KVCache(CONFIG, 1))
 
@@ -88,7 +88,7 @@ def test_prompt_logits_are_independent_of_batch(
         batch = Batch(tuple(Sequence(slots[seed], text(seed, n), 0) for seed, n in part))
         rows = torch.split(forward(batch, store), [n for _, n in part])
         for (seed, n), logits in zip(part, rows, strict=True):
-            assert torch.equal(logits, alone(seed, n))
+            assert torch.equal(logits, logits_alone(seed, n))
 
 
 @pytest.mark.slow
@@ -106,9 +106,9 @@ def test_decode_logits_are_independent_of_group_size(data: st.DataObject, reques
         tuple(Sequence(s, text(s, 24)[sizes[s] : sizes[s] + 1], sizes[s]) for s in group),
     )
     logits = forward(batch, store)
-    assert torch.equal(logits[:9], alone(newcomer, 9))
+    assert torch.equal(logits[:9], logits_alone(newcomer, 9))
     for row, slot in zip(logits[9:], group, strict=True):
-        assert torch.equal(row, alone(slot, 24)[sizes[slot]])
+        assert torch.equal(row, logits_alone(slot, 24)[sizes[slot]])
 
 
 @FEW
@@ -120,14 +120,14 @@ def test_chunked_prompt_has_logits_of_whole_prompt(cuts: list[int]) -> None:
     logits = [
         forward(Batch((), (p,)) if len(p.tokens) == 1 else Batch((p,)), store) for p in pieces
     ]
-    assert torch.equal(torch.cat(logits), alone(3, 24))
+    assert torch.equal(torch.cat(logits), logits_alone(3, 24))
 
 
 def test_kv_cache_slot_reuse_changes_no_logits() -> None:
     store = KVCache(CONFIG, SLOTS)
     forward(Batch(tuple(Sequence(slot, text(50 + slot, 160), 0) for slot in range(8))), store)
     logits = forward(Batch((Sequence(5, text(1, 30), 0),)), store)
-    assert torch.equal(logits, alone(1, 30))
+    assert torch.equal(logits, logits_alone(1, 30))
     more = forward(Batch((), (Sequence(5, text(2, 1), 30),)), store)
     fresh = KVCache(CONFIG, 1)
     forward(Batch((Sequence(0, text(1, 30), 0),)), fresh)
@@ -138,7 +138,7 @@ def test_logits_are_causal() -> None:
     other_tokens = text(3, 24).clone()
     other_tokens[10] = other_tokens[10] % 255 + 1
     logits = forward(Batch((Sequence(0, other_tokens, 0),)), KVCache(CONFIG, 1))
-    same = (logits == alone(3, 24)).all(dim=-1)
+    same = (logits == logits_alone(3, 24)).all(dim=-1)
     assert same.tolist() == [True] * 10 + [False] * 14
 
 
@@ -235,28 +235,28 @@ def test_batch_variant_device_gets_grouped_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU does, whose sums of few rows are other trees than those of many."""
-    checked: list[list[str]] = []
+    probe_names: list[list[str]] = []
 
-    def fails_at_first(candidates: list[RowProbe], device: torch.device) -> None:
-        checked.append([probe.name for probe in candidates])
-        if len(checked) == 1:
+    def fail_at_first(candidates: list[RowProbe], device: torch.device) -> None:
+        probe_names.append([probe.name for probe in candidates])
+        if len(probe_names) == 1:
             raise NotBatchInvariant("other bits")
 
     monkeypatch.setattr(rows, "_grouped", set())
-    monkeypatch.setattr(invariance, "check_probes", fails_at_first)
+    monkeypatch.setattr(invariance, "check_probes", fail_at_first)
     check_batch_invariance(CONFIG, torch.device("meta"))
     assert rows._grouped == {torch.device("meta")}
-    everything, again = checked
+    everything, again = probe_names
     assert set(everything) - set(again) == {name for name in everything if "attention " in name} - {
         name for name in everything if "attention product" in name
     }
 
 
 def test_batch_variant_host_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(candidates: list[RowProbe], device: torch.device) -> None:
+    def fail(candidates: list[RowProbe], device: torch.device) -> None:
         raise NotBatchInvariant("other bits")
 
-    monkeypatch.setattr(invariance, "check_probes", fails)
+    monkeypatch.setattr(invariance, "check_probes", fail)
     with pytest.raises(NotBatchInvariant):
         check_batch_invariance(CONFIG)
     assert rows._grouped == set()

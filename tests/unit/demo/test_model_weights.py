@@ -74,9 +74,9 @@ def test_shipped_weights_file_size_and_metadata() -> None:
     assert "ORIGINS.md" in notes["sources"]
     assert "train_model.py" in notes["training"]
     assert ModelConfig(**json.loads(notes["config"])) == packaged_weights().config == ModelConfig()
-    recorded = json.loads(notes["bits_per_byte"])
-    assert set(recorded) == set(KINDS)
-    assert max(recorded.values()) < 2.4
+    bits_by_kind = json.loads(notes["bits_per_byte"])
+    assert set(bits_by_kind) == set(KINDS)
+    assert max(bits_by_kind.values()) < 2.4
 
 
 def test_shipped_weights_are_exact_bfloat16_values() -> None:

@@ -30,11 +30,11 @@ def test_temporary_folder_is_removed_after_signal_while_it_is_made(
 ) -> None:
     healthy = Path.mkdir
 
-    def interrupted(folder: Path, mode: int) -> None:
+    def mkdir_then_signal(folder: Path, mode: int) -> None:
         healthy(folder, mode)
         raise TerminatedBySignal(SIGTERM)
 
-    monkeypatch.setattr(Path, "mkdir", interrupted)
+    monkeypatch.setattr(Path, "mkdir", mkdir_then_signal)
     with pytest.raises(TerminatedBySignal), temporary_folder():
         pass
     assert list(parent.iterdir()) == []

@@ -22,7 +22,7 @@ from equipoise.hal.work import Work
 SOON = 20.0
 
 
-def checked(
+def open_checked(
     member: GroupMember,
     purpose: str = "test",
     ranks: Sequence[int] | None = None,
@@ -75,7 +75,7 @@ def run_every_operation(group: CheckedCommunicator) -> list[object]:
 
 
 def test_checked_operations_that_agree_complete() -> None:
-    first, second = on_ranks(2, lambda member: run_every_operation(checked(member)))
+    first, second = on_ranks(2, lambda member: run_every_operation(open_checked(member)))
     assert first == [[0, 1], [2], [6], [0, 1], [1], [1, 1, 1], [11]]
     assert second == [[0, 1], [4], [6], [2, 3], [0, 1], [0, 0, 0], [10]]
 
@@ -125,7 +125,7 @@ DIFFERENT: dict[str, tuple[Pair, str]] = {
 @pytest.mark.parametrize(("calls", "words"), DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_mismatched_operations_raise_on_every_rank(calls: Pair, words: str) -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         with pytest.raises(OrderMismatch, match=words):
             calls[member.rank](group)
         return total(group)
@@ -135,7 +135,7 @@ def test_mismatched_operations_raise_on_every_rank(calls: Pair, words: str) -> N
 
 def test_epoch_mismatch_raises_on_every_rank() -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         group.epoch = member.rank
         with pytest.raises(OrderMismatch, match=r"epoch 0; rank 1 .* epoch 1"):
             group.barrier()
@@ -149,7 +149,7 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
     timeout_event = threading.Event()
 
     def program(member: GroupMember) -> int:
-        group = checked(member, deadline=0.3 if member.rank == 0 else SOON)
+        group = open_checked(member, deadline=0.3 if member.rank == 0 else SOON)
         if member.rank == 0:
             with pytest.raises(BallotIncomplete) as missing:
                 group.barrier()
@@ -169,7 +169,7 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
     late = threading.Event()
 
     def program(member: GroupMember) -> list[int]:
-        group, into = checked(member), ints(0, 0)
+        group, into = open_checked(member), ints(0, 0)
         if member.rank == 0:
             work = group.isend(ints(1, 2), 1)
             with pytest.raises(ResultPending):
@@ -187,7 +187,7 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
 
 def test_message_size_mismatch_raises_on_both_ends() -> None:
     def program(member: GroupMember) -> bool:
-        group = checked(member)
+        group = open_checked(member)
         words = r"rank 0 issued .* of 1 x .*; rank 1 issued .* of 2 x"
         with pytest.raises(OrderMismatch, match=words):
             message(group, ints(1) if member.rank == 0 else ints(0, 0)).result(SOON)
@@ -203,7 +203,7 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
     send_event = threading.Event()
 
     def program(member: GroupMember) -> bool:
-        group = checked(member)
+        group = open_checked(member)
         if member.rank == 1:
             assert send_event.wait(SOON)
             with pytest.raises(OrderMismatch):
@@ -225,7 +225,7 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
 def test_checked_group_asks_only_its_members() -> None:
     def program(member: GroupMember) -> list[int]:
         ranks = [2, 0] if member.rank != 1 else [1]
-        group = checked(member, f"part {ranks}", ranks)
+        group = open_checked(member, f"part {ranks}", ranks)
         return [group.rank, group.size, total(group)]
 
     assert on_ranks(3, program) == [[1, 2, 3], [0, 1, 1], [0, 2, 3]]
@@ -233,7 +233,7 @@ def test_checked_group_asks_only_its_members() -> None:
 
 def test_rebuild_resets_checked_counters_of_survivors() -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         if member.rank == 2:
             return 0
         with pytest.raises(Unsupported):
@@ -250,7 +250,7 @@ def test_threads_use_several_checked_communicators() -> None:
     """Each rank's threads start in another order; no one's wait may hold up another's ballot."""
 
     def program(member: GroupMember) -> list[int]:
-        groups = [checked(member, f"group {n}") for n in range(3)]
+        groups = [open_checked(member, f"group {n}") for n in range(3)]
         order = groups[member.rank :] + groups[: member.rank]
         with ThreadPoolExecutor(3) as pool:
             ends = {id(g): pool.submit(lambda g=g: [total(g) for _ in range(3)]) for g in order}  # type: ignore[misc]

@@ -27,7 +27,7 @@ print(json.dumps([sorted({{name.partition(".")[0] for name in sys.modules}}),
 """
 
 
-def look(body: str) -> tuple[set[str], int, int]:
+def state_after(body: str) -> tuple[set[str], int, int]:
     """Top-level modules, Python threads and threads of the system after `body`."""
     result = subprocess.run(
         [sys.executable, "-c", LOOK.format(body=body)],
@@ -46,14 +46,14 @@ def public_modules() -> list[str]:
 
 
 def test_package_import_loads_neither_vendor_nor_torch() -> None:
-    modules, threads, tasks = look("import equipoise")
+    modules, threads, tasks = state_after("import equipoise")
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
 
 def test_cli_parsing_loads_neither_vendor_nor_torch() -> None:
     body = "from equipoise.cli import main, parser\nparser.build_parser().parse_args(['doctor'])"
-    modules, threads, tasks = look(body)
+    modules, threads, tasks = state_after(body)
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
@@ -64,7 +64,7 @@ def test_public_modules_import_without_vendor_or_thread() -> None:
     body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
     body += "\n".join(f"import {name}" for name in names)
     body += "\nassert threading.active_count() == before\nassert not torch.cuda.is_initialized()"
-    modules, threads, _ = look(body)
+    modules, threads, _ = state_after(body)
     assert not modules & {"torch_npu", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy"}
     assert threads == 1
 

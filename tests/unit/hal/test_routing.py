@@ -51,8 +51,8 @@ def int32(values: list[int]) -> Tensor:
 
 @given(WORD, WORD, WORD, WORD)
 def test_mix32_equals_its_definition(index: int, rank: int, layer: int, step: int) -> None:
-    mixed = routing.mix32(torch.tensor([index]), rank, layer, step)
-    assert mixed.tolist() == [slow_mix(index, rank, layer, step)]
+    word = routing.mix32(torch.tensor([index]), rank, layer, step)
+    assert word.tolist() == [slow_mix(index, rank, layer, step)]
 
 
 @UNHURRIED

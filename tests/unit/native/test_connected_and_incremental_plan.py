@@ -239,9 +239,9 @@ def test_connected_plan_is_independent_of_expert_numbering(
     assume(len(sizes) == len(problem.load) * problem.ranks and 0 not in problem.load)
     order = list(range(len(problem.load)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    renamed = replace(problem, load=tuple(problem.load[e] for e in order))
-    here, there = solve(problem), solve(renamed)
-    assert sorted(fullness(problem, here)) == sorted(fullness(renamed, there))
+    other_problem = replace(problem, load=tuple(problem.load[e] for e in order))
+    here, there = solve(problem), solve(other_problem)
+    assert sorted(fullness(problem, here)) == sorted(fullness(other_problem, there))
     assert here.placement == tuple(order[e] for e in there.placement)
 
 

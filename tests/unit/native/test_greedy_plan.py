@@ -71,8 +71,8 @@ def test_greedy_plan_equals_published_rule_for_exact_loads(
 @given(problems(largest_load=10**12))
 def test_greedy_plan_rounds_rank_loads_to_a_65536th(problem: tuple[list[int], int, int]) -> None:
     load, slots, ranks = problem
-    rounded = place(load, replicate(load, slots), ranks, lambda s: Fraction(int(s * 65536)))
-    assert plan(load, slots, ranks) == rounded
+    expected = place(load, replicate(load, slots), ranks, lambda s: Fraction(int(s * 65536)))
+    assert plan(load, slots, ranks) == expected
 
 
 @UNHURRIED
@@ -85,10 +85,10 @@ def test_greedy_plan_follows_expert_renaming_without_ties(
     assume(all(a.isdisjoint(b) for a, b in combinations(sizes, 2)))
     names = list(range(len(load)))
     random.shuffle(names)
-    renamed = [0] * len(load)
+    other_load = [0] * len(load)
     for expert, name in enumerate(names):
-        renamed[name] = load[expert]
-    assert plan(renamed, slots, ranks) == [names[expert] for expert in plan(load, slots, ranks)]
+        other_load[name] = load[expert]
+    assert plan(other_load, slots, ranks) == [names[expert] for expert in plan(load, slots, ranks)]
 
 
 @UNHURRIED

@@ -10,7 +10,7 @@ from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancell
 FOREVER = 3600.0
 
 
-async def blocked(scope: CancelScope) -> None:
+async def wait_in_scope(scope: CancelScope) -> None:
     async with scope:
         await asyncio.Event().wait()
 
@@ -51,7 +51,7 @@ def test_scope_total_deadline_precedes_later_one() -> None:
 def test_scope_keeps_first_interrupt_reason() -> None:
     async def work() -> None:
         scope = CancelScope()
-        task = asyncio.create_task(blocked(scope))
+        task = asyncio.create_task(wait_in_scope(scope))
         await asyncio.sleep(0)
         scope.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN)
         scope.cancel(CancelReason.WORKER_LOST)
@@ -64,7 +64,7 @@ def test_scope_keeps_first_interrupt_reason() -> None:
 
 def test_scope_passes_on_task_cancellation() -> None:
     async def work() -> bool:
-        task = asyncio.create_task(blocked(CancelScope()))
+        task = asyncio.create_task(wait_in_scope(CancelScope()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])

@@ -66,7 +66,7 @@ class DispatcherDriver:
         elif self.states:
             assert isinstance(how, int)
             self.touch(str(what), self.states[how % len(self.states)], how // 10)
-        self.look()
+        self.check_invariants()
 
     def arrive(self, worker: object) -> None:
         assert worker is None or isinstance(worker, int)
@@ -100,7 +100,7 @@ class DispatcherDriver:
                 ):  # by a client that wants one worker, which does not serve
                     self.dispatcher.retry(state, bound)
 
-    def look(self) -> None:
+    def check_invariants(self) -> None:
         """Invariants."""
         assert self.dispatcher.policy_errors == 0
         requests = self.dispatcher.requests
@@ -120,12 +120,12 @@ class DispatcherDriver:
                 assert isinstance(state.status, Running)
 
 
-def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
+def strict_policy(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
     return LateBinding(slots, rooms)
 
 
 FACTORIES = (
-    strict,
+    strict_policy,
     *(routing_policy_factory(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")),
 )
 
@@ -143,7 +143,7 @@ def test_policy_protocol_holds_for_any_event_order(
         for state in driver.states:
             driver.dispatcher.abort(state)
         await asyncio.sleep(0)
-        driver.look()
+        driver.check_invariants()
         assert driver.dispatcher.queued == 0
         assert [view.load for view in driver.dispatcher.workers] == [0] * WORKERS
 
@@ -205,12 +205,12 @@ def test_policy_errors_are_counted_and_request_can_leave() -> None:
 
 
 def test_request_rejected_by_policy_is_not_kept() -> None:
-    class Refusing(LateBinding):
+    class RefusingPolicy(LateBinding):
         def on_arrival(self, request: Request) -> Decision:
             raise ValueError(request)
 
     async def work() -> None:
-        dispatcher = RequestDispatcher(Refusing([1]), 1, max_queued=9)
+        dispatcher = RequestDispatcher(RefusingPolicy([1]), 1, max_queued=9)
         with pytest.raises(ValueError, match="Request"):
             dispatcher.submit(5)
         assert (dispatcher.queued, dispatcher.requests) == (0, ())

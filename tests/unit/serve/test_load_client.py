@@ -107,8 +107,8 @@ def test_load_client_closed_loop_bounds_concurrency() -> None:
     async def count_started(pace: RequestPacing, least: int) -> int:
         fake = Fake("w0")
         runner = await start(fake)
-        stalled = (("fake", {"w0": {"stall": 0}}),)
-        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
+        stall_fields = (("fake", {"w0": {"stall": 0}}),)
+        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stall_fields)
         sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
         try:
             while len(fake.events("begin")) < least:

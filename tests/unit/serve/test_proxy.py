@@ -160,19 +160,19 @@ def test_proxy_forwards_one_model_by_name_with_slash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"),
+    ("method", "path", "allowed_methods"),
     [
         ("GET", CHAT, "POST"), ("DELETE", "/workers", "GET, HEAD"), ("POST", "/ready", "GET, HEAD"),
         ("GET", "/workers/w0/drain", "POST"), ("PUT", "/v1/models", "GET, HEAD"),
     ],
 )  # fmt: skip
-def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed: str) -> None:
+def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed_methods: str) -> None:
     async def work() -> None:
         async with (
             proxied(Fake("w0")) as setup,
             setup.client.request(method, setup.url + path) as answer,
         ):
-            assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+            assert (answer.status, answer.headers["Allow"]) == (405, allowed_methods)
             assert (await answer.json())["error"]["code"] == "method_not_allowed"
 
     run(work())
@@ -331,11 +331,11 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
             longer = asyncio.create_task(setup.post(asked(200, stream=True)))
             reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
-            writer.write(_posted(asked(5, stream=True)))
+            writer.write(_post_request(asked(5, stream=True)))
             await reader.readuntil(b"w0:0 ")
             ending = asyncio.create_task(setup.proxy.stop())
             await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
-            writer.write(_posted(asked()))
+            writer.write(_post_request(asked()))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nConnection: close\r\n" in head
@@ -347,6 +347,6 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
     run(work())
 
 
-def _posted(body: object) -> bytes:
+def _post_request(body: object) -> bytes:
     data = json.dumps(body).encode()
     return f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

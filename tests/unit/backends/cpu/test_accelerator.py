@@ -34,7 +34,7 @@ def test_open_refuses_any_index_but_zero(index: int) -> None:
 
 def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
     """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
-    issuing, go, launched = threading.Event(), threading.Event(), threading.Event()
+    issuing, go, launch_ended = threading.Event(), threading.Event(), threading.Event()
 
     def issue(_: CpuStream) -> None:
         issuing.set()
@@ -42,17 +42,17 @@ def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
 
     def launch() -> None:
         cpu.stream(Role.COMPUTE).launch(lambda: None)
-        launched.set()
+        launch_ended.set()
 
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(cpu.stream(Role.COPY).issue, CpuStreamOp(issue))]
         assert issuing.wait(SOON)
         ends.append(pool.submit(launch))
-        assert not launched.wait(0.05)
+        assert not launch_ended.wait(0.05)
         go.set()
         for end in ends:
             end.result(SOON)
-    assert launched.is_set()
+    assert launch_ended.is_set()
     cpu.close()
 
 

@@ -74,7 +74,7 @@ def test_concurrent_slot_operations_are_atomic(cpu: CpuAccelerator) -> None:
     assert all(first == second for first, second in pairs)
 
 
-def attached(cpu: CpuAccelerator) -> tuple[CpuSlotStore, CpuStream, CpuStream]:
+def store_with_reader(cpu: CpuAccelerator) -> tuple[CpuSlotStore, CpuStream, CpuStream]:
     """A store, an attached reader, and a stream that commits."""
     store, reader = store_on(cpu), cpu.stream(Role.COMPUTE)
     store.attach(reader)

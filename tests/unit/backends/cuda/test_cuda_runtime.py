@@ -30,7 +30,7 @@ class Driver:
         return 0, "global"
 
 
-class Moment:
+class RecordedEvent:
     """An event of torch's."""
 
     def __init__(self, calls: list[str]) -> None:
@@ -53,8 +53,8 @@ class Devices:
         self.initialised = False
         self.queue_counts: list[str | None] = []
 
-    def Event(self) -> Moment:
-        return Moment(self._calls)
+    def Event(self) -> RecordedEvent:
+        return RecordedEvent(self._calls)
 
     def is_initialized(self) -> bool:
         return self.initialised
@@ -106,21 +106,21 @@ def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> N
 
 
 def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
-    def look() -> bool:
+    def is_complete() -> bool:
         return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).is_complete()
 
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.transfer") as one:
-        assert one.submit(look).result()
+        assert one.submit(is_complete).result()
     assert driver.calls == ["relaxed", "asked"]
 
 
 def test_set_thread_device_works_without_driver(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> Any:
+    def raise_import_error() -> Any:
         raise ImportError("no cuda-bindings")
 
-    monkeypatch.setattr(cuda_runtime, "driver", missing)
+    monkeypatch.setattr(cuda_runtime, "driver", raise_import_error)
     with ThreadPoolExecutor(1) as one:
         one.submit(cuda_runtime.RUNTIME.set_thread_device, 2).result()
     assert cuda_runtime.cuda().current == 2

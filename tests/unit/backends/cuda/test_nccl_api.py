@@ -199,8 +199,8 @@ def test_group_launches_nothing_when_python_raises_between_calls(
 
 
 def test_api_refuses_library_without_required_function() -> None:
-    class Old:
+    class EmptyLibrary:
         """Has nothing."""
 
     with pytest.raises(AttributeError, match="ncclGetVersion"):
-        NcclApi(Old())
+        NcclApi(EmptyLibrary())

@@ -45,7 +45,7 @@ def backend(*version: int) -> NcclBackend:
     return NcclBackend(lambda: api)
 
 
-def absent() -> NcclApi:
+def load_missing_library() -> NcclApi:
     raise OSError("libnccl.so.2: cannot open shared object file")
 
 
@@ -60,7 +60,7 @@ def test_probe_reports_nccl_version() -> None:
 
 
 def test_connect_fails_without_nccl() -> None:
-    nccl_backend = NcclBackend(absent)
+    nccl_backend = NcclBackend(load_missing_library)
     assert "NCCL does not load: libnccl.so.2" in reason(nccl_backend)
     with pytest.raises(BackendUnavailable, match=r"libnccl\.so\.2"):
         nccl_backend.connect(None)  # type: ignore[arg-type]
@@ -113,11 +113,11 @@ def test_shared_devices_need_nccl_2_30_and_setting(
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert backend(2, 30, 1).capabilities.shared_devices
     assert not backend(2, 29, 7).capabilities.shared_devices
-    assert not NcclBackend(absent).capabilities.shared_devices
+    assert not NcclBackend(load_missing_library).capabilities.shared_devices
 
 
 def test_capabilities_are_readable_without_nccl() -> None:
-    capabilities = NcclBackend(absent).capabilities
+    capabilities = NcclBackend(load_missing_library).capabilities
     assert capabilities.abort
     assert capabilities.stream_ordered
     assert capabilities.rebuild
@@ -149,9 +149,9 @@ def test_nccl_uses_device_opened_by_process(
     monkeypatch.setattr(cuda_runtime.RUNTIME, "free_memory", lambda index: (1, 1))
     monkeypatch.setattr(cuda_runtime, "_queues", None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "_selected_index", None)
-    assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
+    assert [Nccl(load_missing_library).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
     cuda_runtime.RUNTIME.select_device(1)
-    assert Nccl(absent).device(0) == 1
+    assert Nccl(load_missing_library).device(0) == 1
 
 
 def test_own_stream_is_created_with_highest_priority(
@@ -182,7 +182,7 @@ def test_own_stream_is_created_with_highest_priority(
     assert (driver_stream.stream, driver_stream.handle) == ((0xABC, 3), 0xABC)
 
 
-class Moment:
+class RecordedEvent:
     """An event of the vendor's."""
 
     def __init__(self, calls: list[Any]) -> None:
@@ -205,7 +205,7 @@ def test_flag_event_waits_by_event_once_it_is_recorded(monkeypatch: pytest.Monke
     monkeypatch.setattr(nccl, "host_flag_pool", lambda device: SimpleNamespace(take=lambda: word))
     monkeypatch.setattr(nccl, "bind_device", lambda device: None)
     vendor: Any = SimpleNamespace(
-        current_stream=lambda index: "waiting", event=lambda: Moment(calls)
+        current_stream=lambda index: "waiting", event=lambda: RecordedEvent(calls)
     )
     promise = FlagEvent(Device(vendor, 0))
     promise.wait()
@@ -219,7 +219,7 @@ def test_flag_event_waits_by_event_once_it_is_recorded(monkeypatch: pytest.Monke
     ]
 
 
-class Joining:
+class NcclWithoutPeer:
     """NCCL's functions by the names of `NcclApi`, where a peer never joins."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Joining:
         self.calls.append(f"abort {comm}")
 
 
-class Talking:
+class Handshake:
     """All members hear each other, until the deadline comes."""
 
     ranks = (0, 1)
@@ -260,8 +260,8 @@ class Talking:
 
 def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "bind_device", lambda device: None)
-    api: Any = Joining()
-    talk: Any = Talking()
+    api: Any = NcclWithoutPeer()
+    talk: Any = Handshake()
     members = CommSpec("pair", (0, 1), 0, is_link=True, deadline=1.0)
     greet: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):

@@ -71,7 +71,9 @@ class FlagFactory:
 
 
 @contextmanager
-def acquiring(lock: DeviceStreamLock, stream: DeviceStream, factory: FlagFactory) -> Iterator[None]:
+def blocked_acquire(
+    lock: DeviceStreamLock, stream: DeviceStream, factory: FlagFactory
+) -> Iterator[None]:
     """A thread stands in the launch of an acquire."""
     thread = threading.Thread(target=lock.acquire, args=(stream,))
     thread.start()
@@ -95,7 +97,7 @@ def watch() -> Iterator[LockWatchdog]:
 def test_signal_completes_during_blocked_acquire(watch: LockWatchdog) -> None:
     factory, stream = FlagFactory(), immediate.stream()
     lock = DeviceStreamLock(factory, WATCHDOG, watch)
-    with acquiring(lock, stream, factory):
+    with blocked_acquire(lock, stream, factory):
         lock.signal(0)
     lock.release(stream)
     lock.wait(0, WATCHDOG)
@@ -105,7 +107,7 @@ def test_signal_completes_during_blocked_acquire(watch: LockWatchdog) -> None:
 def test_watchdog_poisons_lock_during_blocked_acquire(watch: LockWatchdog) -> None:
     factory, stream = FlagFactory(), immediate.stream()
     lock = DeviceStreamLock(factory, BRIEF, watch)
-    with acquiring(lock, stream, factory):
+    with blocked_acquire(lock, stream, factory):
         assert factory.acquire_flags[0].signal_event.wait(WATCHDOG)
     with pytest.raises(LockPoisoned):
         lock.check()
@@ -114,7 +116,7 @@ def test_watchdog_poisons_lock_during_blocked_acquire(watch: LockWatchdog) -> No
 def test_drain_times_out_during_blocked_acquire(watch: LockWatchdog) -> None:
     factory, stream = FlagFactory(), immediate.stream()
     lock = DeviceStreamLock(factory, WATCHDOG, watch)
-    with acquiring(lock, stream, factory):
+    with blocked_acquire(lock, stream, factory):
         with pytest.raises(StreamTimeout, match="being issued"):
             lock.drain(BRIEF)
         lock.poison()

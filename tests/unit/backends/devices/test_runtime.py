@@ -62,7 +62,7 @@ def patched_accelerator(accelerator: Accelerator) -> Iterator[None]:
         yield
 
 
-class Stopped(Exception):
+class NestingStopped(Exception):
     """Ends all blocks."""
 
 
@@ -82,7 +82,7 @@ def test_current_restores_stream_and_device_of_each_block(
         before = accelerator.state
         if not indices:
             if raises:
-                raise Stopped
+                raise NestingStopped
             return
         stream = streams[indices[0]]
         try:
@@ -95,7 +95,7 @@ def test_current_restores_stream_and_device_of_each_block(
 
     with patched_accelerator(accelerator):
         if raises:
-            with pytest.raises(Stopped):
+            with pytest.raises(NestingStopped):
                 enter(nest)
         else:
             enter(nest)

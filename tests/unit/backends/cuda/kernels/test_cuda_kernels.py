@@ -67,7 +67,7 @@ def update(layer: int, routing_table: RoutingTable) -> TableUpdate:
     )
 
 
-def filled(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
+def make_tables(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
     """Two layers with tables of their own; the second was committed twice."""
     tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, immediate.DEVICE.torch)
     kernels.commit_tables(update(0, table(20_000)), tables, stream)
@@ -87,7 +87,7 @@ def test_cuda_kernels_implement_kernels_protocol(kernels: CudaKernels) -> None:
 
 
 def test_warm_leaves_tables_unchanged(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, _ = filled(kernels, stream)
+    tables, _ = make_tables(kernels, stream)
     before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
     kernels.warm(tables, stream)
     stream.synchronize(WATCHDOG)
@@ -108,7 +108,7 @@ def test_count_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) 
 def test_route_and_count_equals_the_reference(
     kernels: CudaKernels, stream: DeviceStream, layer: int
 ) -> None:
-    tables, host_tables = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
     kernels.route_and_count(IDS, tables, Salt(3, layer, 7), slots, counts, stream)
     stream.synchronize(WATCHDOG)
@@ -117,13 +117,13 @@ def test_route_and_count_equals_the_reference(
 
 
 def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, host_tables = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
     cumulative = solve_cumulative(torch.tensor([9, 1, 1, 1, 4]), host_tables[0], RANKS)
     kernels.route_apportioned(IDS, tables, cumulative, Salt(1, 0, 2), slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    shared = RoutingTable(host_tables[0].start, host_tables[0].replicas, cumulative)
-    due = route_apportioned(IDS, shared, 1, 0)
+    routing_table = RoutingTable(host_tables[0].start, host_tables[0].replicas, cumulative)
+    due = route_apportioned(IDS, routing_table, 1, 0)
     assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
 
 
@@ -131,7 +131,7 @@ def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: De
 def test_route_by_rule_equals_the_reference(
     kernels: CudaKernels, stream: DeviceStream, rule: RowHash | BlockTurns
 ) -> None:
-    tables, host_tables = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
     kernels.route_by_rule(rule, IDS, tables, 1, slots, counts, stream)
     stream.synchronize(WATCHDOG)
@@ -140,7 +140,7 @@ def test_route_by_rule_equals_the_reference(
 
 
 def test_solve_shares_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, host_tables = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     counts, shares = torch.tensor([90, 3, 7, 1, 40]), torch.zeros(SLOTS, dtype=torch.int32)
     kernels.solve_shares(counts, tables, 1, shares, stream)
     stream.synchronize(WATCHDOG)

@@ -52,7 +52,7 @@ def count(kernels: Launchers) -> None:
             check_count(kernels, torch.arange(size, dtype=torch.int32) % 7 - 1, 5)
 
 
-def hashed(kernels: Launchers) -> None:
+def check_hashed_routing(kernels: Launchers) -> None:
     check_hashed(kernels, world(), batch(), 1, 2)
 
 
@@ -69,7 +69,7 @@ def runs(kernels: Launchers) -> None:
     check_hashed(kernels, installed(table, 1), int32([0] * 60), 2, 9)
 
 
-def apportioned(kernels: Launchers) -> None:
+def check_apportioned_routing(kernels: Launchers) -> None:
     with kernels.small_numbering(32, 32, 2):
         for rank in range(8):
             check_apportioned(kernels, world(), batch()[: 90 + rank], rank)
@@ -118,7 +118,7 @@ def sweeps(kernels: Launchers) -> None:
     check_solver(kernels, world, [torch.tensor([10**8, *[10**6] * 9])])
 
 
-def even(kernels: Launchers) -> None:
+def check_even_load(kernels: Launchers) -> None:
     placement = int32([2, 0, 1, 1, 0, 0, 2, 1, 0])
     shares = int32([65536, 65536, 65536, 0, 0, 0, 0, 0, 0])
     world = installed(build_table(placement, shares, 3), 3)
@@ -130,17 +130,17 @@ SEQUENTIAL = pytest.mark.skipif(
 )
 CHECKS: dict[str, Callable[[Launchers], Any]] = {
     "count": count,
-    "hashed": hashed,
+    "hashed": check_hashed_routing,
     "edges": edges,
     "runs": runs,
-    "apportioned": apportioned,
+    "apportioned": check_apportioned_routing,
     "turns": turns,
     "rows": rows,
     "commits": commits,
     "checksum": bytes_of_blocks,
     "solver": solver,
     "sweeps": sweeps,
-    "even": even,
+    "even": check_even_load,
 }
 
 

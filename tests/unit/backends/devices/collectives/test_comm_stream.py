@@ -82,14 +82,14 @@ def bench() -> Bench:
 
 
 def stream() -> DeviceStream:
-    class Launched:
+    class NullContext:
         def __enter__(self) -> None:
             """Current."""
 
         def __exit__(self, *error: object) -> None:
             """No more."""
 
-    vendor: Any = SimpleNamespace(current=lambda native: Launched())
+    vendor: Any = SimpleNamespace(current=lambda native: NullContext())
     return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, IssueLock())
 
 
@@ -106,15 +106,15 @@ def test_comm_stream_abort_fails_waiting_streams_before_release(bench: Bench) ->
 
 def test_aborted_comm_stream_keeps_buffers_until_device_is_done(bench: Bench) -> None:
     buffer = torch.zeros(3)
-    watched, operation = ref(buffer), bench.launch(buffer)
+    buffer_reference, operation = ref(buffer), bench.launch(buffer)
     del buffer
     bench.channel.abort(FAILURE)
     bench.group.closed = True
     assert not bench.channel.is_released()
-    assert watched() is not None
+    assert buffer_reference() is not None
     operation.over = True
     assert bench.channel.is_released()
-    assert watched() is None
+    assert buffer_reference() is None
     assert "tried" not in [holding.name for holding in COMM_MEMORY.entries()]
 
 

@@ -18,7 +18,7 @@ from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 
-class Unready:
+class FailingEvent:
     """An event that a stream cannot be made to wait for."""
 
     def record(self, stream: Any) -> None:
@@ -33,7 +33,7 @@ VENDOR: Any = SimpleNamespace(
     set_thread_device=lambda index: None,
     current=lambda stream: nullcontext(),
     current_stream=lambda index: None,
-    event=Unready,
+    event=FailingEvent,
 )
 DEVICE = Device(VENDOR, 0)
 

@@ -112,17 +112,17 @@ def test_cancelled_work_fails_and_keeps_buffers() -> None:
     failures = Failures()
     work, operation = DeviceWork("irecv of 'x'", LONG, failures.append, BELL), Operation()
     buffer = torch.zeros(3)
-    flight, watched = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
+    flight, buffer_reference = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
     work.set_inflight(flight, None)
     del buffer
     work.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
         work.result(0.0)
     assert flight.poll() is OpStatus.IN_FLIGHT
-    assert watched() is not None
+    assert buffer_reference() is not None
     operation.completed = True
     assert flight.poll() is OpStatus.DONE
-    assert watched() is None
+    assert buffer_reference() is None
     assert len(failures) >= 1
 
 
