@@ -28,7 +28,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    fake_clock = Clock(a_look=10e-6)
+    fake_clock = Clock(check_seconds=10e-6)
     monkeypatch.setattr(bounded_wait, "time", fake_clock)
     return fake_clock
 
