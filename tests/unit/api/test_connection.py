@@ -20,7 +20,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[equipoise.Connection]:
+def single_rank() -> Iterator[equipoise.Connection]:
     with equipoise.connect() as ranks:
         yield ranks
 
@@ -33,9 +33,9 @@ def test_rendezvous_comes_from_environment() -> None:
 
 @pytest.mark.parametrize("name", sorted(WHERE))
 def test_rendezvous_rejects_incomplete_environment(name: str) -> None:
-    rest = {key: value for key, value in WHERE.items() if key != name}
+    environment = {key: value for key, value in WHERE.items() if key != name}
     with pytest.raises(ControlPlaneLost, match="no meeting point"):
-        rendezvous_from(rest, 3.0)
+        rendezvous_from(environment, 3.0)
 
 
 def test_rendezvous_rejects_non_numeric_port() -> None:
@@ -54,11 +54,11 @@ def test_first_rank_hosts_store_unless_agent_does(
     assert where.namespace == f"equipoise/{restarts}/"
 
 
-def test_process_without_launcher_is_the_only_rank(alone: equipoise.Connection) -> None:
-    assert (alone.rank, alone.size, alone.device.type) == (0, 1, "cpu")
-    alone.barrier()
-    alone.barrier()
-    alone.fabric.open("something").barrier().result(alone.deadline)
+def test_process_without_launcher_is_the_only_rank(single_rank: equipoise.Connection) -> None:
+    assert (single_rank.rank, single_rank.size, single_rank.device.type) == (0, 1, "cpu")
+    single_rank.barrier()
+    single_rank.barrier()
+    single_rank.fabric.open("something").barrier().result(single_rank.deadline)
 
 
 def test_connection_closes_twice_and_connects_again() -> None:

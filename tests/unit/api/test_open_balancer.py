@@ -28,7 +28,7 @@ QUICK = equipoise.BalancerConfig(window_size=4, step_interval=8, min_gain=0)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def single_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with equipoise.connect() as ranks:
@@ -102,11 +102,11 @@ def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
     assert aborts == {}
 
 
-def test_default_staging_is_one_layer_of_largest_group(alone: Connection) -> None:
+def test_default_staging_is_one_layer_of_largest_group(single_rank: Connection) -> None:
     shape = equipoise.ExpertShape(LAYERS, EXPERTS, EXPERTS + 2, 1)
     model, _ = build_model(equipoise.initial_placement(shape))
     assert [len(group.layers) for group in model.groups] == [2, 1]
-    with equipoise.open_balancer(alone, model) as balancer:
+    with equipoise.open_balancer(single_rank, model) as balancer:
         entries = [entry for entry in balancer.memory_report.items if "staging" in entry.name]
     largest = model.groups[1].nbytes
     assert 0 < sum(entry.nbytes or 0 for entry in entries) <= largest
@@ -115,7 +115,7 @@ def test_default_staging_is_one_layer_of_largest_group(alone: Connection) -> Non
 
 
 @pytest.mark.parametrize("kind", ["array", "plan", "arrangement"])
-def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) -> None:
+def test_placement_is_array_plan_or_arrangement(single_rank: Connection, kind: str) -> None:
     plan = equipoise.plan(np.eye(EXPERTS, dtype=int)[:LAYERS] + 1, slots=6, ranks=1)
     placement: Any = {
         "array": plan.placement.astype(np.int64),
@@ -123,14 +123,14 @@ def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) ->
         "arrangement": equipoise.ExpertPlacement(plan.placement, plan.shares, 1),
     }[kind]
     model, _ = build_model(plan.placement)
-    with equipoise.open_balancer(alone, model, placement=placement) as balancer:
+    with equipoise.open_balancer(single_rank, model, placement=placement) as balancer:
         assert np.array_equal(balancer.layout.placement, plan.placement)
         even = equipoise.ExpertPlacement.with_even_shares(plan.placement, 1).shares
         assert np.array_equal(balancer.layout.shares, even if kind == "array" else plan.shares)
 
 
 @pytest.mark.parametrize(
-    ("placement", "wrong"),
+    ("placement", "message"),
     [
         (np.zeros((LAYERS, EXPERTS), dtype=int), "has no slot for expert"),
         (np.zeros((1, EXPERTS), dtype=int), "a placement is int32 (3, 4), got int32 (1, 4)"),
@@ -139,18 +139,18 @@ def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) ->
     ],
 )
 def test_placement_that_is_not_of_the_model_is_refused(
-    alone: Connection, placement: Any, wrong: str
+    single_rank: Connection, placement: Any, message: str
 ) -> None:
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
     with pytest.raises(PlacementError) as error:
-        equipoise.open_balancer(alone, model, placement=placement)
-    assert wrong in str(error.value)
+        equipoise.open_balancer(single_rank, model, placement=placement)
+    assert message in str(error.value)
 
 
-def test_staging_of_less_than_a_slot_is_refused(alone: Connection) -> None:
+def test_staging_of_less_than_a_slot_is_refused(single_rank: Connection) -> None:
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
     with pytest.raises(EngineError, match="1 bytes of staging are not enough"):
-        equipoise.open_balancer(alone, model, staging_bytes=1)
+        equipoise.open_balancer(single_rank, model, staging_bytes=1)
 
 
 def test_ranks_with_other_configurations_are_refused_on_both() -> None:
@@ -165,12 +165,12 @@ def test_ranks_with_other_configurations_are_refused_on_both() -> None:
         assert "step_interval" in line
 
 
-def test_two_models_balance_on_one_connection(alone: Connection) -> None:
+def test_two_models_balance_on_one_connection(single_rank: Connection) -> None:
     placement = np.tile(np.arange(EXPERTS), (LAYERS, 1))
     target, draft = (build_model(placement, name=name)[0] for name in ("target", "draft"))
     with (
-        equipoise.open_balancer(alone, target) as one,
-        equipoise.open_balancer(alone, draft) as other,
+        equipoise.open_balancer(single_rank, target) as one,
+        equipoise.open_balancer(single_rank, draft) as other,
     ):
         assert (one.model.name, other.model.name) == ("target", "draft")
 
@@ -200,25 +200,25 @@ def test_events_come_in_order_from_a_thread_that_ends_with_the_balancer() -> Non
         assert len(places) == 2, "one of each layer group"
 
 
-def test_balancer_without_listeners_starts_no_thread_for_them(alone: Connection) -> None:
+def test_balancer_without_listeners_starts_no_thread_for_them(single_rank: Connection) -> None:
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with equipoise.open_balancer(alone, model) as balancer:
+    with equipoise.open_balancer(single_rank, model) as balancer:
         assert balancer.sinks == ()
         assert "equipoise.courier" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_metrics_appear_in_given_registry(alone: Connection) -> None:
+def test_metrics_appear_in_given_registry(single_rank: Connection) -> None:
     client = pytest.importorskip("prometheus_client")
     registry = client.CollectorRegistry()
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with equipoise.open_balancer(alone, model, metrics=registry):
+    with equipoise.open_balancer(single_rank, model, metrics=registry):
         text = client.generate_latest(registry).decode()
     assert 'equipoise_rebalances_total{engine="model.0"} 0.0' in text
     assert 'equipoise_rebalances_total{engine="model.1"} 0.0' in text
 
 
 def test_lines_of_observability_page_watch_a_loop(
-    alone: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    single_rank: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     client = pytest.importorskip("prometheus_client")
     servers: list[tuple[int, Any]] = []
@@ -230,7 +230,7 @@ def test_lines_of_observability_page_watch_a_loop(
     section = text.partition("## A model of your own")[2].partition("\n## ")[0]
     watch_lines, trace_lines = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
     forward_steps: list[int] = []
-    names: dict[str, Any] = {"ranks": alone, "steps": 9, "forward": forward_steps.append}
+    names: dict[str, Any] = {"ranks": single_rank, "steps": 9, "forward": forward_steps.append}
     for name, lines in (("watched", watch_lines), ("traced", trace_lines)):
         names["model"], _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)), name=name)
         exec(lines, names)
@@ -241,9 +241,9 @@ def test_lines_of_observability_page_watch_a_loop(
     assert json.loads(Path("balancer.trace.json").read_text("utf-8"))
 
 
-def test_block_that_raises_closes_balancer_and_keeps_its_error(alone: Connection) -> None:
+def test_block_that_raises_closes_balancer_and_keeps_its_error(single_rank: Connection) -> None:
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with pytest.raises(ZeroDivisionError), equipoise.open_balancer(alone, model) as balancer:
+    with pytest.raises(ZeroDivisionError), equipoise.open_balancer(single_rank, model) as balancer:
         raise ZeroDivisionError
     with pytest.raises(EngineError, match="closed"):
         balancer.before_step(0)

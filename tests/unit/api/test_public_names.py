@@ -75,12 +75,14 @@ def test_type_checkers_see_every_public_name_where_it_is_imported_from() -> None
 
 
 @pytest.mark.parametrize(
-    ("typed", "near"),
+    ("typo", "nearest"),
     [("open_balancers", "open_balancer"), ("Conection", "Connection"), ("plans", "plan")],
 )
-def test_misspelt_name_raises_attribute_error_with_nearest(typed: str, near: str) -> None:
-    with pytest.raises(AttributeError, match=f"has no attribute '{typed}'; did you mean '{near}'"):
-        getattr(equipoise, typed)
+def test_misspelt_name_raises_attribute_error_with_nearest(typo: str, nearest: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"has no attribute '{typo}'; did you mean '{nearest}'"
+    ):
+        getattr(equipoise, typo)
 
 
 def test_unlike_name_raises_attribute_error_without_guess() -> None:

@@ -46,8 +46,8 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
             receiver.expect(rows)
             received = receiver.receive()
             assert isinstance(received, equipoise.AsyncIntermediateTensors)
-            for name, due in tensors(step, rows).items():
-                assert torch.equal(received[name], due)
+            for name, expected in tensors(step, rows).items():
+                assert torch.equal(received[name], expected)
             received.release()
         receiver.close()
 
@@ -57,9 +57,9 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
 def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
     def program(member: GroupMember) -> Any:
         ranks, plan = Connection(member.accelerator, member.fabric, 20.0), channel()
-        wrong = plan.receiver if member.rank == 0 else plan.sender
+        open_wrong_end = plan.receiver if member.rank == 0 else plan.sender
         with pytest.raises(ChannelError, match="edge: rank") as error:
-            wrong(ranks)
+            open_wrong_end(ranks)
         return str(error.value)
 
     assert on_ranks(2, program) == [

@@ -118,7 +118,7 @@ def test_deep_hanging_step_is_ended_with_all_its_processes(
 ) -> None:
     monkeypatch.setattr(running, "GRACE", 0.3)
     pid_file = tmp_path / "processes"
-    stock = subprocess.Popen.wait
+    popen_wait = subprocess.Popen.wait
 
     def wait_once_started(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         """The limit begins when both processes run, however long that takes."""
@@ -126,7 +126,7 @@ def test_deep_hanging_step_is_ended_with_all_its_processes(
         while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
             assert time.monotonic() < expiry
             time.sleep(0.01)
-        return stock(process, timeout)
+        return popen_wait(process, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait_once_started)
     command = [sys.executable, "-c", HANGS, str(pid_file)]

@@ -58,8 +58,8 @@ def sequences(numbers: list[int], start: int, stop: int) -> tuple[Sequence, ...]
 def reference() -> list[Tensor]:
     """Logits of each prompt, prefilled and continued alone in one process."""
     return [
-        torch.cat(alone)
-        for alone in (serve(LocalExperts(WEIGHTS), [n]) for n in range(len(PROMPTS)))
+        torch.cat(prompt_logits)
+        for prompt_logits in (serve(LocalExperts(WEIGHTS), [n]) for n in range(len(PROMPTS)))
     ]
 
 
@@ -86,10 +86,10 @@ def carrier_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> T
     if form is ExchangeForm.PORTABLE:
         return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
     row = RowFormat((CONFIG.hidden,), torch.float32)
-    ample = ExchangeFormat.without_overflow(
+    exchange_format = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
     )
-    exchange = fixed_exchange(line, member.accelerator, ample, 20.0)
+    exchange = fixed_exchange(line, member.accelerator, exchange_format, 20.0)
     return FixedCapacityDispatcher(exchange, CONFIG.layers, compute, 20.0)
 
 

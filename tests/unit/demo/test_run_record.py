@@ -64,10 +64,12 @@ def test_run_record_round_trips_through_file(tmp_path: Path) -> None:
     for field in fields(RunRecord):
         if field.name != "variants":
             np.testing.assert_equal(getattr(copy, field.name), getattr(original, field.name))
-    ours, theirs = original.variants["exact"], copy.variants["exact"]
+    original_variant, copied_variant = original.variants["exact"], copy.variants["exact"]
     for field in fields(VariantRecord):
-        np.testing.assert_equal(getattr(theirs, field.name), getattr(ours, field.name))
-    assert theirs.rank_rows.dtype == np.int64
+        np.testing.assert_equal(
+            getattr(copied_variant, field.name), getattr(original_variant, field.name)
+        )
+    assert copied_variant.rank_rows.dtype == np.int64
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not an archive", b"text"])

@@ -68,12 +68,12 @@ def test_request_positions_follow_prompt() -> None:
 def test_kv_cache_slots_stay_below_capacity(ranks: int) -> None:
     for rank in range(ranks):
         scheduler = RequestScheduler(traffic(12, 4), rank, ranks)
-        used = set()
+        slots = set()
         for step in range(12):
             batch = scheduler.next_batch(step)
-            used |= {sequence.slot for sequence in batch}
+            slots |= {sequence.slot for sequence in batch}
             scheduler.add_logits(batch, torch.zeros(batch.rows, 256))
-        assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in used)
+        assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in slots)
 
 
 def test_outputs_digest_changes_with_one_logit_bit() -> None:

@@ -11,9 +11,9 @@ from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities, S
 SILENT = (Capabilities(), CommunicatorCapabilities())
 
 
-@pytest.mark.parametrize("silent", SILENT, ids=lambda c: type(c).__name__)
-def test_default_capabilities_promise_nothing(silent: object) -> None:
-    answers = [getattr(silent, field.name) for field in fields(silent)]  # type: ignore[arg-type]
+@pytest.mark.parametrize("defaults", SILENT, ids=lambda c: type(c).__name__)
+def test_default_capabilities_promise_nothing(defaults: object) -> None:
+    answers = [getattr(defaults, field.name) for field in fields(defaults)]  # type: ignore[arg-type]
     assert not any(answer for answer in answers if isinstance(answer, bool))
 
 

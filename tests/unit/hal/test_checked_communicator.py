@@ -166,7 +166,7 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
 
 
 def test_checked_send_does_not_block_and_times_out_softly() -> None:
-    late = threading.Event()
+    timeout_event = threading.Event()
 
     def program(member: GroupMember) -> list[int]:
         group, into = open_checked(member), ints(0, 0)
@@ -175,9 +175,9 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
             with pytest.raises(ResultPending):
                 work.result(0.02)
             assert not work.done()
-            late.set()
+            timeout_event.set()
         else:
-            assert late.wait(SOON)
+            assert timeout_event.wait(SOON)
             work = group.irecv(into, 0)
         work.result(SOON)
         return into.tolist()

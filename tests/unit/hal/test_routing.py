@@ -183,9 +183,9 @@ def test_build_table_refuses_inconsistent_shares(
     ],
 )
 def test_routing_table_refuses_wrong_shapes(wrong_tensors: dict[str, Tensor], message: str) -> None:
-    right = {"start": int32([0, 1]), "replicas": int32([0]), "cumulative": int32([65536])}
+    valid_tensors = {"start": int32([0, 1]), "replicas": int32([0]), "cumulative": int32([65536])}
     with pytest.raises(ValueError, match=message):
-        routing.RoutingTable(**(right | wrong_tensors))
+        routing.RoutingTable(**(valid_tensors | wrong_tensors))
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,11 @@ def experts_of(problem: Problem, placement: Sequence[int]) -> list[list[int]]:
 def fullness(problem: Problem, answer: Answer) -> list[Fraction]:
     """Of each rank, relative to its capacity."""
     per_rank = problem.slots // problem.ranks
-    full = [Fraction(0)] * problem.ranks
+    rank_loads = [Fraction(0)] * problem.ranks
     for slot, (expert, share) in enumerate(zip(answer.placement, answer.shares, strict=True)):
         rank = slot // per_rank
-        full[rank] += Fraction(problem.load[expert] * share, problem.capacity[rank])
-    return full
+        rank_loads[rank] += Fraction(problem.load[expert] * share, problem.capacity[rank])
+    return rank_loads
 
 
 def optimum(problem: Problem, placement: Sequence[int]) -> Fraction:
@@ -291,11 +291,11 @@ def test_incremental_plan_is_stable_for_same_load(
 def test_even_split_plan_has_no_second_copy_on_rank(problem: Problem, random: object) -> None:
     """Whatever is installed; the load is level, so that nothing else wants to move."""
     assume(problem.survive == 0 and problem.slots > len(problem.load))
-    flat = replace(problem, load=(1000,) * len(problem.load))
+    uniform = replace(problem, load=(1000,) * len(problem.load))
     spare = problem.slots - len(problem.load)
     installed = [*range(len(problem.load)), *[0] * spare]
     random.shuffle(installed)  # type: ignore[attr-defined]
-    check(flat, solve(flat, INCREMENTAL, installed, split=EVEN, target=1000.0))
+    check(uniform, solve(uniform, INCREMENTAL, installed, split=EVEN, target=1000.0))
 
 
 def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

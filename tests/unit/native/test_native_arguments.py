@@ -33,7 +33,7 @@ def frozen(size: int) -> NDArray[np.int32]:
 
 def route(**overrides: object) -> Call:
     """A call of route_hashed that is valid except for `overrides`."""
-    right: dict[str, object] = {
+    defaults: dict[str, object] = {
         "ids": i32(0, 1),
         "start": i32(0, 1, 3),
         "replicas": i32(2, 0, 1),
@@ -44,7 +44,7 @@ def route(**overrides: object) -> Call:
         "slots": zeros(2),
         "counts": zeros(2),
     }
-    return lambda: _native.route_hashed(**(right | overrides))  # type: ignore[arg-type]
+    return lambda: _native.route_hashed(**(defaults | overrides))  # type: ignore[arg-type]
 
 
 def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int = 2) -> Call:
@@ -54,7 +54,7 @@ def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int 
 
 def rule(name: str, **overrides: object) -> Call:
     """A call of another engine's rule that is valid except for `overrides`."""
-    right: dict[str, object] = {
+    defaults: dict[str, object] = {
         "ids": i32(0, 1),
         "start": i32(0, 1, 3),
         "replicas": i32(2, 0, 1),
@@ -62,7 +62,7 @@ def rule(name: str, **overrides: object) -> Call:
         "counts": zeros(2),
     }
     own = {"route_by_row_hash": {"top_k": 1, "rows": 2}, "route_by_block_turns": {"offset": 0}}
-    return lambda: getattr(_native, name)(**(right | own[name] | overrides))
+    return lambda: getattr(_native, name)(**(defaults | own[name] | overrides))
 
 
 def plan(**overrides: object) -> Call:
@@ -70,7 +70,7 @@ def plan(**overrides: object) -> Call:
     aims = i32(1311, 6554, 78643, 65536, 0, 0)
     for place, value in overrides.pop("aims", {}).items():  # type: ignore[attr-defined]
         aims[place] = value
-    right: dict[str, object] = {
+    defaults: dict[str, object] = {
         "load": i64((7, 5)),
         "windows": None,
         "slots": 4,
@@ -83,7 +83,7 @@ def plan(**overrides: object) -> Call:
         "per_rank": 4,
         "threads": 1,
     }
-    return lambda: _native.plan(**(right | {"aims": aims} | overrides))  # type: ignore[arg-type]
+    return lambda: _native.plan(**(defaults | {"aims": aims} | overrides))  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Call, str]] = {

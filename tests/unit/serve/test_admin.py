@@ -48,12 +48,12 @@ def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
             stream_task = asyncio.create_task(setup.post(asked(stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
             await post(setup, "/workers/w0/drain")
-            waiting = asyncio.create_task(setup.post(asked()))
+            waiting_call = asyncio.create_task(setup.post(asked()))
             assert (await stream_task).body.endswith(b"data: [DONE]\n\n")
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
             assert (await setup.get("/ready")).status == 503
             await post(setup, "/workers/w0/resume")
-            assert (await waiting).status == 200
+            assert (await waiting_call).status == 200
 
     run(work())
 

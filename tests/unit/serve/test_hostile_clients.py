@@ -150,8 +150,8 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
         timeouts = Timeouts(header=1.0, body=1.0)
         async with proxied(fake := Fake("w0"), timeouts=timeouts) as setup:
             slow = [_exchange(setup, b"GET /heal"), _exchange(setup), _exchange(setup, HEAD)]
-            late = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
-            answers = await asyncio.gather(*slow, late)
+            late_body = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
+            answers = await asyncio.gather(*slow, late_body)
             assert [one.partition(b"\r\n")[0][:12] for one in answers] == [b"HTTP/1.1 408"] * 4
             assert (await setup.post(asked())).status == 200
             assert len(fake.events("begin")) == 1
@@ -282,9 +282,9 @@ def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
     async def work() -> None:
         timeouts = Timeouts(header=1.0, body=1.0, idle=0.2)
         async with proxied(Fake("w0"), timeouts=timeouts) as setup:
-            alone = [_exchange(setup, *pieces) for pieces in data]
+            exchanges = [_exchange(setup, *pieces) for pieces in data]
             behind = [_exchange(setup, HEAD, *pieces, close=True) for pieces in data]
-            await asyncio.gather(*alone, *behind)
+            await asyncio.gather(*exchanges, *behind)
             assert (await setup.post(asked(1))).status == 200
 
     run(work())

@@ -89,11 +89,11 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
         fake = Fake("w0")
         runner = await start(fake)
         url = f"http://127.0.0.1:{fake.port}"
-        silent = LoadTarget(
+        silent_target = LoadTarget(
             url=url, model="m", timeout=0.1, fields=(("fake", {"w0": {"silent": 1}}),)
         )
-        late = load_result_of(await LoadClient(silent).send(plan(2, OpenLoop())))
-        assert late.failures == {"timed out": 2}
+        summary = load_result_of(await LoadClient(silent_target).send(plan(2, OpenLoop())))
+        assert summary.failures == {"timed out": 2}
         await runner.cleanup()
         requests = await LoadClient(LoadTarget(url=url, model="m")).send(plan(2, ClosedLoop(2)))
         assert load_result_of(requests).failures == {"no connection": 2}

@@ -26,8 +26,8 @@ from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Li
 def test_proxy_returns_whole_response_or_event_stream() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            whole = await setup.post(asked(3))
-            assert (whole.status, whole.text) == (200, "w0:0 w0:1 w0:2 ")
+            response = await setup.post(asked(3))
+            assert (response.status, response.text) == (200, "w0:0 w0:1 w0:2 ")
             stream = await setup.post(asked(3, stream=True))
             assert tokens_of(stream.body) == ["w0:0 ", "w0:1 ", "w0:2 "]
             assert stream.body.endswith(b"data: [DONE]\n\n")
@@ -70,8 +70,8 @@ def test_proxy_passes_tokens_on_before_stream_ends() -> None:
 def test_proxy_serves_completions_with_token_lists() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            exact = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
-            assert (await setup.post(exact, "/v1/completions")).status == 200
+            request = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
+            assert (await setup.post(request, "/v1/completions")).status == 200
             text = {"model": "fake", "prompt": "four score", "max_tokens": 2, "stream": True}
             answer = await setup.post(text, "/v1/completions")
             assert len(tokens_of(answer.body)) == 2
@@ -204,8 +204,8 @@ def test_proxy_requires_api_key() -> None:
         async with proxied(fake := Fake("w0"), access=access) as setup:
             assert (await setup.post(asked())).status == 401
             assert (await setup.get("/v1/models")).status == 401
-            for wrong in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
-                answer = await setup.post(asked(), Authorization=wrong)
+            for header in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
+                answer = await setup.post(asked(), Authorization=header)
                 assert (answer.status, answer.error["type"]) == (401, "authentication_error")
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert (await setup.post(asked(), Authorization="Bearer two")).status == 200
@@ -304,7 +304,7 @@ def test_draining_proxy_answers_503_until_streams_end() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
             stream_task = asyncio.create_task(setup.post(asked(40, stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
-            ending = asyncio.create_task(setup.proxy.stop())
+            stop_task = asyncio.create_task(setup.proxy.stop())
             await asyncio.sleep(0)
             for answer in (await setup.post(asked()), await setup.get("/v1/models")):
                 assert (answer.status, answer.error["code"]) == (503, "shutting_down")
@@ -315,9 +315,9 @@ def test_draining_proxy_answers_503_until_streams_end() -> None:
             assert (ready.status, json.loads(ready.body)["status"]) == (503, "draining")
             assert await setup.metric("in_flight_requests") == 1
             assert (await setup.get("/health")).status == 200
-            assert not ending.done()
+            assert not stop_task.done()
             assert len(tokens_of((await stream_task).body)) == 40
-            assert await ending == 0
+            assert await stop_task == 0
             with pytest.raises(aiohttp.ClientConnectionError):
                 await setup.get("/ready")
 
@@ -333,7 +333,7 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
             writer.write(_post_request(asked(5, stream=True)))
             await reader.readuntil(b"w0:0 ")
-            ending = asyncio.create_task(setup.proxy.stop())
+            stop_task = asyncio.create_task(setup.proxy.stop())
             await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
             writer.write(_post_request(asked()))
             head = await reader.readuntil(b"\r\n\r\n")
@@ -342,7 +342,7 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
             writer.close()
             setup.proxy.skip_drain()
             await longer
-            await ending
+            await stop_task
 
     run(work())
 

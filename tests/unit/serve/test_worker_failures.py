@@ -85,8 +85,8 @@ def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
     async def work() -> None:
         lost_worker = Fake("w0", slots=3)
         async with proxied(lost_worker, Fake("w1", slots=3), health=QUICK) as setup:
-            silent = {"w0": {"silent": True}}
-            calls = [setup.post(asked(2, stream=True, fake=silent)) for _ in range(9)]
+            options = {"w0": {"silent": True}}
+            calls = [setup.post(asked(2, stream=True, fake=options)) for _ in range(9)]
             answers_task = asyncio.gather(*calls)
             await setup.until(lambda: len(lost_worker.events("begin")) == 3)
             setup.proxy.dispatcher.set_health(0, WorkerState.LOST)

@@ -64,15 +64,15 @@ def test_worker_reports_reach_policy() -> None:
 @pytest.mark.parametrize("metrics", [None, "", "w nan\nr 1\nt 1\n", "w 1\nr 1\n"])
 def test_report_failures_are_counted_while_worker_serves(metrics: str | None) -> None:
     async def work() -> None:
-        mute = Fake("w0", metrics=metrics)
-        async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as setup:
+        worker = Fake("w0", metrics=metrics)
+        async with proxied(worker, reports=replace(ASKED, timeout=0.05)) as setup:
             [view] = setup.proxy.dispatcher.workers
             await setup.until(lambda: view.report_failures >= 2)
             assert (await setup.post(asked())).status == 200
             text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_worker_report_failures_total{worker="w0"}' in text
             assert setup.policy.reports == []
-            mute.metrics = PAGE
+            worker.metrics = PAGE
             await setup.until(lambda: setup.policy.reports)
             assert view.state is WorkerState.SERVING
 

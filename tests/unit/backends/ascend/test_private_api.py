@@ -73,5 +73,5 @@ def test_private_names_are_used_in_one_file_only() -> None:
 
 def test_private_names_are_all_used() -> None:
     text = (ASCEND / "private_api.py").read_text(encoding="utf-8")
-    used = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    assert {name.rpartition(".")[2] for name in NAMES} <= used
+    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    assert {name.rpartition(".")[2] for name in NAMES} <= names

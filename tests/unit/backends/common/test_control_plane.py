@@ -85,15 +85,15 @@ def test_unjoined_rank_is_lost_only_after_deadline(
 ) -> None:
     monkeypatch.setattr(control_plane, "HEARTBEAT_INTERVAL", 0.02)
     monkeypatch.setattr(control_plane, "HEARTBEAT_TIMEOUT", 0.1)
-    patient, hasty = plane(host, 0), plane(host, 0, deadline=0.3)
+    default_plane, short_plane = plane(host, 0), plane(host, 0, deadline=0.3)
     try:
-        assert patient.lost_rank(0.5) is None
-        late = hasty.lost_rank(SOON)
-        assert late is not None
-        assert late.rank == 1
+        assert default_plane.lost_rank(0.5) is None
+        loss = short_plane.lost_rank(SOON)
+        assert loss is not None
+        assert loss.rank == 1
     finally:
-        patient.close()
-        hasty.close()
+        default_plane.close()
+        short_plane.close()
 
 
 def test_first_reported_loss_is_kept_and_hidden_from_lost_rank(host: StoreHost, pair: Pair) -> None:
@@ -193,9 +193,9 @@ def test_collect_of_retractable_ballots_waits_for_none_that_is_gone(
         each.cast("here", b"yes")
     ballots = planes[0].collect_retractable("here", 0.0, (0, 1))
     planes[1].forget("here", (1,))
-    healthy = planes[0].store
-    stale = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=healthy.compare_set)
-    monkeypatch.setattr(planes[0], "_store", stale)
+    store = planes[0].store
+    stale_store = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=store.compare_set)
+    monkeypatch.setattr(planes[0], "_store", stale_store)
     with pytest.raises(BallotIncomplete):
         planes[0].collect_retractable("here", 0.0, (0, 1))
     monkeypatch.undo()

@@ -34,11 +34,15 @@ def test_open_refuses_any_index_but_zero(index: int) -> None:
 
 def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
     """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
-    issuing, go, launch_ended = threading.Event(), threading.Event(), threading.Event()
+    issue_began, resume_event, launch_ended = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def issue(_: CpuStream) -> None:
-        issuing.set()
-        go.wait(SOON)
+        issue_began.set()
+        resume_event.wait(SOON)
 
     def launch() -> None:
         cpu.stream(Role.COMPUTE).launch(lambda: None)
@@ -46,10 +50,10 @@ def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(cpu.stream(Role.COPY).issue, CpuStreamOp(issue))]
-        assert issuing.wait(SOON)
+        assert issue_began.wait(SOON)
         ends.append(pool.submit(launch))
         assert not launch_ended.wait(0.05)
-        go.set()
+        resume_event.set()
         for end in ends:
             end.result(SOON)
     assert launch_ended.is_set()

@@ -141,14 +141,14 @@ def test_concurrent_sends_are_all_kept_until_end() -> None:
 
     def program(member: GroupMember) -> int:
         group = member.fabric.open("dropped")
-        inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
+        inner, reap_lock, overlaps = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
 
         def reap() -> None:
-            together.append(not alone.acquire(blocking=False))
+            overlaps.append(not reap_lock.acquire(blocking=False))
             time.sleep(0.001)
             inner()
-            if not together[-1]:
-                alone.release()
+            if not overlaps[-1]:
+                reap_lock.release()
 
         group._reap = reap  # type: ignore[attr-defined]
         with ThreadPoolExecutor(4) as pool:
@@ -158,7 +158,7 @@ def test_concurrent_sends_are_all_kept_until_end() -> None:
         member.fabric.control.collect("sent", SOON)
         for _ in range(40):
             group.irecv(torch.tensor([0]), 1 - member.rank).result(SOON)
-        assert not any(together)
+        assert not any(overlaps)
         return inflight_count
 
     assert on_ranks(2, program) == [40, 40]
@@ -194,11 +194,11 @@ class WatchedStore(Store):
 
 
 def rebuild_group(store: Store, rank: int) -> GlooCommunicator:
-    """One that was among this rank alone before."""
-    alone = GlooCommunicator(HashStore(), "left early", (rank,), rank, SOON)
-    alone._store = store
-    alone.rebuild((0, 1))
-    return alone
+    """Rebuilds a group of this rank alone into one of two ranks."""
+    group = GlooCommunicator(HashStore(), "left early", (rank,), rank, SOON)
+    group._store = store
+    group.rebuild((0, 1))
+    return group
 
 
 def open_group(store: Store, rank: int) -> GlooCommunicator:

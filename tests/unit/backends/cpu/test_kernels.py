@@ -170,8 +170,8 @@ def test_refused_commit_tables_keeps_installed_tables(part: str) -> None:
     )
     tables = Tables.empty(1, 2, 2, 1, CPU)
     KERNELS.commit_tables(update((0,), [table]), tables, IMMEDIATE)
-    wrong: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
-    invalid_update = replace(update((0,), [table]), **wrong)
+    wrong_parts: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
+    invalid_update = replace(update((0,), [table]), **wrong_parts)
     with pytest.raises(KernelError, match=f"{part}: expected int32"):
         KERNELS.commit_tables(invalid_update, tables, IMMEDIATE)
     assert tables.generation.tolist() == [1]

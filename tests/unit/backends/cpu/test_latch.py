@@ -31,20 +31,20 @@ def test_latch_set_releases_all_waiters() -> None:
 def test_latch_stays_set_after_concurrent_sets() -> None:
     for _ in range(50):
         latch, ready = Latch(), threading.Barrier(WAITERS)
-        through: list[int] = []
+        results: list[int] = []
 
         def reach(
             latch: Latch = latch,
             ready: threading.Barrier = ready,
-            through: list[int] = through,
+            results: list[int] = results,
         ) -> None:
-            through.append(ready.wait(WATCHDOG))
+            results.append(ready.wait(WATCHDOG))
             latch.set()
-            through.append(-1)
+            results.append(-1)
 
         for thread in start_threads(reach, WAITERS):
             thread.join(WATCHDOG)
-        assert through.count(-1) == WAITERS
+        assert results.count(-1) == WAITERS
         assert latch.wait(0.0)
         assert latch.wait(WATCHDOG)
 

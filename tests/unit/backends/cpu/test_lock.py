@@ -57,10 +57,10 @@ def test_poison_and_drain_wake_waiting_writer(
 ) -> None:
     lock.signal(0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.wait, 0, SOON)
+        wait_future = pool.submit(lock.wait, 0, SOON)
         end(lock)
         with pytest.raises(error):
-            waiting.result(SOON)
+            wait_future.result(SOON)
 
 
 def test_drain_ignores_failed_stream(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:

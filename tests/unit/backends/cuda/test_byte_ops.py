@@ -59,22 +59,22 @@ def cuts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 @given(cuts())
 def test_copy_writes_only_its_target_bytes(pairs: list[tuple[int, int, int]]) -> None:
     source = torch.arange(ROOM, dtype=torch.int32).to(torch.uint8)
-    out, due = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
+    out, expected = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
     for to, begin, size in pairs:
-        due[to : to + size] = source[begin : begin + size]
+        expected[to : to + size] = source[begin : begin + size]
     VERBS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
-    assert out.tolist() == due.tolist()
+    assert out.tolist() == expected.tolist()
 
 
 def test_copy_batch_takes_one_launch_per_width() -> None:
     """Slots of several segments, some of them odd."""
     to, source = torch.zeros(64, 24, dtype=torch.uint8), torch.ones(64, 24, dtype=torch.uint8)
-    even = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
-    odd = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
-    widths = [[pair[0].dtype for pair in group] for group in _by_width([*even, *odd])]
+    even_pairs = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
+    odd_pairs = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
+    widths = [[pair[0].dtype for pair in group] for group in _by_width([*even_pairs, *odd_pairs])]
     assert widths == [[torch.int64] * 64, [torch.uint8] * 64]
     with Calls() as calls:
-        VERBS.copy([*even, *odd])
+        VERBS.copy([*even_pairs, *odd_pairs])
     assert calls.names.count("_foreach_copy_") == 2
     assert "copy_" not in calls.names
     assert to.sum(1).tolist() == [19] * 64

@@ -69,18 +69,18 @@ STREAM = SimpleNamespace(cuda_stream=77)
 
 
 def test_acquire_flag_wait_waits_for_one_then_clears(recorder: DriverRecorder) -> None:
-    full = CudaAcquireFlag(DEVICE)
-    full.wait(STREAM)
+    acquire_flag = CudaAcquireFlag(DEVICE)
+    acquire_flag.wait(STREAM)
     (kind, stream, place, value, how), (kind2, stream2, place2, value2, how2) = recorder.calls
     assert (kind, stream, value, how) == ("wait", 77, 1, "equal")
     assert (kind2, stream2, value2, how2) == ("write", 77, 0, "ordered")
-    assert place == place2 == full._flag._address
+    assert place == place2 == acquire_flag._flag._address
 
 
 def test_acquire_flag_signal_stores_without_driver_call(recorder: DriverRecorder) -> None:
-    full = CudaAcquireFlag(DEVICE)
-    full.signal()
-    assert full._flag.value == 1
+    acquire_flag = CudaAcquireFlag(DEVICE)
+    acquire_flag.signal()
+    assert acquire_flag._flag.value == 1
     assert recorder.calls == []
 
 

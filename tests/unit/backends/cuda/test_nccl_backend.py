@@ -79,7 +79,7 @@ def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "harmless"),
+    ("name", "wrong_value", "harmless_value"),
     [
         ("CUDA_LAUNCH_BLOCKING", "1", "0"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "32"),
@@ -87,12 +87,12 @@ def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_probe_refuses_blocking_environment_settings(
-    monkeypatch: pytest.MonkeyPatch, name: str, wrong: str, harmless: str
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong_value: str, harmless_value: str
 ) -> None:
-    monkeypatch.setenv(name, harmless)
+    monkeypatch.setenv(name, harmless_value)
     assert blocking_setting() == ""
-    monkeypatch.setenv(name, wrong)
-    assert f"{name}={wrong} is set" in reason(backend(2, 27, 3))
+    monkeypatch.setenv(name, wrong_value)
+    assert f"{name}={wrong_value} is set" in reason(backend(2, 27, 3))
 
 
 def test_float_reductions_declared_only_with_ring_algorithm(
@@ -261,11 +261,11 @@ class Handshake:
 def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "bind_device", lambda device: None)
     api: Any = NcclWithoutPeer()
-    talk: Any = Handshake()
+    handshake: Any = Handshake()
     members = CommSpec("pair", (0, 1), 0, is_link=True, deadline=1.0)
-    greet: Any = None
+    greeting: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
-        Nccl(lambda: api).init_comm(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
+        Nccl(lambda: api).init_comm(members, Device(cuda_runtime.RUNTIME, 0), handshake, greeting)
     assert api.calls == ["join 8", "abort comm"]
 
 
@@ -273,26 +273,26 @@ class Sizes:
     """Notes how many bytes each collective is given."""
 
     def __init__(self) -> None:
-        self.used: dict[str, list[int]] = {}
+        self.sizes_by_operation: dict[str, list[int]] = {}
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self.used.setdefault("all_reduce", []).append(tensor.nbytes)
+        self.sizes_by_operation.setdefault("all_reduce", []).append(tensor.nbytes)
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> None:
         assert tensor.numel() == 3 * out.numel()
-        self.used.setdefault("reduce_scatter", []).append(tensor.nbytes)
+        self.sizes_by_operation.setdefault("reduce_scatter", []).append(tensor.nbytes)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> None:
         assert out.numel() == 3 * tensor.numel()
-        self.used.setdefault("all_gather", []).append(out.nbytes)
+        self.sizes_by_operation.setdefault("all_gather", []).append(out.nbytes)
 
 
 def test_connect_uses_each_collective_at_sizes_of_each_algorithm() -> None:
     """NCCL chooses the algorithm by the size, and connects it when it is first used."""
     group: Any = Sizes()
     memory = connect_algorithms(group, 3, "cpu")
-    assert group.used["all_reduce"] == list(WARMUP_SIZES)
+    assert group.sizes_by_operation["all_reduce"] == list(WARMUP_SIZES)
     for name in ("reduce_scatter", "all_gather"):
-        assert max(group.used[name]) > MIB
-        assert min(group.used[name]) <= 12
+        assert max(group.sizes_by_operation[name]) > MIB
+        assert min(group.sizes_by_operation[name]) <= 12
     assert sum(tensor.nbytes for tensor in memory) <= 2 * max(WARMUP_SIZES)

@@ -119,9 +119,9 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    healthy = Tensor.to
+    tensor_to = Tensor.to
     # The fake device has no memory of its own, and an index that torch knows no CPU by.
-    monkeypatch.setattr(Tensor, "to", lambda self, *where: healthy(self, "cpu"))
+    monkeypatch.setattr(Tensor, "to", lambda self, *where: tensor_to(self, "cpu"))
     return Bench()
 
 

@@ -40,13 +40,13 @@ def test_issue_lock_serves_threads_in_arrival_order() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         with gate:
-            waiting = []
+            futures = []
             for number in range(3):
-                waiting.append(pool.submit(enter, number))
+                futures.append(pool.submit(enter, number))
                 queue_up(gate, number + 1)
         with gate:  # its last holder comes behind those who wait
             order.append(3)
-        for one in waiting:
+        for one in futures:
             one.result(SOON)
     assert order == [0, 1, 2, 3]
 

@@ -173,9 +173,9 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
     assert progress.stop(WATCHDOG) == (operation,)
     with pytest.raises(CommunicatorFailed, match="was closed"):
         handle.result(0.0)
-    late, _ = work()
-    progress.add(inflight_op(mpi, late, mpi_request(Request())))
-    assert late.done()
+    late_work, _ = work()
+    progress.add(inflight_op(mpi, late_work, mpi_request(Request())))
+    assert late_work.done()
     assert not any(thread.name == "equipoise.mpi" for thread in threading.enumerate())
 
 

@@ -46,25 +46,25 @@ def test_process_crashes_at_exit_without_thread_guard() -> None:
 
 
 def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
-    abroad, exit_event, back = NativeCallGuard(), threading.Event(), threading.Event()
+    guard, exit_event, resume_event = NativeCallGuard(), threading.Event(), threading.Event()
 
     def travel() -> None:
-        with abroad:
+        with guard:
             exit_event.set()
-            back.wait(WATCHDOG)
+            resume_event.wait(WATCHDOG)
 
     thread = threading.Thread(target=travel)
     thread.start()
     assert exit_event.wait(WATCHDOG)
-    assert not abroad.close(0.01)
-    with pytest.raises(SystemExit), abroad:
+    assert not guard.close(0.01)
+    with pytest.raises(SystemExit), guard:
         pass
-    back.set()
-    assert abroad.close(WATCHDOG)
+    resume_event.set()
+    assert guard.close(WATCHDOG)
     thread.join(WATCHDOG)
 
 
 def test_guard_close_is_bounded() -> None:
-    abroad = NativeCallGuard()
-    with abroad:
-        assert not abroad.close(0.0)
+    guard = NativeCallGuard()
+    with guard:
+        assert not guard.close(0.0)

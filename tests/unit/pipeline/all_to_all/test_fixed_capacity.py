@@ -85,9 +85,9 @@ def test_exchange_read_needs_every_dispatch_waited_for() -> None:
 
 def test_exchange_reading_overwritten_by_later_one_is_refused() -> None:
     at = bench()
-    early, late = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
-    assert_refused(at, lambda: early.result(SOON), "readback 1 was overwritten by readback 2")
-    assert late.result(SOON) == StepFitted(0)
+    first, second = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
+    assert_refused(at, lambda: first.result(SOON), "readback 1 was overwritten by readback 2")
+    assert second.result(SOON) == StepFitted(0)
 
 
 def test_batch_waits_may_repeat_on_any_stream() -> None:
@@ -173,8 +173,8 @@ def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
         scripts.append(Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
     handles = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]
     for script, one in zip(scripts * 2, handles, strict=True):
-        back = one.combine(script.expert(one.wait(stream)), stream)
-        assert same(back.wait(stream).clone(), oracle.dense(script.case, 0, 0, 0))
+        combine_handle = one.combine(script.expert(one.wait(stream)), stream)
+        assert same(combine_handle.wait(stream).clone(), oracle.dense(script.case, 0, 0, 0))
 
 
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
@@ -196,13 +196,13 @@ def test_exchange_verbs_follow_state_model_in_any_order(
     at = bench()
     state: dict[int, str] = {}
     for verb, number, stream in verbs:
-        busy = "".join(state.values())
+        phases = "".join(state.values())
         if verb == "dispatch" and number not in state:
-            _check_verb(at, len(busy) < 2, partial(at.dispatch, number, stream))
-            if len(busy) < 2:
+            _check_verb(at, len(phases) < 2, partial(at.dispatch, number, stream))
+            if len(phases) < 2:
                 state[number] = "S"
         elif verb == "read":
-            _check_verb(at, "S" not in busy, partial(at.exchange.read_status, at.stream(stream)))
+            _check_verb(at, "S" not in phases, partial(at.exchange.read_status, at.stream(stream)))
         elif verb in STATES and _reachable(at, verb, number):
             is_allowed = number in state and state[number] in STATES[verb] + "R" * (verb == "wait")
             _check_verb(at, is_allowed, partial(_do, at, verb, number, stream))

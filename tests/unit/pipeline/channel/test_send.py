@@ -91,9 +91,9 @@ def tensors(rows: int, value: float = 1.0) -> dict[str, Tensor]:
 
 def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
     with line() as (edge, network):
-        end, strange = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
+        end, invalid_message = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
         with pytest.raises(ShapeClassError, match="hidden"):
-            end.send(strange)
+            end.send(invalid_message)
         end.send(tensors(2))
         end.drain()
         assert [message.numel() for message in network.sent] == [64 + 2 * 64]
@@ -174,15 +174,15 @@ def test_sending_end_is_unchanged_after_allocation_failure(
 ) -> None:
     with line() as (edge, network):
         end, message_tensors = SendingEnd(edge, DescribedFraming(1)), {"x": torch.ones(3000)}
-        healthy = torch.empty
+        torch_empty = torch.empty
 
-        def full(*_: object, **__: object) -> Tensor:
+        def raise_memory_error(*_: object, **__: object) -> Tensor:
             raise MemoryError("none is left")
 
-        monkeypatch.setattr(torch, "empty", full)
+        monkeypatch.setattr(torch, "empty", raise_memory_error)
         with pytest.raises(MemoryError):
             end.send(message_tensors, schema_of(message_tensors))
-        monkeypatch.setattr(torch, "empty", healthy)
+        monkeypatch.setattr(torch, "empty", torch_empty)
         object.__setattr__(edge, "second_communicator", network)
         end.send(message_tensors, schema_of(message_tensors)).wait()
         first, second = network.sent

@@ -112,8 +112,8 @@ def test_route_and_count_equals_the_reference(
     slots, counts = outputs()
     kernels.route_and_count(IDS, tables, Salt(3, layer, 7), slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    due = route_hashed(IDS, host_tables[layer], 3, layer, 7)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    expected = route_hashed(IDS, host_tables[layer], 3, layer, 7)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
@@ -123,8 +123,8 @@ def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: De
     kernels.route_apportioned(IDS, tables, cumulative, Salt(1, 0, 2), slots, counts, stream)
     stream.synchronize(WATCHDOG)
     routing_table = RoutingTable(host_tables[0].start, host_tables[0].replicas, cumulative)
-    due = route_apportioned(IDS, routing_table, 1, 0)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    expected = route_apportioned(IDS, routing_table, 1, 0)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 @pytest.mark.parametrize("rule", [RowHash(3, torch.tensor([3], dtype=torch.int32)), BlockTurns(1)])
@@ -135,8 +135,8 @@ def test_route_by_rule_equals_the_reference(
     slots, counts = outputs()
     kernels.route_by_rule(rule, IDS, tables, 1, slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    due = route_by_rule(IDS, host_tables[1], rule)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    expected = route_by_rule(IDS, host_tables[1], rule)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 def test_solve_shares_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:

@@ -175,12 +175,12 @@ def test_workspace_serves_batches_of_all_sizes() -> None:
             out = (on_device(slots), on_device(torch.empty(3, dtype=torch.int32)))
             salt = Salt(1, 0, turn)
             KERNELS.route_hashed(on_device(ids), world.tables, salt, *out, workspace)
-            due = route_hashed(ids, table, 1, 0, turn)
-            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+            expected = route_hashed(ids, table, 1, 0, turn)
+            assert [part.tolist() for part in out] == [part.tolist() for part in expected]
             shares = on_device(table.cumulative)
             KERNELS.route_apportioned(on_device(ids), world.tables, shares, salt, *out, workspace)
-            due = route_apportioned(ids, table, 1, 0)
-            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+            expected = route_apportioned(ids, table, 1, 0)
+            assert [part.tolist() for part in out] == [part.tolist() for part in expected]
     assert is_clean(workspace)
 
 
@@ -190,19 +190,19 @@ def test_routing_with_uncommitted_tables_is_harmless() -> None:
     ids = on_device(torch.arange(50, dtype=torch.int32) % 5 - 1)
     slots, counts = torch.full_like(ids, -7), ids.new_full((3,), -7)
     shares = tables.cumulative[0, 0]
-    salt, rest = Salt(0, 0, 0), (slots, counts, workspace)
+    salt, outputs = Salt(0, 0, 0), (slots, counts, workspace)
 
     def take_slot_ids() -> set[int]:
         slot_ids = set(slots.tolist())
         slots.fill_(-7)
         return slot_ids
 
-    KERNELS.route_hashed(ids, tables, salt, *rest)
+    KERNELS.route_hashed(ids, tables, salt, *outputs)
     assert take_slot_ids() == {0, 4}
-    KERNELS.route_apportioned(ids, tables, shares, salt, *rest)
+    KERNELS.route_apportioned(ids, tables, shares, salt, *outputs)
     assert take_slot_ids() == {0, 4}
     for rule in (BlockTurns(1), RowHash(2, ids.new_ones(1))):
-        KERNELS.route_by_rule(rule, ids, tables, 0, *rest)
+        KERNELS.route_by_rule(rule, ids, tables, 0, *outputs)
         assert take_slot_ids() == {0, 4}
 
 

@@ -72,9 +72,9 @@ def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> CommBuilde
 
 def make(builder: CommBuilder, name: str, *others: int, seconds: float = DEADLINE) -> CommStream:
     """A channel of rank 0 and others."""
-    greet: Any = None
+    greeting: Any = None
     plan = CommPlan(
-        CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greet, DEVICE
+        CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greeting, DEVICE
     )
     return builder.build(plan, builder.deadline(time.monotonic() + seconds))
 
@@ -121,9 +121,9 @@ def make_on_both(
     """What came of it on each rank: the channel's name, or the error."""
 
     def one(rank: int) -> str:
-        greet: Any = None
+        greeting: Any = None
         plan = CommPlan(
-            CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE
+            CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greeting, DEVICE
         )
         try:
             deadline = builders[rank].deadline(time.monotonic() + seconds[rank])
@@ -141,15 +141,17 @@ def builders(planes: list[StoreControlPlane]) -> list[CommBuilder]:
     return [CommBuilder(anything, plane) for plane in planes]
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_comm_init_succeeds_again_after_late_rank(builders: list[CommBuilder], late: int) -> None:
-    early = 1 - late
-    greet: Any = None
+@pytest.mark.parametrize("late_rank", [0, 1])
+def test_comm_init_succeeds_again_after_late_rank(
+    builders: list[CommBuilder], late_rank: int
+) -> None:
+    early_rank = 1 - late_rank
+    greeting: Any = None
     plan = CommPlan(
-        CommSpec("again", (0, 1), early, is_link=False, deadline=DEADLINE), greet, DEVICE
+        CommSpec("again", (0, 1), early_rank, is_link=False, deadline=DEADLINE), greeting, DEVICE
     )
-    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
-        builders[early].build(plan, builders[early].deadline(time.monotonic() + SHORT))
+    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late_rank},\)"):
+        builders[early_rank].build(plan, builders[early_rank].deadline(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
 
 
@@ -174,8 +176,10 @@ def test_rank_joins_no_attempt_twice(
     planes[0].cast("library/twice/here", b"")
     planes[0].cast("library/twice/turn", b"0")
     builders[1]._attempts["twice"] = 0
-    greet: Any = None
-    plan = CommPlan(CommSpec("twice", (0, 1), 1, is_link=False, deadline=DEADLINE), greet, DEVICE)
+    greeting: Any = None
+    plan = CommPlan(
+        CommSpec("twice", (0, 1), 1, is_link=False, deadline=DEADLINE), greeting, DEVICE
+    )
     with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
         builders[1].build(plan, builders[1].deadline(time.monotonic() + SHORT))
 

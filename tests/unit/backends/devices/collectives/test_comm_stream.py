@@ -94,14 +94,14 @@ def stream() -> DeviceStream:
 
 
 def test_comm_stream_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
-    operation, waiting = Operation(), stream()
+    operation, waiting_stream = Operation(), stream()
     flight = bench.channel.launch(lambda group: operation, ())
-    flight.block_stream(waiting)
-    bench.group.stream_failure = lambda: str(waiting._failure)
+    flight.block_stream(waiting_stream)
+    bench.group.stream_failure = lambda: str(waiting_stream._failure)
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == ["it was aborted"]
     with pytest.raises(StreamFailed, match="it was aborted"):
-        waiting.launch(lambda: None)
+        waiting_stream.launch(lambda: None)
 
 
 def test_aborted_comm_stream_keeps_buffers_until_device_is_done(bench: Bench) -> None:

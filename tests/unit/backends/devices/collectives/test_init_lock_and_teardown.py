@@ -66,10 +66,10 @@ def test_init_lock_waits_for_previous_owner(planes: Planes) -> None:
             with turn(planes[1], "second"):
                 order.append("second")
 
-        waiting = threading.Thread(target=next_one)
-        waiting.start()
+        waiting_thread = threading.Thread(target=next_one)
+        waiting_thread.start()
         order.append("first")
-    waiting.join(DEADLINE)
+    waiting_thread.join(DEADLINE)
     assert order == ["first", "second"]
 
 
@@ -94,11 +94,11 @@ def test_init_lock_of_lost_rank_is_taken_over(planes: Planes) -> None:
 def test_init_lock_wait_ends_when_given_up(planes: Planes) -> None:
     cancel_event = threading.Event()
     cancel_event.set()
-    impatient = Deadline(time.monotonic() + DEADLINE, cancel_event)
+    deadline = Deadline(time.monotonic() + DEADLINE, cancel_event)
     with (
         turn(planes[0], "mine"),
         pytest.raises(CommunicatorFailed),
-        InitLock(planes[1], NAME, "next", (0, 1), impatient),
+        InitLock(planes[1], NAME, "next", (0, 1), deadline),
     ):
         pass
 
@@ -155,9 +155,9 @@ def test_teardown_reads_farewells_once(planes: Planes, monkeypatch: pytest.Monke
     """The last member to read them deletes them: while a library still ends its part, nobody may
     take them for missing ones."""
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
-    ending = Channel("slow to end", idle=True)
-    monkeypatch.setattr(ending, "is_released", lambda: False)
-    mine.add(ending)  # type: ignore[arg-type]
+    channel = Channel("slow to end", idle=True)
+    monkeypatch.setattr(channel, "is_released", lambda: False)
+    mine.add(channel)  # type: ignore[arg-type]
     theirs.add(Channel("slow to end", idle=True))  # type: ignore[arg-type]
     for queue in (mine, theirs, mine):
         queue.tick()

@@ -120,16 +120,16 @@ def subject(rank_group: FakeRankGroup) -> MultiRankSubject:
 def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
     rank_group = FakeRankGroup([IDLE, BUSY], needed=0.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, FIRST, SECOND):
-        ranks.play(claim, CASE)
+    for prop in (FIRST, FIRST, SECOND):
+        ranks.play(prop, CASE)
     assert rank_group.played_deadlines == [1.0, 1.0, OPEN_TIMES_PER_DEADLINE * BUSY]
 
 
 def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
     rank_group = FakeRankGroup([BUSY, IDLE], needed=0.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, SECOND):
-        ranks.play(claim, CASE)
+    for prop in (FIRST, SECOND):
+        ranks.play(prop, CASE)
     assert rank_group.played_deadlines == [OPEN_TIMES_PER_DEADLINE * BUSY, 1.0]
 
 
@@ -138,8 +138,8 @@ def test_failed_brisk_case_is_played_again_with_longer_deadline(
 ) -> None:
     rank_group = FakeRankGroup([IDLE], needed=2.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, FIRST, SECOND):
-        ranks.play(claim, CASE)
+    for prop in (FIRST, FIRST, SECOND):
+        ranks.play(prop, CASE)
     assert rank_group.played_deadlines == [
         1.0,
         RETRY_DEADLINE_FACTOR,
