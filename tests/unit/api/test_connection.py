@@ -20,7 +20,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[equipoise.Connection]:
+def single_rank() -> Iterator[equipoise.Connection]:
     with equipoise.connect() as ranks:
         yield ranks
 
@@ -33,9 +33,9 @@ def test_rendezvous_comes_from_environment() -> None:
 
 @pytest.mark.parametrize("name", sorted(WHERE))
 def test_rendezvous_rejects_incomplete_environment(name: str) -> None:
-    rest = {key: value for key, value in WHERE.items() if key != name}
+    environment = {key: value for key, value in WHERE.items() if key != name}
     with pytest.raises(ControlPlaneLost, match="no meeting point"):
-        rendezvous_from(rest, 3.0)
+        rendezvous_from(environment, 3.0)
 
 
 def test_rendezvous_rejects_non_numeric_port() -> None:
@@ -47,18 +47,18 @@ def test_rendezvous_rejects_non_numeric_port() -> None:
 def test_first_rank_hosts_store_unless_agent_does(
     rank: int, agent: str | None, restarts: int
 ) -> None:
-    said = {} if agent is None else {"TORCHELASTIC_USE_AGENT_STORE": agent}
+    agent_environment = {} if agent is None else {"TORCHELASTIC_USE_AGENT_STORE": agent}
     torchrun = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    where = rendezvous_from({**WHERE, "RANK": str(rank), **said, **torchrun}, 3.0)
+    where = rendezvous_from({**WHERE, "RANK": str(rank), **agent_environment, **torchrun}, 3.0)
     assert where.hosts_store == (rank == 0 and agent != "True")
     assert where.namespace == f"equipoise/{restarts}/"
 
 
-def test_process_without_launcher_is_the_only_rank(alone: equipoise.Connection) -> None:
-    assert (alone.rank, alone.size, alone.device.type) == (0, 1, "cpu")
-    alone.barrier()
-    alone.barrier()
-    alone.fabric.open("something").barrier().result(alone.deadline)
+def test_process_without_launcher_is_the_only_rank(single_rank: equipoise.Connection) -> None:
+    assert (single_rank.rank, single_rank.size, single_rank.device.type) == (0, 1, "cpu")
+    single_rank.barrier()
+    single_rank.barrier()
+    single_rank.fabric.open("something").barrier().result(single_rank.deadline)
 
 
 def test_connection_closes_twice_and_connects_again() -> None:
@@ -81,9 +81,9 @@ def test_block_that_raises_closes_connection_and_keeps_its_error() -> None:
 def test_barrier_names_rank_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with equipoise.connect() as ranks:
         monkeypatch.setattr(type(ranks.fabric.control), "size", 2)
-        with pytest.raises(BallotIncomplete) as raised:
+        with pytest.raises(BallotIncomplete) as error:
             ranks.barrier(0.1)
-        assert raised.value.missing == (1,)
+        assert error.value.missing == (1,)
         monkeypatch.undo()
 
 
@@ -96,15 +96,17 @@ def test_unknown_backend_is_refused_before_anything_opens() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "broken"),
+    ("backend", "violations"),
     [("virtual", []), ("helpers.fakes.broken_stream_backends:BACKEND", ["O3"])],
 )
-def test_backend_check_says_of_each_clause_whether_it_held(backend: str, broken: list[str]) -> None:
+def test_backend_check_says_of_each_clause_whether_it_held(
+    backend: str, violations: list[str]
+) -> None:
     result = equipoise.check_backend(backend, families=["ordering"])
-    found = {clause.clause: clause.status for clause in result.clauses()}
-    assert [clause for clause, status in found.items() if status == "violated"] == broken
-    assert found["O3"] == ("violated" if broken else "held")
-    assert result.exit_code == bool(broken)
+    statuses = {clause.clause: clause.status for clause in result.clauses()}
+    assert [clause for clause, status in statuses.items() if status == "violated"] == violations
+    assert statuses["O3"] == ("violated" if violations else "held")
+    assert result.exit_code == bool(violations)
 
 
 def test_backend_check_refuses_unknown_family_and_profile() -> None:

@@ -28,20 +28,20 @@ QUICK = equipoise.BalancerConfig(window_size=4, step_interval=8, min_gain=0)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def single_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     with equipoise.connect() as ranks:
         yield ranks
 
 
-def registered(
-    held: Any, experts: int = EXPERTS, name: str = "model"
+def build_model(
+    placement: Any, experts: int = EXPERTS, name: str = "model"
 ) -> tuple[ExpertModel, list[torch.Tensor]]:
     """A model whose experts hold their own number; layer 1 has slots of twice the size."""
     weights = [
         row[:, None].repeat(1, WIDTH << (number == 1)).float()
-        for number, row in enumerate(torch.tensor(np.asarray(held)))
+        for number, row in enumerate(torch.tensor(np.asarray(placement)))
     ]
     registry = equipoise.ModelRegistry(name, weights[0].shape[0], experts)
     for number, tensor in enumerate(weights):
@@ -78,7 +78,7 @@ def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
     def program(ranks: Connection, member: GroupMember) -> Any:
         placement = equipoise.initial_placement(SHAPE)  # 0 1 2, 2 3 0
         placement[:, 5] = 3
-        model, weights = registered(placement[:, here(member)])
+        model, weights = build_model(placement[:, here(member)])
         with equipoise.open_balancer(ranks, model, QUICK, placement=placement) as balancer:
             assert balancer.load is None
             assert np.isnan(balancer.imbalance())
@@ -86,10 +86,10 @@ def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
             ranks.barrier()
             installed = balancer.layout.placement
             assert balancer.load is not None
-            found = balancer.reports, balancer.imbalance(), balancer.load.tolist()
+            observations = balancer.reports, balancer.imbalance(), balancer.load.tolist()
         for tensor, row in zip(weights, installed[:, here(member)], strict=True):
             assert tensor[:, 0].tolist() == row.tolist()
-        return installed.tolist(), *found, dict(balancer.aborts)
+        return installed.tolist(), *observations, dict(balancer.aborts)
 
     mine, theirs = in_run(program)
     assert mine == theirs
@@ -102,35 +102,35 @@ def test_balancer_with_defaults_moves_hot_expert_to_both_ranks() -> None:
     assert aborts == {}
 
 
-def test_default_staging_is_one_layer_of_largest_group(alone: Connection) -> None:
+def test_default_staging_is_one_layer_of_largest_group(single_rank: Connection) -> None:
     shape = equipoise.ExpertShape(LAYERS, EXPERTS, EXPERTS + 2, 1)
-    model, _ = registered(equipoise.initial_placement(shape))
+    model, _ = build_model(equipoise.initial_placement(shape))
     assert [len(group.layers) for group in model.groups] == [2, 1]
-    with equipoise.open_balancer(alone, model) as balancer:
-        staged = [entry for entry in balancer.memory_report.items if "staging" in entry.name]
+    with equipoise.open_balancer(single_rank, model) as balancer:
+        entries = [entry for entry in balancer.memory_report.items if "staging" in entry.name]
     largest = model.groups[1].nbytes
-    assert 0 < sum(entry.nbytes or 0 for entry in staged) <= largest
-    assert all(entry.nbytes for entry in staged)
+    assert 0 < sum(entry.nbytes or 0 for entry in entries) <= largest
+    assert all(entry.nbytes for entry in entries)
     assert balancer.groups[0].context.config.name.startswith("model[")
 
 
 @pytest.mark.parametrize("kind", ["array", "plan", "arrangement"])
-def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) -> None:
-    found = equipoise.plan(np.eye(EXPERTS, dtype=int)[:LAYERS] + 1, slots=6, ranks=1)
-    placed: Any = {
-        "array": found.placement.astype(np.int64),
-        "plan": found,
-        "arrangement": equipoise.ExpertPlacement(found.placement, found.shares, 1),
+def test_placement_is_array_plan_or_arrangement(single_rank: Connection, kind: str) -> None:
+    plan = equipoise.plan(np.eye(EXPERTS, dtype=int)[:LAYERS] + 1, slots=6, ranks=1)
+    placement: Any = {
+        "array": plan.placement.astype(np.int64),
+        "plan": plan,
+        "arrangement": equipoise.ExpertPlacement(plan.placement, plan.shares, 1),
     }[kind]
-    model, _ = registered(found.placement)
-    with equipoise.open_balancer(alone, model, placement=placed) as balancer:
-        assert np.array_equal(balancer.layout.placement, found.placement)
-        even = equipoise.ExpertPlacement.with_even_shares(found.placement, 1).shares
-        assert np.array_equal(balancer.layout.shares, even if kind == "array" else found.shares)
+    model, _ = build_model(plan.placement)
+    with equipoise.open_balancer(single_rank, model, placement=placement) as balancer:
+        assert np.array_equal(balancer.layout.placement, plan.placement)
+        even = equipoise.ExpertPlacement.with_even_shares(plan.placement, 1).shares
+        assert np.array_equal(balancer.layout.shares, even if kind == "array" else plan.shares)
 
 
 @pytest.mark.parametrize(
-    ("placement", "wrong"),
+    ("placement", "message"),
     [
         (np.zeros((LAYERS, EXPERTS), dtype=int), "has no slot for expert"),
         (np.zeros((1, EXPERTS), dtype=int), "a placement is int32 (3, 4), got int32 (1, 4)"),
@@ -139,38 +139,38 @@ def test_placement_is_array_plan_or_arrangement(alone: Connection, kind: str) ->
     ],
 )
 def test_placement_that_is_not_of_the_model_is_refused(
-    alone: Connection, placement: Any, wrong: str
+    single_rank: Connection, placement: Any, message: str
 ) -> None:
-    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with pytest.raises(PlacementError) as raised:
-        equipoise.open_balancer(alone, model, placement=placement)
-    assert wrong in str(raised.value)
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(PlacementError) as error:
+        equipoise.open_balancer(single_rank, model, placement=placement)
+    assert message in str(error.value)
 
 
-def test_staging_of_less_than_a_slot_is_refused(alone: Connection) -> None:
-    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+def test_staging_of_less_than_a_slot_is_refused(single_rank: Connection) -> None:
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
     with pytest.raises(EngineError, match="1 bytes of staging are not enough"):
-        equipoise.open_balancer(alone, model, staging_bytes=1)
+        equipoise.open_balancer(single_rank, model, staging_bytes=1)
 
 
 def test_ranks_with_other_configurations_are_refused_on_both() -> None:
     def program(ranks: Connection, member: GroupMember) -> str:
-        model, _ = registered(equipoise.initial_placement(SHAPE)[:, here(member)])
+        model, _ = build_model(equipoise.initial_placement(SHAPE)[:, here(member)])
         config = equipoise.BalancerConfig(window_size=4, step_interval=8 << member.rank)
-        with pytest.raises(RanksDiffer) as raised:
+        with pytest.raises(RanksDiffer) as error:
             equipoise.open_balancer(ranks, model, config)
-        return str(raised.value)
+        return str(error.value)
 
     for line in in_run(program):
         assert "step_interval" in line
 
 
-def test_two_models_balance_on_one_connection(alone: Connection) -> None:
-    held = np.tile(np.arange(EXPERTS), (LAYERS, 1))
-    target, draft = (registered(held, name=name)[0] for name in ("target", "draft"))
+def test_two_models_balance_on_one_connection(single_rank: Connection) -> None:
+    placement = np.tile(np.arange(EXPERTS), (LAYERS, 1))
+    target, draft = (build_model(placement, name=name)[0] for name in ("target", "draft"))
     with (
-        equipoise.open_balancer(alone, target) as one,
-        equipoise.open_balancer(alone, draft) as other,
+        equipoise.open_balancer(single_rank, target) as one,
+        equipoise.open_balancer(single_rank, draft) as other,
     ):
         assert (one.model.name, other.model.name) == ("target", "draft")
 
@@ -179,71 +179,71 @@ def test_events_come_in_order_from_a_thread_that_ends_with_the_balancer() -> Non
     def program(ranks: Connection, member: GroupMember) -> list[events.Event]:
         placement = equipoise.initial_placement(SHAPE)
         placement[:, 5] = 3
-        model, _ = registered(placement[:, here(member)])
-        told: list[events.Event] = []
+        model, _ = build_model(placement[:, here(member)])
+        received: list[events.Event] = []
         with equipoise.open_balancer(
-            ranks, model, QUICK, placement=placement, events=told.append
+            ranks, model, QUICK, placement=placement, events=received.append
         ) as balancer:
             serve(ranks, balancer, range(STEPS))
             ranks.barrier()
-        told_then = len(told)
+        event_count = len(received)
         assert all(not one._thread.is_alive() for one in balancer.sinks)  # type: ignore[attr-defined]
-        assert len(told) == told_then
-        return told
+        assert len(received) == event_count
+        return received
 
-    for told in in_run(program):
-        states = [event.state for event in told if isinstance(event, events.StateChanged)]
+    for received in in_run(program):
+        states = [event.state for event in received if isinstance(event, events.StateChanged)]
         assert {"planning", "idle"} <= set(states)
-        ended = [event for event in told if isinstance(event, events.RebalanceEnded)]
-        assert "committed" in {event.record.outcome for event in ended}
-        closed = [at for at, event in enumerate(told) if isinstance(event, events.EngineClosed)]
-        assert len(closed) == 2, "one of each layer group"
+        rebalances = [event for event in received if isinstance(event, events.RebalanceEnded)]
+        assert "committed" in {event.record.outcome for event in rebalances}
+        places = [at for at, event in enumerate(received) if isinstance(event, events.EngineClosed)]
+        assert len(places) == 2, "one of each layer group"
 
 
-def test_balancer_without_listeners_starts_no_thread_for_them(alone: Connection) -> None:
-    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with equipoise.open_balancer(alone, model) as balancer:
+def test_balancer_without_listeners_starts_no_thread_for_them(single_rank: Connection) -> None:
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with equipoise.open_balancer(single_rank, model) as balancer:
         assert balancer.sinks == ()
         assert "equipoise.courier" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_metrics_appear_in_given_registry(alone: Connection) -> None:
+def test_metrics_appear_in_given_registry(single_rank: Connection) -> None:
     client = pytest.importorskip("prometheus_client")
     registry = client.CollectorRegistry()
-    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with equipoise.open_balancer(alone, model, metrics=registry):
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with equipoise.open_balancer(single_rank, model, metrics=registry):
         text = client.generate_latest(registry).decode()
     assert 'equipoise_rebalances_total{engine="model.0"} 0.0' in text
     assert 'equipoise_rebalances_total{engine="model.1"} 0.0' in text
 
 
 def test_lines_of_observability_page_watch_a_loop(
-    alone: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    single_rank: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     client = pytest.importorskip("prometheus_client")
-    served: list[tuple[int, Any]] = []
+    servers: list[tuple[int, Any]] = []
     monkeypatch.setattr(
-        client, "start_http_server", lambda port, registry: served.append((port, registry))
+        client, "start_http_server", lambda port, registry: servers.append((port, registry))
     )
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "observability.md").read_text("utf-8")
     section = text.partition("## A model of your own")[2].partition("\n## ")[0]
-    watched, traced = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
-    asked: list[int] = []
-    names: dict[str, Any] = {"ranks": alone, "steps": 9, "forward": asked.append}
-    for name, lines in (("watched", watched), ("traced", traced)):
-        names["model"], _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)), name=name)
+    watch_lines, trace_lines = re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
+    forward_steps: list[int] = []
+    names: dict[str, Any] = {"ranks": single_rank, "steps": 9, "forward": forward_steps.append}
+    for name, lines in (("watched", watch_lines), ("traced", trace_lines)):
+        names["model"], _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)), name=name)
         exec(lines, names)
-    assert asked == [*range(9), 0]
-    assert served == [(9400, names["registry"])]
+    assert forward_steps == [*range(9), 0]
+    assert servers == [(9400, names["registry"])]
     steps = [event.step for event in names["received"] if isinstance(event, events.StepDone)]
     assert sorted(steps) == sorted([*range(9)] * len(names["model"].groups))
     assert json.loads(Path("balancer.trace.json").read_text("utf-8"))
 
 
-def test_block_that_raises_closes_balancer_and_keeps_its_error(alone: Connection) -> None:
-    model, _ = registered(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
-    with pytest.raises(ZeroDivisionError), equipoise.open_balancer(alone, model) as balancer:
+def test_block_that_raises_closes_balancer_and_keeps_its_error(single_rank: Connection) -> None:
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(ZeroDivisionError), equipoise.open_balancer(single_rank, model) as balancer:
         raise ZeroDivisionError
     with pytest.raises(EngineError, match="closed"):
         balancer.before_step(0)

@@ -55,44 +55,46 @@ def test_dir_lists_public_names() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_public_name_resolves_to_documented_object_of_its_module(name: str) -> None:
-    found = getattr(equipoise, name)
-    assert len((getdoc(found) or "").splitlines()[0]) > 20
-    home = getattr(found, "__module__", None)
-    assert found is (getattr(import_module(home), name) if home else sys.modules[found.__name__])
+    target = getattr(equipoise, name)
+    assert len((getdoc(target) or "").splitlines()[0]) > 20
+    home = getattr(target, "__module__", None)
+    assert target is (getattr(import_module(home), name) if home else sys.modules[target.__name__])
 
 
 def test_type_checkers_see_every_public_name_where_it_is_imported_from() -> None:
     tree = ast.parse((ROOT / "src" / "equipoise" / "__init__.py").read_text("utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen: dict[str | None, str] = {}
+    paths: dict[str | None, str] = {}
     for statement in block.body:
         assert isinstance(statement, ast.ImportFrom)
-        seen |= {alias.asname: f"{statement.module}.{alias.name}" for alias in statement.names}
-    assert sorted(filter(None, seen)) == NAMES
-    for name, path in seen.items():
+        paths |= {alias.asname: f"{statement.module}.{alias.name}" for alias in statement.names}
+    assert sorted(filter(None, paths)) == NAMES
+    for name, path in paths.items():
         module, _, attribute = path.rpartition(".")
         assert getattr(import_module(module), attribute) is getattr(equipoise, str(name))
 
 
 @pytest.mark.parametrize(
-    ("typed", "near"),
+    ("typo", "nearest"),
     [("open_balancers", "open_balancer"), ("Conection", "Connection"), ("plans", "plan")],
 )
-def test_misspelt_name_raises_attribute_error_with_nearest(typed: str, near: str) -> None:
-    with pytest.raises(AttributeError, match=f"has no attribute '{typed}'; did you mean '{near}'"):
-        getattr(equipoise, typed)
+def test_misspelt_name_raises_attribute_error_with_nearest(typo: str, nearest: str) -> None:
+    with pytest.raises(
+        AttributeError, match=f"has no attribute '{typo}'; did you mean '{nearest}'"
+    ):
+        getattr(equipoise, typo)
 
 
 def test_unlike_name_raises_attribute_error_without_guess() -> None:
-    with pytest.raises(AttributeError) as raised:
+    with pytest.raises(AttributeError) as error:
         equipoise.zzz  # noqa: B018
-    assert str(raised.value) == "module 'equipoise' has no attribute 'zzz'"
+    assert str(error.value) == "module 'equipoise' has no attribute 'zzz'"
 
 
 @pytest.mark.parametrize("page", ["docs/api.md"])
 def test_reference_page_has_every_public_name_once(page: str) -> None:
-    listed = re.findall(r"^::: equipoise\.(\w+)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
-    assert sorted(listed) == NAMES
+    names = re.findall(r"^::: equipoise\.(\w+)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    assert sorted(names) == NAMES
 
 
 def test_design_page_names_every_public_name() -> None:
@@ -113,7 +115,7 @@ print(equipoise.plan([[4, 1, 1, 1]], slots=6, ranks=2).moves)
 router = equipoise.RequestRouter(equipoise.RoutingPolicySettings(), [equipoise.Capacity(slots=1)])
 print(router.on_arrival(equipoise.Request(id="a", size=3)).assignments[0].worker)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.stdout, done.stderr) == ("6\n0\n", "")
+    assert (result.stdout, result.stderr) == ("6\n0\n", "")

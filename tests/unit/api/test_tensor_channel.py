@@ -35,8 +35,8 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
         if member.rank == 0:
             sender = channel().sender(ranks)
             for step, rows in enumerate(steps):
-                sent = tensors(step, rows)
-                ranks.compute.launch(lambda sent=sent: sender.send(sent))  # type: ignore[misc]
+                message = tensors(step, rows)
+                ranks.compute.launch(lambda message=message: sender.send(message))  # type: ignore[misc]
             ranks.compute.synchronize(20.0)
             sender.drain()
             sender.close()
@@ -44,11 +44,11 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
         receiver = channel().receiver(ranks)
         for step, rows in enumerate(steps):
             receiver.expect(rows)
-            handed = receiver.receive()
-            assert isinstance(handed, equipoise.AsyncIntermediateTensors)
-            for name, due in tensors(step, rows).items():
-                assert torch.equal(handed[name], due)
-            handed.release()
+            received = receiver.receive()
+            assert isinstance(received, equipoise.AsyncIntermediateTensors)
+            for name, expected in tensors(step, rows).items():
+                assert torch.equal(received[name], expected)
+            received.release()
         receiver.close()
 
     on_ranks(2, program)
@@ -57,10 +57,10 @@ def test_tensors_of_every_step_arrive_as_sent(steps: list[int]) -> None:
 def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
     def program(member: GroupMember) -> Any:
         ranks, plan = Connection(member.accelerator, member.fabric, 20.0), channel()
-        wrong = plan.receiver if member.rank == 0 else plan.sender
-        with pytest.raises(ChannelError, match="edge: rank") as raised:
-            wrong(ranks)
-        return str(raised.value)
+        open_wrong_end = plan.receiver if member.rank == 0 else plan.sender
+        with pytest.raises(ChannelError, match="edge: rank") as error:
+            open_wrong_end(ranks)
+        return str(error.value)
 
     assert on_ranks(2, program) == [
         "edge: rank 1 receives, not rank 0",

@@ -16,11 +16,11 @@ def planes() -> Iterator[list[StoreControlPlane]]:
     """The control planes of two ranks, and the launcher's store."""
     host = StoreHost()
     name, port = host.address
-    made = [
+    control_planes = [
         StoreControlPlane(Rendezvous(rank=r, size=2, host=name, port=port, deadline=DEADLINE))
         for r in range(2)
     ]
-    yield made
-    for plane in made:
+    yield control_planes
+    for plane in control_planes:
         plane.close()
     host.close()

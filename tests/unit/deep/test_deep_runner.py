@@ -59,16 +59,16 @@ def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, results.Results]]:
     """Runs parts with results in a folder of their own; the exit code, and what was kept."""
-    monkeypatch.setattr(deep, "save", lambda found: results.save(found, tmp_path / "results.json"))
-    monkeypatch.setattr(deep, "write_pages", lambda found: None)
+    monkeypatch.setattr(deep, "save", lambda rows: results.save(rows, tmp_path / "results.json"))
+    monkeypatch.setattr(deep, "write_pages", lambda rows: None)
     monkeypatch.setattr(running, "GRACE", 0.1)
     monkeypatch.setattr(deep, "versions", lambda step, environment: "Python")
 
     def call(
-        parts: Sequence[Part], named: bool = False, trial: bool = False
+        parts: Sequence[Part], is_named: bool = False, trial: bool = False
     ) -> tuple[int, results.Results]:
-        kept = results.load(tmp_path / "results.json")
-        code = deep.Runner(deep.Request(parts, named, trial, ()), kept).run()
+        stored_results = results.load(tmp_path / "results.json")
+        code = deep.Runner(deep.Request(parts, is_named, trial, ()), stored_results).run()
         return code, results.load(tmp_path / "results.json")
 
     return call
@@ -90,9 +90,9 @@ def test_junit_report_yields_counts_failing_tests_and_tables(tmp_path: Path) -> 
 
 
 def test_add_row_records_json_property(tmp_path: Path) -> None:
-    told: list[tuple[str, object]] = []
-    add_row(lambda name, value: told.append((name, value)), "soak", {"path": "locked"})
-    assert told == [("table: soak", '{"path": "locked"}')]
+    properties: list[tuple[str, object]] = []
+    add_row(lambda name, value: properties.append((name, value)), "soak", {"path": "locked"})
+    assert properties == [("table: soak", '{"path": "locked"}')]
 
 
 def test_deep_results_merge_replaces_only_one_step() -> None:
@@ -104,10 +104,10 @@ def test_deep_results_merge_replaces_only_one_step() -> None:
 
 
 def test_deep_results_round_trip(tmp_path: Path) -> None:
-    found = results.load()
-    assert set(found) <= {each.name for each in PARTS}
-    results.save(found, tmp_path / "again.json")
-    assert results.load(tmp_path / "again.json") == found
+    stored_results = results.load()
+    assert set(stored_results) <= {each.name for each in PARTS}
+    results.save(stored_results, tmp_path / "again.json")
+    assert results.load(tmp_path / "again.json") == stored_results
     results.save({"a": [], "b": [{"step": "x"}]}, tmp_path / "few.json")
     assert results.load(tmp_path / "few.json") == {"a": [], "b": [{"step": "x"}]}
 
@@ -117,42 +117,42 @@ def test_deep_hanging_step_is_ended_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "GRACE", 0.3)
-    told = tmp_path / "processes"
-    stock = subprocess.Popen.wait
+    pid_file = tmp_path / "processes"
+    popen_wait = subprocess.Popen.wait
 
     def wait_once_started(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
         """The limit begins when both processes run, however long that takes."""
         expiry = time.monotonic() + WATCHDOG
-        while not (told.exists() and told.read_text().endswith("\n")):
+        while not (pid_file.exists() and pid_file.read_text().endswith("\n")):
             assert time.monotonic() < expiry
             time.sleep(0.01)
-        return stock(process, timeout)
+        return popen_wait(process, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait_once_started)
-    command = [sys.executable, "-c", HANGS, str(told)]
-    ended = running.run_bounded(command, 0.1, dict(os.environ), tmp_path)
-    assert ended.code == running.TIMED_OUT
-    processes = [int(word) for word in told.read_text().split()]
+    command = [sys.executable, "-c", HANGS, str(pid_file)]
+    result = running.run_bounded(command, 0.1, dict(os.environ), tmp_path)
+    assert result.code == running.TIMED_OUT
+    processes = [int(word) for word in pid_file.read_text().split()]
     assert len(processes) == 2
     assert not any(map(alive, processes))
 
 
 def test_deep_step_reports_exit_code_and_cpu_seconds(tmp_path: Path) -> None:
     spin = "import time\nwhile time.process_time() < 0.2: pass\nraise SystemExit(3)"
-    ended = running.run_bounded([sys.executable, "-c", spin], 60.0, dict(os.environ), tmp_path)
-    assert ended.code == 3
-    assert ended.cpu_seconds >= 0.2
+    result = running.run_bounded([sys.executable, "-c", spin], 60.0, dict(os.environ), tmp_path)
+    assert result.code == 3
+    assert result.cpu_seconds >= 0.2
 
 
 def test_deep_step_process_left_behind_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "GRACE", 0.1)
-    told = tmp_path / "processes"
+    pid_file = tmp_path / "processes"
     code = HANGS.rpartition("time.sleep")[0]
-    command = [sys.executable, "-c", code, str(told)]
+    command = [sys.executable, "-c", code, str(pid_file)]
     assert running.run_bounded(command, 60.0, dict(os.environ), tmp_path).code == 0
-    assert not alive(int(told.read_text().split()[1]))
+    assert not alive(int(pid_file.read_text().split()[1]))
 
 
 def test_deep_failing_part_exits_1_after_later_parts(
@@ -161,9 +161,9 @@ def test_deep_failing_part_exits_1_after_later_parts(
     bad = part("unit", step("raise SystemExit(4)"))
     slow = part("matrix", step("import time; time.sleep(60)", limit=0.5))
     good = part("types", step("pass"))
-    code, kept = run([bad, slow, good])
+    code, stored_results = run([bad, slow, good])
     assert code == 1
-    outcomes = {name: [row["outcome"] for row in rows] for name, rows in kept.items()}
+    outcomes = {name: [row["outcome"] for row in rows] for name, rows in stored_results.items()}
     assert outcomes == {"unit": ["exit code 4"], "matrix": ["timed out"], "types": ["passed"]}
     assert run([good])[0] == 0
 
@@ -180,34 +180,36 @@ def test_deep_part_run_alone_replaces_only_its_own_rows(
 
 
 def test_deep_step_without_report_fails(run: Callable[..., tuple[int, results.Results]]) -> None:
-    code, kept = run([part("unit", step("pass", report=Report.JUNIT))])
-    assert (code, kept["unit"][0]["outcome"]) == (1, "no report")
+    code, stored_results = run([part("unit", step("pass", report=Report.JUNIT))])
+    assert (code, stored_results["unit"][0]["outcome"]) == (1, "no report")
 
 
 def test_deep_results_keep_tables_of_report(
     run: Callable[..., tuple[int, results.Results]],
 ) -> None:
     write = 'import sys; open(sys.argv[1], "w").write(\'{"mutants": [{"mutant": "m"}]}\')'
-    code, kept = run([part("matrix", step(write, report=Report.TABLES))])
+    code, stored_results = run([part("matrix", step(write, report=Report.TABLES))])
     assert code == 0
-    assert kept["matrix"][0]["tables"] == {"mutants": [{"mutant": "m"}]}
+    assert stored_results["matrix"][0]["tables"] == {"mutants": [{"mutant": "m"}]}
 
 
 def test_deep_failed_preparation_ends_part_without_row(
     run: Callable[..., tuple[int, results.Results]],
 ) -> None:
-    code, kept = run([part("types", step("raise SystemExit(1)", prepares=True), step("pass"))])
-    assert (code, kept) == (1, {})
+    code, stored_results = run(
+        [part("types", step("raise SystemExit(1)", prepares=True), step("pass"))]
+    )
+    assert (code, stored_results) == (1, {})
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
 def test_deep_unrunnable_part_is_skipped_unless_named(
     run: Callable[..., tuple[int, results.Results]],
-    named: bool,
+    is_named: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, kept = run([part("engines", step("pass"), lacks="no engines")], named)
-    assert (code, kept) == (int(named), {})
+    code, stored_results = run([part("engines", step("pass"), lacks="no engines")], is_named)
+    assert (code, stored_results) == (int(is_named), {})
     assert "  engines: SKIP (no engines)\n" in capsys.readouterr().out
 
 
@@ -227,7 +229,7 @@ def test_command_line_names_parts_and_passes_options_to_pytest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["nights"], "no part nights; parts are unit, "),
         (["--lst"], "unrecognized arguments: --lst"),
@@ -242,12 +244,12 @@ def test_command_line_names_parts_and_passes_options_to_pytest() -> None:
     ],
 )
 def test_command_line_that_means_nothing_runs_no_part(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         deep.main(words)
-    assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_deep_steps_have_unique_names_and_bounds() -> None:
@@ -272,10 +274,10 @@ def test_deep_pages_show_rows_and_missing_steps() -> None:
         "tables": {"soak": [{"path": "locked", "steps": 7}], "fresh": [{"n": ["a", "b"]}]},
         "failing": ["tests.a::b"],
     }
-    shown = page.text({"processes": [row]})
-    assert "| processes | soak | **timed out** | 1 |  |  |  |  | abc1234+ | 2026-01-02 |" in shown
-    assert "| path | steps |\n|---|---|\n| locked | 7 |\n" in shown
-    assert "## Fresh\n\n| n |\n|---|\n| a, b |\n" in shown
-    assert "| unit | | OWED |" in shown
-    assert "failed: `tests.a::b`" in shown
+    text = page.text({"processes": [row]})
+    assert "| processes | soak | **timed out** | 1 |  |  |  |  | abc1234+ | 2026-01-02 |" in text
+    assert "| path | steps |\n|---|---|\n| locked | 7 |\n" in text
+    assert "## Fresh\n\n| n |\n|---|\n| a, b |\n" in text
+    assert "| unit | | OWED |" in text
+    assert "failed: `tests.a::b`" in text
     assert "## Backends\n\nOWED\n" in matrix_page.text({"processes": [row]})

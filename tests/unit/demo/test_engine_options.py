@@ -8,13 +8,13 @@ from equipoise.demo.settings import Balance, CommitMode, RoutingRule, RunSetting
 
 
 def test_engine_settings_record_has_bounds_of_commit_mode() -> None:
-    boundary, locked = (
+    boundary, in_place = (
         engine_options(RunSettings()),
         engine_options(RunSettings(commit=CommitMode.IN_PLACE)),
     )
-    assert {"staging_bytes", "slots_per_message"} == boundary.keys() - locked.keys()
-    assert {"layer_updates_per_iter"} == locked.keys() - boundary.keys()
-    assert boundary.keys() | locked.keys() <= {field.name for field in fields(RunSettings)}
+    assert {"staging_bytes", "slots_per_message"} == boundary.keys() - in_place.keys()
+    assert {"layer_updates_per_iter"} == in_place.keys() - boundary.keys()
+    assert boundary.keys() | in_place.keys() <= {field.name for field in fields(RunSettings)}
 
 
 def test_engine_settings_record_has_effective_in_flight_bytes() -> None:

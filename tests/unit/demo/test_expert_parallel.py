@@ -58,8 +58,8 @@ def sequences(numbers: list[int], start: int, stop: int) -> tuple[Sequence, ...]
 def reference() -> list[Tensor]:
     """Logits of each prompt, prefilled and continued alone in one process."""
     return [
-        torch.cat(alone)
-        for alone in (serve(LocalExperts(WEIGHTS), [n]) for n in range(len(PROMPTS)))
+        torch.cat(prompt_logits)
+        for prompt_logits in (serve(LocalExperts(WEIGHTS), [n]) for n in range(len(PROMPTS)))
     ]
 
 
@@ -86,10 +86,10 @@ def carrier_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> T
     if form is ExchangeForm.PORTABLE:
         return PortableDispatcher(VariableSizeExchange(line, shape.slots_per_rank, compute, 20.0))
     row = RowFormat((CONFIG.hidden,), torch.float32)
-    ample = ExchangeFormat.without_overflow(
+    exchange_format = ExchangeFormat.without_overflow(
         shape.ranks, shape.slots_per_rank, 0, 10 * len(PROMPTS), CONFIG.top_k, [row], row
     )
-    exchange = fixed_exchange(line, member.accelerator, ample, 20.0)
+    exchange = fixed_exchange(line, member.accelerator, exchange_format, 20.0)
     return FixedCapacityDispatcher(exchange, CONFIG.layers, compute, 20.0)
 
 
@@ -97,13 +97,13 @@ def serve_on(
     member: GroupMember,
     layout: Layout,
     shape: ExpertShape,
-    held: Placement,
+    placement: Placement,
     form: ExchangeForm = ExchangeForm.PORTABLE,
 ) -> list[Tensor]:
-    """This rank's share of the prompts; the slots hold `held`, the tables say `layout`."""
+    """This rank's share of the prompts; the slots hold `placement`, the tables say `layout`."""
     weights = SlotWeights(CONFIG, shape.slots_per_rank)
     compute = member.accelerator.stream(Role.COMPUTE)
-    _fill(member, weights, held, shape)
+    _fill(member, weights, placement, shape)
     store = member.accelerator.slot_store(weights.layer_group().layout(staging=0))
     ends = member.accelerator, member.fabric, store
     balancer = open_balancer(*ends, shape, layout, ENGINE, NO_REBALANCING)
@@ -123,9 +123,11 @@ def serve_on(
     return logits[0]
 
 
-def _fill(member: GroupMember, weights: SlotWeights, held: Placement, shape: ExpertShape) -> None:
+def _fill(
+    member: GroupMember, weights: SlotWeights, placement: Placement, shape: ExpertShape
+) -> None:
     first = member.rank * shape.slots_per_rank
-    for layer, row in enumerate(held[:, first : first + shape.slots_per_rank]):
+    for layer, row in enumerate(placement[:, first : first + shape.slots_per_rank]):
         for slot, expert in enumerate(row):
             weights.gate_up[layer, slot] = WEIGHTS.gate_up[layer, expert]
             weights.down[layer, slot] = WEIGHTS.down[layer, expert]

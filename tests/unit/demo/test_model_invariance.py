@@ -65,7 +65,7 @@ def text(seed: int, length: int) -> Tensor:
 
 
 @cache
-def alone(seed: int, length: int) -> Tensor:
+def logits_alone(seed: int, length: int) -> Tensor:
     """Logits of a prompt that is served by itself in a fresh cache."""
     return forward(Batch((Sequence(0, text(seed, length), 0),)), KVCache(CONFIG, 1))
 
@@ -88,7 +88,7 @@ def test_prompt_logits_are_independent_of_batch(
         batch = Batch(tuple(Sequence(slots[seed], text(seed, n), 0) for seed, n in part))
         rows = torch.split(forward(batch, store), [n for _, n in part])
         for (seed, n), logits in zip(part, rows, strict=True):
-            assert torch.equal(logits, alone(seed, n))
+            assert torch.equal(logits, logits_alone(seed, n))
 
 
 @pytest.mark.slow
@@ -96,19 +96,19 @@ def test_prompt_logits_are_independent_of_batch(
 @given(st.data(), st.integers(1, SLOTS - 2))
 def test_decode_logits_are_independent_of_group_size(data: st.DataObject, requests: int) -> None:
     slots = data.draw(st.permutations(range(SLOTS)))[:requests]
-    known = {slot: data.draw(st.integers(1, 20)) for slot in slots}
+    sizes = {slot: data.draw(st.integers(1, 20)) for slot in slots}
     store = KVCache(CONFIG, SLOTS)
-    forward(Batch(tuple(Sequence(s, text(s, 24)[: known[s]], 0) for s in slots)), store)
+    forward(Batch(tuple(Sequence(s, text(s, 24)[: sizes[s]], 0) for s in slots)), store)
     group = data.draw(st.permutations(slots))[: data.draw(st.integers(1, requests))]
     newcomer = next(slot for slot in range(SLOTS) if slot not in slots)
     batch = Batch(
         (Sequence(newcomer, text(newcomer, 9), 0),),
-        tuple(Sequence(s, text(s, 24)[known[s] : known[s] + 1], known[s]) for s in group),
+        tuple(Sequence(s, text(s, 24)[sizes[s] : sizes[s] + 1], sizes[s]) for s in group),
     )
     logits = forward(batch, store)
-    assert torch.equal(logits[:9], alone(newcomer, 9))
+    assert torch.equal(logits[:9], logits_alone(newcomer, 9))
     for row, slot in zip(logits[9:], group, strict=True):
-        assert torch.equal(row, alone(slot, 24)[known[slot]])
+        assert torch.equal(row, logits_alone(slot, 24)[sizes[slot]])
 
 
 @FEW
@@ -120,14 +120,14 @@ def test_chunked_prompt_has_logits_of_whole_prompt(cuts: list[int]) -> None:
     logits = [
         forward(Batch((), (p,)) if len(p.tokens) == 1 else Batch((p,)), store) for p in pieces
     ]
-    assert torch.equal(torch.cat(logits), alone(3, 24))
+    assert torch.equal(torch.cat(logits), logits_alone(3, 24))
 
 
 def test_kv_cache_slot_reuse_changes_no_logits() -> None:
     store = KVCache(CONFIG, SLOTS)
     forward(Batch(tuple(Sequence(slot, text(50 + slot, 160), 0) for slot in range(8))), store)
-    reused = forward(Batch((Sequence(5, text(1, 30), 0),)), store)
-    assert torch.equal(reused, alone(1, 30))
+    logits = forward(Batch((Sequence(5, text(1, 30), 0),)), store)
+    assert torch.equal(logits, logits_alone(1, 30))
     more = forward(Batch((), (Sequence(5, text(2, 1), 30),)), store)
     fresh = KVCache(CONFIG, 1)
     forward(Batch((Sequence(0, text(1, 30), 0),)), fresh)
@@ -135,23 +135,23 @@ def test_kv_cache_slot_reuse_changes_no_logits() -> None:
 
 
 def test_logits_are_causal() -> None:
-    changed = text(3, 24).clone()
-    changed[10] = changed[10] % 255 + 1
-    logits = forward(Batch((Sequence(0, changed, 0),)), KVCache(CONFIG, 1))
-    same = (logits == alone(3, 24)).all(dim=-1)
+    other_tokens = text(3, 24).clone()
+    other_tokens[10] = other_tokens[10] % 255 + 1
+    logits = forward(Batch((Sequence(0, other_tokens, 0),)), KVCache(CONFIG, 1))
+    same = (logits == logits_alone(3, 24)).all(dim=-1)
     assert same.tolist() == [True] * 10 + [False] * 14
 
 
 def test_decoder_calls_every_layer_for_empty_batch() -> None:
-    seen = []
+    calls = []
 
     def experts(layer: int, x: Tensor, expert_ids: Tensor, gates: Tensor) -> Tensor:
-        seen.append((layer, tuple(x.shape), tuple(expert_ids.shape), expert_ids.dtype))
+        calls.append((layer, tuple(x.shape), tuple(expert_ids.shape), expert_ids.dtype))
         return x
 
     logits = model()[0].forward(Batch(), KVCache(CONFIG, 1), experts)
     assert logits.shape == (0, 256)
-    assert seen == [(layer, (0, 128), (0, 4), torch.int32) for layer in range(CONFIG.layers)]
+    assert calls == [(layer, (0, 128), (0, 4), torch.int32) for layer in range(CONFIG.layers)]
 
 
 @FEW
@@ -174,10 +174,10 @@ def test_combine_sums_experts_in_top_k_order() -> None:
 @FEW
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_group_by_expert_keeps_row_order(ids: list[int]) -> None:
-    chosen = ids[: len(ids) // 2 * 2]
-    order, bounds = group_by_expert(torch.tensor(chosen, dtype=torch.int32).view(-1, 2), 6)
+    expert_ids = ids[: len(ids) // 2 * 2]
+    order, bounds = group_by_expert(torch.tensor(expert_ids, dtype=torch.int32).view(-1, 2), 6)
     groups = [order[start:stop].tolist() for start, stop in pairwise(bounds)]
-    assert groups == [[i for i, e in enumerate(chosen) if e == expert] for expert in range(6)]
+    assert groups == [[i for i, e in enumerate(expert_ids) if e == expert] for expert in range(6)]
 
 
 def test_top_in_order_breaks_ties_by_lower_expert() -> None:
@@ -235,28 +235,28 @@ def test_batch_variant_device_gets_grouped_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a GPU does, whose sums of few rows are other trees than those of many."""
-    checked: list[list[str]] = []
+    probe_names: list[list[str]] = []
 
-    def fails_at_first(candidates: list[RowProbe], device: torch.device) -> None:
-        checked.append([probe.name for probe in candidates])
-        if len(checked) == 1:
+    def fail_at_first(candidates: list[RowProbe], device: torch.device) -> None:
+        probe_names.append([probe.name for probe in candidates])
+        if len(probe_names) == 1:
             raise NotBatchInvariant("other bits")
 
     monkeypatch.setattr(rows, "_grouped", set())
-    monkeypatch.setattr(invariance, "check_probes", fails_at_first)
+    monkeypatch.setattr(invariance, "check_probes", fail_at_first)
     check_batch_invariance(CONFIG, torch.device("meta"))
     assert rows._grouped == {torch.device("meta")}
-    everything, again = checked
+    everything, again = probe_names
     assert set(everything) - set(again) == {name for name in everything if "attention " in name} - {
         name for name in everything if "attention product" in name
     }
 
 
 def test_batch_variant_host_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(candidates: list[RowProbe], device: torch.device) -> None:
+    def fail(candidates: list[RowProbe], device: torch.device) -> None:
         raise NotBatchInvariant("other bits")
 
-    monkeypatch.setattr(invariance, "check_probes", fails)
+    monkeypatch.setattr(invariance, "check_probes", fail)
     with pytest.raises(NotBatchInvariant):
         check_batch_invariance(CONFIG)
     assert rows._grouped == set()
@@ -273,11 +273,11 @@ def test_grouped_rows_keep_bits_and_use_one_shape(
 
     plain, shapes, product = forward(), set(), torch.mm
 
-    def seen(x: Tensor, weight: Tensor) -> Tensor:
+    def recording_mm(x: Tensor, weight: Tensor) -> Tensor:
         shapes.add(len(x))
         return product(x, weight)
 
     monkeypatch.setattr(rows, "_grouped", {torch.device("cpu")})
-    monkeypatch.setattr(torch, "mm", seen)
+    monkeypatch.setattr(torch, "mm", recording_mm)
     assert torch.equal(forward(), plain)
     assert shapes == {rows.ROW_MULTIPLE}

@@ -38,13 +38,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @cache
-def shipped() -> ModelWeights:
+def packaged_weights() -> ModelWeights:
     return load_weights()
 
 
 def bits_per_byte(text: bytes) -> float:
     """As served: prompts of one context, from nothing, 8 at a time."""
-    weights = shipped()
+    weights = packaged_weights()
     decoder, experts = Decoder(weights), LocalExperts(weights)
     store, context = KVCache(weights.config, WINDOWS), weights.config.context
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -73,14 +73,14 @@ def test_shipped_weights_file_size_and_metadata() -> None:
     assert notes["license"] == "Apache-2.0"
     assert "ORIGINS.md" in notes["sources"]
     assert "train_model.py" in notes["training"]
-    assert ModelConfig(**json.loads(notes["config"])) == shipped().config == ModelConfig()
-    recorded = json.loads(notes["bits_per_byte"])
-    assert set(recorded) == set(KINDS)
-    assert max(recorded.values()) < 2.4
+    assert ModelConfig(**json.loads(notes["config"])) == packaged_weights().config == ModelConfig()
+    bits_by_kind = json.loads(notes["bits_per_byte"])
+    assert set(bits_by_kind) == set(KINDS)
+    assert max(bits_by_kind.values()) < 2.4
 
 
 def test_shipped_weights_are_exact_bfloat16_values() -> None:
-    weights = shipped()
+    weights = packaged_weights()
     for name in tensor_shapes(weights.config):
         tensor = getattr(weights, name)
         assert tensor.dtype == torch.float32

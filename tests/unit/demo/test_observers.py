@@ -35,10 +35,10 @@ def loggers_as_before() -> Iterator[None]:
 
 
 def one_rebalance(observers: Observers) -> None:
-    with observers.observe(CONFIG) as seen:
-        seen.events.emit(rebalance_ended())
-        seen.events.emit(EngineClosed())
-    assert [rebalance.number for rebalance in seen.spans.rebalances] == [3]
+    with observers.observe(CONFIG) as observation:
+        observation.events.emit(rebalance_ended())
+        observation.events.emit(EngineClosed())
+    assert [rebalance.number for rebalance in observation.spans.rebalances] == [3]
 
 
 @pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
@@ -48,9 +48,9 @@ def test_observers_log_rebalances_on_first_rank_only(
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     one_rebalance(Observers(RunSettings(log_rebalances=True), rank))
-    written = out.getvalue().splitlines()
-    assert len(written) == lines
-    assert all("INFO equipoise.rebalances engine=exact rebalance=3" in line for line in written)
+    log_lines = out.getvalue().splitlines()
+    assert len(log_lines) == lines
+    assert all("INFO equipoise.rebalances engine=exact rebalance=3" in line for line in log_lines)
 
 
 def test_observers_write_nothing_by_default(

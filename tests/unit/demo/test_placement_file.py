@@ -26,10 +26,10 @@ def test_run_placement_and_shares_equal_file(tmp_path: Path) -> None:
     shares = even.shares.copy()
     shares[:, 0], shares[:, CONFIG.experts] = 1, 65535
     write_placement(tmp_path / "p.json", ExpertPlacement(placement, shares, 4))
-    found = read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
-    assert found is not None
-    assert np.array_equal(found.placement, placement)
-    assert np.array_equal(found.shares, shares)
+    layout = read_placement_file(RunSettings(placement=tmp_path / "p.json"), CONFIG)
+    assert layout is not None
+    assert np.array_equal(layout.placement, placement)
+    assert np.array_equal(layout.shares, shares)
 
 
 def test_ranks_reject_placement_that_does_not_fit_model(tmp_path: Path) -> None:

@@ -58,16 +58,18 @@ def record() -> RunRecord:
 
 
 def test_run_record_round_trips_through_file(tmp_path: Path) -> None:
-    saved = record()
-    save_record(saved, tmp_path / "record.npz")
-    loaded = load_record(tmp_path / "record.npz")
+    original = record()
+    save_record(original, tmp_path / "record.npz")
+    copy = load_record(tmp_path / "record.npz")
     for field in fields(RunRecord):
         if field.name != "variants":
-            np.testing.assert_equal(getattr(loaded, field.name), getattr(saved, field.name))
-    ours, theirs = saved.variants["exact"], loaded.variants["exact"]
+            np.testing.assert_equal(getattr(copy, field.name), getattr(original, field.name))
+    original_variant, copied_variant = original.variants["exact"], copy.variants["exact"]
     for field in fields(VariantRecord):
-        np.testing.assert_equal(getattr(theirs, field.name), getattr(ours, field.name))
-    assert theirs.rank_rows.dtype == np.int64
+        np.testing.assert_equal(
+            getattr(copied_variant, field.name), getattr(original_variant, field.name)
+        )
+    assert copied_variant.rank_rows.dtype == np.int64
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not an archive", b"text"])

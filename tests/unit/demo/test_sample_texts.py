@@ -43,12 +43,12 @@ def test_sample_text_shares_no_64_bytes_with_training_text(kind: str, windows: M
 @SAME_MODULE
 @given(st.data(), st.binary(min_size=200, max_size=400), st.binary(min_size=1, max_size=99))
 def test_overlap_search_finds_planted_window(
-    windows: ModuleType, data: st.DataObject, secret: bytes, around: bytes
+    windows: ModuleType, data: st.DataObject, held_out_text: bytes, padding: bytes
 ) -> None:
-    trained = windows.unpack(windows.pack([sample("python")[:1000] + secret]))
-    start = data.draw(st.integers(0, len(secret) - windows.WINDOW))
-    planted = around + secret[start : start + windows.WINDOW] + around
-    assert windows.suspicious_offsets(planted, trained)
+    trained = windows.unpack(windows.pack([sample("python")[:1000] + held_out_text]))
+    start = data.draw(st.integers(0, len(held_out_text) - windows.WINDOW))
+    text = padding + held_out_text[start : start + windows.WINDOW] + padding
+    assert windows.suspicious_offsets(text, trained)
 
 
 def test_overlap_search_accepts_other_text(windows: ModuleType) -> None:

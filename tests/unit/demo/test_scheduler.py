@@ -22,25 +22,25 @@ def echo(scheduler: RequestScheduler, step: int) -> None:
     scheduler.add_logits(batch, torch.eye(256)[(tokens.long() + 1) % 256])
 
 
-def served(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
-    finished: dict[int, bytes] = {}
+def serve_requests(ranks: int, steps: int, new_tokens: int) -> dict[int, bytes]:
+    outputs: dict[int, bytes] = {}
     for rank in range(ranks):
         scheduler = RequestScheduler(traffic(steps, new_tokens), rank, ranks)
         for step in range(steps):
             echo(scheduler, step)
         scheduler.close()
-        assert not finished.keys() & scheduler.finished.keys()
-        finished |= scheduler.finished
-    return finished
+        assert not outputs.keys() & scheduler.finished.keys()
+        outputs |= scheduler.finished
+    return outputs
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 def test_requests_are_served_once_and_equal_for_any_ranks(
     ranks: int, steps: int, new_tokens: int
 ) -> None:
-    alone = served(1, steps, new_tokens)
-    assert sorted(alone) == list(range(steps * 3))
-    assert served(ranks, steps, new_tokens) == alone
+    single_rank = serve_requests(1, steps, new_tokens)
+    assert sorted(single_rank) == list(range(steps * 3))
+    assert serve_requests(ranks, steps, new_tokens) == single_rank
 
 
 def test_request_gets_one_token_per_step_until_done() -> None:
@@ -68,12 +68,12 @@ def test_request_positions_follow_prompt() -> None:
 def test_kv_cache_slots_stay_below_capacity(ranks: int) -> None:
     for rank in range(ranks):
         scheduler = RequestScheduler(traffic(12, 4), rank, ranks)
-        used = set()
+        slots = set()
         for step in range(12):
             batch = scheduler.next_batch(step)
-            used |= {sequence.slot for sequence in batch}
+            slots |= {sequence.slot for sequence in batch}
             scheduler.add_logits(batch, torch.zeros(batch.rows, 256))
-        assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in used)
+        assert all(slot < cache_slots(traffic(12, 4), ranks) for slot in slots)
 
 
 def test_outputs_digest_changes_with_one_logit_bit() -> None:

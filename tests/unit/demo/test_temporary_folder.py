@@ -28,13 +28,13 @@ def test_temporary_folder_is_private_and_removed_with_contents(parent: Path) -> 
 def test_temporary_folder_is_removed_after_signal_while_it_is_made(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy = Path.mkdir
+    mkdir = Path.mkdir
 
-    def interrupted(folder: Path, mode: int) -> None:
-        healthy(folder, mode)
+    def mkdir_then_signal(folder: Path, mode: int) -> None:
+        mkdir(folder, mode)
         raise TerminatedBySignal(SIGTERM)
 
-    monkeypatch.setattr(Path, "mkdir", interrupted)
+    monkeypatch.setattr(Path, "mkdir", mkdir_then_signal)
     with pytest.raises(TerminatedBySignal), temporary_folder():
         pass
     assert list(parent.iterdir()) == []

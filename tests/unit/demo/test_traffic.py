@@ -64,11 +64,11 @@ def test_traffic_phases_take_equal_consecutive_steps(traffic: Traffic) -> None:
 def test_traffic_serves_every_prompt_before_repeating_one(
     traffic: Traffic,
 ) -> None:
-    served: dict[int, list[bytes]] = {}
+    prompts_by_phase: dict[int, list[bytes]] = {}
     for step in range(traffic.steps):
         for request in traffic.arrivals(step):
-            served.setdefault(request.phase, []).append(request.prompt)
-    for index, prompts in served.items():
+            prompts_by_phase.setdefault(request.phase, []).append(request.prompt)
+    for index, prompts in prompts_by_phase.items():
         text = traffic.phases[index].text
         every = [text[i : i + 16] for i in range(0, len(text), 16)]
         for lap in range(0, len(prompts), len(every)):
@@ -117,12 +117,12 @@ def test_load_phases_rejects_bad_content_naming_file(
 ) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
-    with pytest.raises(InvalidText) as caught:
+    with pytest.raises(InvalidText) as error:
         load_phases([path])
-    assert words in str(caught.value)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, UsageError)
+    assert words in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert isinstance(error.value, UsageError)
 
 
 def test_load_phases_rejects_unreadable_paths(

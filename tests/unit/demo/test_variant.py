@@ -14,7 +14,7 @@ from equipoise.demo.run_context import RunContext
 from equipoise.demo.settings import EXPERTS, LAYERS, RunSettings, Shares, VariantName
 from equipoise.demo.variant import Variant, balancer_config, first_placement, variants_of_run
 
-TOLD = RunSettings(
+ALL_SETTINGS = RunSettings(
     shares=Shares.STATIC,
     routing_rule=RoutingRule.VLLM_ROW_HASH,
     window_size=6,
@@ -40,7 +40,7 @@ def run_context(settings: RunSettings) -> RunContext:
 
 
 def test_balancer_config_takes_every_run_setting() -> None:
-    config = balancer_config(run_context(TOLD), Variant(VariantName.STATIC, 40))
+    config = balancer_config(run_context(ALL_SETTINGS), Variant(VariantName.STATIC, 40))
     assert config.shares is ShareMode.STATIC
     assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
@@ -50,35 +50,40 @@ def test_balancer_config_takes_every_run_setting() -> None:
 
 
 def test_balancer_config_of_default_run_has_engine_defaults() -> None:
-    told = balancer_config(run_context(RunSettings()), Variant(VariantName.EXACT, 40))
+    config = balancer_config(run_context(RunSettings()), Variant(VariantName.EXACT, 40))
     plain = BalancerConfig(
-        name=told.name,
-        shares=told.shares,
-        window_size=told.window_size,
-        step_interval=told.step_interval,
-        sub_window=told.sub_window,
-        timeout=told.timeout,
+        name=config.name,
+        shares=config.shares,
+        window_size=config.window_size,
+        step_interval=config.step_interval,
+        sub_window=config.sub_window,
+        timeout=config.timeout,
     )
-    assert told == plain
+    assert config == plain
 
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_run_variants_of_other_routing_rule_are_static_only(rule: RoutingRule) -> None:
-    asked = RunSettings(routing_rule=rule, shares=Shares.STATIC)
-    assert [variant.name for variant in variants_of_run(asked, EXPERTS)] == ["unbalanced", "static"]
+    settings = RunSettings(routing_rule=rule, shares=Shares.STATIC)
+    assert [variant.name for variant in variants_of_run(settings, EXPERTS)] == [
+        "unbalanced",
+        "static",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("asked", "served"),
+    ("requested_names", "expected_names"),
     [
         (("exact", "unbalanced"), ["unbalanced", "exact"]),
         (("lagged", "exact"), ["lagged", "exact"]),
         (("exact",), ["exact"]),
     ],
 )
-def test_variants_are_the_requested_ones(asked: tuple[str, ...], served: list[str]) -> None:
-    settings = RunSettings(variants=tuple(VariantName(name) for name in asked))
-    assert [variant.name for variant in variants_of_run(settings, EXPERTS)] == served
+def test_variants_are_the_requested_ones(
+    requested_names: tuple[str, ...], expected_names: list[str]
+) -> None:
+    settings = RunSettings(variants=tuple(VariantName(name) for name in requested_names))
+    assert [variant.name for variant in variants_of_run(settings, EXPERTS)] == expected_names
 
 
 @pytest.mark.parametrize(
@@ -89,12 +94,12 @@ def test_first_placement_meets_survival_requirement(
     ranks: int, nodes: int, survive: int, slots: int
 ) -> None:
     shape = ExpertShape(LAYERS, EXPERTS, slots, ranks)
-    found = first_placement(
+    placement = first_placement(
         RunSettings(ranks=ranks, nodes=nodes, survive=survive, slots=slots), shape
     )
-    check_placement(found, shape)
-    topology(shape, nodes, survive, None).check_survival(found)
+    check_placement(placement, shape)
+    topology(shape, nodes, survive, None).check_survival(placement)
     lost_together = np.arange(slots) // (slots // (ranks if survive == 1 else nodes))
-    for row in found:
+    for row in placement:
         homes = [np.unique(lost_together[row == expert]) for expert in range(EXPERTS)]
         assert min(map(len, homes)) >= 2

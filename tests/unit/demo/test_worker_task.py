@@ -39,9 +39,9 @@ def test_worker_task_round_trips_through_json_line(
     task = RankTask(settings, Path("r.npz"), launcher=77, recording=recording)
     line = task.to_json()
     assert "\n" not in line
-    found = RankTask.from_json(line)
-    assert found == task
+    decoded_task = RankTask.from_json(line)
+    assert decoded_task == task
     # A word equals its text, but is not it: what asks for the word itself would not find it.
     kinds = {key: type(value) for key, value in vars(settings).items()}
-    assert {key: type(value) for key, value in vars(found.settings).items()} == kinds
-    assert [type(name) for name in found.settings.variants] == [VariantName, VariantName]
+    assert {key: type(value) for key, value in vars(decoded_task.settings).items()} == kinds
+    assert [type(name) for name in decoded_task.settings.variants] == [VariantName, VariantName]

@@ -11,9 +11,9 @@ from equipoise.hal.capabilities import Capabilities, CommunicatorCapabilities, S
 SILENT = (Capabilities(), CommunicatorCapabilities())
 
 
-@pytest.mark.parametrize("silent", SILENT, ids=lambda c: type(c).__name__)
-def test_default_capabilities_promise_nothing(silent: object) -> None:
-    answers = [getattr(silent, field.name) for field in fields(silent)]  # type: ignore[arg-type]
+@pytest.mark.parametrize("defaults", SILENT, ids=lambda c: type(c).__name__)
+def test_default_capabilities_promise_nothing(defaults: object) -> None:
+    answers = [getattr(defaults, field.name) for field in fields(defaults)]  # type: ignore[arg-type]
     assert not any(answer for answer in answers if isinstance(answer, bool))
 
 
@@ -24,12 +24,14 @@ def test_default_capabilities_move_bytes_and_sum_integers() -> None:
     assert Capabilities().streams == 1
 
 
-@pytest.mark.parametrize("declared", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"])
-def test_capabilities_are_frozen(declared: object) -> None:
+@pytest.mark.parametrize(
+    "declaration", [BACKEND.capabilities, GLOO.capabilities], ids=["cpu", "gloo"]
+)
+def test_capabilities_are_frozen(declaration: object) -> None:
     with pytest.raises(FrozenInstanceError):
-        declared.streams = 0  # type: ignore[attr-defined]
+        declaration.streams = 0  # type: ignore[attr-defined]
 
 
 def test_reductions_are_subset_of_dtypes() -> None:
-    for declared in (GLOO.capabilities, CommunicatorCapabilities()):
-        assert declared.reductions <= declared.dtypes
+    for capabilities in (GLOO.capabilities, CommunicatorCapabilities()):
+        assert capabilities.reductions <= capabilities.dtypes

@@ -22,7 +22,7 @@ from equipoise.hal.work import Work
 SOON = 20.0
 
 
-def checked(
+def open_checked(
     member: GroupMember,
     purpose: str = "test",
     ranks: Sequence[int] | None = None,
@@ -46,12 +46,12 @@ def total(group: Communicator) -> int:
     return int(value)
 
 
-def everything(group: CheckedCommunicator) -> list[object]:
+def run_every_operation(group: CheckedCommunicator) -> list[object]:
     """One of each operation, on two ranks."""
     me, peer = group.rank, 1 - group.rank
     gathered, part, even = torch.zeros(2, 1).long(), ints(0), torch.zeros(2, 1).long()
     root, uneven = ints(me + 5), torch.zeros(1 + me).long()
-    taken = blob(3)
+    received_blob = blob(3)
     group.warm([(0, 1)])
     group.barrier().result(SOON)
     group.all_gather(gathered, ints(me)).result(SOON)
@@ -61,21 +61,21 @@ def everything(group: CheckedCommunicator) -> list[object]:
     rows = ints(me, me)[: 1 + me]
     sends, receives = ([0, 1], [0, 1]) if me == 0 else ([1, 1], [1, 1])
     group.all_to_all_uneven(uneven, rows, receives, sends).result(SOON)
-    group.exchange(Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, taken),))).result(
-        SOON
-    )
-    mail = ints(0)
-    works = [group.isend(ints(me + 10), peer), group.irecv(mail, peer)]
+    group.exchange(
+        Exchange((PeerBuffer(peer, blob(3, me)),), (PeerBuffer(peer, received_blob),))
+    ).result(SOON)
+    message = ints(0)
+    works = [group.isend(ints(me + 10), peer), group.irecv(message, peer)]
     for work in works:
         work.result(SOON)
         work.result(SOON)
         assert work.done()
-    values = [gathered, part, root, even, uneven, taken, mail]
+    values = [gathered, part, root, even, uneven, received_blob, message]
     return [value.flatten().tolist() for value in values]
 
 
 def test_checked_operations_that_agree_complete() -> None:
-    first, second = on_ranks(2, lambda member: everything(checked(member)))
+    first, second = on_ranks(2, lambda member: run_every_operation(open_checked(member)))
     assert first == [[0, 1], [2], [6], [0, 1], [1], [1, 1, 1], [11]]
     assert second == [[0, 1], [4], [6], [2, 3], [0, 1], [0, 0, 0], [10]]
 
@@ -125,7 +125,7 @@ DIFFERENT: dict[str, tuple[Pair, str]] = {
 @pytest.mark.parametrize(("calls", "words"), DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_mismatched_operations_raise_on_every_rank(calls: Pair, words: str) -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         with pytest.raises(OrderMismatch, match=words):
             calls[member.rank](group)
         return total(group)
@@ -135,7 +135,7 @@ def test_mismatched_operations_raise_on_every_rank(calls: Pair, words: str) -> N
 
 def test_epoch_mismatch_raises_on_every_rank() -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         group.epoch = member.rank
         with pytest.raises(OrderMismatch, match=r"epoch 0; rank 1 .* epoch 1"):
             group.barrier()
@@ -146,17 +146,17 @@ def test_epoch_mismatch_raises_on_every_rank() -> None:
 
 
 def test_missing_rank_is_named_and_refused_when_late() -> None:
-    given_up = threading.Event()
+    timeout_event = threading.Event()
 
     def program(member: GroupMember) -> int:
-        group = checked(member, deadline=0.3 if member.rank == 0 else SOON)
+        group = open_checked(member, deadline=0.3 if member.rank == 0 else SOON)
         if member.rank == 0:
             with pytest.raises(BallotIncomplete) as missing:
                 group.barrier()
             assert missing.value.missing == (1,)
-            given_up.set()
+            timeout_event.set()
         else:
-            assert given_up.wait(SOON)
+            assert timeout_event.wait(SOON)
             with pytest.raises(OrderMismatch, match="given up by a rank"):
                 group.barrier()
         group._deadline = SOON
@@ -166,18 +166,18 @@ def test_missing_rank_is_named_and_refused_when_late() -> None:
 
 
 def test_checked_send_does_not_block_and_times_out_softly() -> None:
-    late = threading.Event()
+    timeout_event = threading.Event()
 
     def program(member: GroupMember) -> list[int]:
-        group, into = checked(member), ints(0, 0)
+        group, into = open_checked(member), ints(0, 0)
         if member.rank == 0:
             work = group.isend(ints(1, 2), 1)
             with pytest.raises(ResultPending):
                 work.result(0.02)
             assert not work.done()
-            late.set()
+            timeout_event.set()
         else:
-            assert late.wait(SOON)
+            assert timeout_event.wait(SOON)
             work = group.irecv(into, 0)
         work.result(SOON)
         return into.tolist()
@@ -187,7 +187,7 @@ def test_checked_send_does_not_block_and_times_out_softly() -> None:
 
 def test_message_size_mismatch_raises_on_both_ends() -> None:
     def program(member: GroupMember) -> bool:
-        group = checked(member)
+        group = open_checked(member)
         words = r"rank 0 issued .* of 1 x .*; rank 1 issued .* of 2 x"
         with pytest.raises(OrderMismatch, match=words):
             message(group, ints(1) if member.rank == 0 else ints(0, 0)).result(SOON)
@@ -200,17 +200,17 @@ def test_message_size_mismatch_raises_on_both_ends() -> None:
 
 
 def test_message_mismatch_is_permanent_and_cancels_send() -> None:
-    cast = threading.Event()
+    send_event = threading.Event()
 
     def program(member: GroupMember) -> bool:
-        group = checked(member)
+        group = open_checked(member)
         if member.rank == 1:
-            assert cast.wait(SOON)
+            assert send_event.wait(SOON)
             with pytest.raises(OrderMismatch):
                 group.irecv(ints(0, 0), 0)
             return True
         work = group.isend(ints(1), 1)
-        cast.set()
+        send_event.set()
         for _ in range(2):
             with pytest.raises(OrderMismatch):
                 work.result(SOON)
@@ -225,7 +225,7 @@ def test_message_mismatch_is_permanent_and_cancels_send() -> None:
 def test_checked_group_asks_only_its_members() -> None:
     def program(member: GroupMember) -> list[int]:
         ranks = [2, 0] if member.rank != 1 else [1]
-        group = checked(member, f"part {ranks}", ranks)
+        group = open_checked(member, f"part {ranks}", ranks)
         return [group.rank, group.size, total(group)]
 
     assert on_ranks(3, program) == [[1, 2, 3], [0, 1, 1], [0, 2, 3]]
@@ -233,7 +233,7 @@ def test_checked_group_asks_only_its_members() -> None:
 
 def test_rebuild_resets_checked_counters_of_survivors() -> None:
     def program(member: GroupMember) -> int:
-        group = checked(member)
+        group = open_checked(member)
         if member.rank == 2:
             return 0
         with pytest.raises(Unsupported):
@@ -250,7 +250,7 @@ def test_threads_use_several_checked_communicators() -> None:
     """Each rank's threads start in another order; no one's wait may hold up another's ballot."""
 
     def program(member: GroupMember) -> list[int]:
-        groups = [checked(member, f"group {n}") for n in range(3)]
+        groups = [open_checked(member, f"group {n}") for n in range(3)]
         order = groups[member.rank :] + groups[: member.rank]
         with ThreadPoolExecutor(3) as pool:
             ends = {id(g): pool.submit(lambda g=g: [total(g) for _ in range(3)]) for g in order}  # type: ignore[misc]

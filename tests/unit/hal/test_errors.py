@@ -12,15 +12,15 @@ LINE = re.compile(
 )
 
 
-def drawn() -> dict[str, str]:
-    """Each drawn class, and the class it hangs on ("" for the root)."""
+def docstring_tree() -> dict[str, str]:
+    """The parent of each class of the tree in the docstring ("" for the root)."""
     parents: dict[str, str] = {}
     branch: list[str] = []
     for line in inspect.cleandoc(errors.__doc__ or "").splitlines():
-        if found := LINE.match(line):
-            depth = len(found["lead"]) // 4
-            branch = [*branch[:depth], found["name"]]
-            parents[found["name"]] = branch[depth - 1] if depth else ""
+        if match := LINE.match(line):
+            depth = len(match["lead"]) // 4
+            branch = [*branch[:depth], match["name"]]
+            parents[match["name"]] = branch[depth - 1] if depth else ""
     return parents
 
 
@@ -29,17 +29,19 @@ def classes() -> dict[str, type]:
 
 
 def test_error_tree_drawing_lists_every_class() -> None:
-    assert set(drawn()) == set(classes())
-    assert len(drawn()) > 15
+    assert set(docstring_tree()) == set(classes())
+    assert len(docstring_tree()) > 15
 
 
 def test_error_classes_have_drawn_parents() -> None:
-    for name, parent in drawn().items():
+    for name, parent in docstring_tree().items():
         assert classes()[name].__bases__ == (classes()[parent] if parent else Exception,)
 
 
 def test_error_branches_are_disjoint() -> None:
-    branches = [classes()[name] for name, parent in drawn().items() if parent == "EquipoiseError"]
+    branches = [
+        classes()[name] for name, parent in docstring_tree().items() if parent == "EquipoiseError"
+    ]
     for kind in classes().values():
         assert sum(issubclass(kind, branch) for branch in branches) <= 1
 
@@ -51,10 +53,10 @@ def test_operation_timeout_is_failure_but_result_pending_is_not() -> None:
 
 def test_rank_errors_name_their_ranks() -> None:
     missing = errors.BallotIncomplete("q", (1, 3))
-    lost = errors.RankLost(2, "was killed by SIGKILL", "step 7")
+    error = errors.RankLost(2, "was killed by SIGKILL", "step 7")
     assert missing.missing == (1, 3)
-    assert (lost.rank, lost.reason, lost.operation) == (2, "was killed by SIGKILL", "step 7")
-    assert str(lost) == "rank 2 was killed by SIGKILL during step 7"
+    assert (error.rank, error.reason, error.operation) == (2, "was killed by SIGKILL", "step 7")
+    assert str(error) == "rank 2 was killed by SIGKILL during step 7"
 
 
 @pytest.mark.parametrize("kind", classes().values())

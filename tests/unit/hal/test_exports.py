@@ -16,15 +16,15 @@ ELSEWHERE = {"Probe"}
 
 @pytest.mark.parametrize("module", sorted(HOMES))
 def test_hal_exports_every_public_protocol_class(module: str) -> None:
-    found = import_module(f"equipoise.hal.{module}")
+    submodule = import_module(f"equipoise.hal.{module}")
     public = {
         name
-        for name, value in vars(found).items()
-        if inspect.isclass(value) and value.__module__ == found.__name__ and name[0] != "_"
+        for name, value in vars(submodule).items()
+        if inspect.isclass(value) and value.__module__ == submodule.__name__ and name[0] != "_"
     }
     assert public - ELSEWHERE == set(HOMES[module])
     for name in HOMES[module]:
-        assert getattr(equipoise.hal, name) is getattr(found, name)
+        assert getattr(equipoise.hal, name) is getattr(submodule, name)
 
 
 def test_hal_unknown_name_raises_attribute_error() -> None:

@@ -27,16 +27,16 @@ print(json.dumps([sorted({{name.partition(".")[0] for name in sys.modules}}),
 """
 
 
-def look(body: str) -> tuple[set[str], int, int]:
+def state_after(body: str) -> tuple[set[str], int, int]:
     """Top-level modules, Python threads and threads of the system after `body`."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", LOOK.format(body=body)],
         capture_output=True,
         text=True,
         check=True,
         timeout=240,
     )
-    modules, threads, tasks = json.loads(done.stdout.splitlines()[-1])
+    modules, threads, tasks = json.loads(result.stdout.splitlines()[-1])
     return set(modules), threads, tasks
 
 
@@ -46,14 +46,14 @@ def public_modules() -> list[str]:
 
 
 def test_package_import_loads_neither_vendor_nor_torch() -> None:
-    modules, threads, tasks = look("import equipoise")
+    modules, threads, tasks = state_after("import equipoise")
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
 
 def test_cli_parsing_loads_neither_vendor_nor_torch() -> None:
     body = "from equipoise.cli import main, parser\nparser.build_parser().parse_args(['doctor'])"
-    modules, threads, tasks = look(body)
+    modules, threads, tasks = state_after(body)
     assert not modules & {*VENDORS, "torch", "numpy"}
     assert (threads, tasks) == (1, 1)
 
@@ -64,7 +64,7 @@ def test_public_modules_import_without_vendor_or_thread() -> None:
     body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
     body += "\n".join(f"import {name}" for name in names)
     body += "\nassert threading.active_count() == before\nassert not torch.cuda.is_initialized()"
-    modules, threads, _ = look(body)
+    modules, threads, _ = state_after(body)
     assert not modules & {"torch_npu", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy"}
     assert threads == 1
 
@@ -75,7 +75,7 @@ def test_vllm_modules_fail_only_on_missing_vllm(
 ) -> None:
     assert name in public_modules()
     without = f"import sys\nsys.modules['vllm'] = None\nimport {name}"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", without], capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")
+    assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")

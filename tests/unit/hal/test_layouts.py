@@ -29,11 +29,11 @@ def test_segment_refuses_strided_tensor() -> None:
 
 
 def test_segment_offset_is_free_except_for_private_format() -> None:
-    stacked = torch.zeros(4, 3)
-    assert Segment("w", stacked[2]).data.storage_offset() == 6
-    Segment("w", stacked[0], SlotFormat.PRIVATE)
+    storage = torch.zeros(4, 3)
+    assert Segment("w", storage[2]).data.storage_offset() == 6
+    Segment("w", storage[0], SlotFormat.PRIVATE)
     with pytest.raises(SlotError, match="needs storage offset 0"):
-        Segment("w", stacked[2], SlotFormat.PRIVATE)
+        Segment("w", storage[2], SlotFormat.PRIVATE)
 
 
 @given(SHAPES, st.integers(0, 9))
@@ -41,19 +41,19 @@ def test_private_segment_covers_its_whole_storage(shape: tuple[int, ...], paddin
     count = math.prod(shape)
     whole = torch.arange(count + padding, dtype=torch.int16)
     segment = Segment("w", whole[:count].view(shape), SlotFormat.PRIVATE)
-    wanted = SegmentType("w", shape, torch.int16, SlotFormat.PRIVATE, padding=2 * padding)
-    assert (segment.type, wanted.nbytes) == (wanted, whole.nbytes)
+    expected_type = SegmentType("w", shape, torch.int16, SlotFormat.PRIVATE, padding=2 * padding)
+    assert (segment.type, expected_type.nbytes) == (expected_type, whole.nbytes)
     assert torch.equal(segment.bytes, whole.view(torch.uint8))
     assert Segment("w", segment.data).type.padding == 0
     assert torch.equal(Segment("w", segment.data).bytes, whole[:count].view(torch.uint8))
 
 
 def test_segment_bytes_alias_tensor_memory() -> None:
-    stacked = torch.zeros(4, 3)
-    Segment("w", stacked[2]).bytes.fill_(1)
-    assert stacked.view(torch.uint8).sum(1).tolist() == [0, 0, 12, 0]
-    Segment("w", stacked[0], SlotFormat.PRIVATE).bytes.fill_(2)
-    assert set(stacked.view(torch.uint8).flatten().tolist()) == {2}
+    storage = torch.zeros(4, 3)
+    Segment("w", storage[2]).bytes.fill_(1)
+    assert storage.view(torch.uint8).sum(1).tolist() == [0, 0, 12, 0]
+    Segment("w", storage[0], SlotFormat.PRIVATE).bytes.fill_(2)
+    assert set(storage.view(torch.uint8).flatten().tolist()) == {2}
 
 
 def test_slot_layout_refuses_no_slots() -> None:

@@ -10,19 +10,19 @@ from equipoise.hal.errors import BackendUnavailable, UsageError
 
 
 class CountedBackend(CpuBackend):
-    """So many devices; remembers which of them were opened."""
+    """A backend of `count` devices that records the indices it opens."""
 
     name = "counted"
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self.opened: list[int] = []
+        self.opened_indices: list[int] = []
 
     def devices(self) -> int:
         return self._count
 
     def open(self, index: int) -> CpuAccelerator:
-        self.opened.append(index)
+        self.opened_indices.append(index)
         return CpuAccelerator()
 
 
@@ -30,7 +30,7 @@ def test_open_for_assigns_devices_round_robin() -> None:
     backend = CountedBackend(3)
     for rank in range(5):
         open_for_rank(backend, rank).close()
-    assert backend.opened == [0, 1, 2, 0, 1]
+    assert backend.opened_indices == [0, 1, 2, 0, 1]
 
 
 def test_open_for_fails_without_devices() -> None:

@@ -35,7 +35,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int], int, list[int]]:
     placement = draw(st.permutations([*range(experts), *extra]))
     shares = [0] * len(placement)
     for expert in range(experts):
-        slots = [slot for slot, held in enumerate(placement) if held == expert]
+        slots = [slot for slot, occupant in enumerate(placement) if occupant == expert]
         size = len(slots) - 1
         cuts = sorted(draw(st.lists(st.integers(0, 65536), min_size=size, max_size=size)))
         ends = [0, *cuts, 65536]
@@ -51,8 +51,8 @@ def int32(values: list[int]) -> Tensor:
 
 @given(WORD, WORD, WORD, WORD)
 def test_mix32_equals_its_definition(index: int, rank: int, layer: int, step: int) -> None:
-    mixed = routing.mix32(torch.tensor([index]), rank, layer, step)
-    assert mixed.tolist() == [slow_mix(index, rank, layer, step)]
+    word = routing.mix32(torch.tensor([index]), rank, layer, step)
+    assert word.tolist() == [slow_mix(index, rank, layer, step)]
 
 
 @UNHURRIED
@@ -104,7 +104,7 @@ def test_build_table_lists_slots_and_cumulative_shares(
     assert (table.experts, table.slots) == (experts, len(placement))
     for expert in range(experts):
         run = slice(int(table.start[expert]), int(table.start[expert + 1]))
-        slots = [slot for slot, held in enumerate(placement) if held == expert]
+        slots = [slot for slot, occupant in enumerate(placement) if occupant == expert]
         assert table.replicas[run].tolist() == slots
         sums = int32([shares[slot] for slot in slots]).cumsum(0)
         assert table.cumulative[run].tolist() == sums.tolist()
@@ -117,8 +117,8 @@ def halves() -> routing.RoutingTable:
 def test_route_hashed_differs_by_step_layer_and_rank() -> None:
     ids = torch.zeros(64, dtype=torch.int32)
     salts = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    drawn = {tuple(routing.route_hashed(ids, halves(), *salt)[0].tolist()) for salt in salts}
-    assert len(drawn) == len(salts)
+    routes = {tuple(routing.route_hashed(ids, halves(), *salt)[0].tolist()) for salt in salts}
+    assert len(routes) == len(salts)
 
 
 @given(st.integers(0, 65536))
@@ -138,15 +138,15 @@ def test_route_hashed_follows_shares() -> None:
     table = routing.build_table(int32([0, 0, 0]), int32([6554, 19661, 39321]), 1)
     ids = torch.zeros(100_000, dtype=torch.int32)
     slots, _ = routing.route_hashed(ids, table, 3, 5, 7)
-    drawn = torch.bincount(slots, minlength=3) / len(ids)
+    frequencies = torch.bincount(slots, minlength=3) / len(ids)
     # Five standard deviations of a fair draw; the draw is fixed, so this holds or does not.
-    assert (drawn - torch.tensor([0.1, 0.3, 0.6])).abs().max() < 5 * 0.5 / len(ids) ** 0.5
+    assert (frequencies - torch.tensor([0.1, 0.3, 0.6])).abs().max() < 5 * 0.5 / len(ids) ** 0.5
 
 
 def test_route_apportioned_rounds_differently_by_rank() -> None:
     one = torch.zeros(1, dtype=torch.int32)
-    chosen = [int(routing.route_apportioned(one, halves(), rank, 0)[0]) for rank in range(200)]
-    assert 60 < sum(chosen) < 140
+    slots = [int(routing.route_apportioned(one, halves(), rank, 0)[0]) for rank in range(200)]
+    assert 60 < sum(slots) < 140
 
 
 def test_solve_shares_levels_rank_loads() -> None:
@@ -173,7 +173,7 @@ def test_build_table_refuses_inconsistent_shares(
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("wrong_tensors", "message"),
     [
         ({"start": torch.zeros(2)}, "start: expected int32"),
         ({"start": int32([0])}, "start: expected at least 2 elements, got 1"),
@@ -182,10 +182,10 @@ def test_build_table_refuses_inconsistent_shares(
         ({"cumulative": int32([1]).to("meta")}, "cumulative: expected on cpu, got meta"),
     ],
 )
-def test_routing_table_refuses_wrong_shapes(changed: dict[str, Tensor], message: str) -> None:
-    right = {"start": int32([0, 1]), "replicas": int32([0]), "cumulative": int32([65536])}
+def test_routing_table_refuses_wrong_shapes(wrong_tensors: dict[str, Tensor], message: str) -> None:
+    valid_tensors = {"start": int32([0, 1]), "replicas": int32([0]), "cumulative": int32([65536])}
     with pytest.raises(ValueError, match=message):
-        routing.RoutingTable(**(right | changed))
+        routing.RoutingTable(**(valid_tensors | wrong_tensors))
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def int32(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def table(held: list[int]) -> routing.RoutingTable:
+def table(placement: list[int]) -> routing.RoutingTable:
     """All shares on the first replica: the rules do not read them."""
-    shares = [0 if expert in held[:slot] else 65536 for slot, expert in enumerate(held)]
-    return routing.build_table(int32(held), int32(shares), max(held) + 1)
+    shares = [0 if expert in placement[:slot] else 65536 for slot, expert in enumerate(placement)]
+    return routing.build_table(int32(placement), int32(shares), max(placement) + 1)
 
 
 def vllm(top_k: int, rows: int = ALL_ROWS) -> RowHash:
@@ -77,7 +77,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[int]]:
 
 
 def run(placement: list[int], expert: int) -> list[int]:
-    return [slot for slot, held in enumerate(placement) if held == expert]
+    return [slot for slot, occupant in enumerate(placement) if occupant == expert]
 
 
 @UNHURRIED
@@ -86,14 +86,14 @@ def test_row_hash_equals_its_definition(
     batch: tuple[list[int], list[int]], top_k: int, rows: int
 ) -> None:
     placement, ids = batch
-    made = table(placement)
-    slots, counts = route_by_rule(int32(ids), made, vllm(top_k, rows))
+    routing_table = table(placement)
+    slots, counts = route_by_rule(int32(ids), routing_table, vllm(top_k, rows))
     for j, (expert, slot) in enumerate(zip(ids, slots.tolist(), strict=True)):
         copies = run(placement, expert)
         turn = (j // top_k * 2654435769) % 2**32
         assert slot == (copies[turn % len(copies)] if copies else len(placement))
-    counted = ids[: rows * top_k]
-    assert counts.tolist() == [counted.count(expert) for expert in range(made.experts)]
+    counted_ids = ids[: rows * top_k]
+    assert counts.tolist() == [counted_ids.count(expert) for expert in range(routing_table.experts)]
 
 
 @UNHURRIED
@@ -102,15 +102,15 @@ def test_block_turns_equal_their_definition(
     batch: tuple[list[int], list[int]], offset: int
 ) -> None:
     placement, ids = batch
-    made = table(placement)
-    slots, counts = route_by_rule(int32(ids), made, BlockTurns(offset))
+    routing_table = table(placement)
+    slots, counts = route_by_rule(int32(ids), routing_table, BlockTurns(offset))
     for number, (low, high) in enumerate(pairwise(range(0, len(ids) + 2 * BLOCK, BLOCK))):
-        seen: dict[int, int] = {}
+        occurrences: dict[int, int] = {}
         for expert, slot in zip(ids[low:high], slots[low:high].tolist(), strict=True):
-            copies, turn = run(placement, expert), seen.get(expert, 0) + number + offset
-            seen[expert] = seen.get(expert, 0) + 1
+            copies, turn = run(placement, expert), occurrences.get(expert, 0) + number + offset
+            occurrences[expert] = occurrences.get(expert, 0) + 1
             assert slot == (copies[turn % len(copies)] if copies else len(placement))
-    assert counts.tolist() == [ids.count(expert) for expert in range(made.experts)]
+    assert counts.tolist() == [ids.count(expert) for expert in range(routing_table.experts)]
 
 
 def test_rules_refuse_invalid_parameters() -> None:

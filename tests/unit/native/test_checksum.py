@@ -18,7 +18,7 @@ def mix(x: int) -> int:
     return x ^ x >> 32
 
 
-def slow(data: bytes) -> int:
+def slow_checksum(data: bytes) -> int:
     padded = data + bytes(-len(data) % 4)
     words = [int.from_bytes(padded[i : i + 4], "little") for i in range(0, len(padded), 4)]
     terms = [mix(w + (i + 1) * 0x9E3779B97F4A7C15 & MASK) for i, w in enumerate(words)]
@@ -27,23 +27,23 @@ def slow(data: bytes) -> int:
 
 @given(st.binary(max_size=200))
 def test_checksum_equals_definition(data: bytes) -> None:
-    assert _native.checksum(data) == slow(data)
+    assert _native.checksum(data) == slow_checksum(data)
 
 
 @given(st.binary(min_size=1, max_size=200), st.data())
 def test_checksum_detects_one_changed_bit(data: bytes, choice: st.DataObject) -> None:
-    changed = bytearray(data)
-    changed[choice.draw(st.integers(0, len(data) - 1))] ^= 1 << choice.draw(st.integers(0, 7))
-    assert _native.checksum(bytes(changed)) != _native.checksum(data)
+    other_data = bytearray(data)
+    other_data[choice.draw(st.integers(0, len(data) - 1))] ^= 1 << choice.draw(st.integers(0, 7))
+    assert _native.checksum(bytes(other_data)) != _native.checksum(data)
 
 
 @given(st.lists(st.binary(min_size=4, max_size=4), min_size=2, max_size=40), st.data())
 def test_checksum_detects_swapped_words(words: list[bytes], choice: st.DataObject) -> None:
     a, b = (choice.draw(st.integers(0, len(words) - 1)) for _ in range(2))
     assume(words[a] != words[b])
-    swapped = list(words)
-    swapped[a], swapped[b] = words[b], words[a]
-    assert _native.checksum(b"".join(swapped)) != _native.checksum(b"".join(words))
+    other_words = list(words)
+    other_words[a], other_words[b] = words[b], words[a]
+    assert _native.checksum(b"".join(other_words)) != _native.checksum(b"".join(words))
 
 
 @given(st.binary(max_size=100), st.integers(1, 9))
@@ -55,4 +55,4 @@ def test_checksum_detects_appended_zeros(data: bytes, zeros: int) -> None:
 def test_checksum_of_numpy_and_torch_views_agree(data: bytes, offset: int) -> None:
     array = np.frombuffer(bytearray(data), dtype=np.uint8)[offset:]
     tensor = torch.from_numpy(array)
-    assert _native.checksum(array) == _native.checksum(tensor) == slow(data[offset:])
+    assert _native.checksum(array) == _native.checksum(tensor) == slow_checksum(data[offset:])

@@ -112,11 +112,11 @@ def experts_of(problem: Problem, placement: Sequence[int]) -> list[list[int]]:
 def fullness(problem: Problem, answer: Answer) -> list[Fraction]:
     """Of each rank, relative to its capacity."""
     per_rank = problem.slots // problem.ranks
-    full = [Fraction(0)] * problem.ranks
+    rank_loads = [Fraction(0)] * problem.ranks
     for slot, (expert, share) in enumerate(zip(answer.placement, answer.shares, strict=True)):
         rank = slot // per_rank
-        full[rank] += Fraction(problem.load[expert] * share, problem.capacity[rank])
-    return full
+        rank_loads[rank] += Fraction(problem.load[expert] * share, problem.capacity[rank])
+    return rank_loads
 
 
 def optimum(problem: Problem, placement: Sequence[int]) -> Fraction:
@@ -124,8 +124,8 @@ def optimum(problem: Problem, placement: Sequence[int]) -> Fraction:
 
     By the theorem of Hall, or that of maximum flow and minimum cut.
     """
-    held = experts_of(problem, placement)
-    homes = [{r for r in range(problem.ranks) if e in held[r]} for e in range(len(problem.load))]
+    members = experts_of(problem, placement)
+    homes = [{r for r in range(problem.ranks) if e in members[r]} for e in range(len(problem.load))]
     peak = Fraction(0)
     for size in range(1, problem.ranks + 1):
         for ranks in combinations(range(problem.ranks), size):
@@ -142,8 +142,8 @@ def check(problem: Problem, answer: Answer) -> None:
     for expert in range(len(problem.load)):
         slots = [s for s, e in enumerate(answer.placement) if e == expert]
         assert sum(answer.shares[s] for s in slots) == SHARE_ONE
-    for held in experts_of(problem, answer.placement):
-        assert len(set(held)) == len(held)
+    for members in experts_of(problem, answer.placement):
+        assert len(set(members)) == len(members)
 
 
 def survives(problem: Problem, placement: Sequence[int]) -> bool:
@@ -204,8 +204,8 @@ def test_incremental_plan_fills_few_slots_per_rank(problem: Problem, data: st.Da
         answer = solve(later, INCREMENTAL, installed, split=split, per_rank=most)
         check(later, answer)
         assert survives(later, answer.placement)
-        changed = np.array(installed) != np.array(answer.placement)
-        assert changed.reshape(later.ranks, -1).sum(axis=1).max() <= most
+        difference = np.array(installed) != np.array(answer.placement)
+        assert difference.reshape(later.ranks, -1).sum(axis=1).max() <= most
         assert max(fullness(later, answer)) <= max(fullness(later, stays)) + 1
 
 
@@ -239,9 +239,9 @@ def test_connected_plan_is_independent_of_expert_numbering(
     assume(len(sizes) == len(problem.load) * problem.ranks and 0 not in problem.load)
     order = list(range(len(problem.load)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    renamed = replace(problem, load=tuple(problem.load[e] for e in order))
-    here, there = solve(problem), solve(renamed)
-    assert sorted(fullness(problem, here)) == sorted(fullness(renamed, there))
+    other_problem = replace(problem, load=tuple(problem.load[e] for e in order))
+    here, there = solve(problem), solve(other_problem)
+    assert sorted(fullness(problem, here)) == sorted(fullness(other_problem, there))
     assert here.placement == tuple(order[e] for e in there.placement)
 
 
@@ -252,8 +252,8 @@ def test_connected_plan_connects_ranks_with_spare_copies(problem: Problem) -> No
     assume(min(problem.load) > 0)
     component = list(range(problem.ranks))
     for expert in range(len(problem.load)):
-        homes = [r for r, held in enumerate(experts_of(problem, solve(problem).placement))
-                 if expert in held]  # fmt: skip
+        homes = [r for r, members in enumerate(experts_of(problem, solve(problem).placement))
+                 if expert in members]  # fmt: skip
         merged = {component[r] for r in homes}
         component = [min(merged) if c in merged else c for c in component]
     assert set(component) == {component[0]}
@@ -291,11 +291,11 @@ def test_incremental_plan_is_stable_for_same_load(
 def test_even_split_plan_has_no_second_copy_on_rank(problem: Problem, random: object) -> None:
     """Whatever is installed; the load is level, so that nothing else wants to move."""
     assume(problem.survive == 0 and problem.slots > len(problem.load))
-    flat = replace(problem, load=(1000,) * len(problem.load))
+    uniform = replace(problem, load=(1000,) * len(problem.load))
     spare = problem.slots - len(problem.load)
     installed = [*range(len(problem.load)), *[0] * spare]
     random.shuffle(installed)  # type: ignore[attr-defined]
-    check(flat, solve(flat, INCREMENTAL, installed, split=EVEN, target=1000.0))
+    check(uniform, solve(uniform, INCREMENTAL, installed, split=EVEN, target=1000.0))
 
 
 def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -307,7 +307,7 @@ def layers_off_by(*parts: float) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     return np.array(load, dtype=np.int64), np.array([range(6)] * len(parts), dtype=np.int32)
 
 
-def moved(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
+def layers_with_moves(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
     """Of each layer, with a target of 0.02: trading expert 1 for 3 makes the ranks equal."""
     aims = np.array([1311, 0, 78643, SHARE_ONE, 0, LEVEL], dtype=np.int32)
     capacity, allowance = np.full(2, SHARE_ONE, np.int32), np.full(len(load), MOST)
@@ -318,15 +318,15 @@ def moved(load: NDArray[np.int64], installed: NDArray[np.int32]) -> list[bool]:
 
 
 def test_plan_keeps_layer_near_target_when_mean_meets_it() -> None:
-    assert moved(*layers_off_by(0.03, 0.0, 0.0)) == [False, False, False]
+    assert layers_with_moves(*layers_off_by(0.03, 0.0, 0.0)) == [False, False, False]
 
 
 def test_plan_changes_layer_near_target_when_mean_misses_it() -> None:
-    assert moved(*layers_off_by(0.03, 0.03, 0.01)) == [True, True, False]
+    assert layers_with_moves(*layers_off_by(0.03, 0.03, 0.01)) == [True, True, False]
 
 
 def test_plan_always_changes_layer_beyond_twice_target() -> None:
-    assert moved(*layers_off_by(0.05, 0.0, 0.0, 0.0)) == [True, False, False, False]
+    assert layers_with_moves(*layers_off_by(0.05, 0.0, 0.0, 0.0)) == [True, False, False, False]
 
 
 def test_plan_is_independent_of_thread_count() -> None:
@@ -335,7 +335,7 @@ def test_plan_is_independent_of_thread_count() -> None:
     aims = np.array([1311, 6554, 32768, SHARE_ONE, 0, LEVEL], dtype=np.int32)
     allowance = np.full(40, MOST, dtype=np.int64)
 
-    def found(threads: int) -> list[int]:
+    def plans_of(threads: int) -> list[int]:
         whole = _native.plan(
             load, None, 80, capacity, 1, 0, None, CONNECTED, aims, allowance, MOST, threads
         )
@@ -345,4 +345,4 @@ def test_plan_is_independent_of_thread_count() -> None:
         )  # fmt: skip
         return [number for array in (*whole, *some) for number in array.ravel().tolist()]
 
-    assert found(1) == found(3) == found(64)
+    assert plans_of(1) == plans_of(3) == plans_of(64)

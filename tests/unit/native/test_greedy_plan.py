@@ -42,14 +42,14 @@ def place(
 ) -> list[int]:
     items = [(Fraction(load[e], copies[e]), e) for e in range(len(load)) for _ in range(copies[e])]
     items.sort(key=lambda item: (-item[0], item[1]))
-    held: list[list[int]] = [[] for _ in range(ranks)]
+    rank_experts: list[list[int]] = [[] for _ in range(ranks)]
     weight = [Fraction(0)] * ranks
     for size, expert in items:
-        free = [r for r in range(ranks) if len(held[r]) < len(items) // ranks]
+        free = [r for r in range(ranks) if len(rank_experts[r]) < len(items) // ranks]
         rank = min(free, key=lambda r: (weight[r], r))
-        held[rank].append(expert)
+        rank_experts[rank].append(expert)
         weight[rank] += weigh(size)
-    return [expert for rank in held for expert in rank]
+    return [expert for rank in rank_experts for expert in rank]
 
 
 def plan(load: list[int], slots: int, ranks: int) -> list[int]:
@@ -71,8 +71,8 @@ def test_greedy_plan_equals_published_rule_for_exact_loads(
 @given(problems(largest_load=10**12))
 def test_greedy_plan_rounds_rank_loads_to_a_65536th(problem: tuple[list[int], int, int]) -> None:
     load, slots, ranks = problem
-    rounded = place(load, replicate(load, slots), ranks, lambda s: Fraction(int(s * 65536)))
-    assert plan(load, slots, ranks) == rounded
+    expected = place(load, replicate(load, slots), ranks, lambda s: Fraction(int(s * 65536)))
+    assert plan(load, slots, ranks) == expected
 
 
 @UNHURRIED
@@ -85,10 +85,10 @@ def test_greedy_plan_follows_expert_renaming_without_ties(
     assume(all(a.isdisjoint(b) for a, b in combinations(sizes, 2)))
     names = list(range(len(load)))
     random.shuffle(names)
-    renamed = [0] * len(load)
+    other_load = [0] * len(load)
     for expert, name in enumerate(names):
-        renamed[name] = load[expert]
-    assert plan(renamed, slots, ranks) == [names[expert] for expert in plan(load, slots, ranks)]
+        other_load[name] = load[expert]
+    assert plan(other_load, slots, ranks) == [names[expert] for expert in plan(load, slots, ranks)]
 
 
 @UNHURRIED
@@ -98,8 +98,8 @@ def test_greedy_plan_treats_layers_independently(
 ) -> None:
     load, slots, ranks = problem
     rows = [[n * (layer + 1) % 41 for n in load] for layer in range(layers)]
-    planned = _native.plan_greedy(np.array(rows, dtype=np.int64), slots, ranks)
-    assert planned.tolist() == [plan(row, slots, ranks) for row in rows]
+    placement = _native.plan_greedy(np.array(rows, dtype=np.int64), slots, ranks)
+    assert placement.tolist() == [plan(row, slots, ranks) for row in rows]
 
 
 def test_greedy_plan_without_load_keeps_natural_order() -> None:

@@ -37,7 +37,9 @@ def plan(seed: int) -> Ids:
     return rng.permuted(np.array(rows, dtype=np.int32), axis=1)
 
 
-def shipped(before: Ids, after: Ids, order: Ids, staging: int, slots_per_message: int) -> Answer:
+def native_plan(
+    before: Ids, after: Ids, order: Ids, staging: int, slots_per_message: int
+) -> Answer:
     rows, *_, rounds = _native.plan_migration(
         before, after, order, EXPERTS, RANKS, NODES, staging, slots_per_message
     )
@@ -46,7 +48,9 @@ def shipped(before: Ids, after: Ids, order: Ids, staging: int, slots_per_message
     return moves, int(rounds.sum())
 
 
-def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Ids) -> Answer:
+def compiled_plan(
+    way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Ids
+) -> Answer:
     """The same by a library that is compiled that way."""
     sources = [str(ROOT / "csrc" / f"{name}.cpp") for name in NAMES]
     library = folder / f"{'_'.join(way)}.so"
@@ -56,8 +60,8 @@ def built(way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Id
     call.restype = ctypes.c_int32
     sizes = [LAYERS, EXPERTS, SLOTS, RANKS, NODES, STAGING, SLOTS_PER_MESSAGE]
     out = np.zeros((np.count_nonzero(before != after), 5), dtype=np.int32)
-    given = before, after, order, np.array(sizes, dtype=np.int32), out
-    rounds = call(*(array.ctypes.data_as(ctypes.c_void_p) for array in given))
+    arguments = before, after, order, np.array(sizes, dtype=np.int32), out
+    rounds = call(*(array.ctypes.data_as(ctypes.c_void_p) for array in arguments))
     return out.tolist(), rounds
 
 
@@ -67,8 +71,8 @@ def test_migration_plan_is_independent_of_compiler_flags(tmp_path: Path) -> None
     ways = [way for way in WAYS if shutil.which(way[0])]
     assert len(ways) >= 2
     arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
-    wanted = shipped(*arguments, STAGING, SLOTS_PER_MESSAGE)
-    assert [built(way, tmp_path, *arguments) for way in ways] == [wanted] * len(ways)
+    expected = native_plan(*arguments, STAGING, SLOTS_PER_MESSAGE)
+    assert [compiled_plan(way, tmp_path, *arguments) for way in ways] == [expected] * len(ways)
 
 
 @pytest.mark.parametrize("layers", range(14, LAYERS + 1))
@@ -76,7 +80,9 @@ def test_migration_plan_uses_fewest_rounds(layers: int) -> None:
     """One chunk of more rounds than a word has bits, and of fewer."""
     before, after = plan(3), plan(4)
     after[layers:] = before[layers:]
-    moves, rounds = shipped(before, after, np.arange(layers, dtype=np.int32), 2 * SLOTS * LAYERS, 1)
+    moves, rounds = native_plan(
+        before, after, np.arange(layers, dtype=np.int32), 2 * SLOTS * LAYERS, 1
+    )
     per_rank = SLOTS // RANKS
     far = np.array([m for m in moves if m[3] >= 0])
     sender, receiver, number = far[:, 2] // per_rank, far[:, 1] // per_rank, far[:, 3]

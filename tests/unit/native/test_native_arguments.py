@@ -31,9 +31,9 @@ def frozen(size: int) -> NDArray[np.int32]:
     return array
 
 
-def hashed(**changed: object) -> Call:
-    """A call of route_hashed that is right except for what is changed."""
-    right: dict[str, object] = {
+def route(**overrides: object) -> Call:
+    """A call of route_hashed that is valid except for `overrides`."""
+    defaults: dict[str, object] = {
         "ids": i32(0, 1),
         "start": i32(0, 1, 3),
         "replicas": i32(2, 0, 1),
@@ -44,7 +44,7 @@ def hashed(**changed: object) -> Call:
         "slots": zeros(2),
         "counts": zeros(2),
     }
-    return lambda: _native.route_hashed(**(right | changed))  # type: ignore[arg-type]
+    return lambda: _native.route_hashed(**(defaults | overrides))  # type: ignore[arg-type]
 
 
 def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int = 2) -> Call:
@@ -52,9 +52,9 @@ def table(placement: NDArray[np.int32], shares: NDArray[np.int32], experts: int 
     return lambda: _native.build_table(placement, shares, experts, *out)
 
 
-def rule(name: str, **changed: object) -> Call:
-    """A call of another engine's rule that is right except for what is changed."""
-    right: dict[str, object] = {
+def rule(name: str, **overrides: object) -> Call:
+    """A call of another engine's rule that is valid except for `overrides`."""
+    defaults: dict[str, object] = {
         "ids": i32(0, 1),
         "start": i32(0, 1, 3),
         "replicas": i32(2, 0, 1),
@@ -62,15 +62,15 @@ def rule(name: str, **changed: object) -> Call:
         "counts": zeros(2),
     }
     own = {"route_by_row_hash": {"top_k": 1, "rows": 2}, "route_by_block_turns": {"offset": 0}}
-    return lambda: getattr(_native, name)(**(right | own[name] | changed))
+    return lambda: getattr(_native, name)(**(defaults | own[name] | overrides))
 
 
-def planned(**changed: object) -> Call:
-    """A call of plan that is right except for what is changed; `aims` by place."""
+def plan(**overrides: object) -> Call:
+    """A call of plan that is valid except for `overrides`; `aims` by place."""
     aims = i32(1311, 6554, 78643, 65536, 0, 0)
-    for place, value in changed.pop("aims", {}).items():  # type: ignore[attr-defined]
+    for place, value in overrides.pop("aims", {}).items():  # type: ignore[attr-defined]
         aims[place] = value
-    right: dict[str, object] = {
+    defaults: dict[str, object] = {
         "load": i64((7, 5)),
         "windows": None,
         "slots": 4,
@@ -83,29 +83,29 @@ def planned(**changed: object) -> Call:
         "per_rank": 4,
         "threads": 1,
     }
-    return lambda: _native.plan(**(right | {"aims": aims} | changed))  # type: ignore[arg-type]
+    return lambda: _native.plan(**(defaults | {"aims": aims} | overrides))  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Call, str]] = {
     "list": (lambda: _native.checksum([1]), "data: expected uint8 of 1 dimension"),  # type: ignore[arg-type]
-    "dtype": (hashed(ids=np.zeros(2)), "ids: expected int32 .* got float64 of 1 dimension"),
-    "int64 ids": (hashed(ids=np.zeros(2, dtype=np.int64)), "ids: .* got int64"),
-    "dims": (hashed(ids=np.zeros((2, 1), dtype=np.int32)), "ids: .* got int32 of 2 dimensions"),
-    "strided": (hashed(ids=zeros(4)[::2]), "ids: .* got a strided array"),
-    "read-only": (hashed(slots=frozen(2)), "slots: expected .*writable"),
-    "device": (hashed(ids=torch.zeros(2, dtype=torch.int32, device="meta")), "ids: .* on the host"),
-    "short slots": (hashed(slots=zeros(1)), "slots: expected 2 elements, got 1"),
-    "short counts": (hashed(counts=zeros(1)), "counts: expected 2 elements, got 1"),
-    "short cumulative": (hashed(cumulative=i32(65536, 65536)), "cumulative: expected 3 elements"),
-    "rank": (hashed(rank=-1), "rank: expected 0 to 2147483647, got -1"),
-    "step": (hashed(step=-1), "step: expected 0 to .*, got -1"),
-    "empty start": (hashed(start=i32()), "start: expected at least 2 elements, got 0"),
-    "start end": (hashed(start=i32(0, 1, 2)), "start: expected 0 first"),
-    "empty run": (hashed(start=i32(0, 3, 3)), "start: expected a slot for every expert"),
-    "falling start": (hashed(start=i32(0, 9, 3)), "start: expected a slot for every expert"),
-    "replica": (hashed(replicas=i32(2, 0, 3)), "replicas: expected 0 to 2, got 3"),
-    "unfinished run": (hashed(cumulative=i32(65536, 1, 65535)), "cumulative: expected 65536 at"),
-    "falling run": (hashed(cumulative=i32(65536, 65536, 1)), "cumulative: expected 65536 to 65536"),
+    "dtype": (route(ids=np.zeros(2)), "ids: expected int32 .* got float64 of 1 dimension"),
+    "int64 ids": (route(ids=np.zeros(2, dtype=np.int64)), "ids: .* got int64"),
+    "dims": (route(ids=np.zeros((2, 1), dtype=np.int32)), "ids: .* got int32 of 2 dimensions"),
+    "strided": (route(ids=zeros(4)[::2]), "ids: .* got a strided array"),
+    "read-only": (route(slots=frozen(2)), "slots: expected .*writable"),
+    "device": (route(ids=torch.zeros(2, dtype=torch.int32, device="meta")), "ids: .* on the host"),
+    "short slots": (route(slots=zeros(1)), "slots: expected 2 elements, got 1"),
+    "short counts": (route(counts=zeros(1)), "counts: expected 2 elements, got 1"),
+    "short cumulative": (route(cumulative=i32(65536, 65536)), "cumulative: expected 3 elements"),
+    "rank": (route(rank=-1), "rank: expected 0 to 2147483647, got -1"),
+    "step": (route(step=-1), "step: expected 0 to .*, got -1"),
+    "empty start": (route(start=i32()), "start: expected at least 2 elements, got 0"),
+    "start end": (route(start=i32(0, 1, 2)), "start: expected 0 first"),
+    "empty run": (route(start=i32(0, 3, 3)), "start: expected a slot for every expert"),
+    "falling start": (route(start=i32(0, 9, 3)), "start: expected a slot for every expert"),
+    "replica": (route(replicas=i32(2, 0, 3)), "replicas: expected 0 to 2, got 3"),
+    "unfinished run": (route(cumulative=i32(65536, 1, 65535)), "cumulative: expected 65536 at"),
+    "falling run": (route(cumulative=i32(65536, 65536, 1)), "cumulative: expected 65536 to 65536"),
     "slots": (lambda: _native.plan_greedy(i64((1, 2, 3)), 2, 1), "slots: expected 3 to"),
     "ranks": (lambda: _native.plan_greedy(i64((1, 2)), 4, 3), "ranks: expected a .*divisor of 4"),
     "no ranks": (lambda: _native.plan_greedy(i64((1, 2)), 4, 0), "ranks: expected a positive"),
@@ -147,18 +147,18 @@ REFUSED: dict[str, tuple[Call, str]] = {
     "table sum": (table(i32(0, 1), i32(65536, 65535)), "sum of 65536 .* expert 1"),
     "table share": (table(i32(0, 1), i32(65536, -1)), "shares: expected 0 to 65536, got -1"),
     "tiny capacity": (
-        planned(load=i64((2**40, 5)), capacity=i32(1, 65536)),
+        plan(load=i64((2**40, 5)), capacity=i32(1, 65536)),
         "load of a layer, with that capacity: expected 0 to 1073741823, got",
     ),
     "vast capacity": (
-        planned(slots=16, installed=None, policy=1, capacity=np.full(8, 2**31 - 1, np.int32)),
+        plan(slots=16, installed=None, policy=1, capacity=np.full(8, 2**31 - 1, np.int32)),
         "sum of capacity: expected 1 to",
     ),
-    "no capacity": (planned(capacity=i32()), "capacity: expected a rank at least"),
-    "target": (planned(aims={0: 2**31 - 1}), "target: expected 0 to 65536000, got"),
-    "slack": (planned(aims={1: 65537}), "slack: expected 0 to 65536, got 65537"),
-    "hysteresis": (planned(aims={2: -1}), "hysteresis: expected 0 to 65536000, got -1"),
-    "free node": (planned(aims={3: 0}), "node_cost: expected 65536 to 65536000, got 0"),
+    "no capacity": (plan(capacity=i32()), "capacity: expected a rank at least"),
+    "target": (plan(aims={0: 2**31 - 1}), "target: expected 0 to 65536000, got"),
+    "slack": (plan(aims={1: 65537}), "slack: expected 0 to 65536, got 65537"),
+    "hysteresis": (plan(aims={2: -1}), "hysteresis: expected 0 to 65536000, got -1"),
+    "free node": (plan(aims={3: 0}), "node_cost: expected 65536 to 65536000, got 0"),
     "rows of none": (rule("route_by_row_hash", top_k=0), "top_k: expected 1 to .*, got 0"),
     "offset": (rule("route_by_block_turns", offset=-1), "offset: expected 0 to .*, got -1"),
     "rule slots": (rule("route_by_row_hash", slots=zeros(1)), "slots: expected 2 elements, got 1"),
@@ -174,19 +174,19 @@ REFUSED: dict[str, tuple[Call, str]] = {
 
 @pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
 def test_native_rejects_bad_argument_with_one_line(call: Call, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message) as error:
         call()
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_native_accepts_read_only_inputs() -> None:
     counts = zeros(2)
-    hashed(ids=frozen(2), counts=counts)()
+    route(ids=frozen(2), counts=counts)()
     assert counts.tolist() == [2, 0]
 
 
 def test_native_plan_takes_right_arguments() -> None:
-    assert planned()() is not None
+    assert plan()() is not None
 
 
 def test_native_router_refuses_more_workers_than_a_simulation_has() -> None:
@@ -198,16 +198,16 @@ WRITTEN = ("start", "replicas", "cumulative")
 
 
 PAIRS = [
-    (written, other)
-    for written in WRITTEN
+    (output, other)
+    for output in WRITTEN
     for other in ("placement", "shares", *WRITTEN)
-    if written != other
+    if output != other
 ]
 
 
-@pytest.mark.parametrize(("written", "other"), PAIRS)
+@pytest.mark.parametrize(("output", "other"), PAIRS)
 @pytest.mark.parametrize("kind", ["one layer", "layers"])
-def test_build_table_refuses_outputs_that_share_memory(written: str, other: str, kind: str) -> None:
+def test_build_table_refuses_outputs_that_share_memory(output: str, other: str, kind: str) -> None:
     """Sorted into itself, a placement was its own cursor: writes went beyond the end."""
     single = kind == "one layer"
     slots, experts = 6, 5
@@ -220,7 +220,7 @@ def test_build_table_refuses_outputs_that_share_memory(written: str, other: str,
     arrays["shares"][:] = [32768, 65536, 65536, 65536, 65536, 32768]
     # They meet in the last element of the one and the first of the other.
     arrays[other] = memory[: columns[other]]
-    arrays[written] = memory[columns[other] - 1 :][: columns[written]]
+    arrays[output] = memory[columns[other] - 1 :][: columns[output]]
     if not single:
         arrays = {name: array[None] for name, array in arrays.items()}
     build = _native.build_table if single else _native.build_tables

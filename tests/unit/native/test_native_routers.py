@@ -16,15 +16,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=40)
-@given(chosen=choices(), workers=WORKERS, events=EVENTS)
+@given(policy=choices(), workers=WORKERS, events=EVENTS)
 def test_native_router_equals_published_rule(
-    name: str, chosen: RoutingPolicySettings, workers: list[Capacity], events: list[Draw]
+    name: str, policy: RoutingPolicySettings, workers: list[Capacity], events: list[Draw]
 ) -> None:
-    assert difference(replace(chosen, name=name), workers, events) is None
+    assert difference(replace(policy, name=name), workers, events) is None
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_busy_native_router_equals_published_rule(name: str) -> None:
     for seed in range(120 if DEEP else 60):
-        chosen, workers, events = busy(seed)
-        assert difference(replace(chosen, name=name), workers, events) is None, seed
+        policy, workers, events = busy(seed)
+        assert difference(replace(policy, name=name), workers, events) is None, seed

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 def test_native_simulation_equals_python_specification(
     name: str, workload: Workload, scenario: Scenario
 ) -> None:
-    chosen = replace(scenario, policy=replace(scenario.policy, name=name))
-    assert difference(workload, chosen) is None
+    policy_scenario = replace(scenario, policy=replace(scenario.policy, name=name))
+    assert difference(workload, policy_scenario) is None
 
 
 @pytest.mark.parametrize("name", POLICIES)

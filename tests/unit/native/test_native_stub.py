@@ -19,44 +19,44 @@ def signature(function: ast.FunctionDef) -> Signature:
     return [a.arg for a in arguments.args], [ast.unparse(d) for d in arguments.defaults]
 
 
-def defined(body: list[ast.stmt], owner: str = "") -> dict[str, ast.FunctionDef]:
+def functions_in(body: list[ast.stmt], owner: str = "") -> dict[str, ast.FunctionDef]:
     """Functions by name, methods by class and name; how an object is made counts as the class."""
-    found: dict[str, ast.FunctionDef] = {}
+    functions: dict[str, ast.FunctionDef] = {}
     for node in body:
         if isinstance(node, ast.ClassDef):
-            found |= defined(node.body, node.name + ".")
+            functions |= functions_in(node.body, node.name + ".")
         elif isinstance(node, ast.FunctionDef):
-            found[owner + node.name] = node
-    return found
+            functions[owner + node.name] = node
+    return functions
 
 
-def stubbed() -> dict[str, Signature]:
+def stub_signatures() -> dict[str, Signature]:
     body = ast.parse(STUB.read_text()).body
-    return {name: signature(node) for name, node in defined(body).items()}
+    return {name: signature(node) for name, node in functions_in(body).items()}
 
 
-def compiled() -> dict[str, Signature]:
-    return {name: parse(name, *overloads) for name, overloads in offered(_native).items()}
+def native_signatures() -> dict[str, Signature]:
+    return {name: parse(name, *overloads) for name, overloads in overloads_of(_native).items()}
 
 
-def offered(owner: object, prefix: str = "") -> dict[str, tuple[Overload]]:
+def overloads_of(owner: object, prefix: str = "") -> dict[str, tuple[Overload]]:
     """What `owner` offers, as the module says it."""
-    found: dict[str, tuple[Overload]] = {}
+    overloads: dict[str, tuple[Overload]] = {}
     for name, value in vars(owner).items():
         if isinstance(value, type):
-            found |= offered(value, name + ".")
+            overloads |= overloads_of(value, name + ".")
         elif isinstance(value, property):
             continue
         elif not name.startswith("_") or (name == "__init__" and prefix):
-            found |= signed(prefix + name, value)
-    return found
+            overloads |= overload_of(prefix + name, value)
+    return overloads
 
 
-def signed(name: str, value: object) -> dict[str, tuple[Overload]]:
+def overload_of(name: str, value: object) -> dict[str, tuple[Overload]]:
     """Nothing for what the interpreter brings along: no one can make such an object."""
-    told = getattr(value, "__nb_signature__", None)
-    assert told is not None or name.endswith(".__init__"), name
-    return {} if told is None else {name: told}
+    overload = getattr(value, "__nb_signature__", None)
+    assert overload is not None or name.endswith(".__init__"), name
+    return {} if overload is None else {name: overload}
 
 
 def parse(name: str, only: Overload) -> Signature:
@@ -71,29 +71,29 @@ def parse(name: str, only: Overload) -> Signature:
 
 
 def test_stub_functions_match_native_module() -> None:
-    assert stubbed() == compiled()
+    assert stub_signatures() == native_signatures()
 
 
 def test_stub_functions_have_docstrings() -> None:
     body = ast.parse(STUB.read_text()).body
-    assert defined(body)
-    assert all(ast.get_docstring(node) for node in defined(body).values())
+    assert functions_in(body)
+    assert all(ast.get_docstring(node) for node in functions_in(body).values())
 
 
 def test_stub_attributes_match_native_classes() -> None:
-    told = {
+    stub_attributes = {
         f"{node.name}.{line.target.id}"
         for node in ast.parse(STUB.read_text()).body
         if isinstance(node, ast.ClassDef)
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     }
-    there = {
+    native_attributes = {
         f"{owner.__name__}.{name}"
         for owner in vars(_native).values()
         if isinstance(owner, type)
         for name, value in vars(owner).items()
         if isinstance(value, property)
     }
-    assert told
-    assert told == there
+    assert stub_attributes
+    assert stub_attributes == native_attributes

@@ -16,23 +16,23 @@ Placements = tuple[NDArray[np.int32], NDArray[np.int32], int]
 
 @st.composite
 def placements(draw: st.DrawFn) -> Placements:
-    """Installed, proposed, ranks: few experts, so that ranks have much in common."""
+    """Installed, proposal, ranks: few experts, so that ranks have much in common."""
     layers, ranks, per_rank = (draw(st.integers(1, n)) for n in (3, 5, 4))
     slots = ranks * per_rank
     row = st.lists(st.integers(0, 6), min_size=slots, max_size=slots)
     both = [draw(st.lists(row, min_size=layers, max_size=layers)) for _ in range(2)]
-    installed, proposed = (np.array(rows, dtype=np.int32) for rows in both)
-    return installed, proposed, ranks
+    installed, proposal = (np.array(rows, dtype=np.int32) for rows in both)
+    return installed, proposal, ranks
 
 
 def by_rank(layer: NDArray[np.int32], ranks: int) -> list[Counter[int]]:
     return [Counter(rank.tolist()) for rank in np.split(layer, ranks)]
 
 
-def slow_moves(installed: NDArray[np.int32], proposed: NDArray[np.int32], ranks: int) -> int:
+def slow_moves(installed: NDArray[np.int32], proposal: NDArray[np.int32], ranks: int) -> int:
     return sum(
         (after - before).total()
-        for old, new in zip(installed, proposed, strict=True)
+        for old, new in zip(installed, proposal, strict=True)
         for before, after in zip(by_rank(old, ranks), by_rank(new, ranks), strict=True)
     )
 
@@ -58,23 +58,23 @@ def in_common(old: list[Counter[int]], new: list[Counter[int]], label: list[int]
 @UNHURRIED
 @given(placements())
 def test_align_matches_ranks_greedily_unless_worse(case: Placements) -> None:
-    installed, proposed, ranks = case
-    aligned = _native.align(installed, proposed, ranks)
-    for before, wanted, after in zip(installed, proposed, aligned, strict=True):
-        old, new = by_rank(before, ranks), by_rank(wanted, ranks)
+    installed, proposal, ranks = case
+    aligned = _native.align(installed, proposal, ranks)
+    for before, proposal_row, after in zip(installed, proposal, aligned, strict=True):
+        old, new = by_rank(before, ranks), by_rank(proposal_row, ranks)
         label, same = greedy_labels(old, new), list(range(ranks))
-        chosen = label if in_common(old, new, label) >= in_common(old, new, same) else same
-        got = by_rank(after, ranks)
-        assert [got[q] for q in chosen] == new
+        labels = label if in_common(old, new, label) >= in_common(old, new, same) else same
+        actual = by_rank(after, ranks)
+        assert [actual[q] for q in labels] == new
 
 
 @UNHURRIED
 @given(placements())
 def test_align_keeps_proposed_expert_groups(case: Placements) -> None:
-    installed, proposed, ranks = case
-    aligned = _native.align(installed, proposed, ranks)
-    for wanted, after in zip(proposed, aligned, strict=True):
-        assert sorted(map(sorted, np.split(wanted, ranks))) == sorted(
+    installed, proposal, ranks = case
+    aligned = _native.align(installed, proposal, ranks)
+    for proposal_row, after in zip(proposal, aligned, strict=True):
+        assert sorted(map(sorted, np.split(proposal_row, ranks))) == sorted(
             map(sorted, np.split(after, ranks))
         )
 
@@ -82,19 +82,19 @@ def test_align_keeps_proposed_expert_groups(case: Placements) -> None:
 @UNHURRIED
 @given(placements())
 def test_align_never_increases_moves(case: Placements) -> None:
-    installed, proposed, ranks = case
-    aligned = _native.align(installed, proposed, ranks)
-    before = _native.count_moves(installed, proposed, ranks)
+    installed, proposal, ranks = case
+    aligned = _native.align(installed, proposal, ranks)
+    before = _native.count_moves(installed, proposal, ranks)
     assert _native.count_moves(installed, aligned, ranks) <= before
 
 
 @UNHURRIED
 @given(placements())
 def test_align_changes_only_slots_that_receive_a_copy(case: Placements) -> None:
-    installed, proposed, ranks = case
-    aligned = _native.align(installed, proposed, ranks)
-    changed = int((aligned != installed).sum())
-    assert changed == _native.count_moves(installed, aligned, ranks)
+    installed, proposal, ranks = case
+    aligned = _native.align(installed, proposal, ranks)
+    change_count = int((aligned != installed).sum())
+    assert change_count == _native.count_moves(installed, aligned, ranks)
 
 
 @UNHURRIED
@@ -116,14 +116,14 @@ def test_align_of_shuffled_plan_moves_nothing(case: Placements, random: Random) 
 
 def test_align_keeps_slots_and_sorts_new_experts() -> None:
     installed = np.array([[5, 1, 5, 2]], dtype=np.int32)
-    proposed = np.array([[9, 2, 5, 7]], dtype=np.int32)
-    assert _native.align(installed, proposed, 1).tolist() == [[5, 7, 9, 2]]
+    proposal = np.array([[9, 2, 5, 7]], dtype=np.int32)
+    assert _native.align(installed, proposal, 1).tolist() == [[5, 7, 9, 2]]
 
 
 def test_align_rejects_greedy_labels_that_keep_fewer_copies() -> None:
     # Proposed rank 0 has 3 experts in common with installed rank 1 and 2 with rank 0; proposed
     # rank 1 has 2 with rank 1 and none with rank 0: greed keeps 3 copies, staying keeps 4.
     installed = np.array([[0, 1, 7, 8, 0, 1, 2, 3]], dtype=np.int32)
-    proposed = np.array([[0, 1, 2, 9, 2, 3, 9, 9]], dtype=np.int32)
-    aligned = _native.align(installed, proposed, 2)
+    proposal = np.array([[0, 1, 2, 9, 2, 3, 9, 9]], dtype=np.int32)
+    aligned = _native.align(installed, proposal, 2)
     assert aligned.tolist() == [[0, 1, 2, 9, 9, 9, 2, 3]]

@@ -29,7 +29,7 @@ SHARE_ONE = 65536
 Build = Callable[..., list[int]]
 
 
-def built(way: tuple[str, ...], folder: Path) -> Build:
+def compiled_planner(way: tuple[str, ...], folder: Path) -> Build:
     """The planner, compiled that way."""
     sources = [p for p in (ROOT / "csrc").rglob("*.cpp") if p.parent.name != BOUND]
     library = folder / f"{'_'.join(way).replace('/', '')}.so"
@@ -45,8 +45,8 @@ def built(way: tuple[str, ...], folder: Path) -> Build:
         call(pointer(load), ctypes.c_int64(layers), experts, slots, ranks, before, policy,
              pointer(aims), pointer(windows), ctypes.c_int64(len(windows)),
              pointer(out[0]), pointer(out[1]))  # fmt: skip
-        found: list[int] = out.ravel().tolist()
-        return found
+        numbers: list[int] = out.ravel().tolist()
+        return numbers
 
     return plan
 
@@ -55,7 +55,7 @@ def pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
-def shipped(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy: int,
+def native_plan(load: NDArray[np.int64], installed: NDArray[np.int32] | None, policy: int,
             aims: NDArray[np.int32], windows: NDArray[np.int64]) -> list[int]:  # fmt: skip
     layers, _, slots, ranks = SIZES
     capacity = np.full(ranks, SHARE_ONE, dtype=np.int32)
@@ -71,18 +71,18 @@ def test_planner_bits_are_independent_of_compiler_flags(tmp_path: Path) -> None:
     ways = [way for way in WAYS if shutil.which(way[0])]
     assert len(ways) >= 2
     with ThreadPoolExecutor(2) as pool:
-        builds = list(pool.map(lambda way: built(way, tmp_path), ways))
+        builds = list(pool.map(lambda way: compiled_planner(way, tmp_path), ways))
     layers, experts, *_ = SIZES
     rng = np.random.default_rng(7)
     odds = np.exp(rng.standard_normal((2, layers, experts)))
     before, *windows = rng.poisson(1000 * odds[[0, 1, 1, 0, 1]]).astype(np.int64)
     later = np.stack(windows)
     none = np.array([0, 0, 0, SHARE_ONE, SHARE_ONE, 0], dtype=np.int32)
-    first = shipped(before, None, 1, none, before[None])
+    first = native_plan(before, None, 1, none, before[None])
     installed = np.array(first[: len(first) // 2], dtype=np.int32).reshape(layers, -1)
     for policy in range(3):
         for split in range(2):
             aims = np.array([1311, 6554, 78643, SHARE_ONE, SHARE_ONE, split], dtype=np.int32)
-            asked = later.sum(axis=0), installed, policy, aims, later
-            wanted = shipped(*asked)
-            assert [build(*asked) for build in builds] == [wanted] * len(builds)
+            arguments = later.sum(axis=0), installed, policy, aims, later
+            expected = native_plan(*arguments)
+            assert [build(*arguments) for build in builds] == [expected] * len(builds)

@@ -16,13 +16,13 @@ CASES = 240
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
 def test_router_comparison_rejects_mutant(mutant: Mutant) -> None:
-    assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
+    assert any(detects(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
 
 
-def noticed(mutant: Mutant, seed: int) -> bool:
-    chosen, workers, events = busy(seed)
-    named = replace(chosen, name=mutant.name)
-    return difference(named, workers, events, mutant.front) is not None
+def detects(mutant: Mutant, seed: int) -> bool:
+    policy, workers, events = busy(seed)
+    mutant_policy = replace(policy, name=mutant.name)
+    return difference(mutant_policy, workers, events, mutant.front) is not None
 
 
 def test_router_mutants_cover_every_policy_once() -> None:

@@ -28,9 +28,9 @@ def layers(draw: st.DrawFn) -> tuple[Array, Array, int]:
     ]
     placement = np.array(rows, dtype=np.int32)
     shares = np.zeros_like(placement)
-    for row, held in zip(shares, placement, strict=True):
+    for row, experts_of_layer in zip(shares, placement, strict=True):
         for expert in range(experts):
-            slots = np.flatnonzero(held == expert)
+            slots = np.flatnonzero(experts_of_layer == expert)
             cuts = st.lists(
                 st.integers(0, SHARE_ONE), min_size=len(slots) - 1, max_size=len(slots) - 1
             )
@@ -46,8 +46,8 @@ def empty(placement: Array, experts: int) -> Tables:
 
 @UNHURRIED
 @given(layers())
-def test_build_tables_equals_single_layer_tables(made: tuple[Array, Array, int]) -> None:
-    placement, shares, experts = made
+def test_build_tables_equals_single_layer_tables(case: tuple[Array, Array, int]) -> None:
+    placement, shares, experts = case
     together, apart = empty(placement, experts), empty(placement, experts)
     _native.build_tables(placement, shares, experts, *together)
     for layer in range(len(placement)):
@@ -58,9 +58,9 @@ def test_build_tables_equals_single_layer_tables(made: tuple[Array, Array, int])
 
 @given(layers())
 def test_digest_tables_is_checksum_of_layer_table(
-    made: tuple[Array, Array, int],
+    case: tuple[Array, Array, int],
 ) -> None:
-    placement, shares, experts = made
+    placement, shares, experts = case
     tables = empty(placement, experts)
     _native.build_tables(placement, shares, experts, *tables)
     for layer, digest in enumerate(_native.digest_tables(*tables)):

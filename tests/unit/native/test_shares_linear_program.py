@@ -20,6 +20,6 @@ def test_plan_shares_reach_linear_program_optimum(
 ) -> None:
     rng = np.random.default_rng(seed)
     load = rng.poisson(500 * np.exp(1.2 * rng.standard_normal((1, experts)))).astype(np.int64)
-    found = plan(load, slots=slots, ranks=ranks, policy=policy)
-    best = optimum(load[0], found.placement[0], ranks)
-    assert best - 1e-6 <= found.predicted_imbalance <= best + CLOSE
+    result = plan(load, slots=slots, ranks=ranks, policy=policy)
+    best = optimum(load[0], result.placement[0], ranks)
+    assert best - 1e-6 <= result.predicted_imbalance <= best + CLOSE

@@ -11,10 +11,10 @@ CASES = 60
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.broken)
 def test_simulation_comparison_rejects_mutant(mutant: SimulationMutant) -> None:
-    assert any(noticed(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
+    assert any(detects(mutant, seed) for seed in range(CASES)), f"nobody noticed: {mutant.broken}"
 
 
-def noticed(mutant: SimulationMutant, seed: int) -> bool:
+def detects(mutant: SimulationMutant, seed: int) -> bool:
     workload, scenario = drawn_of(seed)
     native = simulate(workload, scenario)
     try:

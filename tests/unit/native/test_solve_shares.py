@@ -106,10 +106,10 @@ def test_solve_shares_peak_is_no_worse_than_even_shares(layer: Layer, sweeps: in
 def test_solve_shares_reaches_optimum_within_rounding(layer: Layer) -> None:
     counts, placement, _ = layer
     rounding = Fraction(int(counts[placement].sum()) + len(placement), SHARE_ONE)
-    reached = peak(layer, solve(layer, sweeps=20_000))
+    solved_peak = peak(layer, solve(layer, sweeps=20_000))
     optimum = lowest_peak(layer)
-    assert reached >= optimum
-    assert reached <= optimum + rounding
+    assert solved_peak >= optimum
+    assert solved_peak <= optimum + rounding
 
 
 @UNHURRIED
@@ -127,13 +127,13 @@ def test_solve_cumulative_equals_table_of_solved_shares(
 ) -> None:
     counts, placement, ranks = layer
     table = build(placement, solve(layer, sweeps), len(counts))
-    written = np.full_like(table[2], -1)
+    cumulative = np.full_like(table[2], -1)
     load = torch.from_numpy(counts).to(dtype)
-    _native.solve_cumulative(load, *table[:2], ranks, sweeps, written)
-    assert written.tolist() == table[2].tolist()
+    _native.solve_cumulative(load, *table[:2], ranks, sweeps, cumulative)
+    assert cumulative.tolist() == table[2].tolist()
     reference = routing.RoutingTable(*map(torch.from_numpy, table))
     solved = routing.solve_cumulative(torch.from_numpy(counts), reference, ranks, sweeps)
-    assert solved.tolist() == written.tolist()
+    assert solved.tolist() == cumulative.tolist()
 
 
 def build(

@@ -115,9 +115,9 @@ def test_async_tensors_failure_is_raised_by_every_read(names: list[str], place: 
     lease = Lease()
     mapping = AsyncIntermediateTensors({"a": torch.zeros(1)}, handles, [fail], lease=lease)
     for name in names:
-        with pytest.raises(RuntimeError) as raised:
+        with pytest.raises(RuntimeError) as caught_error:
             READS[name](mapping)
-        assert raised.value is error
+        assert caught_error.value is error
     assert log == ["wait 0", "wait 1", "wait 2", "post 0"][: place + 1]
     assert mapping.ready()
     assert lease.released == 1
@@ -162,14 +162,14 @@ def test_async_tensors_concurrent_reads_wait_once() -> None:
             data.fill_(7)
 
     mapping = AsyncIntermediateTensors({"a": data}, [Slow()])
-    seen: list[float] = []
-    threads = [threading.Thread(target=lambda: seen.append(float(mapping["a"]))) for _ in range(4)]
+    reads: list[float] = []
+    threads = [threading.Thread(target=lambda: reads.append(float(mapping["a"]))) for _ in range(4)]
     for thread in threads:
         thread.start()
     gate.set()
     for thread in threads:
         thread.join(WATCHDOG)
-    assert (log, seen) == (["wait"], [7.0] * 4)
+    assert (log, reads) == (["wait"], [7.0] * 4)
 
 
 def test_async_tensors_released_twice_end_lease_once_and_refuse_reads() -> None:
@@ -203,11 +203,11 @@ class Stage(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.eye(2))
 
-    def forward(self, x: Tensor, handed: AsyncIntermediateTensors) -> Tensor:
-        total = x @ self.weight + handed["hidden"]
-        for _, value in handed.items():
+    def forward(self, x: Tensor, received: AsyncIntermediateTensors) -> Tensor:
+        total = x @ self.weight + received["hidden"]
+        for _, value in received.items():
             total = total + value
-        return total * len(handed) + handed.tensors["residual"]
+        return total * len(received) + received.tensors["residual"]
 
 
 def on_their_way(rows: int, value: float, log: list[str]) -> AsyncIntermediateTensors:
@@ -236,8 +236,8 @@ def test_async_tensors_work_in_full_graph_compiled_stage(backend: str) -> None:
     compiled = torch.compile(stage, fullgraph=True, backend=backend)
     for step in range(4):
         rows = 2 + step // 2
-        found = compiled(torch.ones(rows, 2), on_their_way(rows, float(step), log))
-        assert torch.equal(found, stage(torch.ones(rows, 2), on_their_way(rows, float(step), [])))
+        output = compiled(torch.ones(rows, 2), on_their_way(rows, float(step), log))
+        assert torch.equal(output, stage(torch.ones(rows, 2), on_their_way(rows, float(step), [])))
         assert log == ["wait"] * (step + 1)
 
 
@@ -245,16 +245,16 @@ def test_compiled_stage_raises_error_of_async_tensors() -> None:
     torch.compiler.reset()
     compiled = torch.compile(Stage(), fullgraph=True, backend="eager")
     tensors = {"hidden": torch.zeros(2, 2), "residual": torch.zeros(2, 2)}
-    broken = AsyncIntermediateTensors(dict(tensors), [Handle([], "0", error=RuntimeError("lost"))])
+    failing = AsyncIntermediateTensors(dict(tensors), [Handle([], "0", error=RuntimeError("lost"))])
     with pytest.raises(RuntimeError, match="lost"):
-        compiled(torch.ones(2, 2), broken)
+        compiled(torch.ones(2, 2), failing)
 
 
 def test_compiled_stage_sees_post_processing_of_same_shapes_only() -> None:
     torch.compiler.reset()
     compiled = torch.compile(Stage(), fullgraph=True, backend="eager")
 
-    def handed(replacement: Tensor) -> AsyncIntermediateTensors:
+    def make_input(replacement: Tensor) -> AsyncIntermediateTensors:
         tensors = {"hidden": torch.zeros(2, 2), "residual": torch.zeros(2, 2)}
         return AsyncIntermediateTensors(
             tensors,
@@ -262,7 +262,7 @@ def test_compiled_stage_sees_post_processing_of_same_shapes_only() -> None:
             [lambda: tensors.__setitem__("hidden", replacement)],
         )
 
-    expected = Stage()(torch.ones(2, 2), handed(torch.full((2, 2), 3.0)))
-    assert torch.equal(compiled(torch.ones(2, 2), handed(torch.full((2, 2), 3.0))), expected)
+    expected = Stage()(torch.ones(2, 2), make_input(torch.full((2, 2), 3.0)))
+    assert torch.equal(compiled(torch.ones(2, 2), make_input(torch.full((2, 2), 3.0))), expected)
     with pytest.raises(ShapeClassError, match="changed shapes"):
-        compiled(torch.ones(2, 2), handed(torch.zeros(4, 2)))
+        compiled(torch.ones(2, 2), make_input(torch.zeros(4, 2)))

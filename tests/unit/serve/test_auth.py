@@ -24,13 +24,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if program is None:
         pytest.skip("openssl is not there to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
-    key, found = folder / "key.pem", folder / "cert.pem"
-    made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
+    key_path, certificate_path = folder / "key.pem", folder / "cert.pem"
+    arguments = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
     subprocess.run(
-        [program, *made, "-keyout", str(key), "-out", str(found)],
+        [program, *arguments, "-keyout", str(key_path), "-out", str(certificate_path)],
         check=True, capture_output=True, timeout=240,
     )  # fmt: skip
-    return found
+    return certificate_path
 
 
 def test_proxy_serves_clients_over_tls(certificate: Path) -> None:

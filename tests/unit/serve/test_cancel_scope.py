@@ -10,7 +10,7 @@ from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancell
 FOREVER = 3600.0
 
 
-async def blocked(scope: CancelScope) -> None:
+async def wait_in_scope(scope: CancelScope) -> None:
     async with scope:
         await asyncio.Event().wait()
 
@@ -32,9 +32,9 @@ def test_scope_ends_at_earlier_deadline() -> None:
             scope.set_timeout(0.02, CancelReason.CLIENT_STALLED)
             await asyncio.Event().wait()
 
-    with pytest.raises(ScopeCancelled) as ended:
+    with pytest.raises(ScopeCancelled) as error:
         run(work())
-    assert ended.value.reason is CancelReason.CLIENT_STALLED
+    assert error.value.reason is CancelReason.CLIENT_STALLED
 
 
 def test_scope_total_deadline_precedes_later_one() -> None:
@@ -43,28 +43,28 @@ def test_scope_total_deadline_precedes_later_one() -> None:
             scope.set_timeout(FOREVER, CancelReason.TOKEN)
             await asyncio.Event().wait()
 
-    with pytest.raises(ScopeCancelled) as ended:
+    with pytest.raises(ScopeCancelled) as error:
         run(work())
-    assert ended.value.reason is CancelReason.TOTAL
+    assert error.value.reason is CancelReason.TOTAL
 
 
 def test_scope_keeps_first_interrupt_reason() -> None:
     async def work() -> None:
         scope = CancelScope()
-        task = asyncio.create_task(blocked(scope))
+        task = asyncio.create_task(wait_in_scope(scope))
         await asyncio.sleep(0)
         scope.cancel(CancelReason.LOST_BEFORE_FIRST_TOKEN)
         scope.cancel(CancelReason.WORKER_LOST)
         await task
 
-    with pytest.raises(ScopeCancelled) as ended:
+    with pytest.raises(ScopeCancelled) as error:
         run(work())
-    assert ended.value.reason is CancelReason.LOST_BEFORE_FIRST_TOKEN
+    assert error.value.reason is CancelReason.LOST_BEFORE_FIRST_TOKEN
 
 
 def test_scope_passes_on_task_cancellation() -> None:
     async def work() -> bool:
-        task = asyncio.create_task(blocked(CancelScope()))
+        task = asyncio.create_task(wait_in_scope(CancelScope()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])

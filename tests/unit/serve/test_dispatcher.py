@@ -35,7 +35,7 @@ from equipoise.serve.request_state import (
 WORKERS, SLOTS = 3, 2
 SERVING = WorkerState.SERVING
 STATES = st.sampled_from(WorkerState)
-ACTS = st.one_of(
+EVENTS = st.one_of(
     st.tuples(st.just("arrive"), st.none() | st.integers(0, WORKERS - 1)),
     st.tuples(st.sampled_from(["begin", "made", "finish", "leave", "again"]), st.integers(0, 99)),
     st.tuples(st.sampled_from(["turn"]), st.none()),
@@ -44,16 +44,16 @@ ACTS = st.one_of(
 )
 
 
-class Play:
+class DispatcherDriver:
     """A dispatcher over the strict policy, driven as its callers drive it."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self.dispatcher = RequestDispatcher(policy, WORKERS, max_queued=5)
         self.states: list[RequestState] = []
         self.bounds: dict[int, list[BoundToWorker]] = {}
-        self.begun: set[int] = set()
+        self.started_ids: set[int] = set()
 
-    async def act(self, what: object, how: object) -> None:
+    async def apply(self, what: object, how: object) -> None:
         if isinstance(what, int):
             assert isinstance(how, WorkerState)
             self.dispatcher.set_health(what, how)
@@ -66,14 +66,14 @@ class Play:
         elif self.states:
             assert isinstance(how, int)
             self.touch(str(what), self.states[how % len(self.states)], how // 10)
-        self.look()
+        self.check_invariants()
 
-    def arrive(self, wanted: object) -> None:
-        assert wanted is None or isinstance(wanted, int)
+    def arrive(self, worker: object) -> None:
+        assert worker is None or isinstance(worker, int)
         try:
-            self.states.append(self.dispatcher.submit(7, wanted))
+            self.states.append(self.dispatcher.submit(7, worker))
         except RequestRefused:
-            away = wanted is not None and self.dispatcher.workers[wanted].state is not SERVING
+            away = worker is not None and self.dispatcher.workers[worker].state is not SERVING
             # More wait where a worker was lost that had not begun what it had.
             assert away or self.dispatcher.queued >= 5
 
@@ -86,8 +86,8 @@ class Play:
                 current = state.status is bound
                 assert self.dispatcher.start_answer(state, bound) == current
                 if current:
-                    assert state.request_id not in self.begun, "passed on twice"
-                    self.begun.add(state.request_id)
+                    assert state.request_id not in self.started_ids, "passed on twice"
+                    self.started_ids.add(state.request_id)
             case "made":
                 self.dispatcher.report_tokens(state, state.reported_tokens + 3)
             case "finish":
@@ -100,14 +100,14 @@ class Play:
                 ):  # by a client that wants one worker, which does not serve
                     self.dispatcher.retry(state, bound)
 
-    def look(self) -> None:
+    def check_invariants(self) -> None:
         """Invariants."""
         assert self.dispatcher.policy_errors == 0
-        known = self.dispatcher.requests
-        assert self.dispatcher.queued == sum(isinstance(one.status, Queued) for one in known)
-        assert all(one.status is not CLOSED for one in known)
+        requests = self.dispatcher.requests
+        assert self.dispatcher.queued == sum(isinstance(one.status, Queued) for one in requests)
+        assert all(one.status is not CLOSED for one in requests)
         for number, view in enumerate(self.dispatcher.workers):
-            mine = [t for t in known if isinstance(t.status, BoundToWorker | Running)
+            mine = [t for t in requests if isinstance(t.status, BoundToWorker | Running)
                     if t.status.worker == number]  # fmt: skip
             assert sorted(view.requests) == sorted(one.request_id for one in mine)
             assert view.load == sum(one.size + one.reported_tokens for one in mine)
@@ -116,41 +116,41 @@ class Play:
             bounds = self.bounds.setdefault(state.request_id, [BoundToWorker(0)])
             if isinstance(state.status, BoundToWorker) and state.status is not bounds[-1]:
                 bounds.append(state.status)
-            if state.request_id in self.begun and state.status is not CLOSED:
+            if state.request_id in self.started_ids and state.status is not CLOSED:
                 assert isinstance(state.status, Running)
 
 
-def strict(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
+def strict_policy(slots: Sequence[int], rooms: Sequence[int | None]) -> RoutingPolicy:
     return LateBinding(slots, rooms)
 
 
 FACTORIES = (
-    strict,
+    strict_policy,
     *(routing_policy_factory(name, {}) for name in ("fit", "br0", "jsq_load", "round_robin")),
 )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("factory", FACTORIES)
-@given(acts=st.lists(ACTS, max_size=80))
+@given(events=st.lists(EVENTS, max_size=80))
 def test_policy_protocol_holds_for_any_event_order(
-    factory: PolicyFactory, acts: list[tuple[object, object]]
+    factory: PolicyFactory, events: list[tuple[object, object]]
 ) -> None:
     async def work() -> None:
-        play = Play(factory([SLOTS] * WORKERS, [None] * WORKERS))
-        for what, how in acts:
-            await play.act(what, how)
-        for state in play.states:
-            play.dispatcher.abort(state)
+        driver = DispatcherDriver(factory([SLOTS] * WORKERS, [None] * WORKERS))
+        for what, how in events:
+            await driver.apply(what, how)
+        for state in driver.states:
+            driver.dispatcher.abort(state)
         await asyncio.sleep(0)
-        play.look()
-        assert play.dispatcher.queued == 0
-        assert [view.load for view in play.dispatcher.workers] == [0] * WORKERS
+        driver.check_invariants()
+        assert driver.dispatcher.queued == 0
+        assert [view.load for view in driver.dispatcher.workers] == [0] * WORKERS
 
     run(work())
 
 
-class Told(LateBinding):
+class RecordingPolicy(LateBinding):
     """Counts the calls of `on_tokens`."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Told(LateBinding):
 
 def test_policy_gets_tokens_of_one_loop_turn_together() -> None:
     async def work() -> None:
-        policy = Told()
+        policy = RecordingPolicy()
         dispatcher = RequestDispatcher(policy, 1, max_queued=9)
         states = [dispatcher.submit(5) for _ in range(4)]
         for state in states:
@@ -205,12 +205,12 @@ def test_policy_errors_are_counted_and_request_can_leave() -> None:
 
 
 def test_request_rejected_by_policy_is_not_kept() -> None:
-    class Refusing(LateBinding):
+    class RefusingPolicy(LateBinding):
         def on_arrival(self, request: Request) -> Decision:
             raise ValueError(request)
 
     async def work() -> None:
-        dispatcher = RequestDispatcher(Refusing([1]), 1, max_queued=9)
+        dispatcher = RequestDispatcher(RefusingPolicy([1]), 1, max_queued=9)
         with pytest.raises(ValueError, match="Request"):
             dispatcher.submit(5)
         assert (dispatcher.queued, dispatcher.requests) == (0, ())

@@ -70,34 +70,36 @@ def test_event_counts_one_token_per_choice() -> None:
 
 @given(
     events=st.lists(st.tuples(st.sampled_from(NOT_TOKENS + TOKENS), BLANKS), max_size=12),
-    rest=st.binary(max_size=20),
+    tail=st.binary(max_size=20),
     cuts=st.lists(st.integers(0, 3000), max_size=12),
 )
 def test_event_reader_is_independent_of_stream_chunking(
-    events: list[tuple[str, str]], rest: bytes, cuts: list[int]
+    events: list[tuple[str, str]], tail: bytes, cuts: list[int]
 ) -> None:
-    whole = "".join(text + blank for text, blank in events).encode() + rest.replace(b"d", b"")
-    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
-    reader, passed = EventReader(), []
+    stream = "".join(text + blank for text, blank in events).encode() + tail.replace(b"d", b"")
+    places = sorted({min(cut, len(stream)) for cut in cuts} | {0, len(stream)})
+    reader, outputs = EventReader(), []
     for start, stop in pairwise(places):
-        passed.append(reader.feed(whole[start:stop]))
+        outputs.append(reader.feed(stream[start:stop]))
         # What is passed on ends where an event does, so that another one may follow.
-        assert passed[-1] == b"" or passed[-1].endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
-    assert b"".join(passed) + reader.flush() == whole
+        assert outputs[-1] == b"" or outputs[-1].endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+    assert b"".join(outputs) + reader.flush() == stream
     assert reader.tokens == sum(text in TOKENS for text, _ in events)
     assert reader.ended == any(text == "data: [DONE]" for text, _ in events)
 
 
 @given(
-    made=st.integers(0, 9),
+    event_count=st.integers(0, 9),
     received=st.integers(0, 1000),
     prompt=st.integers(0, 1000),
 )
-def test_worker_usage_overrides_counted_tokens(made: int, received: int, prompt: int) -> None:
+def test_worker_usage_overrides_counted_tokens(
+    event_count: int, received: int, prompt: int
+) -> None:
     reader = EventReader()
-    for _ in range(made):
+    for _ in range(event_count):
         reader.feed(f"{TOKENS[0]}\n\n".encode())
-    assert reader.tokens == made
+    assert reader.tokens == event_count
     usage = {"prompt_tokens": prompt, "completion_tokens": received}
     reader.feed(f"{event(None, usage=usage)}\n\n".encode())
     assert (reader.tokens, reader.usage) == (received, TokenUsage(prompt, received))

@@ -11,61 +11,65 @@ SEEN = st.lists(st.sampled_from(HealthCheckResult), min_size=1, max_size=40)
 COUNTS = st.integers(1, 4)
 
 
-def states(seen: list[HealthCheckResult], settings: HealthSettings) -> list[WorkerHealth]:
-    found = [initial_health(seen[0])]
-    for one in seen[1:]:
-        found.append(found[-1].after(one, settings))
-    return found
+def states(checks: list[HealthCheckResult], settings: HealthSettings) -> list[WorkerHealth]:
+    history = [initial_health(checks[0])]
+    for one in checks[1:]:
+        history.append(history[-1].after(one, settings))
+    return history
 
 
-@given(seen=SEEN, draining=COUNTS, lost=COUNTS, serving=COUNTS)
+@given(checks=SEEN, draining_after=COUNTS, lost_after=COUNTS, serving_after=COUNTS)
 def test_health_state_changes_only_after_configured_counts(
-    seen: list[HealthCheckResult], draining: int, lost: int, serving: int
+    checks: list[HealthCheckResult], draining_after: int, lost_after: int, serving_after: int
 ) -> None:
-    settings = HealthSettings(draining_after=draining, lost_after=lost, serving_after=serving)
-    found = states(seen, settings)
-    for n in range(1, len(seen)):
-        before, after = found[n - 1].state, found[n].state
+    settings = HealthSettings(
+        draining_after=draining_after, lost_after=lost_after, serving_after=serving_after
+    )
+    history = states(checks, settings)
+    for n in range(1, len(checks)):
+        before, after = history[n - 1].state, history[n].state
         if before is after:
             continue
-        recent = seen[: n + 1]
+        recent = checks[: n + 1]
         match after:
             case WorkerState.SERVING:
-                assert recent[-serving:] == [HealthCheckResult.HEALTHY] * serving
+                assert recent[-serving_after:] == [HealthCheckResult.HEALTHY] * serving_after
             case WorkerState.DRAINING:
                 assert before is WorkerState.SERVING
-                assert HealthCheckResult.HEALTHY not in recent[-draining:]
+                assert HealthCheckResult.HEALTHY not in recent[-draining_after:]
             case WorkerState.LOST:
-                assert recent[-lost:] == [HealthCheckResult.NO_ANSWER] * lost
+                assert recent[-lost_after:] == [HealthCheckResult.NO_ANSWER] * lost_after
 
 
-@given(seen=SEEN)
+@given(checks=SEEN)
 def test_health_ends_serving_when_well_and_lost_when_silent(
-    seen: list[HealthCheckResult],
+    checks: list[HealthCheckResult],
 ) -> None:
     settings = HealthSettings()
     assert (
-        states([*seen, *[HealthCheckResult.HEALTHY] * 4], settings)[-1].state is WorkerState.SERVING
+        states([*checks, *[HealthCheckResult.HEALTHY] * 4], settings)[-1].state
+        is WorkerState.SERVING
     )
     assert (
-        states([*seen, *[HealthCheckResult.NO_ANSWER] * 4], settings)[-1].state is WorkerState.LOST
+        states([*checks, *[HealthCheckResult.NO_ANSWER] * 4], settings)[-1].state
+        is WorkerState.LOST
     )
-    unwell = states([*seen, *[HealthCheckResult.UNHEALTHY] * 4], settings)[-1].state
+    unwell = states([*checks, *[HealthCheckResult.UNHEALTHY] * 4], settings)[-1].state
     assert unwell is not WorkerState.SERVING
 
 
 def test_health_unwell_worker_stays_draining() -> None:
-    found = states(
+    history = states(
         [HealthCheckResult.HEALTHY, *[HealthCheckResult.UNHEALTHY] * 99], HealthSettings()
     )
-    assert {one.state for one in found[1:]} == {WorkerState.DRAINING}
+    assert {one.state for one in history[1:]} == {WorkerState.DRAINING}
 
 
 def test_health_is_doubtful_between_states() -> None:
     settings = HealthSettings()
     assert initial_health(HealthCheckResult.HEALTHY).uncertain is False
     assert initial_health(HealthCheckResult.NO_ANSWER).uncertain is False
-    found = states(
+    history = states(
         [
             HealthCheckResult.HEALTHY,
             HealthCheckResult.NO_ANSWER,
@@ -75,4 +79,4 @@ def test_health_is_doubtful_between_states() -> None:
         ],
         settings,
     )
-    assert [one.uncertain for one in found] == [False, True, True, False, True]
+    assert [one.uncertain for one in history] == [False, True, True, False, True]

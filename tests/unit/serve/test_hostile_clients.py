@@ -83,11 +83,11 @@ def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(buffered=5000)) as setup:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}}, padding="x" * 3000)
-            held = asyncio.create_task(setup.post(stall))
+            stalled_call = asyncio.create_task(setup.post(stall))
             await setup.until(lambda: setup.fakes[0].events("begin"))
             assert (await setup.post(stall)).status == 429
-            held.cancel()
-            await asyncio.gather(held, return_exceptions=True)
+            stalled_call.cancel()
+            await asyncio.gather(stalled_call, return_exceptions=True)
             await setup.until(lambda: setup.proxy.dispatcher.requests == ())
             assert (await setup.post(asked(padding="x" * 3000))).status == 200
 
@@ -150,8 +150,8 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
         timeouts = Timeouts(header=1.0, body=1.0)
         async with proxied(fake := Fake("w0"), timeouts=timeouts) as setup:
             slow = [_exchange(setup, b"GET /heal"), _exchange(setup), _exchange(setup, HEAD)]
-            late = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
-            answers = await asyncio.gather(*slow, late)
+            late_body = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
+            answers = await asyncio.gather(*slow, late_body)
             assert [one.partition(b"\r\n")[0][:12] for one in answers] == [b"HTTP/1.1 408"] * 4
             assert (await setup.post(asked())).status == 200
             assert len(fake.events("begin")) == 1
@@ -246,8 +246,8 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
     size = 32 << 20
 
     async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked_for = await reader.readuntil(b"\r\n\r\n")
-        body = b"x" * size if asked_for.startswith(b"POST") else b""
+        request_head = await reader.readuntil(b"\r\n\r\n")
+        body = b"x" * size if request_head.startswith(b"POST") else b""
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
@@ -265,11 +265,11 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
             listener = setup.proxy._listener
             assert listener is not None
             await setup.until(lambda: not listener.connections)
-            got = 0
+            byte_count = 0
             with suppress(ConnectionError):
                 while piece := await reader.read(1 << 20):
-                    got += len(piece)
-            assert got < size
+                    byte_count += len(piece)
+            assert byte_count < size
             writer.close()
 
     run(work())
@@ -282,9 +282,9 @@ def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
     async def work() -> None:
         timeouts = Timeouts(header=1.0, body=1.0, idle=0.2)
         async with proxied(Fake("w0"), timeouts=timeouts) as setup:
-            alone = [_exchange(setup, *pieces) for pieces in data]
+            exchanges = [_exchange(setup, *pieces) for pieces in data]
             behind = [_exchange(setup, HEAD, *pieces, close=True) for pieces in data]
-            await asyncio.gather(*alone, *behind)
+            await asyncio.gather(*exchanges, *behind)
             assert (await setup.post(asked(1))).status == 200
 
     run(work())

@@ -41,10 +41,10 @@ def plan(count: int, pace: RequestPacing, gap: float = 0.0) -> LoadPlan:
     return LoadPlan(load, pace, seed=3)
 
 
-def result(fake: Fake, pace: RequestPacing, told: dict[str, object] | None = None) -> LoadResult:
+def result(fake: Fake, pace: RequestPacing, options: dict[str, object] | None = None) -> LoadResult:
     async def work() -> LoadResult:
         runner = await start(fake)
-        fields = () if told is None else (("fake", {fake.name: told}),)
+        fields = () if options is None else (("fake", {fake.name: options}),)
         target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=fields)
         try:
             return load_result_of(await LoadClient(target).send(plan(6, pace)))
@@ -57,13 +57,13 @@ def result(fake: Fake, pace: RequestPacing, told: dict[str, object] | None = Non
 @pytest.mark.parametrize("pace", [OpenLoop(), ClosedLoop(2), ClosedLoop(99)])
 def test_load_client_sends_each_request_once_and_counts_tokens(pace: RequestPacing) -> None:
     fake = Fake("w0")
-    found = result(fake, pace)
-    assert (found.requests, found.answered, found.failures) == (6, 6, {})
-    assert (found.output_tokens, found.prompt_tokens) == (1 + 2 + 3 + 4 + 5 + 6, 6 * 7)
+    summary = result(fake, pace)
+    assert (summary.requests, summary.answered, summary.failures) == (6, 6, {})
+    assert (summary.output_tokens, summary.prompt_tokens) == (1 + 2 + 3 + 4 + 5 + 6, 6 * 7)
     assert len(fake.events("begin")) == 6
-    assert found.ttft is not None
-    assert found.latency is not None
-    assert 0 < found.ttft.p50 <= found.latency.p50 <= found.latency.most <= found.seconds
+    assert summary.ttft is not None
+    assert summary.latency is not None
+    assert 0 < summary.ttft.p50 <= summary.latency.p50 <= summary.latency.most <= summary.seconds
 
 
 FAILURES: list[tuple[dict[str, object], str]] = [
@@ -76,12 +76,12 @@ FAILURES: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("told", "kind"), FAILURES)
-def test_load_client_counts_failures_by_kind(told: dict[str, object], kind: str) -> None:
-    found = result(Fake("w0"), ClosedLoop(3), told)
-    assert found.failures == {kind: 6}
-    assert (found.answered, found.ttft, found.output_tokens) == (0, None, 0)
-    assert f"failed: 6 x {kind}" in render(found, ColourMode.PLAIN)
+@pytest.mark.parametrize(("options", "kind"), FAILURES)
+def test_load_client_counts_failures_by_kind(options: dict[str, object], kind: str) -> None:
+    summary = result(Fake("w0"), ClosedLoop(3), options)
+    assert summary.failures == {kind: 6}
+    assert (summary.answered, summary.ttft, summary.output_tokens) == (0, None, 0)
+    assert f"failed: 6 x {kind}" in render(summary, ColourMode.PLAIN)
 
 
 def test_load_client_counts_timeouts_and_refused_connections() -> None:
@@ -89,14 +89,14 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
         fake = Fake("w0")
         runner = await start(fake)
         url = f"http://127.0.0.1:{fake.port}"
-        silent = LoadTarget(
+        silent_target = LoadTarget(
             url=url, model="m", timeout=0.1, fields=(("fake", {"w0": {"silent": 1}}),)
         )
-        late = load_result_of(await LoadClient(silent).send(plan(2, OpenLoop())))
-        assert late.failures == {"timed out": 2}
+        summary = load_result_of(await LoadClient(silent_target).send(plan(2, OpenLoop())))
+        assert summary.failures == {"timed out": 2}
         await runner.cleanup()
-        gone = await LoadClient(LoadTarget(url=url, model="m")).send(plan(2, ClosedLoop(2)))
-        assert load_result_of(gone).failures == {"no connection": 2}
+        requests = await LoadClient(LoadTarget(url=url, model="m")).send(plan(2, ClosedLoop(2)))
+        assert load_result_of(requests).failures == {"no connection": 2}
 
     run(work())
 
@@ -104,11 +104,11 @@ def test_load_client_counts_timeouts_and_refused_connections() -> None:
 def test_load_client_closed_loop_bounds_concurrency() -> None:
     """No request is ever answered."""
 
-    async def begun(pace: RequestPacing, least: int) -> int:
+    async def count_started(pace: RequestPacing, least: int) -> int:
         fake = Fake("w0")
         runner = await start(fake)
-        stalled = (("fake", {"w0": {"stall": 0}}),)
-        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stalled)
+        stall_fields = (("fake", {"w0": {"stall": 0}}),)
+        target = LoadTarget(url=f"http://127.0.0.1:{fake.port}", model="m", fields=stall_fields)
         sending = asyncio.create_task(LoadClient(target).send(plan(12, pace)))
         try:
             while len(fake.events("begin")) < least:
@@ -120,8 +120,8 @@ def test_load_client_closed_loop_bounds_concurrency() -> None:
             await asyncio.gather(sending, return_exceptions=True)
             await runner.cleanup()
 
-    assert run(begun(ClosedLoop(3), 3)) == 3
-    assert run(begun(OpenLoop(), 12)) == 12
+    assert run(count_started(ClosedLoop(3), 3)) == 3
+    assert run(count_started(OpenLoop(), 12)) == 12
 
 
 @given(seed=SEEDS, number=st.integers(0, 1000), tokens=st.integers(1, 300))
@@ -132,7 +132,7 @@ def test_load_prompts_have_requested_length_and_repeat(seed: int, number: int, t
 
 
 def test_load_plan_prompts_are_distinct() -> None:
-    prompts = Counter(planned.prompt for planned in plan(200, OpenLoop()))
+    prompts = Counter(request.prompt for request in plan(200, OpenLoop()))
     assert max(prompts.values()) == 1
 
 
@@ -145,9 +145,9 @@ def test_load_spread_percentiles_are_ordered(values: list[float]) -> None:
 
 @given(count=st.integers(0, 20), kind=st.sampled_from(["timed out", "a\x1b[31mb", "x" * 200]))
 def test_load_table_fits_width_for_any_result(count: int, kind: str) -> None:
-    sent = [
+    sent_requests = [
         SentRequest(n, 0.0, 1.0, 2.0, 3.0, [0.1], 5, 7, kind if n % 2 else None)
         for n in range(count)
     ]
-    text = render(load_result_of(sent), ColourMode.PLAIN)
+    text = render(load_result_of(sent_requests), ColourMode.PLAIN)
     assert all(len(line) <= WIDTH and line.isprintable() for line in text.splitlines())

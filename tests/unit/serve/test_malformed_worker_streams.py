@@ -33,7 +33,7 @@ def chunk(text: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def odd(
+async def proxied_worker(
     answer: Callable[[Reader, Writer], Awaitable[None]], *others: Fake
 ) -> AsyncIterator[ProxySetup]:
     """A proxy before a server that is healthy and answers requests so, and others."""
@@ -57,7 +57,7 @@ async def odd(
         yield await stack.enter_async_context(proxied(workers=workers, health=STUBBORN))
 
 
-def saying(received: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
+def answer_with(received: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
     async def answer(reader: Reader, writer: Writer) -> None:
         writer.write(received)
         await writer.drain()
@@ -68,7 +68,7 @@ def saying(received: bytes) -> Callable[[Reader, Writer], Awaitable[None]]:
 def test_stream_closed_without_done_is_an_error() -> None:
     async def work() -> None:
         head = STREAM.replace(b"1.1", b"1.0") + b"\r\n"
-        async with odd(saying(head + EVENT)) as setup:
+        async with proxied_worker(answer_with(head + EVENT)) as setup:
             answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is not None
@@ -76,32 +76,32 @@ def test_stream_closed_without_done_is_an_error() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_stream_broken_off_after_done_is_complete(ended: bool) -> None:
+@pytest.mark.parametrize("sends_done", [False, True])
+def test_stream_broken_off_after_done_is_complete(sends_done: bool) -> None:
     async def work() -> None:
-        received = EVENT + DONE if ended else EVENT
-        async with odd(saying(CHUNKED + chunk(received))) as setup:
+        received = EVENT + DONE if sends_done else EVENT
+        async with proxied_worker(answer_with(CHUNKED + chunk(received))) as setup:
             answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
-            assert (error_of(answer.body) is None) == ended
+            assert (error_of(answer.body) is None) == sends_done
 
     run(work())
 
 
 def test_stream_stalled_after_done_is_complete() -> None:
-    left = asyncio.Event()
+    disconnect_event = asyncio.Event()
 
     async def stall(reader: Reader, writer: Writer) -> None:
         writer.write(CHUNKED + chunk(EVENT + DONE))
         await reader.read()  # until the proxy closes
-        left.set()
+        disconnect_event.set()
 
     async def work() -> None:
-        async with odd(stall) as setup:
+        async with proxied_worker(stall) as setup:
             answer = await setup.post(asked(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is None
-            await asyncio.wait_for(left.wait(), 10)
+            await asyncio.wait_for(disconnect_event.wait(), 10)
 
     run(work())
 
@@ -116,8 +116,8 @@ def test_stream_stalled_after_done_is_complete() -> None:
 )
 def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None:
     async def work() -> None:
-        whole = chunk(received) + b"0\r\n\r\n" if received else b"0\r\n\r\n"
-        async with odd(saying(CHUNKED + whole), Fake("w1")) as setup:
+        body = chunk(received) + b"0\r\n\r\n" if received else b"0\r\n\r\n"
+        async with proxied_worker(answer_with(CHUNKED + body), Fake("w1")) as setup:
             answers = [await setup.post(asked(1, stream=True)) for _ in range(2)]
             assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
             assert await setup.metric("retries_total") >= 1
@@ -128,7 +128,7 @@ def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None
 def test_stream_with_client_error_is_passed_on() -> None:
     async def work() -> None:
         received = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
-        async with odd(saying(CHUNKED + chunk(received) + b"0\r\n\r\n")) as setup:
+        async with proxied_worker(answer_with(CHUNKED + chunk(received) + b"0\r\n\r\n")) as setup:
             answer = await setup.post(asked(1, stream=True))
             assert (answer.status, answer.body) == (200, received)
             assert await setup.metric("retries_total") == 0
@@ -138,7 +138,7 @@ def test_stream_with_client_error_is_passed_on() -> None:
 
 def test_worker_without_http_answers_as_failed() -> None:
     async def work() -> None:
-        async with odd(saying(b"\x00\xffhello\r\n\r\n")) as setup:
+        async with proxied_worker(answer_with(b"\x00\xffhello\r\n\r\n")) as setup:
             answer = await setup.post(asked())
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 

@@ -15,14 +15,14 @@ def test_exposition_reader_reads_prometheus_client_output(
     rows: list[tuple[dict[str, str], float]],
 ) -> None:
     registry = CollectorRegistry()
-    wanted = Gauge("running", "some words", ["a", "b", "c"], registry=registry)
+    gauge = Gauge("running", "some words", ["a", "b", "c"], registry=registry)
     Gauge("running_more", "running 7", registry=registry).set(3)
     for labels, value in rows:
-        wanted.labels(**labels).set(value)
+        gauge.labels(**labels).set(value)
     page = generate_latest(registry).decode()
-    found = list(MetricsParser(["running"]).parse(page))
+    samples = list(MetricsParser(["running"]).parse(page))
     expected = {tuple(sorted(labels.items())): value for labels, value in rows}
-    assert [one.value for one in found] == pytest.approx(list(expected.values()))
+    assert [one.value for one in samples] == pytest.approx(list(expected.values()))
 
 
 def test_exposition_reader_separates_names_with_same_prefix() -> None:
@@ -42,7 +42,7 @@ def test_exposition_reader_rejects_invalid_value_by_name(value: str) -> None:
 @given(page=st.text())
 def test_exposition_reader_reads_or_rejects_any_text(page: str) -> None:
     try:
-        found = list(MetricsParser(["a", "b"]).parse(page))
+        samples = list(MetricsParser(["a", "b"]).parse(page))
     except InvalidMetrics:
         return
-    assert all(one.value >= 0 for one in found)
+    assert all(one.value >= 0 for one in samples)

@@ -12,10 +12,10 @@ def test_size_estimate_starts_at_four_bytes_per_token() -> None:
     assert [sizes.estimate(n) for n in (0, 1, 4, 5, 4000)] == [1, 1, 1, 2, 1000]
 
 
-@given(ratio=st.sampled_from([1, 2, 3, 6]), seen=st.integers(1 << 20, 1 << 26))
-def test_size_estimate_learns_ratio_of_finished_requests(ratio: int, seen: int) -> None:
+@given(ratio=st.sampled_from([1, 2, 3, 6]), byte_count=st.integers(1 << 20, 1 << 26))
+def test_size_estimate_learns_ratio_of_finished_requests(ratio: int, byte_count: int) -> None:
     sizes = PromptTokenEstimator()
-    sizes.update(seen, seen // ratio)
+    sizes.update(byte_count, byte_count // ratio)
     assert abs(sizes.estimate(100_000) - 100_000 / ratio) <= 0.01 * 100_000
 
 
@@ -50,8 +50,8 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
         ("[1, 2, 3]", (3, 0)),
         ("[[1, 2], [3]]", (3, 0)),
     ):
-        asked = parse_request(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
-        assert (asked.prompt_tokens, asked.prompt_bytes) == expected
+        request = parse_request(COMPLETIONS, f'{{"model": "m", "prompt": {prompt}}}'.encode(), {})
+        assert (request.prompt_tokens, request.prompt_bytes) == expected
 
 
 def test_size_estimate_bounds_implausible_counts() -> None:

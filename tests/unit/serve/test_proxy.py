@@ -26,8 +26,8 @@ from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Li
 def test_proxy_returns_whole_response_or_event_stream() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            whole = await setup.post(asked(3))
-            assert (whole.status, whole.text) == (200, "w0:0 w0:1 w0:2 ")
+            response = await setup.post(asked(3))
+            assert (response.status, response.text) == (200, "w0:0 w0:1 w0:2 ")
             stream = await setup.post(asked(3, stream=True))
             assert tokens_of(stream.body) == ["w0:0 ", "w0:1 ", "w0:2 "]
             assert stream.body.endswith(b"data: [DONE]\n\n")
@@ -58,11 +58,11 @@ def test_proxy_passes_tokens_on_before_stream_ends() -> None:
         async with proxied(Fake("w0")) as setup:
             stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
             async with setup.client.post(setup.url + CHAT, json=stall) as answer:
-                got = b""
-                while len(tokens_of(got)) < 2:
-                    got += await answer.content.readany()
+                body = b""
+                while len(tokens_of(body)) < 2:
+                    body += await answer.content.readany()
                 # The worker will never end: what it has made is here all the same.
-                assert tokens_of(got) == ["w0:0 ", "w0:1 "]
+                assert tokens_of(body) == ["w0:0 ", "w0:1 "]
 
     run(work())
 
@@ -70,8 +70,8 @@ def test_proxy_passes_tokens_on_before_stream_ends() -> None:
 def test_proxy_serves_completions_with_token_lists() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            exact = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
-            assert (await setup.post(exact, "/v1/completions")).status == 200
+            request = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 2}
+            assert (await setup.post(request, "/v1/completions")).status == 200
             text = {"model": "fake", "prompt": "four score", "max_tokens": 2, "stream": True}
             answer = await setup.post(text, "/v1/completions")
             assert len(tokens_of(answer.body)) == 2
@@ -82,12 +82,12 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            received = await setup.post(asked(), X_Request_Id="mine-1")
-            made = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
-            assert received.headers["X-Request-Id"] == "mine-1"
-            assert len(made.headers["X-Request-Id"]) == 32
+            first_answer = await setup.post(asked(), X_Request_Id="mine-1")
+            second_answer = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
+            assert first_answer.headers["X-Request-Id"] == "mine-1"
+            assert len(second_answer.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
-            assert ids == ["mine-1", made.headers["X-Request-Id"]]
+            assert ids == ["mine-1", second_answer.headers["X-Request-Id"]]
 
     run(work())
 
@@ -96,10 +96,10 @@ def test_proxy_drops_hop_by_hop_headers() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
             await setup.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
-            [begun] = fake.events("begin")
-            assert begun["headers"]["x-kept"] == "2"
-            assert not {"te", "x-own"} & set(begun["headers"])
-            assert begun["headers"]["accept-encoding"] == "identity"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["x-kept"] == "2"
+            assert not {"te", "x-own"} & set(begin_event["headers"])
+            assert begin_event["headers"]["accept-encoding"] == "identity"
 
     run(work())
 
@@ -160,19 +160,19 @@ def test_proxy_forwards_one_model_by_name_with_slash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"),
+    ("method", "path", "allowed_methods"),
     [
         ("GET", CHAT, "POST"), ("DELETE", "/workers", "GET, HEAD"), ("POST", "/ready", "GET, HEAD"),
         ("GET", "/workers/w0/drain", "POST"), ("PUT", "/v1/models", "GET, HEAD"),
     ],
 )  # fmt: skip
-def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed: str) -> None:
+def test_proxy_wrong_method_is_405_with_allow(method: str, path: str, allowed_methods: str) -> None:
     async def work() -> None:
         async with (
             proxied(Fake("w0")) as setup,
             setup.client.request(method, setup.url + path) as answer,
         ):
-            assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+            assert (answer.status, answer.headers["Allow"]) == (405, allowed_methods)
             assert (await answer.json())["error"]["code"] == "method_not_allowed"
 
     run(work())
@@ -204,14 +204,14 @@ def test_proxy_requires_api_key() -> None:
         async with proxied(fake := Fake("w0"), access=access) as setup:
             assert (await setup.post(asked())).status == 401
             assert (await setup.get("/v1/models")).status == 401
-            for wrong in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
-                answer = await setup.post(asked(), Authorization=wrong)
+            for header in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
+                answer = await setup.post(asked(), Authorization=header)
                 assert (answer.status, answer.error["type"]) == (401, "authentication_error")
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert (await setup.post(asked(), Authorization="Bearer two")).status == 200
             assert (await setup.get("/health")).status == 200
-            [begun] = fake.events("begin")
-            assert begun["headers"]["authorization"] == "Bearer theirs"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["authorization"] == "Bearer theirs"
 
     run(work())
 
@@ -220,8 +220,8 @@ def test_proxy_forwards_client_authorization_without_own_key() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
             await setup.post(asked(), Authorization="Bearer clients")
-            [begun] = fake.events("begin")
-            assert begun["headers"]["authorization"] == "Bearer clients"
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["authorization"] == "Bearer clients"
 
     run(work())
 
@@ -302,22 +302,22 @@ def test_proxy_rejects_oversized_worker_response() -> None:
 def test_draining_proxy_answers_503_until_streams_end() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
-            begun = asyncio.create_task(setup.post(asked(40, stream=True)))
+            stream_task = asyncio.create_task(setup.post(asked(40, stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
-            ending = asyncio.create_task(setup.proxy.stop())
+            stop_task = asyncio.create_task(setup.proxy.stop())
             await asyncio.sleep(0)
-            for refused in (await setup.post(asked()), await setup.get("/v1/models")):
-                assert (refused.status, refused.error["code"]) == (503, "shutting_down")
-                assert (refused.headers["Retry-After"], refused.headers["Connection"]) == (
+            for answer in (await setup.post(asked()), await setup.get("/v1/models")):
+                assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+                assert (answer.headers["Retry-After"], answer.headers["Connection"]) == (
                     "1", "close",
                 )  # fmt: skip
             ready = await setup.get("/ready")
             assert (ready.status, json.loads(ready.body)["status"]) == (503, "draining")
             assert await setup.metric("in_flight_requests") == 1
             assert (await setup.get("/health")).status == 200
-            assert not ending.done()
-            assert len(tokens_of((await begun).body)) == 40
-            assert await ending == 0
+            assert not stop_task.done()
+            assert len(tokens_of((await stream_task).body)) == 40
+            assert await stop_task == 0
             with pytest.raises(aiohttp.ClientConnectionError):
                 await setup.get("/ready")
 
@@ -331,22 +331,22 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
             longer = asyncio.create_task(setup.post(asked(200, stream=True)))
             reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
-            writer.write(_posted(asked(5, stream=True)))
+            writer.write(_post_request(asked(5, stream=True)))
             await reader.readuntil(b"w0:0 ")
-            ending = asyncio.create_task(setup.proxy.stop())
+            stop_task = asyncio.create_task(setup.proxy.stop())
             await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
-            writer.write(_posted(asked()))
+            writer.write(_post_request(asked()))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nConnection: close\r\n" in head
             writer.close()
             setup.proxy.skip_drain()
             await longer
-            await ending
+            await stop_task
 
     run(work())
 
 
-def _posted(body: object) -> bytes:
+def _post_request(body: object) -> bytes:
     data = json.dumps(body).encode()
     return f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data

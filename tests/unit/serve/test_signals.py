@@ -38,9 +38,9 @@ def test_signal_raises_unwrapped_terminated_from_event_loop(
 
     first = within_a_task if where == "task" else within_a_callback
     before = signal.getsignal(number)
-    with raise_on_signal(), pytest.raises(TerminatedBySignal) as ended:
+    with raise_on_signal(), pytest.raises(TerminatedBySignal) as error:
         asyncio.run(cancel_on_signal(_group(first, lambda: None)))
-    assert ended.value.number == number
+    assert error.value.number == number
     assert signal.getsignal(number) == before
 
 

@@ -33,17 +33,17 @@ class Answer:
 
 
 class Client:
-    """Notes what it gets."""
+    """Records the response and the bytes that it receives."""
 
     def __init__(self) -> None:
         self.response: object = None
-        self.got = b""
+        self.received = b""
 
     async def send_head(self, answer: object) -> None:
         self.response = answer
 
     async def write(self, data: bytes) -> None:
-        self.got += data
+        self.received += data
 
     async def finish(self) -> str:
         return "ended"
@@ -57,8 +57,8 @@ def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
         assert isinstance(old, BoundToWorker)
         client: Any = Client()
         request: Any = None
-        asked = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
-        context = RequestContext(request, asked, RequestStats("a", CHAT, 0.0), state, 1e9)
+        parsed_request = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
+        context = RequestContext(request, parsed_request, RequestStats("a", CHAT, 0.0), state, 1e9)
         dispatcher.set_health(old.worker, WorkerState.LOST)
         assert isinstance(state.status, BoundToWorker)
         assert state.status is not old
@@ -68,13 +68,13 @@ def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
                 await StreamRelay(dispatcher, context, old, scope, client, 9.0).relay(
                     answer, _never
                 )
-            assert client.got == b""
+            assert client.received == b""
             again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
             new = state.status
-            ended = await StreamRelay(dispatcher, context, new, scope, client, 9.0).relay(
-                again, _noted
+            outcome = await StreamRelay(dispatcher, context, new, scope, client, 9.0).relay(
+                again, _on_complete
             )
-        assert (str(ended), client.got) == ("ended", TOKEN + b"data: [DONE]\n\n")
+        assert (str(outcome), client.received) == ("ended", TOKEN + b"data: [DONE]\n\n")
         await asyncio.sleep(0)
 
     run(work())
@@ -84,5 +84,5 @@ def _never(*_: object) -> None:
     raise AssertionError("it was not complete")
 
 
-def _noted(*_: object) -> None:
+def _on_complete(*_: object) -> None:
     """The stream is complete."""

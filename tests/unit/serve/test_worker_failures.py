@@ -25,13 +25,13 @@ STUBBORN = HealthSettings(interval=3600, timeout=30)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("told", [{"status": 500}, {"status": 503}, {"hang_up": 0}])
+@pytest.mark.parametrize("options", [{"status": 500}, {"status": 503}, {"hang_up": 0}])
 def test_proxy_retries_failed_request_before_first_token(
-    streamed: bool, told: dict[str, int]
+    streamed: bool, options: dict[str, int]
 ) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as setup:
-            answer = await setup.post(asked(2, stream=streamed, fake={"w0": told}))
+            answer = await setup.post(asked(2, stream=streamed, fake={"w0": options}))
             assert answer.status == 200
             assert b"w1:1 " in answer.body
             assert b"w0:" not in answer.body
@@ -44,8 +44,8 @@ def test_proxy_retries_failed_request_before_first_token(
 def test_proxy_bounds_attempts_and_returns_last_error() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), limits=Limits(attempts=4)) as setup:
-            told = {name: {"status": 500} for name in ("w0", "w1")}
-            answer = await setup.post(asked(fake=told))
+            options = {name: {"status": 500} for name in ("w0", "w1")}
+            answer = await setup.post(asked(fake=options))
             assert (answer.status, answer.error["type"]) == (500, "fake")
             assert sum(len(fake.events("begin")) for fake in setup.fakes) == 4
             text = (await setup.get("/metrics")).body.decode()
@@ -83,17 +83,17 @@ def test_proxy_reports_hang_up_after_token_in_stream() -> None:
 
 def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
     async def work() -> None:
-        lost = Fake("w0", slots=3)
-        async with proxied(lost, Fake("w1", slots=3), health=QUICK) as setup:
-            silent = {"w0": {"silent": True}}
-            calls = [setup.post(asked(2, stream=True, fake=silent)) for _ in range(9)]
-            done = asyncio.gather(*calls)
-            await setup.until(lambda: len(lost.events("begin")) == 3)
+        lost_worker = Fake("w0", slots=3)
+        async with proxied(lost_worker, Fake("w1", slots=3), health=QUICK) as setup:
+            options = {"w0": {"silent": True}}
+            calls = [setup.post(asked(2, stream=True, fake=options)) for _ in range(9)]
+            answers_task = asyncio.gather(*calls)
+            await setup.until(lambda: len(lost_worker.events("begin")) == 3)
             setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
-            answers = await done
+            answers = await answers_task
             assert [tokens_of(one.body) for one in answers] == [["w1:0 ", "w1:1 "]] * 9
-            assert lost.events("token") == []
-            await setup.until(lambda: len(lost.events("abort")) == 3)
+            assert lost_worker.events("token") == []
+            await setup.until(lambda: len(lost_worker.events("abort")) == 3)
 
     run(work())
 
@@ -143,11 +143,11 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
             fake.health = 0
             view = setup.proxy.dispatcher.workers[0]
             await setup.until(lambda: view.state is WorkerState.DRAINING)
-            came = len(fake.events("token"))
-            await setup.until(lambda: len(fake.events("token")) > came + 100)
-            seen = view.state
-            assert seen is WorkerState.DRAINING
-            await _cancelled([call])
+            token_count = len(fake.events("token"))
+            await setup.until(lambda: len(fake.events("token")) > token_count + 100)
+            state = view.state
+            assert state is WorkerState.DRAINING
+            await _cancel([call])
             await setup.until(lambda: view.state is WorkerState.LOST)
 
     run(work())
@@ -186,8 +186,8 @@ def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
     async def work() -> None:
         fake = Fake("w0", slots=2)
         async with proxied(fake, limits=Limits(queued=3)) as setup:
-            told = {"w0": {"stall": 0}}
-            first = [asyncio.create_task(setup.post(asked(1, stream=True, fake=told)))
+            options = {"w0": {"stall": 0}}
+            first = [asyncio.create_task(setup.post(asked(1, stream=True, fake=options)))
                      for _ in range(2)]  # fmt: skip
             await setup.until(lambda: len(fake.events("begin")) == 2)
             more = [asyncio.create_task(setup.post(asked(1))) for _ in range(3)]
@@ -196,7 +196,7 @@ def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
             assert await setup.metric("queued_requests") == 3
-            await _cancelled(first)
+            await _cancel(first)
             assert [(await one).status for one in more] == [200] * 3
             assert len(fake.events("begin")) == 5
 
@@ -209,12 +209,12 @@ def test_proxy_rejects_requests_above_concurrency_limit() -> None:
             call = asyncio.create_task(setup.post(asked(1, stream=True, fake={"w0": {"stall": 0}})))
             await setup.until(lambda: fake.events("begin"))
             assert (await setup.post(asked())).status == 429
-            await _cancelled([call])
+            await _cancel([call])
 
     run(work())
 
 
-async def _cancelled(calls: list[asyncio.Task[Answer]]) -> None:
+async def _cancel(calls: list[asyncio.Task[Answer]]) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
@@ -226,13 +226,13 @@ def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
         fake = Fake("w0", slots=1, pace=0.05)
         async with proxied(fake) as setup:
             call = asyncio.create_task(setup.post(asked(10_000, stream=streamed)))
-            held = asyncio.create_task(setup.post(asked(1)))
+            queued_call = asyncio.create_task(setup.post(asked(1)))
             await setup.until(lambda: fake.events("begin") and setup.proxy.dispatcher.queued == 1)
-            await _cancelled([call])
+            await _cancel([call])
             await setup.until(lambda: fake.events("abort"))
-            assert (await held).status == 200
+            assert (await queued_call).status == 200
             assert setup.proxy.dispatcher.requests == ()
-            await _left(setup, 1)
+            await _wait_for_disconnects(setup, 1)
 
     run(work())
 
@@ -243,19 +243,19 @@ def test_disconnected_client_removes_queued_request() -> None:
             stall = asked(1, stream=True, fake={"w0": {"stall": 0}})
             calls = [asyncio.create_task(setup.post(stall)) for _ in range(3)]
             await setup.until(lambda: setup.proxy.dispatcher.queued == 2)
-            await _cancelled(calls[1:])
+            await _cancel(calls[1:])
             await setup.until(lambda: setup.proxy.dispatcher.queued == 0)
             assert len(fake.events("begin")) == 1
-            await _cancelled(calls)
-            await _left(setup, 3)
+            await _cancel(calls)
+            await _wait_for_disconnects(setup, 3)
 
     run(work())
 
 
-async def _left(setup: ProxySetup, count: int) -> None:
+async def _wait_for_disconnects(setup: ProxySetup, count: int) -> None:
     async with asyncio.timeout(60):
-        wanted = f'requests_total{{outcome="client_disconnected"}} {count}.0'
-        while wanted not in (await setup.get("/metrics")).body.decode():
+        metric_line = f'requests_total{{outcome="client_disconnected"}} {count}.0'
+        while metric_line not in (await setup.get("/metrics")).body.decode():
             await asyncio.sleep(0.02)
     assert setup.proxy.dispatcher.requests == ()
 
@@ -269,13 +269,13 @@ TIMEOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("told", "timeouts", "code", "status"), TIMEOUTS)
+@pytest.mark.parametrize(("options", "timeouts", "code", "status"), TIMEOUTS)
 def test_proxy_bounds_every_wait_of_a_stream(
-    told: dict[str, object], timeouts: Timeouts, code: str, status: int
+    options: dict[str, object], timeouts: Timeouts, code: str, status: int
 ) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts) as setup:
-            answer = await setup.post(asked(5, stream=True, fake={"w0": told}))
+            answer = await setup.post(asked(5, stream=True, fake={"w0": options}))
             assert answer.status == status
             error = error_of(answer.body) if status == 200 else answer.error
             assert error is not None
@@ -299,15 +299,15 @@ def test_proxy_applies_only_total_timeout_without_streaming() -> None:
 
 def test_failed_connection_marks_worker_lost_and_retries() -> None:
     async def work() -> None:
-        gone = Fake("w0")
-        runner = await start(gone)
+        stopped_worker = Fake("w0")
+        runner = await start(stopped_worker)
         async with proxied(Fake("w1")) as helper:
-            both = settings_of([gone, helper.fakes[0]]).workers
+            both = settings_of([stopped_worker, helper.fakes[0]]).workers
             async with proxied(workers=both, health=HealthSettings(interval=3.0)) as setup:
                 await runner.cleanup()
                 answer = await setup.post(asked(1))
                 assert answer.text == "w1:0 "
-                lost = WorkerState.LOST
-                await setup.until(lambda: setup.proxy.dispatcher.workers[0].state is lost)
+                lost_state = WorkerState.LOST
+                await setup.until(lambda: setup.proxy.dispatcher.workers[0].state is lost_state)
 
     run(work())

@@ -50,7 +50,7 @@ def test_report_rejects_missing_or_huge_samples() -> None:
 
 
 def test_worker_reports_reach_policy() -> None:
-    async def play() -> None:
+    async def work() -> None:
         fakes = Fake("w0", metrics=PAGE), Fake("w1", metrics="w 0\nr 1\nt 2\n")
         settings = settings_of(list(fakes), reports=ASKED)
         async with proxied(*fakes, reports=settings.reports) as setup:
@@ -58,29 +58,29 @@ def test_worker_reports_reach_policy() -> None:
             assert (0, replace(REPORT, kv_usage=0.0)) in setup.policy.reports
             assert (await setup.post(asked())).status == 200
 
-    run(play())
+    run(work())
 
 
 @pytest.mark.parametrize("metrics", [None, "", "w nan\nr 1\nt 1\n", "w 1\nr 1\n"])
 def test_report_failures_are_counted_while_worker_serves(metrics: str | None) -> None:
-    async def play() -> None:
-        mute = Fake("w0", metrics=metrics)
-        async with proxied(mute, reports=replace(ASKED, timeout=0.05)) as setup:
+    async def work() -> None:
+        worker = Fake("w0", metrics=metrics)
+        async with proxied(worker, reports=replace(ASKED, timeout=0.05)) as setup:
             [view] = setup.proxy.dispatcher.workers
             await setup.until(lambda: view.report_failures >= 2)
             assert (await setup.post(asked())).status == 200
             text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_worker_report_failures_total{worker="w0"}' in text
             assert setup.policy.reports == []
-            mute.metrics = PAGE
+            worker.metrics = PAGE
             await setup.until(lambda: setup.policy.reports)
             assert view.state is WorkerState.SERVING
 
-    run(play())
+    run(work())
 
 
 def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
-    async def play() -> None:
+    async def work() -> None:
         async with proxied(Fake("w0", metrics=PAGE)) as setup:
             await setup.post(asked())
             assert setup.policy.reports == []
@@ -88,13 +88,13 @@ def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
             setup.proxy.dispatcher.report_worker(0, REPORT)
             assert setup.policy.reports == []
 
-    run(play())
+    run(work())
 
 
 def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
     from equipoise.serve.dispatcher import RequestDispatcher
 
-    async def play() -> None:
+    async def work() -> None:
         factory = routing_policy_factory("jsq", {"front_ends": 2})
         dispatcher = RequestDispatcher(factory([4, 4], [None, None]), 2, max_queued=99)
         dispatcher.report_worker(0, replace(REPORT, waiting=0, running=3, tokens=900))
@@ -104,4 +104,4 @@ def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
         assert [len(one.requests) for one in dispatcher.workers] == [1, 4]
         assert dispatcher.policy_errors == 0
 
-    run(play())
+    run(work())

@@ -24,6 +24,6 @@ def test_defects_page_names_properties_that_exist() -> None:
         path.read_text(encoding="utf-8")
         for path in (ROOT / "hal" / "conformance" / "properties").glob("*.py")
     )
-    named = NAMED_PROPERTY.findall(PAGE)
-    assert named != []
-    assert [name for name in named if f'name="{name}"' not in properties] == []
+    names = NAMED_PROPERTY.findall(PAGE)
+    assert names != []
+    assert [name for name in names if f'name="{name}"' not in properties] == []

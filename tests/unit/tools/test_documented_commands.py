@@ -63,11 +63,13 @@ def test_vllm_commands_with_eplb_have_several_ranks() -> None:
 
 def test_architecture_page_lists_every_package() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    listed = {name for row in text.splitlines() if row[:2] == "| " for name in FOLDER.findall(row)}
+    page_packages = {
+        name for row in text.splitlines() if row[:2] == "| " for name in FOLDER.findall(row)
+    }
     there = {
         str(init.parent.relative_to(ROOT))
         for folder in LISTED_BELOW
         for init in (ROOT / folder).glob("*/__init__.py")
         if not init.parent.is_symlink()  # a link: listed by its own path
     }
-    assert there - listed == set()
+    assert there - page_packages == set()

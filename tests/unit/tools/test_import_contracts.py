@@ -81,9 +81,9 @@ def test_forbidden_imports_break_their_contracts(tmp_path: Path) -> None:
     )
     assert linter.returncode == 1, linter.stderr
     assert "Contracts: 0 kept, 4 broken." in linter.stdout
-    reported = {
+    violations = {
         (importer, imported)
         for number, (importer, imported) in enumerate(FORBIDDEN + ALLOWED)
         if f"equipoise.{importer}.module_{number} -> {imported} (l.1)" in linter.stdout
     }
-    assert reported == set(FORBIDDEN), linter.stdout
+    assert violations == set(FORBIDDEN), linter.stdout

@@ -72,11 +72,11 @@ def test_project_is_replaced_by_its_requirements() -> None:
 
 
 def test_every_line_of_readme_is_resolved_on_every_python_with_both_torches() -> None:
-    resolved = {(case.python, case.name, case.cpu) for case in cases(README)}
+    resolutions = {(case.python, case.name, case.cpu) for case in cases(README)}
     for python in pythons():
         for cpu in (False, True):
-            assert (python, "pip install -c constraints.txt '.[plots]'", cpu) in resolved
-        assert (python, "pip install -c constraints.txt tox", False) in resolved
+            assert (python, "pip install -c constraints.txt '.[plots]'", cpu) in resolutions
+        assert (python, "pip install -c constraints.txt tox", False) in resolutions
 
 
 def test_tox_environments_are_read_with_their_constraints() -> None:
@@ -173,8 +173,8 @@ def test_failure_ends_with_files_lines_and_command(
 def test_advice_finds_pin_that_index_does_not_have() -> None:
     case = Case("tox -e lint", "3.11", ("ruff", "-c", f"{ROOT}/constraints.txt"), "tox.ini:7")
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    told = f"ERROR: No matching distribution found for {pins[4]}"
-    assert where_to_change(case, told).startswith("change: tox.ini:7, constraints.txt:5\n")
+    error_line = f"ERROR: No matching distribution found for {pins[4]}"
+    assert where_to_change(case, error_line).startswith("change: tox.ini:7, constraints.txt:5\n")
 
 
 def test_every_case_has_a_line_of_origin() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy that is as the tree is; one folder of the tree is a link."""
     tree = tmp_path / "tree"
     for folder in (
@@ -30,16 +30,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-def test_installed_copy_of_tree_is_accepted(installed: Path) -> None:
-    assert list(check_installed.differences(installed)) == []
+def test_installed_copy_of_tree_is_accepted(installed_copy: Path) -> None:
+    assert list(check_installed.differences(installed_copy)) == []
 
 
-def test_installed_copy_differs_when_module_or_source_changed(installed: Path) -> None:
+def test_installed_copy_differs_when_module_or_source_changed(installed_copy: Path) -> None:
     tree = check_installed.ROOT
     (tree / "hal" / "work.py").write_text("DEADLINE = 2\n")
     (tree / "hal" / "new.py").write_text("")
-    (installed / "hal" / "gone.py").write_text("")
+    (installed_copy / "hal" / "gone.py").write_text("")
     later = time.time() + 10
     os.utime(tree / "csrc" / "planning" / "greedy.cpp", (later, later))
-    found = list(check_installed.differences(installed))
-    assert found == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/planning/greedy.cpp"]
+    differences = list(check_installed.differences(installed_copy))
+    assert differences == ["hal/gone.py", "hal/new.py", "hal/work.py", "csrc/planning/greedy.cpp"]

@@ -12,9 +12,9 @@ PARTS = ("hal", "backends", "balancer", "pipeline", "integrations")
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Packages that a run of setup.py in `tmp_path` would build; empty until it runs."""
-    found: list[str] = []
+    package_names: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("setuptools.setup", lambda packages, **_: found.extend(packages))
+    monkeypatch.setattr("setuptools.setup", lambda packages, **_: package_names.extend(packages))
     package = tmp_path / "src" / "equipoise"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -22,7 +22,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tmp_path / part).mkdir()
         (tmp_path / part / "__init__.py").touch()
         (package / part).symlink_to(Path("..", "..", part))
-    return found
+    return package_names
 
 
 def test_build_finds_linked_folders(packages: list[str]) -> None:

@@ -83,8 +83,8 @@ def plant(root: Path, name: str, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def printed(root: Path) -> list[str]:
-    """Lines of the check."""
+def check_lines(root: Path) -> list[str]:
+    """The violations that the check of `root` prints, one a line."""
     return [str(violation) for violation in check(root)]
 
 
@@ -244,7 +244,7 @@ def printed(root: Path) -> list[str]:
 )
 def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected: str) -> None:
     plant(tree, name, text)
-    (line,) = printed(tree)
+    (line,) = check_lines(tree)
     assert line.startswith(f"{name}:")
     assert expected in line
 
@@ -306,7 +306,7 @@ def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected
 )
 def test_harmless_text_is_not_reported(tree: Path, name: str, text: str) -> None:
     plant(tree, name, text)
-    assert printed(tree) == []
+    assert check_lines(tree) == []
 
 
 def test_package_folder_that_is_no_link_is_reported(tree: Path) -> None:
@@ -316,7 +316,7 @@ def test_package_folder_that_is_no_link_is_reported(tree: Path) -> None:
     hal.mkdir()
     balancer.unlink()
     balancer.symlink_to(Path("..", "..", "pipeline"))
-    assert printed(tree) == [
+    assert check_lines(tree) == [
         "src/equipoise/balancer:1: is not a link to ../../balancer",
         "src/equipoise/hal:1: is not a link to ../../hal",
     ]
@@ -324,7 +324,7 @@ def test_package_folder_that_is_no_link_is_reported(tree: Path) -> None:
 
 def test_folder_without_files_is_reported(tree: Path) -> None:
     (tree / "csrc" / "a.py").unlink()
-    assert printed(tree) == ["csrc:1: no file was read here"]
+    assert check_lines(tree) == ["csrc:1: no file was read here"]
 
 
 def test_linked_files_are_read_once(tree: Path) -> None:

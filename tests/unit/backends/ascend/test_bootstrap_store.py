@@ -16,35 +16,35 @@ SHORT = 0.05
 Planes = list[StoreControlPlane]
 
 
-def introduced(plane: StoreControlPlane, seconds: float = DEADLINE) -> BootstrapStore:
-    patience = Deadline(time.monotonic() + seconds, threading.Event())
-    return BootstrapStore(Bootstrap(plane, "q", (0, 1), patience))
+def make_store(plane: StoreControlPlane, seconds: float = DEADLINE) -> BootstrapStore:
+    deadline = Deadline(time.monotonic() + seconds, threading.Event())
+    return BootstrapStore(Bootstrap(plane, "q", (0, 1), deadline))
 
 
 def test_bootstrap_store_passes_value_from_first_rank(planes: Planes) -> None:
-    speaker, hearer = (introduced(plane) for plane in planes)
-    speaker.set("0", b"\0where\xff")
-    assert hearer.get("0") == b"\0where\xff"
+    writer_store, reader_store = (make_store(plane) for plane in planes)
+    writer_store.set("0", b"\0where\xff")
+    assert reader_store.get("0") == b"\0where\xff"
 
 
 def test_bootstrap_store_last_set_waits_until_peers_read_it(planes: Planes) -> None:
-    speaker, hearer = (introduced(plane) for plane in planes)
-    heard: list[bytes] = []
-    listening = threading.Thread(target=lambda: heard.append(hearer.get(LAST_KEY)))
+    writer_store, reader_store = (make_store(plane) for plane in planes)
+    values: list[bytes] = []
+    listening = threading.Thread(target=lambda: values.append(reader_store.get(LAST_KEY)))
     listening.start()
-    speaker.set(LAST_KEY, b"2.13")
+    writer_store.set(LAST_KEY, b"2.13")
     listening.join(DEADLINE)
-    assert heard == [b"2.13"]
+    assert values == [b"2.13"]
 
 
 def test_bootstrap_store_last_set_times_out_without_peer(planes: Planes) -> None:
-    with pytest.raises(BallotIncomplete) as raised:
-        introduced(planes[0], SHORT).set(LAST_KEY, b"2.13")
-    assert raised.value.missing == (1,)
+    with pytest.raises(BallotIncomplete) as error:
+        make_store(planes[0], SHORT).set(LAST_KEY, b"2.13")
+    assert error.value.missing == (1,)
 
 
 def test_bootstrap_store_get_fails_after_detach(planes: Planes) -> None:
-    made = introduced(planes[0])
-    made.detach()
+    store = make_store(planes[0])
+    store.detach()
     with pytest.raises(CommunicatorFailed, match="after the introduction"):
-        made.get("0")
+        store.get("0")

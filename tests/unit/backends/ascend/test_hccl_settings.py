@@ -93,10 +93,10 @@ def test_hccl_connect_fails_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -
 
 def test_hccl_undeclared_capabilities_match_contract() -> None:
     """Clause R2."""
-    declared = HCCL.capabilities
+    capabilities = HCCL.capabilities
     flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
-    missing = {flag for flag in flags if not getattr(declared, flag)}
+    missing = {flag for flag in flags if not getattr(capabilities, flag)}
     contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
     (row,) = [line for line in contract.splitlines() if line.startswith("| communicator `hccl` |")]
     assert missing == set(re.findall(r"`(\w+)`", row.split("|")[2]))
-    assert declared.reductions < declared.dtypes
+    assert capabilities.reductions < capabilities.dtypes

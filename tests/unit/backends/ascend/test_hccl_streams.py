@@ -31,15 +31,15 @@ def test_hccl_stream_pool_reserve_next_predicts_vendor_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
     for number in range(POOL - 1):
-        aimed = account.reserve_next()
-        assert account.assign(vendor.draw().stream_id, f"c{number}") == aimed
+        reservation = account.reserve_next()
+        assert account.assign(vendor.draw().stream_id, f"c{number}") == reservation
 
 
 def test_hccl_stream_pool_gives_each_communicator_its_own_stream() -> None:
     vendor = Vendor()
     account = HcclStreamPool(vendor.draw)
-    taken = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
-    assert len(taken | {account.release_stream.stream_id}) == POOL
+    stream_ids = {_take(account, vendor, f"c{n}").stream_id for n in range(POOL - 1)}
+    assert len(stream_ids | {account.release_stream.stream_id}) == POOL
 
 
 def test_hccl_stream_pool_reuses_only_released_stream() -> None:

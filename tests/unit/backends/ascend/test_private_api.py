@@ -19,22 +19,22 @@ UNIQUE = {name.rpartition(".")[2] for name in NAMES} - {"shutdown"} | {"_C", "Pr
 """What means nothing else than torch_npu's own, wherever it is read or called."""
 
 
-def installed(*lacking: str) -> Any:
+def torch_npu_without(*lacking: str) -> Any:
     """A module that has all names but these, and two devices."""
-    made = SimpleNamespace(__version__="2.15.0", npu=SimpleNamespace(device_count=lambda: 2))
+    root_module = SimpleNamespace(__version__="2.15.0", npu=SimpleNamespace(device_count=lambda: 2))
     for name in NAMES:
         *path, last = name.split(".")
-        at: Any = made
+        at: Any = root_module
         for part in path:
             at = vars(at).setdefault(part, SimpleNamespace())
         if name not in lacking:
             setattr(at, last, object())
-    return made
+    return root_module
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    module = installed(*request.param)
+def fake_torch_npu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    module = torch_npu_without(*request.param)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(private_api, "import_module", lambda name: module)
@@ -42,8 +42,8 @@ def found(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     monkeypatch.setattr(npu_runtime, "npu", lambda: module.npu)
 
 
-@pytest.mark.parametrize("found", [()], indirect=True)
-@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("fake_torch_npu", [()], indirect=True)
+@pytest.mark.usefixtures("fake_torch_npu")
 def test_probe_accepts_torch_npu_with_every_private_name() -> None:
     assert BACKEND.probe() == Available("torch_npu 2.15.0, 2 device(s)")
 
@@ -51,8 +51,8 @@ def test_probe_accepts_torch_npu_with_every_private_name() -> None:
 LACKING = ("npu._subscribe_report", "_C._npu_getLocalDevice")
 
 
-@pytest.mark.parametrize("found", [LACKING], indirect=True)
-@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("fake_torch_npu", [LACKING], indirect=True)
+@pytest.mark.usefixtures("fake_torch_npu")
 def test_probe_refuses_torch_npu_without_private_names() -> None:
     assert BACKEND.probe() == Unavailable(
         "torch_npu 2.15.0 lacks _C._npu_getLocalDevice, npu._subscribe_report: "
@@ -73,5 +73,5 @@ def test_private_names_are_used_in_one_file_only() -> None:
 
 def test_private_names_are_all_used() -> None:
     text = (ASCEND / "private_api.py").read_text(encoding="utf-8")
-    used = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    assert {name.rpartition(".")[2] for name in NAMES} <= used
+    names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
+    assert {name.rpartition(".")[2] for name in NAMES} <= names

@@ -74,7 +74,7 @@ def test_graph_capture_undeclared_with_task_queue_level_2(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_backend_import_does_not_import_torch_npu() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -86,4 +86,4 @@ def test_backend_import_does_not_import_torch_npu() -> None:
         timeout=240,
         check=True,
     )
-    assert done.stdout.strip() == "False"
+    assert result.stdout.strip() == "False"

@@ -14,22 +14,22 @@ class Driver:
     """Notes captures; refuses a subscription with the driver's code where the test says so."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.refuses = True
 
     def begin_capture(self) -> str:
-        self.told.append("begin")
+        self.calls.append("begin")
         return "graph"
 
     def end_capture(self, graph: str) -> None:
-        self.told.append("end")
+        self.calls.append("end")
 
     def subscribe(self, stream: Any) -> None:
         if self.refuses:
             raise RuntimeError("aclrtSubscribeReport: error code is 107011")
 
     def launch(self, stream: Any, function: Any, job: Any) -> None:
-        self.told.append("launch")
+        self.calls.append("launch")
 
 
 @contextmanager
@@ -39,15 +39,15 @@ def current(stream: Any) -> Iterator[None]:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr(npu_runtime.RUNTIME, "begin_capture", made.begin_capture)
-    monkeypatch.setattr(npu_runtime.RUNTIME, "end_capture", made.end_capture)
-    monkeypatch.setattr(private_api, "subscribe", made.subscribe)
-    monkeypatch.setattr(private_api, "launch_host_function", made.launch)
+    fake_driver = Driver()
+    monkeypatch.setattr(npu_runtime.RUNTIME, "begin_capture", fake_driver.begin_capture)
+    monkeypatch.setattr(npu_runtime.RUNTIME, "end_capture", fake_driver.end_capture)
+    monkeypatch.setattr(private_api, "subscribe", fake_driver.subscribe)
+    monkeypatch.setattr(private_api, "launch_host_function", fake_driver.launch)
     monkeypatch.setattr(npu_runtime.RUNTIME, "current", current)
     monkeypatch.setattr(npu_runtime.RUNTIME, "why_uncapturable", lambda: "")
     monkeypatch.setattr(share_solver, "_subscribed", set())
-    return made
+    return fake_driver
 
 
 def job() -> Any:
@@ -59,7 +59,7 @@ def job() -> Any:
 def test_solver_ends_its_capture_when_subscription_is_refused(driver: Driver) -> None:
     with pytest.raises(RuntimeError, match="107011"):
         share_solver._captured(job())
-    assert driver.told == ["begin", "end"]
+    assert driver.calls == ["begin", "end"]
 
 
 def test_solver_captures_again_after_refused_subscription(driver: Driver) -> None:
@@ -67,4 +67,4 @@ def test_solver_captures_again_after_refused_subscription(driver: Driver) -> Non
         share_solver._captured(job())
     driver.refuses = False
     assert share_solver._captured(job()) == "graph"
-    assert driver.told == ["begin", "end", "begin", "launch", "end"]
+    assert driver.calls == ["begin", "end", "begin", "launch", "end"]

@@ -14,11 +14,11 @@ def test_variable_is_restored_after_last_communicator_is_made(
     monkeypatch.delenv(HIGH_PRIORITY_VARIABLE, raising=False)
     if before is not None:
         monkeypatch.setenv(HIGH_PRIORITY_VARIABLE, before)
-    making, seen = HighPriorityStreams(), []
-    making.__enter__()
-    making.__enter__()
-    making.__exit__(None, None, None)  # the one that came first may well leave first
-    seen.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
-    making.__exit__(None, None, None)
-    seen.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
-    assert seen == ["1", before]
+    high_priority, values = HighPriorityStreams(), []
+    high_priority.__enter__()
+    high_priority.__enter__()
+    high_priority.__exit__(None, None, None)  # the one that came first may well leave first
+    values.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
+    high_priority.__exit__(None, None, None)
+    values.append(os.environ.get(HIGH_PRIORITY_VARIABLE))
+    assert values == ["1", before]

@@ -27,9 +27,9 @@ Pair = tuple[StoreControlPlane, StoreControlPlane]
 
 @pytest.fixture
 def host() -> Iterator[StoreHost]:
-    made = GLOO.host()
-    yield made
-    made.close()
+    store_host = GLOO.host()
+    yield store_host
+    store_host.close()
 
 
 def plane(host: StoreHost, rank: int, deadline: float = SOON) -> StoreControlPlane:
@@ -41,9 +41,9 @@ def plane(host: StoreHost, rank: int, deadline: float = SOON) -> StoreControlPla
 def pair(host: StoreHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     monkeypatch.setattr(control_plane, "HEARTBEAT_INTERVAL", 0.02)
     monkeypatch.setattr(control_plane, "HEARTBEAT_TIMEOUT", 0.5)
-    made = plane(host, 0), plane(host, 1)
-    yield made
-    for each in made:
+    control_planes = plane(host, 0), plane(host, 1)
+    yield control_planes
+    for each in control_planes:
         each.close()
 
 
@@ -55,10 +55,10 @@ def starve(plane: StoreControlPlane) -> None:
 def test_silent_rank_is_reported_with_observer_operation(pair: Pair) -> None:
     starve(pair[1])
     pair[0].set_operation("step 9")
-    lost = pair[0].lost_rank(SOON)
-    assert lost is not None
-    assert (lost.rank, lost.operation) == (1, "step 9")
-    assert lost.reason.startswith("fell silent")
+    loss = pair[0].lost_rank(SOON)
+    assert loss is not None
+    assert (loss.rank, loss.operation) == (1, "step 9")
+    assert loss.reason.startswith("fell silent")
 
 
 def test_starved_rank_does_not_report_others_as_lost(pair: Pair) -> None:
@@ -69,13 +69,13 @@ def test_starved_rank_does_not_report_others_as_lost(pair: Pair) -> None:
 
 def test_closed_control_plane_is_freed_without_gc(host: StoreHost) -> None:
     """Its connections are descriptors of the process."""
-    made = plane(host, 0)
-    made.close()
-    gone = weakref.ref(made)
+    closed_plane = plane(host, 0)
+    closed_plane.close()
+    reference = weakref.ref(closed_plane)
     gc.disable()
     try:
-        del made
-        assert gone() is None
+        del closed_plane
+        assert reference() is None
     finally:
         gc.enable()
 
@@ -85,23 +85,23 @@ def test_unjoined_rank_is_lost_only_after_deadline(
 ) -> None:
     monkeypatch.setattr(control_plane, "HEARTBEAT_INTERVAL", 0.02)
     monkeypatch.setattr(control_plane, "HEARTBEAT_TIMEOUT", 0.1)
-    patient, hasty = plane(host, 0), plane(host, 0, deadline=0.3)
+    default_plane, short_plane = plane(host, 0), plane(host, 0, deadline=0.3)
     try:
-        assert patient.lost_rank(0.5) is None
-        late = hasty.lost_rank(SOON)
-        assert late is not None
-        assert late.rank == 1
+        assert default_plane.lost_rank(0.5) is None
+        loss = short_plane.lost_rank(SOON)
+        assert loss is not None
+        assert loss.rank == 1
     finally:
-        patient.close()
-        hasty.close()
+        default_plane.close()
+        short_plane.close()
 
 
 def test_first_reported_loss_is_kept_and_hidden_from_lost_rank(host: StoreHost, pair: Pair) -> None:
     host.report_loss(1, "was killed by SIGKILL")
     host.report_loss(0, "exited")
-    found = pair[0].lost_rank(SOON)
-    assert found is not None
-    assert (found.rank, found.reason) == (1, "was killed by SIGKILL")
+    loss = pair[0].lost_rank(SOON)
+    assert loss is not None
+    assert (loss.rank, loss.reason) == (1, "was killed by SIGKILL")
     assert pair[1].lost_rank(0.0) is None
 
 
@@ -130,14 +130,14 @@ def test_forgotten_question_leaves_no_key_in_store(
     # These come by themselves, and are counted below.
     pair[0].store.wait(["beat/0", "beat/1"], timedelta(seconds=SOON))
     for value in (first, second):
-        kept = pair[0].store.num_keys()
+        key_count = pair[0].store.num_keys()
         for each in pair:
             each.cast(question, value)
         assert pair[0].decide(question, value) == value
         assert pair[1].collect(question, SOON) == (value, value)
         pair[who].forget(question)
         pair[1 - who].forget(question)
-        assert pair[0].store.num_keys() == kept
+        assert pair[0].store.num_keys() == key_count
         with pytest.raises(BallotIncomplete):
             pair[1].collect(question, 0.0)
 
@@ -146,9 +146,9 @@ def test_forget_can_drop_ballots_of_some_ranks(pair: Pair) -> None:
     for each in pair:
         each.cast("q", b"x")
     pair[0].forget("q", [1])
-    with pytest.raises(BallotIncomplete) as caught:
+    with pytest.raises(BallotIncomplete) as error:
         pair[0].collect("q", 0.0)
-    assert caught.value.missing == (1,)
+    assert error.value.missing == (1,)
 
 
 def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
@@ -191,16 +191,16 @@ def test_collect_of_retractable_ballots_waits_for_none_that_is_gone(
     """The store was asked whether it is there, and then it was taken back."""
     for each in planes:
         each.cast("here", b"yes")
-    found = planes[0].collect_retractable("here", 0.0, (0, 1))
+    ballots = planes[0].collect_retractable("here", 0.0, (0, 1))
     planes[1].forget("here", (1,))
-    healthy = planes[0].store
-    stale = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=healthy.compare_set)
-    monkeypatch.setattr(planes[0], "_store", stale)
+    store = planes[0].store
+    stale_store = SimpleNamespace(check=lambda keys: len(keys) > 1, compare_set=store.compare_set)
+    monkeypatch.setattr(planes[0], "_store", stale_store)
     with pytest.raises(BallotIncomplete):
         planes[0].collect_retractable("here", 0.0, (0, 1))
     monkeypatch.undo()
     planes[1].cast("here", b"again")
-    assert found == (b"yes", b"yes")
+    assert ballots == (b"yes", b"yes")
     assert planes[0].collect_retractable("here", 0.0, (0, 1)) == (b"yes", b"again")
 
 

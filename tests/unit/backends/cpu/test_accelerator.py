@@ -21,9 +21,9 @@ def cpu() -> CpuAccelerator:
 
 
 def test_probe_reports_cores() -> None:
-    found = BACKEND.probe()
-    assert isinstance(found, Available)
-    assert "cores" in found.detail
+    availability = BACKEND.probe()
+    assert isinstance(availability, Available)
+    assert "cores" in availability.detail
 
 
 @pytest.mark.parametrize("index", [-1, 1, 7])
@@ -34,25 +34,29 @@ def test_open_refuses_any_index_but_zero(index: int) -> None:
 
 def test_issue_blocks_launches_on_every_stream(cpu: CpuAccelerator) -> None:
     """Else a launch could come between a commit's two waits on a reader's stream (clause V4)."""
-    issuing, go, launched = threading.Event(), threading.Event(), threading.Event()
+    issue_began, resume_event, launch_ended = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def issue(_: CpuStream) -> None:
-        issuing.set()
-        go.wait(SOON)
+        issue_began.set()
+        resume_event.wait(SOON)
 
     def launch() -> None:
         cpu.stream(Role.COMPUTE).launch(lambda: None)
-        launched.set()
+        launch_ended.set()
 
     with ThreadPoolExecutor(2) as pool:
         ends = [pool.submit(cpu.stream(Role.COPY).issue, CpuStreamOp(issue))]
-        assert issuing.wait(SOON)
+        assert issue_began.wait(SOON)
         ends.append(pool.submit(launch))
-        assert not launched.wait(0.05)
-        go.set()
+        assert not launch_ended.wait(0.05)
+        resume_event.set()
         for end in ends:
             end.result(SOON)
-    assert launched.is_set()
+    assert launch_ended.is_set()
     cpu.close()
 
 

@@ -8,7 +8,7 @@ from equipoise.backends.cpu import BACKEND, GLOO
 from equipoise.hal.capabilities import SlotFormat
 
 
-def undeclared(name: str) -> set[str]:
+def undeclared_in_contract(name: str) -> set[str]:
     """Words in code marks in the second column of a backend's row."""
     text = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
     table = text.partition("## What our own backends declare unsupported")[2]
@@ -17,18 +17,18 @@ def undeclared(name: str) -> set[str]:
 
 
 def test_cpu_undeclared_capabilities_match_contract() -> None:
-    declared = BACKEND.capabilities
+    capabilities = BACKEND.capabilities
     flags = ("stream_lock", "copy_independent_of_launch", "graph_capture", "pinned_memory")
-    assert {flag for flag in flags if not getattr(declared, flag)} == {"pinned_memory"}
-    assert declared.slot_formats == {SlotFormat.STRIDED}
-    assert undeclared("cpu") == {"pinned_memory"}
+    assert {flag for flag in flags if not getattr(capabilities, flag)} == {"pinned_memory"}
+    assert capabilities.slot_formats == {SlotFormat.STRIDED}
+    assert undeclared_in_contract("cpu") == {"pinned_memory"}
 
 
 def test_gloo_undeclared_capabilities_match_contract() -> None:
-    declared = GLOO.capabilities
+    capabilities = GLOO.capabilities
     flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
-    missing = {flag for flag in flags if not getattr(declared, flag)}
-    assert missing == undeclared("gloo") == {"stream_ordered", "abort"}
+    missing = {flag for flag in flags if not getattr(capabilities, flag)}
+    assert missing == undeclared_in_contract("gloo") == {"stream_ordered", "abort"}
 
 
 def test_cpu_defaults_to_gloo_without_launcher() -> None:

@@ -64,29 +64,29 @@ def test_open_refuses_duplicate_purpose() -> None:
 def test_closed_communicators_leave_neither_objects_nor_keys() -> None:
     def program(member: GroupMember) -> list[int]:
         fabric: Any = member.fabric
-        left = []
+        open_counts = []
         for number in range(4):
             group = fabric.open(f"purpose {number}")
             group.barrier().result(SOON)
             group.close()
-            left.append(len(fabric._open))
+            open_counts.append(len(fabric._open))
         last = fabric.open("the last")
         last.all_reduce(torch.ones(1)).result(SOON)
         prefixes = "purpose", "the last"
         keys = [key for key in fabric.control.store.list_keys() if key.startswith(prefixes)]
-        return [*left, len(fabric._open), len(keys)]
+        return [*open_counts, len(fabric._open), len(keys)]
 
     assert on_ranks(2, program) == [[1, 1, 1, 1, 1, 0]] * 2
 
 
 def test_open_succeeds_again_after_peer_came_too_late() -> None:
-    met = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def program(member: GroupMember) -> int:
         if member.rank == 0:
             with pytest.raises(CommunicatorFailed, match="did not all meet"):
                 member.fabric.open("late")
-        met.wait(SOON)
+        barrier.wait(SOON)
         return total(member.fabric.open("late"))
 
     assert on_ranks(2, program, deadline=2.0) == [11, 11]
@@ -116,7 +116,7 @@ def test_threads_share_communicator_without_loss() -> None:
         group = member.fabric.open("shared")
         peer = 1 - member.rank
         into = [torch.zeros(2, dtype=torch.int64) for _ in range(each * threads)]
-        taken = [group.irecv(data, peer) for data in into]
+        receives = [group.irecv(data, peer) for data in into]
 
         def send(thread: int) -> None:
             works = [group.isend(torch.tensor([thread, n]), peer) for n in range(each)]
@@ -126,12 +126,12 @@ def test_threads_share_communicator_without_loss() -> None:
         with ThreadPoolExecutor(threads) as pool:
             for end in [pool.submit(send, thread) for thread in range(threads)]:
                 end.result(SOON)
-        for work in taken:
+        for work in receives:
             work.result(SOON)
         return [data.tolist() for data in into]
 
     for received in on_ranks(2, program):
-        by_thread = [[n for thread, n in received if thread == wanted] for wanted in range(threads)]
+        by_thread = [[n for thread, n in received if thread == sender] for sender in range(threads)]
         assert all(a < b for numbers in by_thread for a, b in pairwise(numbers))
         assert [len(numbers) for numbers in by_thread] == [each] * threads
 
@@ -141,25 +141,25 @@ def test_concurrent_sends_are_all_kept_until_end() -> None:
 
     def program(member: GroupMember) -> int:
         group = member.fabric.open("dropped")
-        inner, alone, together = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
+        inner, reap_lock, overlaps = group._reap, threading.Lock(), []  # type: ignore[attr-defined]
 
         def reap() -> None:
-            together.append(not alone.acquire(blocking=False))
+            overlaps.append(not reap_lock.acquire(blocking=False))
             time.sleep(0.001)
             inner()
-            if not together[-1]:
-                alone.release()
+            if not overlaps[-1]:
+                reap_lock.release()
 
         group._reap = reap  # type: ignore[attr-defined]
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda n: group.isend(torch.tensor([n]), 1 - member.rank), range(40)))
-        remembered = len(group._inflight)  # type: ignore[attr-defined]
+        inflight_count = len(group._inflight)  # type: ignore[attr-defined]
         member.fabric.control.cast("sent", b"")
         member.fabric.control.collect("sent", SOON)
         for _ in range(40):
             group.irecv(torch.tensor([0]), 1 - member.rank).result(SOON)
-        assert not any(together)
-        return remembered
+        assert not any(overlaps)
+        return inflight_count
 
     assert on_ranks(2, program) == [40, 40]
 
@@ -193,49 +193,49 @@ class WatchedStore(Store):
         return self._inner.delete_key(key)
 
 
-def rebuilt(store: Store, rank: int) -> GlooCommunicator:
-    """One that was among this rank alone before."""
-    alone = GlooCommunicator(HashStore(), "left early", (rank,), rank, SOON)
-    alone._store = store
-    alone.rebuild((0, 1))
-    return alone
+def rebuild_group(store: Store, rank: int) -> GlooCommunicator:
+    """Rebuilds a group of this rank alone into one of two ranks."""
+    group = GlooCommunicator(HashStore(), "left early", (rank,), rank, SOON)
+    group._store = store
+    group.rebuild((0, 1))
+    return group
 
 
-def opened(store: Store, rank: int) -> GlooCommunicator:
+def open_group(store: Store, rank: int) -> GlooCommunicator:
     return GlooCommunicator(store, "left early", (0, 1), rank, SOON)
 
 
-def leaves_early(make: Callable[[Store, int], GlooCommunicator]) -> bool | None:
+def closes_before_connection(make: Callable[[Store, int], GlooCommunicator]) -> bool | None:
     """Whether rank 1, which closes what it has just opened, does so while rank 0, which has told
     its address, has not connected yet. None where gloo let rank 0 call rank 1, which then waits."""
-    shared, through, left = HashStore(), threading.Event(), threading.Event()
-    told: list[str] = []
-    early: list[bool | None] = []
+    shared, resume_event, closed_event = HashStore(), threading.Event(), threading.Event()
+    announced_keys: list[str] = []
+    outcomes: list[bool | None] = []
 
-    def dawdle(verb: str, keys: list[str]) -> None:
+    def delay_connection(verb: str, keys: list[str]) -> None:
         if verb == "wait" and keys[0].endswith("/1"):  # the address of rank 1
-            early.append(left.is_set() if through.wait(BRIEF) else None)
+            outcomes.append(closed_event.is_set() if resume_event.wait(BRIEF) else None)
 
     def announce(verb: str, keys: list[str]) -> None:
-        if verb == "set" and told:  # something after its address: it has connected
-            through.set()
-        told.extend(keys)
+        if verb == "set" and announced_keys:  # something after its address: it has connected
+            resume_event.set()
+        announced_keys.extend(keys)
 
     def leave() -> None:
         make(WatchedStore(shared, announce), 1).close()
-        left.set()
-        through.set()
+        closed_event.set()
+        resume_event.set()
 
     with ThreadPoolExecutor(2) as pool:
-        staying = pool.submit(make, WatchedStore(shared, dawdle), 0)
+        open_future = pool.submit(make, WatchedStore(shared, delay_connection), 0)
         pool.submit(leave).result(2 * SOON)
-        staying.result(2 * SOON).close()
-    return early[0]
+        open_future.result(2 * SOON).close()
+    return outcomes[0]
 
 
-@pytest.mark.parametrize("make", [opened, rebuilt])
+@pytest.mark.parametrize("make", [open_group, rebuild_group])
 def test_opening_returns_on_no_rank_before_all_have_connected(
     make: Callable[[Store, int], GlooCommunicator],
 ) -> None:
-    tried = (leaves_early(make) for _ in range(ATTEMPTS))
-    assert next(early for early in tried if early is not None) is False
+    outcomes = (closes_before_connection(make) for _ in range(ATTEMPTS))
+    assert next(early for early in outcomes if early is not None) is False

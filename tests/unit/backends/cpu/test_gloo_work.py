@@ -21,11 +21,11 @@ def test_failed_work_raises_short_traceback_every_time() -> None:
     work = make_work(finish, [])
     lengths = []
     for _ in range(50):
-        with pytest.raises(CommunicatorFailed, match="lost its peer") as raised:
+        with pytest.raises(CommunicatorFailed, match="lost its peer") as error:
             work.result(1.0)
-        lengths.append(len(traceback.extract_tb(raised.value.__traceback__)))
+        lengths.append(len(traceback.extract_tb(error.value.__traceback__)))
     assert lengths[0] == lengths[-1]
-    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert isinstance(error.value.__cause__, RuntimeError)
 
 
 def test_cancelled_work_ends_before_gloo_lets_go() -> None:

@@ -18,9 +18,9 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def test_graph_replays_on_another_stream(cpu: CpuAccelerator) -> None:
@@ -35,41 +35,41 @@ def test_graph_replays_on_another_stream(cpu: CpuAccelerator) -> None:
 
 
 def test_capture_records_only_own_stream_and_thread(cpu: CpuAccelerator) -> None:
-    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+    stream, other, graph, log = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
 
     def program() -> None:
-        stream.launch(lambda: seen.append("captured"))
-        other.launch(lambda: seen.append("another stream"))
+        stream.launch(lambda: log.append("captured"))
+        other.launch(lambda: log.append("another stream"))
         other.synchronize(SOON)
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(stream.launch, lambda: seen.append("another thread")).result(SOON)
+            pool.submit(stream.launch, lambda: log.append("another thread")).result(SOON)
 
     graph.capture(stream, program)
     stream.synchronize(SOON)
-    assert seen == ["another stream", "another thread"]
+    assert log == ["another stream", "another thread"]
     graph.replay(stream)
     stream.synchronize(SOON)
-    assert seen[2:] == ["captured"]
+    assert log[2:] == ["captured"]
 
 
 def test_failed_capture_leaves_graph_and_stream_unchanged(cpu: CpuAccelerator) -> None:
-    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
-    graph.capture(stream, lambda: stream.launch(lambda: seen.append("first")))
+    stream, graph, log = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    graph.capture(stream, lambda: stream.launch(lambda: log.append("first")))
 
     def program() -> None:
-        stream.launch(lambda: seen.append("second"))
+        stream.launch(lambda: log.append("second"))
         raise ZeroDivisionError("on purpose")
 
     with pytest.raises(ZeroDivisionError):
         graph.capture(stream, program)
-    stream.launch(lambda: seen.append("eager"))
+    stream.launch(lambda: log.append("eager"))
     graph.replay(stream)
     stream.synchronize(SOON)
-    assert seen == ["eager", "first"]
+    assert log == ["eager", "first"]
 
 
 def test_captured_event_is_recorded_at_each_replay(cpu: CpuAccelerator) -> None:
-    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+    stream, other, graph, log = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
     gate, event = threading.Semaphore(0), cpu.event()
 
     def program() -> None:
@@ -82,24 +82,24 @@ def test_captured_event_is_recorded_at_each_replay(cpu: CpuAccelerator) -> None:
     for number in range(2):
         graph.replay(stream)
         other.wait(event)
-        other.launch(lambda number=number: seen.append(number))  # type: ignore[misc]
+        other.launch(lambda number=number: log.append(number))  # type: ignore[misc]
         with pytest.raises(StreamTimeout):
             other.synchronize(0.02)
         gate.release()
         other.synchronize(SOON)
-        assert seen == list(range(number + 1))
+        assert log == list(range(number + 1))
 
 
 def test_captured_wait_uses_event_point_at_replay(
     cpu: CpuAccelerator,
 ) -> None:
-    stream, other, graph, seen = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
+    stream, other, graph, log = cpu.stream(Role.COMPUTE), cpu.stream(Role.AUX), cpu.graph(), []
     gate, event = threading.Event(), cpu.event()
     other.record(event)
 
     def program() -> None:
         stream.wait(event)
-        stream.launch(lambda: seen.append(1))
+        stream.launch(lambda: log.append(1))
 
     graph.capture(stream, program)
     other.launch(lambda: gate.wait(SOON))
@@ -109,7 +109,7 @@ def test_captured_wait_uses_event_point_at_replay(
         stream.synchronize(0.02)
     gate.set()
     stream.synchronize(SOON)
-    assert seen == [1]
+    assert log == [1]
 
 
 def test_capture_refuses_wait_for_unrecorded_event(
@@ -141,8 +141,8 @@ def test_captured_stream_refuses_synchronize_and_second_capture(
 
 
 def test_replay_within_capture_is_captured(cpu: CpuAccelerator) -> None:
-    stream, inner, outer, seen = cpu.stream(Role.COMPUTE), cpu.graph(), cpu.graph(), []
-    inner.capture(stream, lambda: stream.launch(lambda: seen.append(1)))
+    stream, inner, outer, log = cpu.stream(Role.COMPUTE), cpu.graph(), cpu.graph(), []
+    inner.capture(stream, lambda: stream.launch(lambda: log.append(1)))
 
     def program() -> None:
         inner.replay(stream)
@@ -150,23 +150,23 @@ def test_replay_within_capture_is_captured(cpu: CpuAccelerator) -> None:
 
     outer.capture(stream, program)
     stream.synchronize(SOON)
-    assert seen == []
+    assert log == []
     outer.replay(stream)
     stream.synchronize(SOON)
-    assert seen == [1, 1]
+    assert log == [1, 1]
 
 
 def test_replay_within_program_runs_in_place(cpu: CpuAccelerator) -> None:
-    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
-    graph.capture(stream, lambda: stream.launch(lambda: seen.append("graph")))
+    stream, graph, log = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    graph.capture(stream, lambda: stream.launch(lambda: log.append("graph")))
 
     def program() -> None:
         graph.replay(stream)
-        seen.append("program")
+        log.append("program")
 
     stream.launch(program)
     stream.synchronize(SOON)
-    assert seen == ["graph", "program"]
+    assert log == ["graph", "program"]
 
 
 def test_captured_kernels_and_slot_operations_read_state_at_replay(
@@ -194,11 +194,11 @@ def test_captured_kernels_and_slot_operations_read_state_at_replay(
 
 
 def test_replay_on_leased_slot_launches_nothing(cpu: CpuAccelerator) -> None:
-    stream, graph, seen = cpu.stream(Role.COMPUTE), cpu.graph(), []
+    stream, graph, log = cpu.stream(Role.COMPUTE), cpu.graph(), []
     store = cpu.slot_store(SlotLayout(((Segment("w", torch.zeros(4)),),), 1))
 
     def program() -> None:
-        stream.launch(lambda: seen.append(1))
+        stream.launch(lambda: log.append(1))
         store.commit([(0, 0)], stream)
 
     graph.capture(stream, program)
@@ -206,11 +206,11 @@ def test_replay_on_leased_slot_launches_nothing(cpu: CpuAccelerator) -> None:
     with pytest.raises(SlotLeased):
         graph.replay(stream)
     stream.synchronize(SOON)
-    assert seen == []
+    assert log == []
     lease.release()
     graph.replay(stream)
     stream.synchronize(SOON)
-    assert seen == [1]
+    assert log == [1]
 
 
 def test_commit_is_atomic_to_reader_replay(cpu: CpuAccelerator) -> None:
@@ -219,11 +219,11 @@ def test_commit_is_atomic_to_reader_replay(cpu: CpuAccelerator) -> None:
     slot = torch.zeros(1)
     store = cpu.slot_store(SlotLayout(((Segment("w", slot),),), 1))
     store.attach(reader)
-    seen: list[float] = []
+    values: list[float] = []
 
     def program() -> None:
         for _ in range(2):
-            reader.launch(lambda: seen.append(float(slot)))
+            reader.launch(lambda: values.append(float(slot)))
 
     graph.capture(reader, program)
     rounds, together = 60, threading.Barrier(2)
@@ -243,5 +243,5 @@ def test_commit_is_atomic_to_reader_replay(cpu: CpuAccelerator) -> None:
         for end in (pool.submit(replay), pool.submit(commit)):
             end.result(SOON)
     cpu.synchronize(SOON)
-    assert seen[::2] == seen[1::2]
-    assert len(seen) == 2 * rounds
+    assert values[::2] == values[1::2]
+    assert len(values) == 2 * rounds

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 KERNELS = CpuKernels()
 
 
-class Here:
+class ImmediateStream:
     """A stream that runs everything at once."""
 
     role = Role.COMPUTE
@@ -32,7 +32,7 @@ class Here:
         program()
 
 
-HERE: CpuStream = Here()  # type: ignore[assignment]
+IMMEDIATE: CpuStream = ImmediateStream()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ def worlds(draw: st.DrawFn) -> World:
     tables = Tables.empty(layers, experts, slots, ranks, CPU)
     one = single_tables(experts, slots)
     installed = [draw(one) for _ in range(layers)]
-    KERNELS.commit_tables(update(tuple(range(layers)), installed), tables, HERE)
-    for changed in draw(
+    KERNELS.commit_tables(update(tuple(range(layers)), installed), tables, IMMEDIATE)
+    for layer_ids in draw(
         st.lists(st.lists(st.integers(0, layers - 1), unique=True, min_size=1), max_size=3)
     ):
-        new = [draw(one) for _ in changed]
-        KERNELS.commit_tables(update(tuple(changed), new), tables, HERE)
-        for layer, table in zip(changed, new, strict=True):
+        new = [draw(one) for _ in layer_ids]
+        KERNELS.commit_tables(update(tuple(layer_ids), new), tables, IMMEDIATE)
+        for layer, table in zip(layer_ids, new, strict=True):
             installed[layer] = table
     ids = draw(st.lists(st.integers(-2, experts + 1), max_size=40))
     return World(tables, installed, torch.tensor(ids, dtype=torch.int32))
@@ -105,7 +105,7 @@ def test_commit_tables_changes_only_idle_sets_of_its_layers(
     new = data.draw(single_tables(tables.experts, tables.slots))
     before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
     words = tables.generation.clone()
-    KERNELS.commit_tables(update((layer,), [new]), tables, HERE)
+    KERNELS.commit_tables(update((layer,), [new]), tables, IMMEDIATE)
     words[layer] += 1
     assert torch.equal(tables.generation, words)
     fresh = int(words[layer]) & 1
@@ -122,26 +122,26 @@ def test_commit_tables_changes_only_idle_sets_of_its_layers(
 class Spy(Tensor):
     """A tensor that writes down, in order, which part of the tables is written."""
 
-    written: list[str]
+    write_log: list[str]
     label: str
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.written.append(self.label)
+        self.write_log.append(self.label)
         super().__setitem__(key, value)
 
     def __getitem__(self, key: Any) -> Tensor:
         part = super().__getitem__(key).as_subclass(Spy)
-        part.written, part.label = self.written, self.label
+        part.write_log, part.label = self.write_log, self.label
         return part
 
     def copy_(self, other: Tensor, non_blocking: bool = False) -> Tensor:
-        self.written.append(self.label)
+        self.write_log.append(self.label)
         return super().copy_(other, non_blocking)
 
 
-def spied(tensor: Tensor, label: str, log: list[str]) -> Tensor:
+def spy_on(tensor: Tensor, label: str, log: list[str]) -> Tensor:
     spy = tensor.as_subclass(Spy)
-    spy.written, spy.label = log, label
+    spy.write_log, spy.label = log, label
     return spy
 
 
@@ -152,13 +152,13 @@ def test_commit_tables_writes_generation_last() -> None:
     )
     empty = Tables.empty(1, 2, 2, 1, CPU)
     tables = Tables(
-        generation=spied(empty.generation, "generation", log),
-        start=spied(empty.start, "start", log),
-        replicas=spied(empty.replicas, "replicas", log),
-        cumulative=spied(empty.cumulative, "cumulative", log),
+        generation=spy_on(empty.generation, "generation", log),
+        start=spy_on(empty.start, "start", log),
+        replicas=spy_on(empty.replicas, "replicas", log),
+        cumulative=spy_on(empty.cumulative, "cumulative", log),
         ranks=empty.ranks,
     )
-    KERNELS.commit_tables(update((0,), [table]), tables, HERE)
+    KERNELS.commit_tables(update((0,), [table]), tables, IMMEDIATE)
     assert sorted(log[:-1]) == ["cumulative", "replicas", "start"]
     assert log[-1] == "generation"
 
@@ -169,25 +169,25 @@ def test_refused_commit_tables_keeps_installed_tables(part: str) -> None:
         torch.tensor([0, 1], dtype=torch.int32), torch.tensor([65536, 65536]).int(), 2
     )
     tables = Tables.empty(1, 2, 2, 1, CPU)
-    KERNELS.commit_tables(update((0,), [table]), tables, HERE)
-    wrong: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
-    torn = replace(update((0,), [table]), **wrong)
+    KERNELS.commit_tables(update((0,), [table]), tables, IMMEDIATE)
+    wrong_parts: dict[str, Any] = {part: torch.zeros(1, 7, dtype=torch.int32)}
+    invalid_update = replace(update((0,), [table]), **wrong_parts)
     with pytest.raises(KernelError, match=f"{part}: expected int32"):
-        KERNELS.commit_tables(torn, tables, HERE)
+        KERNELS.commit_tables(invalid_update, tables, IMMEDIATE)
     assert tables.generation.tolist() == [1]
     assert torch.equal(tables.replicas[1, 0], table.replicas)
 
 
 def test_checksum_refuses_strided_tensor() -> None:
     with pytest.raises(KernelError, match="C-contiguous"):
-        KERNELS.checksum(torch.zeros(3, 2).t(), torch.zeros(1, dtype=torch.int64), HERE)
+        KERNELS.checksum(torch.zeros(3, 2).t(), torch.zeros(1, dtype=torch.int64), IMMEDIATE)
 
 
 @pytest.fixture
 def stream() -> Iterator[CpuStream]:
-    made = CpuStream(Role.COMPUTE, "test")
-    yield made
-    made.close(SOON)
+    cpu_stream = CpuStream(Role.COMPUTE, "test")
+    yield cpu_stream
+    cpu_stream.close(SOON)
 
 
 def test_kernel_error_fails_its_stream(stream: CpuStream) -> None:

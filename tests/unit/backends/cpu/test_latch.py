@@ -10,7 +10,7 @@ from equipoise.backends.cpu.stream import Latch
 WAITERS = 8
 
 
-def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
+def start_threads(work: Callable[[], object], count: int) -> list[threading.Thread]:
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -18,33 +18,33 @@ def started(work: Callable[[], object], count: int) -> list[threading.Thread]:
 
 
 def test_latch_set_releases_all_waiters() -> None:
-    latch, seen = Latch(), []
-    threads = started(lambda: seen.append(latch.wait(WATCHDOG)), WAITERS)
+    latch, results = Latch(), []
+    threads = start_threads(lambda: results.append(latch.wait(WATCHDOG)), WAITERS)
     assert not latch.is_set()
     latch.set()
     for thread in threads:
         thread.join(WATCHDOG)
-    assert seen == [True] * WAITERS
+    assert results == [True] * WAITERS
     assert latch.is_set()
 
 
 def test_latch_stays_set_after_concurrent_sets() -> None:
     for _ in range(50):
         latch, ready = Latch(), threading.Barrier(WAITERS)
-        through: list[int] = []
+        results: list[int] = []
 
         def reach(
             latch: Latch = latch,
             ready: threading.Barrier = ready,
-            through: list[int] = through,
+            results: list[int] = results,
         ) -> None:
-            through.append(ready.wait(WATCHDOG))
+            results.append(ready.wait(WATCHDOG))
             latch.set()
-            through.append(-1)
+            results.append(-1)
 
-        for thread in started(reach, WAITERS):
+        for thread in start_threads(reach, WAITERS):
             thread.join(WATCHDOG)
-        assert through.count(-1) == WAITERS
+        assert results.count(-1) == WAITERS
         assert latch.wait(0.0)
         assert latch.wait(WATCHDOG)
 

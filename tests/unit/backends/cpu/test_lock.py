@@ -23,9 +23,9 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_poison_and_drain_wake_waiting_writer(
 ) -> None:
     lock.signal(0)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(lock.wait, 0, SOON)
+        wait_future = pool.submit(lock.wait, 0, SOON)
         end(lock)
         with pytest.raises(error):
-            waiting.result(SOON)
+            wait_future.result(SOON)
 
 
 def test_drain_ignores_failed_stream(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
@@ -88,14 +88,14 @@ def test_lock_memory_is_bounded_without_drain(cpu: CpuAccelerator, lock: CpuStre
 
 
 def test_program_may_acquire_lock(cpu: CpuAccelerator, lock: CpuStreamLock) -> None:
-    stream, seen = cpu.stream(Role.COMPUTE), []
+    stream, values = cpu.stream(Role.COMPUTE), []
 
     def step() -> None:
         lock.acquire(stream)
-        seen.append(1)
+        values.append(1)
         lock.release(stream)
 
     stream.launch(step)
     lock.signal(0)
     lock.wait(0, SOON)
-    assert seen == [1]
+    assert values == [1]

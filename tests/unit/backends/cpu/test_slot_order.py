@@ -23,9 +23,9 @@ SLOTS, STAGING = 3, 2
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def store_on(cpu: CpuAccelerator) -> CpuSlotStore:
@@ -33,7 +33,7 @@ def store_on(cpu: CpuAccelerator) -> CpuSlotStore:
     return cpu.slot_store(SlotLayout(slots, STAGING))
 
 
-def held(store: CpuSlotStore, slot: int) -> int:
+def slot_value(store: CpuSlotStore, slot: int) -> int:
     return int(store.layout.slots[slot][0].data)
 
 
@@ -47,7 +47,7 @@ def test_slot_operations_on_other_slots_do_not_wait(cpu: CpuAccelerator) -> None
     store.write([0], [[number(1)]], cpu.stream(Role.COPY))
     store.write([1], [[number(2)]], cpu.stream(Role.AUX))
     cpu.stream(Role.AUX).synchronize(SOON)
-    assert (held(store, 0), held(store, 1)) == (0, 2)
+    assert (slot_value(store, 0), slot_value(store, 1)) == (0, 2)
     gate.set()
 
 
@@ -74,7 +74,7 @@ def test_concurrent_slot_operations_are_atomic(cpu: CpuAccelerator) -> None:
     assert all(first == second for first, second in pairs)
 
 
-def attached(cpu: CpuAccelerator) -> tuple[CpuSlotStore, CpuStream, CpuStream]:
+def store_with_reader(cpu: CpuAccelerator) -> tuple[CpuSlotStore, CpuStream, CpuStream]:
     """A store, an attached reader, and a stream that commits."""
     store, reader = store_on(cpu), cpu.stream(Role.COMPUTE)
     store.attach(reader)
@@ -98,7 +98,7 @@ def test_commit_of_failed_unpack_raises_until_overwritten(
     store.unpack(number(5).view(torch.uint8), [0], aux)
     store.commit([(0, 0)], aux)
     aux.synchronize(SOON)
-    assert held(store, 0) == 5
+    assert slot_value(store, 0) == 5
 
 
 def test_leased_slots_refuse_commit_and_write_until_release(
@@ -118,7 +118,7 @@ def test_leased_slots_refuse_commit_and_write_until_release(
     leases[1].release()
     store.write([1], [[number(2)]], stream)
     stream.synchronize(SOON)
-    assert [held(store, slot) for slot in range(SLOTS)] == [1, 2, 0]
+    assert [slot_value(store, slot) for slot in range(SLOTS)] == [1, 2, 0]
     with pytest.raises(SlotError, match="slot 3"):
         store.lease([3])
 
@@ -129,14 +129,14 @@ def test_slot_operation_within_program_waits_without_holding_lock(
     """The program waits for a pack that can only run when another verb has been issued."""
     store, copy, compute = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.COMPUTE)
     gate, waiting, blob = threading.Event(), threading.Event(), torch.ones(8, dtype=torch.uint8)
-    opened: list[bool] = []
-    copy.launch(lambda: opened.append(gate.wait(SOON)))
+    gate_results: list[bool] = []
+    copy.launch(lambda: gate_results.append(gate.wait(SOON)))
     store.pack([0], blob, copy)
 
     def program() -> None:
         waiting.set()
         store.write([0], [[number(6)]], compute)
-        assert held(store, 0) == 6
+        assert slot_value(store, 0) == 6
 
     compute.launch(program)
     assert waiting.wait(SOON)
@@ -145,7 +145,7 @@ def test_slot_operation_within_program_waits_without_holding_lock(
         time.sleep(0.002)
     gate.set()
     cpu.synchronize(SOON)
-    assert opened == [True]
+    assert gate_results == [True]
     assert not blob.any()
 
 

@@ -25,14 +25,14 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
-class Here(CpuStream):
+class ImmediateStream(CpuStream):
     """A stream that runs everything at once, so that failures surface where they happen."""
 
     def _submit(self, task: Any) -> None:
         task.run()
 
 
-HERE = Here(Role.COPY, "here")
+IMMEDIATE = ImmediateStream(Role.COPY, "here")
 
 
 @dataclass
@@ -44,18 +44,21 @@ class Rack:
 
     def slot(self, number: int) -> bytes:
         views = [segment.data for segment in self.store.layout.slots[number]]
-        return b"".join(raw(view).numpy().tobytes() for view in views)
+        return b"".join(bytes_of(view).numpy().tobytes() for view in views)
 
     def guards(self) -> list[bytes]:
         parts = [part for storages in self.storages for part in storages]
-        return [raw(p[:GUARD]).numpy().tobytes() + raw(p[-GUARD:]).numpy().tobytes() for p in parts]
+        return [
+            bytes_of(p[:GUARD]).numpy().tobytes() + bytes_of(p[-GUARD:]).numpy().tobytes()
+            for p in parts
+        ]
 
     def addresses(self) -> list[tuple[int, torch.Size, torch.dtype]]:
         segments = [segment.data for slot in self.store.layout.slots for segment in slot]
         return [(data.data_ptr(), data.shape, data.dtype) for data in segments]
 
 
-def raw(tensor: Tensor) -> Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -87,19 +90,19 @@ def racks(draw: st.DrawFn) -> Rack:
 @given(racks(), st.data())
 def test_write_changes_only_its_slots(rack: Rack, data: st.DataObject) -> None:
     layout = rack.store.layout
-    chosen = data.draw(st.permutations(range(len(layout.slots))).flatmap(prefixes))
+    target_slots = data.draw(st.permutations(range(len(layout.slots))).flatmap(prefixes))
     sources = [
         [
             noise(s, int(torch.Size(t.shape).numel()), t.dtype).view(t.shape)
             for t in layout.descriptor
         ]
-        for s in chosen
+        for s in target_slots
     ]
     expected = [rack.slot(number) for number in range(len(layout.slots))]
     guards, addresses = rack.guards(), rack.addresses()
-    rack.store.write(chosen, sources, HERE)
-    for slot, source in zip(chosen, sources, strict=True):
-        expected[slot] = b"".join(raw(part).numpy().tobytes() for part in source)
+    rack.store.write(target_slots, sources, IMMEDIATE)
+    for slot, source in zip(target_slots, sources, strict=True):
+        expected[slot] = b"".join(bytes_of(part).numpy().tobytes() for part in source)
     assert [rack.slot(number) for number in range(len(layout.slots))] == expected
     assert rack.guards() == guards
     assert rack.addresses() == addresses
@@ -116,12 +119,12 @@ def test_slot_round_trip_preserves_bytes(rack: Rack) -> None:
     numbers = range(min(layout.staging, len(layout.slots)))
     blob = torch.empty(len(numbers) * layout.slot_bytes, dtype=torch.uint8)
     before = [rack.slot(number) for number in range(len(layout.slots))]
-    rack.store.pack(numbers, blob, HERE)
-    rack.store.unpack(blob, numbers, HERE)
+    rack.store.pack(numbers, blob, IMMEDIATE)
+    rack.store.unpack(blob, numbers, IMMEDIATE)
     for slot in layout.slots:
         for segment in slot:
-            raw(segment.data).zero_()
-    rack.store.commit([(number, number) for number in numbers], HERE)
+            bytes_of(segment.data).zero_()
+    rack.store.commit([(number, number) for number in numbers], IMMEDIATE)
     assert [rack.slot(number) for number in numbers] == before[: len(numbers)]
 
 

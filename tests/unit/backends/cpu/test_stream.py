@@ -17,16 +17,16 @@ SOON = 20.0
 
 @pytest.fixture
 def stream() -> Iterator[CpuStream]:
-    made = CpuStream(Role.COMPUTE, "test")
-    yield made
-    made.close(SOON)
+    compute_stream = CpuStream(Role.COMPUTE, "test")
+    yield compute_stream
+    compute_stream.close(SOON)
 
 
 @pytest.fixture
 def other() -> Iterator[CpuStream]:
-    made = CpuStream(Role.COPY, "test")
-    yield made
-    made.close(SOON)
+    copy_stream = CpuStream(Role.COPY, "test")
+    yield copy_stream
+    copy_stream.close(SOON)
 
 
 def launch_until_refused(stream: CpuStream) -> None:
@@ -47,43 +47,43 @@ def test_stream_refuses_foreign_event(stream: CpuStream) -> None:
 
 
 def test_nested_launch_runs_in_place(stream: CpuStream) -> None:
-    seen: list[str] = []
+    log: list[str] = []
 
     def outer() -> None:
-        stream.launch(lambda: seen.append("inner"))
-        seen.append("outer")
+        stream.launch(lambda: log.append("inner"))
+        log.append("outer")
 
     stream.launch(outer)
-    stream.launch(lambda: seen.append("next"))
+    stream.launch(lambda: log.append("next"))
     stream.synchronize(SOON)
-    assert seen == ["inner", "outer", "next"]
+    assert log == ["inner", "outer", "next"]
 
 
 def test_program_may_synchronize_its_own_stream(stream: CpuStream) -> None:
-    seen: list[str] = []
+    log: list[str] = []
 
     def outer() -> None:
         stream.synchronize(SOON)
-        seen.append("outer")
+        log.append("outer")
 
     stream.launch(outer)
     stream.synchronize(SOON)
-    assert seen == ["outer"]
+    assert log == ["outer"]
 
 
 def test_stream_failure_reaches_waiters_of_later_event(stream: CpuStream, other: CpuStream) -> None:
-    gate, point, seen = threading.Event(), CpuEvent(), []
+    gate, point, values = threading.Event(), CpuEvent(), []
     stream.launch(lambda: gate.wait(SOON))
     stream.launch(fail)
     stream.record(point)
     other.wait(point)
-    other.launch(lambda: seen.append(1))
+    other.launch(lambda: values.append(1))
     gate.set()
     with pytest.raises(StreamFailed, match="on purpose"):
         point.synchronize(SOON)
     with pytest.raises(StreamFailed, match="on purpose"):
         other.synchronize(SOON)
-    assert seen == []
+    assert values == []
 
 
 def test_record_on_failed_stream_fails_event(stream: CpuStream, other: CpuStream) -> None:
@@ -103,14 +103,14 @@ def test_record_on_failed_stream_fails_event(stream: CpuStream, other: CpuStream
 
 
 def test_synchronize_timeout_leaves_stream_running(stream: CpuStream) -> None:
-    gate, seen = threading.Event(), []
+    gate, values = threading.Event(), []
     stream.launch(lambda: gate.wait(SOON))
-    stream.launch(lambda: seen.append(1))
+    stream.launch(lambda: values.append(1))
     with pytest.raises(StreamTimeout, match=r"test.compute was not reached within 0.02 s"):
         stream.synchronize(0.02)
     gate.set()
     stream.synchronize(SOON)
-    assert seen == [1]
+    assert values == [1]
 
 
 def test_stream_starts_no_thread_before_first_launch() -> None:
@@ -127,9 +127,9 @@ def test_stream_starts_no_thread_before_first_launch() -> None:
 
 
 def test_close_runs_queued_and_nested_launches() -> None:
-    stream, gate, seen = CpuStream(Role.AUX, "test"), threading.Event(), []
+    stream, gate, log = CpuStream(Role.AUX, "test"), threading.Event(), []
     stream.launch(lambda: gate.wait(SOON))
-    stream.launch(lambda: stream.launch(lambda: seen.append("nested")))
+    stream.launch(lambda: stream.launch(lambda: log.append("nested")))
     closer = threading.Thread(target=stream.close, args=(SOON,))
     closer.start()
     with pytest.raises(StreamFailed, match="was closed"):
@@ -137,7 +137,7 @@ def test_close_runs_queued_and_nested_launches() -> None:
     gate.set()
     closer.join(SOON)
     assert not closer.is_alive()
-    assert seen == ["nested"]
+    assert log == ["nested"]
 
 
 def test_close_of_hanging_stream_is_bounded() -> None:
@@ -146,9 +146,9 @@ def test_close_of_hanging_stream_is_bounded() -> None:
     closer = threading.Thread(target=stream.close, args=(0.01,), daemon=True)
     closer.start()
     closer.join(SOON)
-    ended = not closer.is_alive()
+    closer_returned = not closer.is_alive()
     gate.set()
-    assert ended
+    assert closer_returned
 
 
 def test_closed_stream_refuses_launch() -> None:
@@ -163,13 +163,13 @@ def test_closed_stream_refuses_launch() -> None:
 
 
 def test_concurrent_launches_run_on_one_thread(stream: CpuStream) -> None:
-    seen: list[int] = []
+    thread_ids: list[int] = []
     together = threading.Barrier(4)
 
     def launch_many() -> None:
         together.wait(SOON)
         for _ in range(50):
-            stream.launch(lambda: seen.append(threading.get_ident()))
+            stream.launch(lambda: thread_ids.append(threading.get_ident()))
 
     threads = [threading.Thread(target=launch_many) for _ in range(4)]
     for thread in threads:
@@ -177,5 +177,5 @@ def test_concurrent_launches_run_on_one_thread(stream: CpuStream) -> None:
     for thread in threads:
         thread.join(SOON)
     stream.synchronize(SOON)
-    assert len(seen) == 200
-    assert len(set(seen)) == 1
+    assert len(thread_ids) == 200
+    assert len(set(thread_ids)) == 1

@@ -45,36 +45,36 @@ STREAM = CPU.open(0).stream(Role.COMPUTE)
 @st.composite
 def cuts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     """Places that do not overlap, with a source for each: (to, from, bytes)."""
-    found, to = [], 0
+    ranges, to = [], 0
     for _ in range(draw(st.integers(0, 6))):
         to += draw(st.integers(0, 9))
         size = draw(st.integers(0, 40))
         if to + size > ROOM:
             break
-        found.append((to, draw(st.integers(0, ROOM - size)), size))
+        ranges.append((to, draw(st.integers(0, ROOM - size)), size))
         to += size
-    return found
+    return ranges
 
 
 @given(cuts())
 def test_copy_writes_only_its_target_bytes(pairs: list[tuple[int, int, int]]) -> None:
     source = torch.arange(ROOM, dtype=torch.int32).to(torch.uint8)
-    out, due = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
+    out, expected = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
     for to, begin, size in pairs:
-        due[to : to + size] = source[begin : begin + size]
+        expected[to : to + size] = source[begin : begin + size]
     VERBS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
-    assert out.tolist() == due.tolist()
+    assert out.tolist() == expected.tolist()
 
 
 def test_copy_batch_takes_one_launch_per_width() -> None:
     """Slots of several segments, some of them odd."""
     to, source = torch.zeros(64, 24, dtype=torch.uint8), torch.ones(64, 24, dtype=torch.uint8)
-    even = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
-    odd = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
-    widths = [[pair[0].dtype for pair in group] for group in _by_width([*even, *odd])]
+    even_pairs = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
+    odd_pairs = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
+    widths = [[pair[0].dtype for pair in group] for group in _by_width([*even_pairs, *odd_pairs])]
     assert widths == [[torch.int64] * 64, [torch.uint8] * 64]
     with Calls() as calls:
-        VERBS.copy([*even, *odd])
+        VERBS.copy([*even_pairs, *odd_pairs])
     assert calls.names.count("_foreach_copy_") == 2
     assert "copy_" not in calls.names
     assert to.sum(1).tolist() == [19] * 64
@@ -97,8 +97,8 @@ def test_copy_uses_widest_words_that_size_and_address_allow(
 ) -> None:
     to, source = torch.zeros(64, dtype=torch.uint8), torch.ones(64, dtype=torch.uint8)
     pair = to[offset : offset + size], source[:size]
-    ((copied,),) = _by_width([pair])
-    assert (copied[0].dtype, copied[1].dtype) == (width, width)
+    ((views,),) = _by_width([pair])
+    assert (views[0].dtype, views[1].dtype) == (width, width)
     VERBS.copy([pair])
     assert int(to.sum()) == size == int(to[offset : offset + size].sum())
 
@@ -120,12 +120,12 @@ def test_copy_ignores_empty_pieces() -> None:
 
 def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meta tensors stand for another device: nothing is copied, everything is asked for."""
-    asked: list[int] = []
-    monkeypatch.setattr(byte_ops, "copy", lambda to, source: asked.append(to.numel()))
+    chunk_sizes: list[int] = []
+    monkeypatch.setattr(byte_ops, "copy", lambda to, source: chunk_sizes.append(to.numel()))
     size = 2 * COPY_CHUNK + 5
     to = torch.empty(size, dtype=torch.uint8, device="meta")
     VERBS.copy([(to, torch.empty(size, dtype=torch.uint8))])
-    assert asked == [COPY_CHUNK, COPY_CHUNK, 5]
+    assert chunk_sizes == [COPY_CHUNK, COPY_CHUNK, 5]
 
 
 def test_checksum_parts_cover_concatenated_parts() -> None:

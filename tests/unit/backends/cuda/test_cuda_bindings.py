@@ -53,15 +53,15 @@ def test_driver_calls_arrive_through_real_cuda_bindings(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH": str(tmp_path),
         "LIBCUDA_CALLS": str(calls),
     }
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=os.environ | paths,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert found.returncode == 0, found.stderr
-    handle, value, acquire, release = map(int, found.stdout.split())
+    assert result.returncode == 0, result.stderr
+    handle, value, acquire, release = map(int, result.stdout.split())
     assert (handle, value) == (0x5EA, 1)
     assert calls.read_text("utf-8").splitlines() == [
         "cuThreadExchangeStreamCaptureMode 2",

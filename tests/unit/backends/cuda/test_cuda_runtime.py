@@ -17,75 +17,75 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class Driver:
-    """Notes what threads are set to."""
+    """Records the capture modes that threads are set to."""
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[int, str]:
-        self.told.append(mode)
+        self.calls.append(mode)
         return 0, "global"
 
 
-class Moment:
+class RecordedEvent:
     """An event of torch's."""
 
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
 
     def record(self, stream: Any) -> None:
-        self._told.append("record")
+        self._calls.append("record")
 
     def query(self) -> bool:
-        self._told.append("asked")
+        self._calls.append("asked")
         return True
 
 
 class Devices:
     """The current device, of every thread."""
 
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
         self.current = 0
         self.initialised = False
-        self.asked: list[str | None] = []
+        self.queue_counts: list[str | None] = []
 
-    def Event(self) -> Moment:
-        return Moment(self._told)
+    def Event(self) -> RecordedEvent:
+        return RecordedEvent(self._calls)
 
     def is_initialized(self) -> bool:
         return self.initialised
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
-        self.asked.append(os.environ.get(QUEUES))
+        self.queue_counts.append(os.environ.get(QUEUES))
         return 1, 1
 
     def set_device_index(self, index: int) -> None:
         if not self.initialised:
-            self.asked.append(os.environ.get(QUEUES))
+            self.queue_counts.append(os.environ.get(QUEUES))
         self.initialised = True
         self.current = index
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    devices = Devices(made.told)
-    monkeypatch.setattr(cuda_runtime, "driver", lambda: made)
+    fake_driver = Driver()
+    devices = Devices(fake_driver.calls)
+    monkeypatch.setattr(cuda_runtime, "driver", lambda: fake_driver)
     monkeypatch.setattr(cuda_runtime, "cuda", lambda: devices)
     monkeypatch.setattr(torch.accelerator, "set_device_index", devices.set_device_index)
     monkeypatch.setattr(cuda_runtime, "_thread_state", cuda_runtime._Thread())
-    return made
+    return fake_driver
 
 
 def test_set_thread_device_relaxes_own_thread_once(driver: Driver) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.transfer") as one:
         for _ in range(3):
             one.submit(cuda_runtime.RUNTIME.set_thread_device, 1).result()
-    assert driver.told == ["relaxed"]
+    assert driver.calls == ["relaxed"]
     assert cuda_runtime.cuda().current == 1
 
 
@@ -94,33 +94,33 @@ def test_set_thread_device_keeps_capture_mode_of_engine_threads(driver: Driver) 
     with ThreadPoolExecutor(1, thread_name_prefix="engine") as one:
         one.submit(cuda_runtime.RUNTIME.set_thread_device, 0).result()
     cuda_runtime.RUNTIME.set_thread_device(0)
-    assert driver.told == []
+    assert driver.calls == []
 
 
 def test_event_query_relaxes_capture_mode_for_the_look_only(driver: Driver) -> None:
     mark = DeviceRecording(Device(cuda_runtime.RUNTIME, 0))
     mark.record("stream")
-    driver.told.clear()
+    driver.calls.clear()
     assert mark.is_complete()
-    assert driver.told == ["relaxed", "asked", "global"]
+    assert driver.calls == ["relaxed", "asked", "global"]
 
 
 def test_event_query_of_relaxed_thread_exchanges_nothing(driver: Driver) -> None:
-    def look() -> bool:
+    def is_complete() -> bool:
         return DeviceRecording(Device(cuda_runtime.RUNTIME, 0)).is_complete()
 
     with ThreadPoolExecutor(1, thread_name_prefix="equipoise.transfer") as one:
-        assert one.submit(look).result()
-    assert driver.told == ["relaxed", "asked"]
+        assert one.submit(is_complete).result()
+    assert driver.calls == ["relaxed", "asked"]
 
 
 def test_set_thread_device_works_without_driver(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> Any:
+    def raise_import_error() -> Any:
         raise ImportError("no cuda-bindings")
 
-    monkeypatch.setattr(cuda_runtime, "driver", missing)
+    monkeypatch.setattr(cuda_runtime, "driver", raise_import_error)
     with ThreadPoolExecutor(1) as one:
         one.submit(cuda_runtime.RUNTIME.set_thread_device, 2).result()
     assert cuda_runtime.cuda().current == 2
@@ -140,7 +140,7 @@ def test_choose_asks_for_queues_and_restores_environment(devices: Any) -> None:
     assert cuda_runtime.shared_queues() == ""
     cuda_runtime.RUNTIME.select_device(0)
     cuda_runtime.RUNTIME.select_device(1)
-    assert devices.asked == ["32"] * 3  # the initialisation, and the context of each device
+    assert devices.queue_counts == ["32"] * 3  # the initialisation, and the context of each device
     assert QUEUES not in os.environ
     assert cuda_runtime.shared_queues() == ""
 
@@ -169,7 +169,7 @@ def test_choose_keeps_fewer_queues_that_the_user_set(
 ) -> None:
     monkeypatch.setenv(QUEUES, "8")
     cuda_runtime.RUNTIME.select_device(0)
-    assert set(devices.asked) == {"8"}
+    assert set(devices.queue_counts) == {"8"}
     assert os.environ[QUEUES] == "8"
     assert "CUDA_DEVICE_MAX_CONNECTIONS=8 is set" in cuda_runtime.shared_queues()
 

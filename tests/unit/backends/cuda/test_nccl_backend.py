@@ -41,16 +41,16 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend(*version: int) -> NcclBackend:
-    made: Any = SimpleNamespace(version=lambda: version)
-    return NcclBackend(lambda: made)
+    api: Any = SimpleNamespace(version=lambda: version)
+    return NcclBackend(lambda: api)
 
 
-def absent() -> NcclApi:
+def load_missing_library() -> NcclApi:
     raise OSError("libnccl.so.2: cannot open shared object file")
 
 
-def reason(found: NcclBackend) -> str:
-    answer = found.probe()
+def reason(nccl_backend: NcclBackend) -> str:
+    answer = nccl_backend.probe()
     assert isinstance(answer, Unavailable)
     return answer.reason
 
@@ -60,10 +60,10 @@ def test_probe_reports_nccl_version() -> None:
 
 
 def test_connect_fails_without_nccl() -> None:
-    found = NcclBackend(absent)
-    assert "NCCL does not load: libnccl.so.2" in reason(found)
+    nccl_backend = NcclBackend(load_missing_library)
+    assert "NCCL does not load: libnccl.so.2" in reason(nccl_backend)
     with pytest.raises(BackendUnavailable, match=r"libnccl\.so\.2"):
-        found.connect(None)  # type: ignore[arg-type]
+        nccl_backend.connect(None)  # type: ignore[arg-type]
 
 
 def test_probe_refuses_nccl_older_than_2_17() -> None:
@@ -79,7 +79,7 @@ def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "harmless"),
+    ("name", "wrong_value", "harmless_value"),
     [
         ("CUDA_LAUNCH_BLOCKING", "1", "0"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1", "32"),
@@ -87,23 +87,23 @@ def test_probe_reports_device_problem_before_nccl(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_probe_refuses_blocking_environment_settings(
-    monkeypatch: pytest.MonkeyPatch, name: str, wrong: str, harmless: str
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong_value: str, harmless_value: str
 ) -> None:
-    monkeypatch.setenv(name, harmless)
+    monkeypatch.setenv(name, harmless_value)
     assert blocking_setting() == ""
-    monkeypatch.setenv(name, wrong)
-    assert f"{name}={wrong} is set" in reason(backend(2, 27, 3))
+    monkeypatch.setenv(name, wrong_value)
+    assert f"{name}={wrong_value} is set" in reason(backend(2, 27, 3))
 
 
 def test_float_reductions_declared_only_with_ring_algorithm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = backend(2, 27, 3)
-    assert sum_dtypes() == found.capabilities.reductions == {torch.int32, torch.int64}
-    for told, floats in (("Ring", True), ("ring", True), ("Tree", False), ("ring,tree", False)):
-        monkeypatch.setenv("NCCL_ALGO", told)
-        assert (torch.float32 in found.capabilities.reductions) == floats
-        assert torch.int64 in found.capabilities.reductions
+    nccl_backend = backend(2, 27, 3)
+    assert sum_dtypes() == nccl_backend.capabilities.reductions == {torch.int32, torch.int64}
+    for name, floats in (("Ring", True), ("ring", True), ("Tree", False), ("ring,tree", False)):
+        monkeypatch.setenv("NCCL_ALGO", name)
+        assert (torch.float32 in nccl_backend.capabilities.reductions) == floats
+        assert torch.int64 in nccl_backend.capabilities.reductions
 
 
 def test_shared_devices_need_nccl_2_30_and_setting(
@@ -113,15 +113,15 @@ def test_shared_devices_need_nccl_2_30_and_setting(
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
     assert backend(2, 30, 1).capabilities.shared_devices
     assert not backend(2, 29, 7).capabilities.shared_devices
-    assert not NcclBackend(absent).capabilities.shared_devices
+    assert not NcclBackend(load_missing_library).capabilities.shared_devices
 
 
 def test_capabilities_are_readable_without_nccl() -> None:
-    declared = NcclBackend(absent).capabilities
-    assert declared.abort
-    assert declared.stream_ordered
-    assert declared.rebuild
-    assert not declared.independent_groups
+    capabilities = NcclBackend(load_missing_library).capabilities
+    assert capabilities.abort
+    assert capabilities.stream_ordered
+    assert capabilities.rebuild
+    assert not capabilities.independent_groups
 
 
 def test_device_bytes_follow_nccl_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,9 +133,9 @@ def test_device_bytes_follow_nccl_settings(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_nccl_undeclared_capabilities_match_contract() -> None:
     """Clause R2."""
-    declared = backend(2, 27, 3).capabilities
+    capabilities = backend(2, 27, 3).capabilities
     flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
-    missing = {flag for flag in flags if not getattr(declared, flag)}
+    missing = {flag for flag in flags if not getattr(capabilities, flag)}
     contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
     (row,) = [line for line in contract.splitlines() if line.startswith("| communicator `nccl` |")]
     assert missing == set(re.findall(r"`(\w+)`", row.split("|")[2]))
@@ -149,15 +149,15 @@ def test_nccl_uses_device_opened_by_process(
     monkeypatch.setattr(cuda_runtime.RUNTIME, "free_memory", lambda index: (1, 1))
     monkeypatch.setattr(cuda_runtime, "_queues", None)
     monkeypatch.setattr(cuda_runtime.RUNTIME, "_selected_index", None)
-    assert [Nccl(absent).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
+    assert [Nccl(load_missing_library).device(rank) for rank in (0, 1, 2)] == [0, 1, 0]
     cuda_runtime.RUNTIME.select_device(1)
-    assert Nccl(absent).device(0) == 1
+    assert Nccl(load_missing_library).device(0) == 1
 
 
 def test_own_stream_is_created_with_highest_priority(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     class Driver:
         CUresult = SimpleNamespace(CUDA_SUCCESS=0)
@@ -167,51 +167,51 @@ def test_own_stream_is_created_with_highest_priority(
             return 0, 0, -5
 
         def cuStreamCreateWithPriority(self, flag: str, priority: int) -> tuple[int, int]:
-            asked.append((flag, priority))
+            calls.append((flag, priority))
             return 0, 0xABC
 
     def external(handle: int, device: int) -> tuple[int, int]:
         return handle, device
 
-    vendor: Any = SimpleNamespace(set_thread_device=lambda index: asked.append("device"))
-    monkeypatch.setattr(cuda_runtime, "bind_context", lambda index: asked.append("context"))
+    vendor: Any = SimpleNamespace(set_thread_device=lambda index: calls.append("device"))
+    monkeypatch.setattr(cuda_runtime, "bind_context", lambda index: calls.append("context"))
     monkeypatch.setattr(cuda_runtime, "driver", Driver)
     monkeypatch.setattr(cuda_runtime, "cuda", lambda: SimpleNamespace(ExternalStream=external))
-    made = new_stream(Device(vendor, 3))
-    assert asked == ["device", "context", ("alone", -5)]
-    assert (made.stream, made.handle) == ((0xABC, 3), 0xABC)
+    driver_stream = new_stream(Device(vendor, 3))
+    assert calls == ["device", "context", ("alone", -5)]
+    assert (driver_stream.stream, driver_stream.handle) == ((0xABC, 3), 0xABC)
 
 
-class Moment:
+class RecordedEvent:
     """An event of the vendor's."""
 
-    def __init__(self, told: list[Any]) -> None:
-        self._told = told
+    def __init__(self, calls: list[Any]) -> None:
+        self._calls = calls
 
     def record(self, stream: Any) -> None:
-        self._told.append(("record", stream))
+        self._calls.append(("record", stream))
 
     def wait(self, stream: Any) -> None:
-        self._told.append(("event", stream))
+        self._calls.append(("event", stream))
 
 
 def test_flag_event_waits_by_event_once_it_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What can be said by an event is: the order that a word makes is not visible to CUDA."""
-    told: list[Any] = []
+    calls: list[Any] = []
     word = SimpleNamespace(
-        enqueue_wait=lambda stream, value: told.append(("word", stream)),
-        enqueue_write=lambda stream, value: told.append(("write", stream)),
+        enqueue_wait=lambda stream, value: calls.append(("word", stream)),
+        enqueue_write=lambda stream, value: calls.append(("write", stream)),
     )
     monkeypatch.setattr(nccl, "host_flag_pool", lambda device: SimpleNamespace(take=lambda: word))
     monkeypatch.setattr(nccl, "bind_device", lambda device: None)
     vendor: Any = SimpleNamespace(
-        current_stream=lambda index: "waiting", event=lambda: Moment(told)
+        current_stream=lambda index: "waiting", event=lambda: RecordedEvent(calls)
     )
     promise = FlagEvent(Device(vendor, 0))
     promise.wait()
     promise.record("writing")
     promise.wait()
-    assert told == [
+    assert calls == [
         ("word", "waiting"),
         ("write", "writing"),
         ("record", "writing"),
@@ -219,7 +219,7 @@ def test_flag_event_waits_by_event_once_it_is_recorded(monkeypatch: pytest.Monke
     ]
 
 
-class Joining:
+class NcclWithoutPeer:
     """NCCL's functions by the names of `NcclApi`, where a peer never joins."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class Joining:
         self.calls.append(f"abort {comm}")
 
 
-class Talking:
+class Handshake:
     """All members hear each other, until the deadline comes."""
 
     ranks = (0, 1)
@@ -260,12 +260,12 @@ class Talking:
 
 def test_join_without_peer_is_aborted_at_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "bind_device", lambda device: None)
-    api: Any = Joining()
-    talk: Any = Talking()
+    api: Any = NcclWithoutPeer()
+    handshake: Any = Handshake()
     members = CommSpec("pair", (0, 1), 0, is_link=True, deadline=1.0)
-    greet: Any = None
+    greeting: Any = None
     with pytest.raises(NcclError, match="not all ranks have joined in time; it was aborted"):
-        Nccl(lambda: api).init_comm(members, Device(cuda_runtime.RUNTIME, 0), talk, greet)
+        Nccl(lambda: api).init_comm(members, Device(cuda_runtime.RUNTIME, 0), handshake, greeting)
     assert api.calls == ["join 8", "abort comm"]
 
 
@@ -273,26 +273,26 @@ class Sizes:
     """Notes how many bytes each collective is given."""
 
     def __init__(self) -> None:
-        self.used: dict[str, list[int]] = {}
+        self.sizes_by_operation: dict[str, list[int]] = {}
 
     def all_reduce(self, tensor: Tensor) -> None:
-        self.used.setdefault("all_reduce", []).append(tensor.nbytes)
+        self.sizes_by_operation.setdefault("all_reduce", []).append(tensor.nbytes)
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> None:
         assert tensor.numel() == 3 * out.numel()
-        self.used.setdefault("reduce_scatter", []).append(tensor.nbytes)
+        self.sizes_by_operation.setdefault("reduce_scatter", []).append(tensor.nbytes)
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> None:
         assert out.numel() == 3 * tensor.numel()
-        self.used.setdefault("all_gather", []).append(out.nbytes)
+        self.sizes_by_operation.setdefault("all_gather", []).append(out.nbytes)
 
 
 def test_connect_uses_each_collective_at_sizes_of_each_algorithm() -> None:
     """NCCL chooses the algorithm by the size, and connects it when it is first used."""
     group: Any = Sizes()
     memory = connect_algorithms(group, 3, "cpu")
-    assert group.used["all_reduce"] == list(WARMUP_SIZES)
+    assert group.sizes_by_operation["all_reduce"] == list(WARMUP_SIZES)
     for name in ("reduce_scatter", "all_gather"):
-        assert max(group.used[name]) > MIB
-        assert min(group.used[name]) <= 12
+        assert max(group.sizes_by_operation[name]) > MIB
+        assert min(group.sizes_by_operation[name]) <= 12
     assert sum(tensor.nbytes for tensor in memory) <= 2 * max(WARMUP_SIZES)

@@ -20,7 +20,7 @@ HANDLE = 77
 CURRENT = "the current stream"
 
 
-class Diary(list[tuple[Any, ...]]):
+class CallLog(list[tuple[Any, ...]]):
     """Everything that happened, in order."""
 
 
@@ -33,61 +33,61 @@ class Lane:
 
 
 class Event:
-    def __init__(self, diary: Diary) -> None:
-        self._diary = diary
-        self.reached = False
+    def __init__(self, call_log: CallLog) -> None:
+        self._call_log = call_log
+        self.completed = False
 
     def record(self, stream: Any) -> None:
-        self._diary.append(("record", stream))
+        self._call_log.append(("record", stream))
 
     def wait(self, stream: Any) -> None:
-        self._diary.append(("wait", stream))
+        self._call_log.append(("wait", stream))
 
     def query(self) -> bool:
-        return self.reached
+        return self.completed
 
 
 class Nccl:
     """NCCL's functions by the names of `NcclApi`; ends block until the test lets them go."""
 
-    def __init__(self, diary: Diary) -> None:
-        self._diary = diary
+    def __init__(self, call_log: CallLog) -> None:
+        self._call_log = call_log
         self.error = ""
         self.progress: list[bool] = []
         self.ends = threading.Event()
         self.ends.set()
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *given: self._diary.append((name, *given))
+        return lambda *arguments: self._call_log.append((name, *arguments))
 
     @contextmanager
     def group(self, comm: NcclCommHandle) -> Iterator[None]:
-        self._diary.append(("begin",))
+        self._call_log.append(("begin",))
         yield
-        self._diary.append(("end",))
+        self._call_log.append(("end",))
 
     def async_error(self, comm: NcclCommHandle) -> str:
         return self.error
 
     def in_progress(self, comm: NcclCommHandle) -> bool:
-        self._diary.append(("look",))
+        self._call_log.append(("look",))
         return self.progress.pop() if self.progress else False
 
     def abort(self, comm: NcclCommHandle) -> None:
         self.ends.wait(WATCHDOG)
-        self._diary.append(("abort", comm))
+        self._call_log.append(("abort", comm))
 
     def destroy(self, comm: NcclCommHandle) -> None:
         self.ends.wait(WATCHDOG)
-        self._diary.append(("destroy", comm))
+        self._call_log.append(("destroy", comm))
 
 
 class Bench:
     """A group of three, in which this is rank 1."""
 
     def __init__(self) -> None:
-        self.diary = Diary()
-        self.nccl = Nccl(self.diary)
+        self.call_log = CallLog()
+        self.nccl = Nccl(self.call_log)
         self.events: list[Event] = []
         vendor: Any = SimpleNamespace(
             device_type="cpu",
@@ -103,25 +103,25 @@ class Bench:
         api: Any = self.nccl
         device = Device(vendor, 0)
         self.group = NcclComm(api, self.comm, (1, 3), self.streams, device, WATCHDOG)
-        self.diary.clear()
+        self.call_log.clear()
 
     def calls(self, *names: str) -> list[tuple[Any, ...]]:
-        return [entry for entry in self.diary if entry[0] in names]
+        return [entry for entry in self.call_log if entry[0] in names]
 
     @contextmanager
     def _current(self, stream: Any) -> Iterator[None]:
         yield
 
     def _event(self) -> Event:
-        self.events.append(Event(self.diary))
+        self.events.append(Event(self.call_log))
         return self.events[-1]
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    healthy = Tensor.to
+    tensor_to = Tensor.to
     # The fake device has no memory of its own, and an index that torch knows no CPU by.
-    monkeypatch.setattr(Tensor, "to", lambda self, *where: healthy(self, "cpu"))
+    monkeypatch.setattr(Tensor, "to", lambda self, *where: tensor_to(self, "cpu"))
     return Bench()
 
 
@@ -132,7 +132,7 @@ def put(count: int, dtype: torch.dtype = torch.int8) -> Tensor:
 def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
     value = put(4, torch.int32)
     handle = bench.group.all_reduce(value)
-    assert bench.diary == [
+    assert bench.call_log == [
         ("record", CURRENT),
         ("wait", bench.lane),
         ("all_reduce", value.data_ptr(), 4, 2, bench.comm, HANDLE),
@@ -140,17 +140,17 @@ def test_operation_is_ordered_after_current_stream(bench: Bench) -> None:
         ("record", bench.lane),
     ]
     assert not handle.is_complete()
-    bench.events[-1].reached = True
+    bench.events[-1].completed = True
     assert handle.is_complete()
     handle.block_stream()
-    assert bench.diary[-1] == ("wait", CURRENT)
+    assert bench.call_log[-1] == ("wait", CURRENT)
 
 
 def test_end_is_recorded_only_after_nccl_has_launched(bench: Bench) -> None:
     """A non-blocking communicator launches on a thread of NCCL's."""
     bench.nccl.progress = [True, True]
     bench.group.all_reduce(put(1))
-    assert [entry[0] for entry in bench.diary[-5:]] == ["all_reduce", *["look"] * 3, "record"]
+    assert [entry[0] for entry in bench.call_log[-5:]] == ["all_reduce", *["look"] * 3, "record"]
 
 
 def test_launch_that_does_not_come_through_fails(bench: Bench) -> None:
@@ -159,14 +159,14 @@ def test_launch_that_does_not_come_through_fails(bench: Bench) -> None:
     bench.nccl.progress = [True] * 100_000
     with pytest.raises(NcclError, match=r"NCCL did not launch within 0\.01 s"):
         bench.group.all_reduce(put(1))
-    assert bench.diary[-1] == ("look",)
+    assert bench.call_log[-1] == ("look",)
 
 
 def test_close_finalizes_and_waits_before_it_destroys(bench: Bench) -> None:
     bench.nccl.progress = [True]
     bench.group.close()
     _until_closed(bench.group)
-    assert [entry[0] for entry in bench.diary] == ["finalize", "look", "look", "destroy"]
+    assert [entry[0] for entry in bench.call_log] == ["finalize", "look", "look", "destroy"]
 
 
 def test_close_aborts_what_does_not_finalize(bench: Bench) -> None:
@@ -180,34 +180,34 @@ def test_close_aborts_what_does_not_finalize(bench: Bench) -> None:
 @pytest.mark.parametrize("way", ["isend", "irecv"])
 def test_message_is_answered_in_same_group(bench: Bench, way: str) -> None:
     bench.group.message(way, put(7), 2)
-    sent, received = (7, 1) if way == "isend" else (1, 7)
-    assert launched_together(bench) == [("receive", received, 2), ("send", sent, 2)]
+    send_size, receive_size = (7, 1) if way == "isend" else (1, 7)
+    assert launched_together(bench) == [("receive", receive_size, 2), ("send", send_size, 2)]
 
 
 def test_batch_is_one_group_without_answers(bench: Bench) -> None:
-    into, given = put(5), put(7)
-    bench.group.batch(["irecv", "isend", "isend"], [into, given, into], [0, 0, 2])
+    incoming, outgoing = put(5), put(7)
+    bench.group.batch(["irecv", "isend", "isend"], [incoming, outgoing, incoming], [0, 0, 2])
     assert launched_together(bench) == [("receive", 5, 0), ("send", 7, 0), ("send", 5, 2)]
 
 
 def launched_together(bench: Bench) -> list[tuple[str, int, int]]:
     """Messages between the begin and the end of a group: which call, bytes, peer."""
     (begin,), (end,) = bench.calls("begin"), bench.calls("end")
-    inside = bench.diary[bench.diary.index(begin) + 1 : bench.diary.index(end)]
+    inside = bench.call_log[bench.call_log.index(begin) + 1 : bench.call_log.index(end)]
     return [(name, nbytes, peer) for name, _, nbytes, peer, *_ in inside]
 
 
 def test_uneven_all_to_all_skips_empty_parts_and_includes_own(
     bench: Bench,
 ) -> None:
-    into, given = put(9), put(6)
-    bench.group.all_to_all(into, given, [4, 5, 0], [0, 5, 1])
-    found = [
+    incoming, outgoing = put(9), put(6)
+    bench.group.all_to_all(incoming, outgoing, [4, 5, 0], [0, 5, 1])
+    messages = [
         (name, address - tensor.data_ptr(), nbytes, peer)
-        for name, tensor in (("receive", into), ("send", given))
+        for name, tensor in (("receive", incoming), ("send", outgoing))
         for _, address, nbytes, peer, *_ in bench.calls(name)
     ]
-    assert found == [
+    assert messages == [
         ("receive", 0, 4, 0),
         ("receive", 4, 5, 1),
         ("send", 0, 5, 1),
@@ -227,7 +227,7 @@ def test_handle_raises_network_error_of_unfinished_operation(
     bench.nccl.error = "remote process exited"
     with pytest.raises(NcclError, match="remote process exited"):
         handle.is_complete()
-    bench.events[-1].reached = True
+    bench.events[-1].completed = True
     assert handle.is_complete()
     assert handle.error() == "remote process exited"
 
@@ -261,9 +261,9 @@ def test_own_stream_is_reused_only_when_idle(bench: Bench) -> None:
 
 
 def _until_closed(group: NcclComm) -> None:
-    waited = threading.Event()
+    timer = threading.Event()
     for _ in range(1000):
         if group.closed:
             return
-        waited.wait(WATCHDOG / 1000)
+        timer.wait(WATCHDOG / 1000)
     raise AssertionError("it was not given back")

@@ -17,8 +17,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *installed: str, devices: int = 1) 
     """A CUDA build of torch with these packages beside it."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(cuda_runtime.RUNTIME, "devices", lambda: devices)
-    found = {name: object() for name in installed}
-    monkeypatch.setattr(importlib.util, "find_spec", found.get)
+    specs = {name: object() for name in installed}
+    monkeypatch.setattr(importlib.util, "find_spec", specs.get)
 
 
 def reason() -> str:
@@ -117,7 +117,7 @@ def test_backend_import_initialises_no_vendor() -> None:
         "print([name for name in ('triton', 'cuda') if name in sys.modules], "
         "torch.cuda.is_initialized())"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     )
-    assert done.stdout.split() == ["[]", "False"]
+    assert result.stdout.split() == ["[]", "False"]

@@ -11,19 +11,19 @@ def _raise() -> None:
 
 
 def test_adopted_stream_raises_at_the_launch_and_goes_on() -> None:
-    stream, ran = immediate.stream(adopted=True), list[int]()
-    with pytest.raises(StreamFailed, match="a hook of ours") as raised:
+    stream, values = immediate.stream(adopted=True), list[int]()
+    with pytest.raises(StreamFailed, match="a hook of ours") as error:
         stream.launch(_raise)
-    assert isinstance(raised.value.__cause__, ValueError)
-    stream.launch(lambda: ran.append(1))
+    assert isinstance(error.value.__cause__, ValueError)
+    stream.launch(lambda: values.append(1))
     stream.synchronize(1.0)
-    assert ran == [1]
+    assert values == [1]
 
 
 def test_own_stream_fails_for_good_when_a_program_raises() -> None:
-    stream, ran = immediate.stream(), list[int]()
+    stream, values = immediate.stream(), list[int]()
     stream.launch(_raise)
     for _ in range(2):
         with pytest.raises(StreamFailed, match="a hook of ours"):
-            stream.launch(lambda: ran.append(1))
-    assert ran == []
+            stream.launch(lambda: values.append(1))
+    assert values == []

@@ -40,13 +40,13 @@ def test_issue_lock_serves_threads_in_arrival_order() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         with gate:
-            waiting = []
+            futures = []
             for number in range(3):
-                waiting.append(pool.submit(enter, number))
+                futures.append(pool.submit(enter, number))
                 queue_up(gate, number + 1)
         with gate:  # its last holder comes behind those who wait
             order.append(3)
-        for one in waiting:
+        for one in futures:
             one.result(SOON)
     assert order == [0, 1, 2, 3]
 
@@ -62,6 +62,6 @@ def test_issue_lock_is_held_by_one_thread_at_a_time() -> None:
                 inside[0] -= 1
 
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(work) for _ in range(4)]:
-            done.result(SOON)
+        for future in [pool.submit(work) for _ in range(4)]:
+            future.result(SOON)
     assert most == [1]

@@ -19,24 +19,24 @@ from equipoise.hal.errors import LockPoisoned, StreamTimeout
 BRIEF = 0.05
 
 
-class Standing:
+class BlockedFlag:
     """A word whose wait stands on the host, as a launch does behind a full queue."""
 
     def __init__(self) -> None:
-        self.entered, self.given = threading.Event(), threading.Event()
+        self.wait_entered, self.signal_event = threading.Event(), threading.Event()
 
     def wait(self, stream: Any) -> None:
-        """Until it was given."""
-        self.entered.set()
-        assert self.given.wait(WATCHDOG)
+        """Blocks the host until `signal` is called."""
+        self.wait_entered.set()
+        assert self.signal_event.wait(WATCHDOG)
 
     def signal(self) -> None:
-        """As the host does."""
-        self.given.set()
+        """Ends the wait, as a signal of the host does."""
+        self.signal_event.set()
 
     @property
     def reusable(self) -> bool:
-        """As a vendor says."""
+        """Whether the flag can be used for a later acquire."""
         return True
 
 
@@ -56,28 +56,30 @@ class Flag:
         self._set = False
 
 
-class Both:
-    """Makes them."""
+class FlagFactory:
+    """Makes the flags of a lock and keeps those of its acquires."""
 
     def __init__(self) -> None:
-        self.made: list[Standing] = []
+        self.acquire_flags: list[BlockedFlag] = []
 
-    def acquire_flag(self) -> Standing:
-        self.made.append(Standing())
-        return self.made[-1]
+    def acquire_flag(self) -> BlockedFlag:
+        self.acquire_flags.append(BlockedFlag())
+        return self.acquire_flags[-1]
 
     def release_flag(self) -> Flag:
         return Flag()
 
 
 @contextmanager
-def acquiring(lock: DeviceStreamLock, stream: DeviceStream, words: Both) -> Iterator[None]:
+def blocked_acquire(
+    lock: DeviceStreamLock, stream: DeviceStream, factory: FlagFactory
+) -> Iterator[None]:
     """A thread stands in the launch of an acquire."""
     thread = threading.Thread(target=lock.acquire, args=(stream,))
     thread.start()
-    while not words.made:
+    while not factory.acquire_flags:
         threading.Event().wait(0.001)
-    assert words.made[0].entered.wait(WATCHDOG)
+    assert factory.acquire_flags[0].wait_entered.wait(WATCHDOG)
     try:
         yield
     finally:
@@ -87,15 +89,15 @@ def acquiring(lock: DeviceStreamLock, stream: DeviceStream, words: Both) -> Iter
 
 @pytest.fixture
 def watch() -> Iterator[LockWatchdog]:
-    made = LockWatchdog(immediate.DEVICE)
-    yield made
-    made.stop()
+    watchdog = LockWatchdog(immediate.DEVICE)
+    yield watchdog
+    watchdog.stop()
 
 
 def test_signal_completes_during_blocked_acquire(watch: LockWatchdog) -> None:
-    words, stream = Both(), immediate.stream()
-    lock = DeviceStreamLock(words, WATCHDOG, watch)
-    with acquiring(lock, stream, words):
+    factory, stream = FlagFactory(), immediate.stream()
+    lock = DeviceStreamLock(factory, WATCHDOG, watch)
+    with blocked_acquire(lock, stream, factory):
         lock.signal(0)
     lock.release(stream)
     lock.wait(0, WATCHDOG)
@@ -103,18 +105,18 @@ def test_signal_completes_during_blocked_acquire(watch: LockWatchdog) -> None:
 
 
 def test_watchdog_poisons_lock_during_blocked_acquire(watch: LockWatchdog) -> None:
-    words, stream = Both(), immediate.stream()
-    lock = DeviceStreamLock(words, BRIEF, watch)
-    with acquiring(lock, stream, words):
-        assert words.made[0].given.wait(WATCHDOG)
+    factory, stream = FlagFactory(), immediate.stream()
+    lock = DeviceStreamLock(factory, BRIEF, watch)
+    with blocked_acquire(lock, stream, factory):
+        assert factory.acquire_flags[0].signal_event.wait(WATCHDOG)
     with pytest.raises(LockPoisoned):
         lock.check()
 
 
 def test_drain_times_out_during_blocked_acquire(watch: LockWatchdog) -> None:
-    words, stream = Both(), immediate.stream()
-    lock = DeviceStreamLock(words, WATCHDOG, watch)
-    with acquiring(lock, stream, words):
+    factory, stream = FlagFactory(), immediate.stream()
+    lock = DeviceStreamLock(factory, WATCHDOG, watch)
+    with blocked_acquire(lock, stream, factory):
         with pytest.raises(StreamTimeout, match="being issued"):
             lock.drain(BRIEF)
         lock.poison()

@@ -53,8 +53,8 @@ class Accelerator:
 
 
 @contextmanager
-def told(accelerator: Accelerator) -> Iterator[None]:
-    """Put it in the place of torch's, and of what torch_npu says of the thread's device."""
+def patched_accelerator(accelerator: Accelerator) -> Iterator[None]:
+    """Replaces torch.accelerator, and the thread's device of torch_npu, by `accelerator`."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("device_index", "set_device_index", "current_stream", "set_stream"):
             patch.setattr(torch.accelerator, name, getattr(accelerator, name))
@@ -62,7 +62,7 @@ def told(accelerator: Accelerator) -> Iterator[None]:
         yield
 
 
-class Stopped(Exception):
+class NestingStopped(Exception):
     """Ends all blocks."""
 
 
@@ -82,7 +82,7 @@ def test_current_restores_stream_and_device_of_each_block(
         before = accelerator.state
         if not indices:
             if raises:
-                raise Stopped
+                raise NestingStopped
             return
         stream = streams[indices[0]]
         try:
@@ -93,9 +93,9 @@ def test_current_restores_stream_and_device_of_each_block(
         finally:
             assert accelerator.state == before
 
-    with told(accelerator):
+    with patched_accelerator(accelerator):
         if raises:
-            with pytest.raises(Stopped):
+            with pytest.raises(NestingStopped):
                 enter(nest)
         else:
             enter(nest)
@@ -104,7 +104,7 @@ def test_current_restores_stream_and_device_of_each_block(
 def test_npu_current_asks_no_device_of_thread_without_one() -> None:
     """Torch would give the thread the first device; it keeps the stream's instead."""
     accelerator = Accelerator(device=-1)
-    with told(accelerator):
+    with patched_accelerator(accelerator):
         with NpuRuntime().current(SimpleNamespace(device_index=2)):
             assert accelerator.device == 2
         assert accelerator.device == 2
@@ -114,11 +114,11 @@ class Module:
     """A vendor's module, as torch.cuda and torch.npu have it."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.stream_calls: list[str] = []
         self.modes: list[str] = []
 
     def Stream(self, **which: Any) -> Any:
-        self.made.append("stream")
+        self.stream_calls.append("stream")
         return SimpleNamespace(**which)
 
     def Event(self) -> str:
@@ -136,9 +136,9 @@ class Module:
 @pytest.fixture(params=[CudaRuntime, NpuRuntime])
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = Module()
-    made = request.param()
-    monkeypatch.setattr(made, "module", lambda: module)
-    return made
+    device_runtime = request.param()
+    monkeypatch.setattr(device_runtime, "module", lambda: module)
+    return device_runtime
 
 
 def test_kept_stream_is_made_once_for_device_and_use(runtime: Any) -> None:
@@ -146,7 +146,7 @@ def test_kept_stream_is_made_once_for_device_and_use(runtime: Any) -> None:
     assert runtime.cached_stream(0, "copy") is first
     assert runtime.cached_stream(0, "aux") is not first
     assert runtime.cached_stream(1, "copy") is not first
-    assert runtime.module().made == ["stream"] * 3
+    assert runtime.module().stream_calls == ["stream"] * 3
 
 
 def test_event_is_the_modules_own(runtime: Any) -> None:

@@ -32,21 +32,21 @@ def test_registry_finds_mpi_backend() -> None:
 
 def test_mpi_undeclared_capabilities_match_contract() -> None:
     """Clause R2."""
-    declared = BACKEND.capabilities
+    capabilities = BACKEND.capabilities
     flags = ("stream_ordered", "independent_groups", "abort", "rebuild", "shared_devices")
-    missing = {flag for flag in flags if not getattr(declared, flag)}
+    missing = {flag for flag in flags if not getattr(capabilities, flag)}
     contract = (ROOT / "docs" / "contract.md").read_text(encoding="utf-8")
     (row,) = [line for line in contract.splitlines() if line.startswith("| communicator `mpi` |")]
     assert missing == set(re.findall(r"`(\w+)`", row.split("|")[2]))
 
 
 def test_declared_reductions_are_native_mpi_sums() -> None:
-    declared = BACKEND.capabilities
-    assert declared.reductions == {
+    capabilities = BACKEND.capabilities
+    assert capabilities.reductions == {
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float32, torch.float64),
     }
-    assert declared.reductions < declared.dtypes
+    assert capabilities.reductions < capabilities.dtypes
 
 
 def test_probe_names_missing_mpi4py_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +64,8 @@ def test_probe_reports_mpi4py_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_joined_without_launcher_does_not_import_mpi() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], timeout=240, env=_without_launcher())
-    assert done.returncode == 0
+    result = subprocess.run([sys.executable, "-c", ALONE], timeout=240, env=_without_launcher())
+    assert result.returncode == 0
 
 
 def test_backend_host_opens_local_store() -> None:

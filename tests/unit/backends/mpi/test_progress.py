@@ -53,15 +53,15 @@ def mpi() -> ModuleType:
 
 @pytest.fixture
 def progress() -> Iterator[ProgressThread]:
-    made = ProgressThread()
-    yield made
-    made.stop(WATCHDOG)
+    progress_thread = ProgressThread()
+    yield progress_thread
+    progress_thread.stop(WATCHDOG)
 
 
 def work(deadline: float = math.inf) -> tuple[MpiWork, list[CommunicatorFailed | None]]:
     """A handle, and what it tells: its failures, and None for its end."""
-    told: list[CommunicatorFailed | None] = []
-    return MpiWork("a test", deadline, lambda: told.append(None), told.append), told
+    events: list[CommunicatorFailed | None] = []
+    return MpiWork("a test", deadline, lambda: events.append(None), events.append), events
 
 
 def inflight_op(mpi: ModuleType, handle: MpiWork, *requests: MpiRequest) -> MpiInflightOp:
@@ -92,7 +92,7 @@ def test_cancelled_work_keeps_buffers_until_request_ends(
     """Clauses K1, E4."""
     handle, _ = work()
     request, buffer = Request(), torch.zeros(3)
-    gone, alive = threading.Event(), weakref.ref(buffer, lambda _: gone.set())
+    freed, alive = threading.Event(), weakref.ref(buffer, lambda _: freed.set())
     progress.add(MpiInflightOp(mpi, handle, [mpi_request(request)], [buffer]))
     del buffer
     handle.cancel()
@@ -100,7 +100,7 @@ def test_cancelled_work_keeps_buffers_until_request_ends(
         handle.result(0.0)
     assert alive() is not None
     request.over.set()
-    assert gone.wait(WATCHDOG)
+    assert freed.wait(WATCHDOG)
 
 
 def test_cancel_of_ended_work_fails_only_communicator(
@@ -168,24 +168,24 @@ def test_progress_stop_ends_waits_and_returns_unfinished_flights(
 ) -> None:
     """Clause E5."""
     progress, (handle, _) = ProgressThread(), work()
-    held = inflight_op(mpi, handle, mpi_request(Request()))
-    progress.add(held)
-    assert progress.stop(WATCHDOG) == (held,)
+    operation = inflight_op(mpi, handle, mpi_request(Request()))
+    progress.add(operation)
+    assert progress.stop(WATCHDOG) == (operation,)
     with pytest.raises(CommunicatorFailed, match="was closed"):
         handle.result(0.0)
-    late, _ = work()
-    progress.add(inflight_op(mpi, late, mpi_request(Request())))
-    assert late.done()
+    late_work, _ = work()
+    progress.add(inflight_op(mpi, late_work, mpi_request(Request())))
+    assert late_work.done()
     assert not any(thread.name == "equipoise.mpi" for thread in threading.enumerate())
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
     progress, (first, _), (second, _) = ProgressThread(), work(), work()
-    broken = Request(ZeroDivisionError("a bug"))
+    failing_request = Request(ZeroDivisionError("a bug"))
     progress.add(inflight_op(mpi, first, mpi_request(Request())))
-    progress.add(inflight_op(mpi, second, mpi_request(broken)))
-    broken.over.set()
+    progress.add(inflight_op(mpi, second, mpi_request(failing_request)))
+    failing_request.over.set()
     for handle in (first, second):
         with pytest.raises(CommunicatorFailed, match=r"lost its progress thread.*a bug"):
             handle.result(WATCHDOG)
@@ -194,13 +194,13 @@ def test_progress_thread_failure_fails_every_work(mpi: ModuleType) -> None:
 
 def test_work_wait_on_stream_does_not_block_host(mpi: ModuleType, progress: ProgressThread) -> None:
     """Clause X7."""
-    accelerator, (handle, _), seen = BACKEND.open(0), work(60.0), []
+    accelerator, (handle, _), states = BACKEND.open(0), work(60.0), []
     stream, request = accelerator.stream(Role.COMPUTE), Request()
     progress.add(inflight_op(mpi, handle, mpi_request(request)))
     handle.wait(stream)
-    stream.launch(lambda: seen.append(request.over.is_set()))
-    assert seen == []
+    stream.launch(lambda: states.append(request.over.is_set()))
+    assert states == []
     request.over.set()
     stream.synchronize(WATCHDOG)
     accelerator.close()
-    assert seen == [True]
+    assert states == [True]

@@ -12,14 +12,14 @@ from equipoise.backends.virtual.world import VirtualWorld
 
 @pytest.fixture
 def make_world() -> Iterator[Worlds]:
-    made: list[VirtualWorld] = []
+    worlds: list[VirtualWorld] = []
 
     def make(
         size: int = 1, schedule: bytes = b"", backend: VirtualBackend = BACKEND
     ) -> VirtualWorld:
-        made.append(backend.world(size, schedule))
-        return made[-1]
+        worlds.append(backend.world(size, schedule))
+        return worlds[-1]
 
     yield make
-    for world in made:
+    for world in worlds:
         world.close()

@@ -72,16 +72,16 @@ def test_padded_arena_storage_exceeds_tensor() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30))
 def test_arena_blocks_are_aligned_and_disjoint(requests: list[tuple[int, bool]]) -> None:
     arena = Arena()
-    held: list[Tensor] = []
+    blocks: list[Tensor] = []
     for number, (nbytes, keep) in enumerate(requests):
         block = arena.empty(nbytes)
         assert block.data_ptr() % ALIGNMENT == 0 or nbytes == 0
         if keep:
-            held.append(block.fill_(number))
+            blocks.append(block.fill_(number))
         del block
-    for block in held:
+    for block in blocks:
         assert len(set(block.tolist())) <= 1
-    assert arena.block_count == len(held)
+    assert arena.block_count == len(blocks)
 
 
 def test_arena_blocks_outlive_arena() -> None:

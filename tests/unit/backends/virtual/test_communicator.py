@@ -64,12 +64,12 @@ def test_stream_waiting_for_failed_work_fails(make_world: Worlds) -> None:
 def test_abort_fails_own_and_matched_operations(make_world: Worlds) -> None:
     world = make_world(2)
     left, right = opened(world)
-    met = [left.isend(filled(world, 0, 3), 1), right.irecv(filled(world, 1, 0), 0)]
-    alone = left.irecv(filled(world, 0, 0), 1)
+    pair = [left.isend(filled(world, 0, 3), 1), right.irecv(filled(world, 1, 0), 0)]
+    receive = left.irecv(filled(world, 0, 0), 1)
     for _ in range(3):
         world.advance(0)
     left.abort()
-    for work, how in ((met[0], "aborted"), (met[1], "lost its peer"), (alone, "aborted")):
+    for work, how in ((pair[0], "aborted"), (pair[1], "lost its peer"), (receive, "aborted")):
         with pytest.raises(CommunicatorFailed, match=how):
             work.result(0.0)
     with pytest.raises(CommunicatorFailed, match="aborted"):
@@ -83,9 +83,9 @@ def test_aborted_receive_matches_no_later_send(make_world: Worlds) -> None:
     left.irecv(filled(world, 0, 0), 1)
     settle(world)
     left.abort()
-    late = right.isend(filled(world, 1, 3), 0)
+    late_send = right.isend(filled(world, 1, 3), 0)
     settle(world)
-    assert not late.done()
+    assert not late_send.done()
 
 
 def test_late_failure_does_not_affect_rebuilt_communicator(make_world: Worlds) -> None:
@@ -137,13 +137,13 @@ def test_peers_learn_of_killed_rank_one_by_one(make_world: Worlds) -> None:
     for work in works:
         with pytest.raises(CommunicatorFailed, match="barrier of 'main' lost its peer"):
             work.result(0.0)
-    lost = world.fabric(0).control.lost_rank(0.0)
-    assert lost is not None
-    assert lost.rank == 2
-    late = world.fabric(0).open("other").irecv(filled(world, 0, 0), 2)
+    loss = world.fabric(0).control.lost_rank(0.0)
+    assert loss is not None
+    assert loss.rank == 2
+    late_receive = world.fabric(0).open("other").irecv(filled(world, 0, 0), 2)
     settle(world)
     with pytest.raises(CommunicatorFailed, match="lost its peer"):
-        late.result(0.0)
+        late_receive.result(0.0)
 
 
 def test_stopped_rank_is_silent_after_deadline(make_world: Worlds) -> None:
@@ -158,9 +158,9 @@ def test_stopped_rank_is_silent_after_deadline(make_world: Worlds) -> None:
     assert world.expire()
     with pytest.raises(OperationTimeout, match="all_reduce of 'main'"):
         works[0].result(0.0)
-    lost = control.lost_rank(0.0)
-    assert lost is not None
-    assert (lost.rank, lost.operation) == (1, "the sum")
+    loss = control.lost_rank(0.0)
+    assert loss is not None
+    assert (loss.rank, loss.operation) == (1, "the sum")
     assert world.fabric(1).control.lost_rank(0.0) is None
 
 

@@ -18,16 +18,16 @@ def test_leaving_rank_is_reported_to_others_only(make_world: Worlds) -> None:
     world = make_world(2)
     planes = [world.fabric(rank).control for rank in range(2)]
     planes[1].announce_exit("left: done")
-    lost = planes[0].lost_rank(0.0)
-    assert lost is not None
-    assert (lost.rank, lost.reason) == (1, "left: done")
+    loss = planes[0].lost_rank(0.0)
+    assert loss is not None
+    assert (loss.rank, loss.reason) == (1, "left: done")
     assert planes[1].lost_rank(SECONDS) is None
 
 
 def test_virtual_device_opened_by_name_runs_eagerly() -> None:
-    device, seen = BACKEND.open(0), []
-    device.stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
-    assert seen == ["ran"]
+    device, log = BACKEND.open(0), []
+    device.stream(Role.COMPUTE).launch(lambda: log.append("ran"))
+    assert log == ["ran"]
     with pytest.raises(BackendUnavailable):
         BACKEND.open(1)
 

@@ -51,18 +51,18 @@ def test_drain_ignores_failed_stream(hand: Hand) -> None:
 
 def test_failed_capture_leaves_graph_unchanged(hand: Hand) -> None:
     world, stream, _ = hand
-    graph, seen = world.accelerator(0).graph(), []
-    graph.capture(stream, lambda: stream.launch(lambda: seen.append("kept")))
+    graph, log = world.accelerator(0).graph(), []
+    graph.capture(stream, lambda: stream.launch(lambda: log.append("kept")))
 
     def fall() -> None:
-        stream.launch(lambda: seen.append("lost"))
+        stream.launch(lambda: log.append("lost"))
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         graph.capture(stream, fall)
     graph.replay(stream)
     stream.synchronize(SECONDS)
-    assert seen == ["kept"]
+    assert log == ["kept"]
 
 
 def test_captured_event_is_recorded_at_replay(hand: Hand) -> None:

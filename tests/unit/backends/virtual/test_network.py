@@ -28,12 +28,12 @@ def test_message_bytes_arrive_in_pieces(make_world: Worlds) -> None:
     left, right = opened(world)
     out = filled(world, 1, 0)
     works = [left.isend(filled(world, 0, 3), 1), right.irecv(out, 0)]
-    seen = []
+    progress = []
     while world.movable():
         world.advance(0)
-        seen.append((out.tolist().count(3), [work.done() for work in works]))
-    assert (4, [False, False]) in seen
-    assert all(count == 8 for count, done in seen if any(done))
+        progress.append((out.tolist().count(3), [work.done() for work in works]))
+    assert (4, [False, False]) in progress
+    assert all(count == 8 for count, end_states in progress if any(end_states))
 
 
 def test_operation_keeps_memory_until_its_end(

@@ -25,11 +25,11 @@ def device(make_world: Worlds) -> VirtualAccelerator:
 
 def test_launch_runs_only_when_world_advances(make_world: Worlds) -> None:
     world = make_world()
-    seen: list[str] = []
-    world.accelerator(0).stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
-    assert (seen, world.movable()) == ([], 1)
+    log: list[str] = []
+    world.accelerator(0).stream(Role.COMPUTE).launch(lambda: log.append("ran"))
+    assert (log, world.movable()) == ([], 1)
     world.advance(0)
-    assert (seen, world.movable()) == (["ran"], 0)
+    assert (log, world.movable()) == (["ran"], 0)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_launch_runs_only_when_world_advances(make_world: Worlds) -> None:
 def test_schedule_chooses_next_stream(
     make_world: Worlds, schedule: bytes, order: list[str]
 ) -> None:
-    device, seen = make_world(1, schedule).accelerator(0), list[str]()
+    device, run_order = make_world(1, schedule).accelerator(0), list[str]()
     for role in (Role.COMPUTE, Role.COPY):
-        device.stream(role).launch(partial(seen.append, str(role)))
+        device.stream(role).launch(partial(run_order.append, str(role)))
     device.synchronize(SECONDS)
-    assert seen == order
+    assert run_order == order
 
 
 def test_synchronize_with_zero_timeout_moves_nothing(device: VirtualAccelerator) -> None:
@@ -55,29 +55,29 @@ def test_synchronize_with_zero_timeout_moves_nothing(device: VirtualAccelerator)
 
 
 def test_hold_stops_only_later_launches(device: VirtualAccelerator) -> None:
-    stream, seen = device.stream(Role.COMPUTE), []
-    stream.launch(lambda: seen.append("before"))
+    stream, log = device.stream(Role.COMPUTE), []
+    stream.launch(lambda: log.append("before"))
     stream.hold()
-    stream.launch(lambda: seen.append("behind"))
+    stream.launch(lambda: log.append("behind"))
     with pytest.raises(StreamTimeout):
         stream.synchronize(SECONDS)
-    assert seen == ["before"]
+    assert log == ["before"]
     stream.let_go()
     stream.synchronize(SECONDS)
-    assert seen == ["before", "behind"]
+    assert log == ["before", "behind"]
 
 
 def test_stream_failure_is_raised_by_every_later_call(
     device: VirtualAccelerator,
 ) -> None:
     stream, other, event = device.stream(Role.COMPUTE), device.stream(Role.COPY), device.event()
-    seen: list[str] = []
+    log: list[str] = []
 
     def fall() -> None:
         raise ZeroDivisionError("on purpose")
 
     stream.launch(fall)
-    stream.launch(lambda: seen.append("never"))
+    stream.launch(lambda: log.append("never"))
     stream.record(event)
     other.wait(event)
     calls: tuple[Callable[[], None], ...] = (
@@ -87,26 +87,26 @@ def test_stream_failure_is_raised_by_every_later_call(
         partial(other.synchronize, SECONDS),
     )
     for call in calls:
-        with pytest.raises(StreamFailed, match="on purpose") as caught:
+        with pytest.raises(StreamFailed, match="on purpose") as error:
             call()
-        assert isinstance(caught.value.__cause__, StreamFailed | ZeroDivisionError)
+        assert isinstance(error.value.__cause__, StreamFailed | ZeroDivisionError)
     assert event.query()
-    assert seen == []
+    assert log == []
 
 
 def test_nested_launch_runs_in_place(device: VirtualAccelerator) -> None:
     stream, event = device.stream(Role.COMPUTE), device.event()
-    seen: list[str | bool] = []
+    log: list[str | bool] = []
 
     def outer() -> None:
-        stream.launch(lambda: seen.append("inner"))
+        stream.launch(lambda: log.append("inner"))
         stream.record(event)
-        seen.append(event.query())
+        log.append(event.query())
 
     stream.launch(outer)
-    stream.launch(lambda: seen.append("next"))
+    stream.launch(lambda: log.append("next"))
     stream.synchronize(SECONDS)
-    assert seen == ["inner", True, "next"]
+    assert log == ["inner", True, "next"]
 
 
 def test_program_waiting_for_later_work_fails_its_stream(device: VirtualAccelerator) -> None:
@@ -133,19 +133,19 @@ def test_current_stream_is_per_host(make_world: Worlds) -> None:
 
 
 def test_running_program_has_its_stream_current(make_world: Worlds) -> None:
-    world, seen = make_world(), []
+    world, streams = make_world(), []
     stream = world.accelerator(0).stream(Role.COPY)
-    stream.launch(lambda: seen.append(world.device(0).issuing()))
+    stream.launch(lambda: streams.append(world.device(0).issuing()))
     stream.synchronize(SECONDS)
-    assert seen == [stream]
+    assert streams == [stream]
 
 
 def test_closed_device_refuses_launch(device: VirtualAccelerator) -> None:
-    stream, seen = device.stream(Role.COMPUTE), []
-    stream.launch(lambda: seen.append("ran"))
+    stream, log = device.stream(Role.COMPUTE), []
+    stream.launch(lambda: log.append("ran"))
     device.close()
     device.close()
-    assert seen == ["ran"]
+    assert log == ["ran"]
     with pytest.raises(StreamFailed, match="closed"):
         stream.launch(lambda: None)
 
@@ -184,36 +184,36 @@ def test_lagging_query_is_true_after_synchronize(
 
 def test_one_shot_event_signals_every_waiter(make_world: Worlds) -> None:
     device = make_world(backend=ONE_SIGNAL_ONE_WAITER).accelerator(0)
-    stream, event, seen = device.stream(Role.COMPUTE), device.event(), list[Role]()
+    stream, event, roles = device.stream(Role.COMPUTE), device.event(), list[Role]()
     stream.record(event)
     for role in (Role.COPY, Role.COMM):
         device.stream(role).wait(event)
-        device.stream(role).launch(partial(seen.append, role))
+        device.stream(role).launch(partial(roles.append, role))
     device.synchronize(SECONDS)
     device.stream(Role.AUX).wait(event)
-    device.stream(Role.AUX).launch(partial(seen.append, Role.AUX))
+    device.stream(Role.AUX).launch(partial(roles.append, Role.AUX))
     device.synchronize(SECONDS)
-    assert seen == [Role.COPY, Role.COMM, Role.AUX]
+    assert roles == [Role.COPY, Role.COMM, Role.AUX]
 
 
 def test_aliasing_pool_roles_share_one_queue(make_world: Worlds) -> None:
     world = make_world(backend=ALIASING_POOL)
-    device, seen = world.accelerator(0), list[Role]()
+    device, roles = world.accelerator(0), list[Role]()
     for role in Role:
-        device.stream(role).launch(partial(seen.append, role))
+        device.stream(role).launch(partial(roles.append, role))
     assert world.movable() == 1
     device.synchronize(SECONDS)
-    assert seen == list(Role)
+    assert roles == list(Role)
     with pytest.raises(Unsupported):
         device.stream_lock(SECONDS)
 
 
 def test_aliasing_pool_role_fails_alone(make_world: Worlds) -> None:
-    device, seen = make_world(backend=ALIASING_POOL).accelerator(0), []
+    device, log = make_world(backend=ALIASING_POOL).accelerator(0), []
     device.stream(Role.COPY).launch(lambda: 1 // 0)
-    device.stream(Role.COMPUTE).launch(lambda: seen.append("ran"))
+    device.stream(Role.COMPUTE).launch(lambda: log.append("ran"))
     device.stream(Role.COMPUTE).synchronize(SECONDS)
-    assert seen == ["ran"]
+    assert log == ["ran"]
     with pytest.raises(StreamFailed):
         device.stream(Role.COPY).synchronize(SECONDS)
 

@@ -38,7 +38,7 @@ def test_property_names_are_unique() -> None:
 
 def test_contract_names_property_families_of_each_clause() -> None:
     text = CONTRACT.read_text(encoding="utf-8")
-    for clause, tested in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
+    for clause, test_column in re.findall(r"^\| ([A-Z]\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE):
         families = [prop.family for prop in suite.properties() if clause in prop.clauses]
-        named = re.search(r"conformance \(([^)]*)\)", tested)
-        assert (named[1].split(", ") if named else []) == list(dict.fromkeys(families)), clause
+        match = re.search(r"conformance \(([^)]*)\)", test_column)
+        assert (match[1].split(", ") if match else []) == list(dict.fromkeys(families)), clause

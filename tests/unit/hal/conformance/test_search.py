@@ -25,7 +25,7 @@ def _never(ctx: RankContext, program: Program) -> Play:
 
 def _programs(_: Traits) -> st.SearchStrategy[Program]:
     numbers = st.lists(st.integers(0, 10_000), max_size=12)
-    return numbers.map(lambda found: make_program([Step("add", (number,)) for number in found]))
+    return numbers.map(lambda addends: make_program([Step("add", (number,)) for number in addends]))
 
 
 SUMS = Property(
@@ -63,13 +63,13 @@ class Adder:
 def test_search_shrinks_identically_on_slow_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    usual = search(SUMS, Adder(), SearchSettings(cases=100))
+    verdict = search(SUMS, Adder(), SearchSettings(cases=100))
     hours = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: next(hours) * HOUR)
-    slow = search(SUMS, Adder(), SearchSettings(cases=100))
-    assert slow == usual
-    assert isinstance(slow, PropertyViolated)
-    assert slow.case == Case(make_program([Step("add", (LEAST,))]), b"")
+    slow_verdict = search(SUMS, Adder(), SearchSettings(cases=100))
+    assert slow_verdict == verdict
+    assert isinstance(slow_verdict, PropertyViolated)
+    assert slow_verdict.case == Case(make_program([Step("add", (LEAST,))]), b"")
 
 
 @pytest.mark.parametrize("plays", [0, 1, 10])

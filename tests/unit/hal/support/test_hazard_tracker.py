@@ -20,9 +20,9 @@ NAMES = st.lists(st.sampled_from("abc"), max_size=2, unique=True)
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 @settings(max_examples=60)
@@ -40,8 +40,8 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
     cpu.close()
     position = {place: when for when, place in enumerate(log)}
     for later, (_, reads, writes) in enumerate(verbs):
-        for earlier, (_, read, written) in enumerate(verbs[:later]):
-            if {*reads, *writes} & set(written) or set(writes) & set(read):
+        for earlier, (_, earlier_reads, earlier_writes) in enumerate(verbs[:later]):
+            if {*reads, *writes} & set(earlier_writes) or set(writes) & set(earlier_reads):
                 assert position[earlier] < position[later]
 
 
@@ -58,36 +58,36 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
 def test_hazards_delay_only_conflicting_verbs(
     cpu: CpuAccelerator, first: dict[str, str], second: dict[str, str], waits: bool
 ) -> None:
-    hazards, gate, seen = HazardTracker(cpu.event), threading.Event(), []
+    hazards, gate, log = HazardTracker(cpu.event), threading.Event(), []
     one, two = cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with hazards.track(one, **first):
         one.launch(lambda: gate.wait(SOON))
     with hazards.track(two, **second):
-        two.launch(lambda: seen.append(1))
+        two.launch(lambda: log.append(1))
     if waits:
         with pytest.raises(StreamTimeout):
             two.synchronize(0.02)
     else:
         two.synchronize(SOON)
-    assert seen == ([] if waits else [1])
+    assert log == ([] if waits else [1])
     gate.set()
     cpu.synchronize(SOON)
-    assert seen == [1]
+    assert log == [1]
 
 
 def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
-    made = []
+    events = []
 
     def event() -> object:
-        made.append(cpu.event())
-        return made[-1]
+        events.append(cpu.event())
+        return events[-1]
 
     hazards, stream = HazardTracker(event), cpu.stream(Role.COPY)  # type: ignore[arg-type]
-    with hazards.track(stream, reads="ab", writes="cd") as done:
+    with hazards.track(stream, reads="ab", writes="cd") as recorded_event:
         stream.launch(lambda: None)
     stream.synchronize(SOON)
-    assert made == [done]
-    assert done.query()
+    assert events == [recorded_event]
+    assert recorded_event.query()
 
 
 def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
@@ -103,10 +103,10 @@ def test_hazards_fail_readers_of_failed_writer_until_rewrite(
     cpu: CpuAccelerator,
 ) -> None:
     hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
-    with hazards.track(one, writes="a") as done:
+    with hazards.track(one, writes="a") as recorded_event:
         one.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
-        done.synchronize(SOON)
+        recorded_event.synchronize(SOON)
     with pytest.raises(StreamFailed), hazards.track(two, reads="a"):
         pytest.fail("reached the block")
     for _ in range(2):

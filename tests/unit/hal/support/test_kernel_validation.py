@@ -51,11 +51,11 @@ def test_update_fits_when_its_layers_are_known_and_distinct(layers: tuple[int, .
 
 
 def test_copied_update_shares_no_memory_with_the_original() -> None:
-    given_one = update((2, 0))
-    kept = copy_update(given_one, TABLES)
-    given_one.start.fill_(7)
-    assert kept.layers == (2, 0)
-    assert not kept.start.any()
+    original = update((2, 0))
+    copy = copy_update(original, TABLES)
+    original.start.fill_(7)
+    assert copy.layers == (2, 0)
+    assert not copy.start.any()
 
 
 def test_refused_operand_is_named_with_what_was_given_and_due() -> None:

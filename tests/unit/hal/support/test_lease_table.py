@@ -26,17 +26,21 @@ def is_barred(leases: LeaseTable, slot: int) -> bool:
     st.lists(st.lists(st.sampled_from(SLOTS), max_size=4), max_size=6),
     st.lists(st.integers(0, 5), max_size=12),
 )
-def test_slot_is_leased_until_last_release(taken: list[list[int]], released: list[int]) -> None:
+def test_slot_is_leased_until_last_release(
+    requests: list[list[int]], release_order: list[int]
+) -> None:
     leases = LeaseTable()
-    held = [leases.acquire(slots) for slots in taken]
-    assert [lease.slots for lease in held] == [tuple(slots) for slots in taken]
-    ended = set()
-    for number in released:
-        if number < len(held):
-            held[number].release()
-            ended.add(number)
-        left = {s for n, slots in enumerate(taken) if n not in ended for s in slots}
-        assert [is_barred(leases, slot) for slot in SLOTS] == [slot in left for slot in SLOTS]
+    lease_list = [leases.acquire(slots) for slots in requests]
+    assert [lease.slots for lease in lease_list] == [tuple(slots) for slots in requests]
+    released = set()
+    for number in release_order:
+        if number < len(lease_list):
+            lease_list[number].release()
+            released.add(number)
+        leased_slots = {s for n, slots in enumerate(requests) if n not in released for s in slots}
+        assert [is_barred(leases, slot) for slot in SLOTS] == [
+            slot in leased_slots for slot in SLOTS
+        ]
 
 
 def test_slot_leased_error_names_every_slot() -> None:
@@ -50,18 +54,18 @@ def test_slot_leased_error_names_every_slot() -> None:
 
 
 def test_lease_waits_while_verb_is_issued() -> None:
-    leases, taking, taken = LeaseTable(), threading.Event(), threading.Event()
+    leases, attempt, acquired = LeaseTable(), threading.Event(), threading.Event()
 
     def take() -> None:
-        taking.set()
+        attempt.set()
         leases.acquire([0])
-        taken.set()
+        acquired.set()
 
     with ThreadPoolExecutor(1) as pool:
         with leases.exclude_leased([0]):
             end = pool.submit(take)
-            assert taking.wait(SOON)
-            assert not taken.wait(0.05)
+            assert attempt.wait(SOON)
+            assert not acquired.wait(0.05)
         end.result(SOON)
     assert is_barred(leases, 0)
 

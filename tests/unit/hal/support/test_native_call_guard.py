@@ -29,42 +29,42 @@ time.sleep(0.05)
 """Threads that come back from C++ every few milliseconds, also while the interpreter ends."""
 
 
-def ended(context: str) -> int:
+def exit_code(context: str) -> int:
     program = RANK.format(context=context)
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=240)
     return process.returncode
 
 
 def test_process_exits_cleanly_with_guarded_threads_in_calls() -> None:
-    assert [ended("NATIVE_CALL_GUARD") for _ in range(3)] == [0, 0, 0]
+    assert [exit_code("NATIVE_CALL_GUARD") for _ in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="threads are no longer unwound")
 def test_process_crashes_at_exit_without_thread_guard() -> None:
     context = "__import__('contextlib').nullcontext()"
-    assert any(ended(context) for _ in range(3))
+    assert any(exit_code(context) for _ in range(3))
 
 
 def test_guard_close_waits_for_threads_and_blocks_entry() -> None:
-    abroad, gone, back = NativeCallGuard(), threading.Event(), threading.Event()
+    guard, exit_event, resume_event = NativeCallGuard(), threading.Event(), threading.Event()
 
     def travel() -> None:
-        with abroad:
-            gone.set()
-            back.wait(WATCHDOG)
+        with guard:
+            exit_event.set()
+            resume_event.wait(WATCHDOG)
 
     thread = threading.Thread(target=travel)
     thread.start()
-    assert gone.wait(WATCHDOG)
-    assert not abroad.close(0.01)
-    with pytest.raises(SystemExit), abroad:
+    assert exit_event.wait(WATCHDOG)
+    assert not guard.close(0.01)
+    with pytest.raises(SystemExit), guard:
         pass
-    back.set()
-    assert abroad.close(WATCHDOG)
+    resume_event.set()
+    assert guard.close(WATCHDOG)
     thread.join(WATCHDOG)
 
 
 def test_guard_close_is_bounded() -> None:
-    abroad = NativeCallGuard()
-    with abroad:
-        assert not abroad.close(0.0)
+    guard = NativeCallGuard()
+    with guard:
+        assert not guard.close(0.0)

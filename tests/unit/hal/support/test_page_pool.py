@@ -18,9 +18,9 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def behind(cpu: CpuAccelerator, gate: threading.Event) -> Event:
@@ -63,9 +63,9 @@ def test_page_returns_only_after_copy_that_reads_it(cpu: CpuAccelerator) -> None
     with pytest.raises(PoolExhausted):
         pool.take(0.03)
     with ThreadPoolExecutor(1) as threads:
-        taking = threads.submit(pool.take, SOON)
+        page_future = threads.submit(pool.take, SOON)
         gate.set()
-        taking.result(SOON).data.fill_(2)
+        page_future.result(SOON).data.fill_(2)
     copy.synchronize(SOON)
     assert read == [[1] * 4]
 
@@ -77,22 +77,22 @@ def test_pool_prefers_free_page_over_one_being_read(
     read, idle = pool.take(SOON), pool.take(SOON)
     read.give_back(behind(cpu, gate))
     with ThreadPoolExecutor(1) as threads:
-        taking = threads.submit(pool.take, SOON)
+        page_future = threads.submit(pool.take, SOON)
         idle.give_back(None)
-        assert taking.result(SOON).data.data_ptr() == idle.data.data_ptr()
+        assert page_future.result(SOON).data.data_ptr() == idle.data.data_ptr()
     gate.set()
 
 
 def test_pool_take_is_woken_by_returned_page(cpu: CpuAccelerator) -> None:
     pool = cpu.host_pool(4, 1)
-    page, taken = pool.take(SOON), threading.Event()
+    page, take_event = pool.take(SOON), threading.Event()
     with ThreadPoolExecutor(1) as threads:
-        taking = threads.submit(pool.take, SOON)
-        taking.add_done_callback(lambda _: taken.set())
-        assert not taken.wait(0.02)
+        page_future = threads.submit(pool.take, SOON)
+        page_future.add_done_callback(lambda _: take_event.set())
+        assert not take_event.wait(0.02)
         page.give_back(None)
-        assert taken.wait(SOON)
-        assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
+        assert take_event.wait(SOON)
+        assert page_future.result(SOON).data.data_ptr() == page.data.data_ptr()
 
 
 def test_page_refuses_second_give_back(cpu: CpuAccelerator) -> None:
@@ -128,9 +128,9 @@ def test_page_returns_after_failed_copy(cpu: CpuAccelerator) -> None:
     copy.record(event)
     page.give_back(event)
     with ThreadPoolExecutor(1) as threads:
-        taking = threads.submit(pool.take, SOON)
+        page_future = threads.submit(pool.take, SOON)
         gate.set()
-        assert taking.result(SOON).data.data_ptr() == page.data.data_ptr()
+        assert page_future.result(SOON).data.data_ptr() == page.data.data_ptr()
     with pytest.raises(StreamFailed):
         copy.synchronize(SOON)
 

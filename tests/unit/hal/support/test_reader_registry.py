@@ -16,17 +16,17 @@ SOON = 20.0
 
 @pytest.fixture
 def cpu() -> Iterator[CpuAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()
 
 
 def commit(cpu: CpuAccelerator, readers: ReaderRegistry, writer: Stream, log: list[str]) -> None:
-    held = readers.wait_for_readers(writer)
+    paused_readers = readers.wait_for_readers(writer)
     writer.launch(lambda: log.append("commit"))
-    done = cpu.event()
-    writer.record(done)
-    readers.resume_readers(held, done)
+    commit_event = cpu.event()
+    writer.record(commit_event)
+    readers.resume_readers(paused_readers, commit_event)
 
 
 def test_commit_runs_between_two_reader_launches(cpu: CpuAccelerator) -> None:
@@ -68,12 +68,12 @@ def test_readers_do_not_hold_writer_stream(cpu: CpuAccelerator) -> None:
 def test_readers_skip_failed_stream(cpu: CpuAccelerator) -> None:
     readers, log = ReaderRegistry(cpu.event), list[str]()
     reader, writer = cpu.stream(Role.COMPUTE), cpu.stream(Role.COPY)
-    attached = readers.attach(reader)
+    attachment = readers.attach(reader)
     reader.launch(lambda: 1 / 0)
     with pytest.raises(StreamFailed):
         reader.synchronize(SOON)
     commit(cpu, readers, writer, log)
-    attached.detach()
+    attachment.detach()
     commit(cpu, readers, writer, log)
     writer.synchronize(SOON)
     assert log == ["commit", "commit"]
@@ -84,9 +84,9 @@ def test_writers_wait_for_detached_reader_then_forget_it(
 ) -> None:
     readers, gate = ReaderRegistry(cpu.event), threading.Event()
     reader, writers = cpu.stream(Role.COMPUTE), [cpu.stream(Role.COPY), cpu.stream(Role.AUX)]
-    attached = readers.attach(reader)
+    attachment = readers.attach(reader)
     reader.launch(lambda: gate.wait(SOON))
-    attached.detach()
+    attachment.detach()
     for writer in writers:
         commit(cpu, readers, writer, [])
         with pytest.raises(StreamTimeout):

@@ -74,10 +74,10 @@ class Captured:
         """Other contents at the same addresses."""
         case, batch = self.case, self.batch
         grid = torch.tensor(case.steps[step][0][self.rank]).view(-1, case.top_k)
-        made = [oracle.payload(case, step, 0, self.rank, n) for n in range(len(case.payloads))]
-        given = [grid, *made, torch.tensor([7]), oracle.loads(case, step, 0, self.rank)]
-        into = [batch.slots, *batch.payloads, batch.generation, batch.loads]
-        for tensor, values in zip(into, given, strict=True):
+        payloads = [oracle.payload(case, step, 0, self.rank, n) for n in range(len(case.payloads))]
+        contents = [grid, *payloads, torch.tensor([7]), oracle.loads(case, step, 0, self.rank)]
+        buffers = [batch.slots, *batch.payloads, batch.generation, batch.loads]
+        for tensor, values in zip(buffers, contents, strict=True):
             self.stream.launch(partial(tensor.copy_, values))
 
     def replay(self, part: int) -> None:
@@ -96,9 +96,9 @@ class Captured:
         self.kernels.pack_results(self.rows, self.room, self.stream)
 
     def compute(self, arrivals: ReceivedRows) -> None:
-        given = [arrivals.gather_payload(n) for n in range(len(self.case.payloads))]
+        payloads = [arrivals.gather_payload(n) for n in range(len(self.case.payloads))]
         slots = arrivals.entry_slots + self.rank * self.case.per_rank
-        self.rows.copy_(oracle.expert(given, self.case.experts_of(slots), self.case.result))
+        self.rows.copy_(oracle.expert(payloads, self.case.experts_of(slots), self.case.result))
 
     def _unpack(self) -> None:
         self.kernels.unpack_results(self.tokens, self.room, self.stream)
@@ -120,19 +120,19 @@ def steps(draw: st.DrawFn) -> list[list[list[Grid]]]:
     ]
 
 
-class Hasty(TorchKernels):
+class EagerKernels(TorchKernels):
     """Sorts when it is asked to, not when the stream comes to it."""
 
     def pack_rows(self, batch: Batch, buffer_set: BufferSet, stream: Stream) -> None:
-        found = replace(batch, slots=batch.slots.clone())
-        super().pack_rows(found, buffer_set, stream)
+        early_batch = replace(batch, slots=batch.slots.clone())
+        super().pack_rows(early_batch, buffer_set, stream)
 
 
-def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels) -> list[str]:
+def differences(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels) -> list[str]:
     """What differs from the dense reference, step by step."""
     accelerator, table = backend.open(0), Table(case.size)
     ranks = [Captured(accelerator, case, table, rank, make) for rank in range(case.size)]
-    found: list[str] = []
+    messages: list[str] = []
     for step in range(len(case.steps)):
         for rank in ranks:
             rank.fill(step)
@@ -142,9 +142,9 @@ def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels)
             for rank in ranks if part < 2 else ():
                 rank.carry(part)
         accelerator.synchronize(WATCHDOG)
-        found += [what for rank in ranks for what in _differences(case, step, rank)]
+        messages += [what for rank in ranks for what in _differences(case, step, rank)]
     accelerator.close()
-    return found
+    return messages
 
 
 @pytest.mark.slow
@@ -154,30 +154,33 @@ def wrong(backend: Backend, case: Case, make: type[TorchKernels] = TorchKernels)
 def test_exchange_graph_replay_matches_dense_reference(
     backend: Backend, steps: list[list[list[Grid]]], capacity: int
 ) -> None:
-    assert wrong(backend, replace(PLAIN, steps=steps, capacity=capacity, result_capacity=6)) == []
+    assert (
+        differences(backend, replace(PLAIN, steps=steps, capacity=capacity, result_capacity=6))
+        == []
+    )
 
 
 def test_exchange_kernels_that_sort_off_stream_are_rejected() -> None:
     grids = [[[0, 3]], [[2, 5]], [[4, 1]]]
     case = replace(PLAIN, steps=[[grids], [grids[::-1]]])
-    assert wrong(BACKEND, case) == []
-    assert wrong(BACKEND, case, Hasty) != []
+    assert differences(BACKEND, case) == []
+    assert differences(BACKEND, case, EagerKernels) != []
 
 
 def _differences(case: Case, step: int, rank: Captured) -> list[str]:
     over, fits = oracle.excess(case, step), oracle.excess(case, step) == oracle.Excess(0, 0)
     expected = StepFitted(0) if fits else StepOverflowed(over.rows, over.results)
-    found = [f"step {step}: words"] * (read_outcome([rank.room.status.tolist()]) != expected)
+    messages = [f"step {step}: words"] * (read_outcome([rank.room.status.tolist()]) != expected)
     rank.room.status.zero_()
     if fits:
         results = rank.room.results[: rank.tokens].contiguous()
-        found += ["results"] * (not same(results, oracle.dense(case, step, 0, rank.rank)))
+        messages += ["results"] * (not same(results, oracle.dense(case, step, 0, rank.rank)))
         loads = [oracle.loads(case, step, 0, peer) for peer in range(case.size)]
-        found += ["loads"] * (not torch.equal(rank.room.received.loads, torch.stack(loads)))
-    return found
+        messages += ["loads"] * (not torch.equal(rank.room.received.loads, torch.stack(loads)))
+    return messages
 
 
-class Served:
+class CapturedRank:
     """A rank of an exchange whose kernels capture themselves; batch and results are persistent."""
 
     def __init__(self, accelerator: Accelerator, case: Case, table: Table, rank: int) -> None:
@@ -189,11 +192,11 @@ class Served:
         self.inner.fill(step)
         return self.exchange.dispatch(self.inner.batch, self.inner.stream)
 
-    def combine(self, sent: FixedDispatchHandle) -> FixedCombineHandle:
+    def combine(self, handle: FixedDispatchHandle) -> FixedCombineHandle:
         rank, stream = self.inner, self.inner.stream
-        arrivals = sent.wait(stream)
+        arrivals = handle.wait(stream)
         stream.launch(lambda: rank.compute(arrivals))
-        return sent.combine(rank.rows, stream)
+        return handle.combine(rank.rows, stream)
 
     def take(self, back: FixedCombineHandle, into: list[Tensor]) -> None:
         stream = self.inner.stream
@@ -215,16 +218,16 @@ def test_captured_exchange_reuses_graphs_of_first_steps(
 ) -> None:
     case = replace(PLAIN, steps=[*steps, *steps])
     accelerator, table = backend.open(0), Table(case.size)
-    ranks = [Served(accelerator, case, table, rank) for rank in range(case.size)]
+    ranks = [CapturedRank(accelerator, case, table, rank) for rank in range(case.size)]
     for step in range(len(case.steps)):
-        found: list[Tensor] = []
-        sent = [rank.dispatch(step) for rank in ranks]
-        back = [rank.combine(s) for rank, s in zip(ranks, sent, strict=True)]
-        for rank, b in zip(ranks, back, strict=True):
-            rank.take(b, found)
+        results: list[Tensor] = []
+        dispatches = [rank.dispatch(step) for rank in ranks]
+        combines = [rank.combine(s) for rank, s in zip(ranks, dispatches, strict=True)]
+        for rank, b in zip(ranks, combines, strict=True):
+            rank.take(b, results)
         accelerator.synchronize(WATCHDOG)
         dense = [oracle.dense(case, step, 0, rank) for rank in range(case.size)]
-        assert all(same(f, d) for f, d in zip(found, dense, strict=True))
+        assert all(same(f, d) for f, d in zip(results, dense, strict=True))
     assert [rank.kernels.num_graphs for rank in ranks] == [MOST] * case.size
     accelerator.close()
 

@@ -21,7 +21,7 @@ from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
 from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 
-def refused(at: Bench, verb: Callable[[], object], what: str) -> None:
+def assert_refused(at: Bench, verb: Callable[[], object], what: str) -> None:
     """Out of turn, and nothing was launched."""
     before = at.launched()
     with pytest.raises(ExchangeMisuse, match=what):
@@ -33,7 +33,7 @@ def test_dispatch_refuses_third_batch_in_flight() -> None:
     at = bench()
     at.dispatch(0)
     at.dispatch(1)
-    refused(
+    assert_refused(
         at, lambda: at.exchange.dispatch(at.script.batch(0, 2), at.stream()), "all 2 buffer sets"
     )
     for number in (0, 1):
@@ -45,10 +45,10 @@ def test_dispatch_refuses_third_batch_in_flight() -> None:
 def test_combine_needs_waited_rows_and_happens_once() -> None:
     at = bench()
     at.dispatch(0)
-    refused(at, lambda: at.combine(0), "dispatching")
+    assert_refused(at, lambda: at.combine(0), "dispatching")
     at.sent[0].wait(at.stream())
     at.combine(0)
-    refused(at, lambda: at.combine(0), "combining")
+    assert_refused(at, lambda: at.combine(0), "combining")
 
 
 def test_release_needs_waited_results_and_happens_once() -> None:
@@ -56,10 +56,10 @@ def test_release_needs_waited_results_and_happens_once() -> None:
     at.dispatch(0)
     at.sent[0].wait(at.stream())
     at.combine(0)
-    refused(at, lambda: at.back[0].release(at.stream()), "combining")
+    assert_refused(at, lambda: at.back[0].release(at.stream()), "combining")
     at.back[0].wait(at.stream())
     at.back[0].release(at.stream())
-    refused(at, lambda: at.back[0].release(at.stream()), "batch 1 is over")
+    assert_refused(at, lambda: at.back[0].release(at.stream()), "batch 1 is over")
 
 
 def test_handles_of_released_batch_are_over_after_room_reuse() -> None:
@@ -71,23 +71,23 @@ def test_handles_of_released_batch_are_over_after_room_reuse() -> None:
     at.back[0].release(at.stream())
     for number in (1, 2):
         at.dispatch(number)
-        refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
-        refused(at, lambda: at.back[0].wait(at.stream()), "batch 1 is over")
+        assert_refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
+        assert_refused(at, lambda: at.back[0].wait(at.stream()), "batch 1 is over")
 
 
 def test_exchange_read_needs_every_dispatch_waited_for() -> None:
     at = bench()
     at.dispatch(0)
-    refused(at, lambda: at.exchange.read_status(at.stream()), "not been waited for")
+    assert_refused(at, lambda: at.exchange.read_status(at.stream()), "not been waited for")
     at.sent[0].wait(at.stream())
     assert at.exchange.read_status(at.stream()).result(SOON) == StepFitted(0)
 
 
 def test_exchange_reading_overwritten_by_later_one_is_refused() -> None:
     at = bench()
-    early, late = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
-    refused(at, lambda: early.result(SOON), "readback 1 was overwritten by readback 2")
-    assert late.result(SOON) == StepFitted(0)
+    first, second = at.exchange.read_status(at.stream()), at.exchange.read_status(at.stream())
+    assert_refused(at, lambda: first.result(SOON), "readback 1 was overwritten by readback 2")
+    assert second.result(SOON) == StepFitted(0)
 
 
 def test_batch_waits_may_repeat_on_any_stream() -> None:
@@ -113,7 +113,7 @@ def test_exchange_abandon_frees_buffers_and_ends_handles(verbs: int) -> None:
         verb()
     at.dispatch(1)
     at.exchange.abort_step(at.stream(), SOON)
-    refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
+    assert_refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
     for number in (2, 3):
         at.dispatch(number)
         at.sent[number].wait(at.stream())
@@ -150,15 +150,15 @@ def test_stream_computes_while_dispatched_batches_travel() -> None:
     )
     exchange = FixedCapacityExchange(case.form(), kernels, accelerator)
     script = Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n))
-    stream, ran = accelerator.stream(Role.COMPUTE), list[str]()
+    stream, log = accelerator.stream(Role.COMPUTE), list[str]()
     first = exchange.dispatch(script.batch(0, 0), stream)
-    stream.launch(lambda: ran.append("beside the first"))
+    stream.launch(lambda: log.append("beside the first"))
     exchange.dispatch(script.batch(0, 1), stream)
-    stream.launch(lambda: ran.append("beside both"))
+    stream.launch(lambda: log.append("beside both"))
     first.wait(stream)
-    stream.launch(lambda: ran.append("behind the first"))
+    stream.launch(lambda: log.append("behind the first"))
     world.until(lambda: False, SOON)
-    assert ran == ["beside the first", "beside both"]
+    assert log == ["beside the first", "beside both"]
 
 
 def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
@@ -171,10 +171,10 @@ def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
         kernels = TorchKernels(case.form(), transport, lambda n: world.empty(0, n).zero_())
         exchange = FixedCapacityExchange(case.form(), kernels, accelerator)
         scripts.append(Script(case, 0, exchange, accelerator, lambda n: world.empty(0, n)))
-    sent = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]
-    for script, one in zip(scripts * 2, sent, strict=True):
-        back = one.combine(script.expert(one.wait(stream)), stream)
-        assert same(back.wait(stream).clone(), oracle.dense(script.case, 0, 0, 0))
+    handles = [script.exchange.dispatch(script.batch(0, 0), stream) for script in scripts * 2]
+    for script, one in zip(scripts * 2, handles, strict=True):
+        combine_handle = one.combine(script.expert(one.wait(stream)), stream)
+        assert same(combine_handle.wait(stream).clone(), oracle.dense(script.case, 0, 0, 0))
 
 
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
@@ -196,17 +196,17 @@ def test_exchange_verbs_follow_state_model_in_any_order(
     at = bench()
     state: dict[int, str] = {}
     for verb, number, stream in verbs:
-        busy = "".join(state.values())
+        phases = "".join(state.values())
         if verb == "dispatch" and number not in state:
-            _done(at, len(busy) < 2, partial(at.dispatch, number, stream))
-            if len(busy) < 2:
+            _check_verb(at, len(phases) < 2, partial(at.dispatch, number, stream))
+            if len(phases) < 2:
                 state[number] = "S"
         elif verb == "read":
-            _done(at, "S" not in busy, partial(at.exchange.read_status, at.stream(stream)))
+            _check_verb(at, "S" not in phases, partial(at.exchange.read_status, at.stream(stream)))
         elif verb in STATES and _reachable(at, verb, number):
-            in_turn = number in state and state[number] in STATES[verb] + "R" * (verb == "wait")
-            _done(at, in_turn, partial(_do, at, verb, number, stream))
-            if in_turn:
+            is_allowed = number in state and state[number] in STATES[verb] + "R" * (verb == "wait")
+            _check_verb(at, is_allowed, partial(_do, at, verb, number, stream))
+            if is_allowed:
                 _move(state, verb, number)
 
 
@@ -214,11 +214,11 @@ def _reachable(at: Bench, verb: str, number: int) -> bool:
     return number in (at.sent if verb in ("wait", "combine") else at.back)
 
 
-def _done(at: Bench, in_turn: bool, verb: Callable[[], object]) -> None:
-    if in_turn:
+def _check_verb(at: Bench, is_allowed: bool, verb: Callable[[], object]) -> None:
+    if is_allowed:
         verb()
     else:
-        refused(at, verb, ".")
+        assert_refused(at, verb, ".")
 
 
 def _do(at: Bench, verb: str, number: int, stream: int) -> None:
@@ -228,8 +228,8 @@ def _do(at: Bench, verb: str, number: int, stream: int) -> None:
         case "combine":
             at.combine(number, stream)
         case "results":
-            found = at.back[number].wait(at.stream(stream))
-            assert same(found.clone(), oracle.dense(CASE, 0, number, 0))
+            results = at.back[number].wait(at.stream(stream))
+            assert same(results.clone(), oracle.dense(CASE, 0, number, 0))
         case _:
             at.back[number].release(at.stream(stream))
 

@@ -85,12 +85,12 @@ def test_shape_class_refuses_invalid_description(text: bytes) -> None:
 
 
 def test_shape_class_accepts_only_tensors_and_constants() -> None:
-    found = schema_of({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
-    assert found.fields == (
+    schema = schema_of({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
+    assert schema.fields == (
         TensorField("a", (2, 3), torch.float32, SliceMode.SLICED),
         TensorField("b", (), torch.float32),
     )
-    assert found.constants == (("n", 3),)
+    assert schema.constants == (("n", 3),)
     with pytest.raises(ShapeClassError, match="neither tensor nor constant"):
         schema_of({"a": [1, 2]})  # type: ignore[dict-item]
     with pytest.raises(ShapeClassError, match="cannot be sliced"):
@@ -103,38 +103,38 @@ def test_shape_class_accepts_only_tensors_and_constants() -> None:
 def test_message_layout_keeps_parts_apart_aligned_and_inside(
     one: MessageSchema, parts: int
 ) -> None:
-    made = message_layout(one, parts)
+    layout = message_layout(one, parts)
     end = HEADER_BYTES
-    for place in made.fields:
+    for place in layout.fields:
         assert place.offset >= end
         assert place.offset % ALIGNMENT == 0
         assert place.nbytes * place.num_slices == place.field.nbytes
         assert place.num_slices in (1, parts)
         end = place.offset + place.nbytes
-    assert end <= made.nbytes
+    assert end <= layout.nbytes
 
 
 @given(CLASSES, st.integers(2, 3))
 def test_message_layout_keeps_gathered_tensors_apart(one: MessageSchema, parts: int) -> None:
-    made = message_layout(one, parts)
+    layout = message_layout(one, parts)
     end = HEADER_BYTES * parts
-    for place in made.sliced_fields:
+    for place in layout.sliced_fields:
         assert place.gathered_offset >= end
         assert place.gathered_offset % ALIGNMENT == 0
         end = place.gathered_offset + place.field.nbytes
-    assert made.gathered_nbytes >= (end if made.sliced_fields else 0)
+    assert layout.gathered_nbytes >= (end if layout.sliced_fields else 0)
 
 
 @given(CLASSES)
 def test_message_unpack_returns_packed_tensors(one: MessageSchema) -> None:
-    made = message_layout(one)
-    message = torch.zeros(made.nbytes, dtype=torch.uint8)
+    layout = message_layout(one)
+    message = torch.zeros(layout.nbytes, dtype=torch.uint8)
     values = {field.name: _values(field) for field in one.fields}
-    for place in made.fields:
+    for place in layout.fields:
         place.sent_view(message).copy_(values[place.field.name])
-    for name, found in unpack(made, message, message[:0]).items():
-        assert found.shape == values[name].shape
-        assert torch.equal(_bytes(found), _bytes(values[name]))
+    for name, tensor in unpack(layout, message, message[:0]).items():
+        assert tensor.shape == values[name].shape
+        assert torch.equal(_bytes(tensor), _bytes(values[name]))
 
 
 @given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
@@ -164,23 +164,23 @@ def test_buffer_is_held_while_any_tensor_views_it() -> None:
     assert buffer.in_use
     del part
     assert not buffer.in_use
-    closed = (lambda tensor: lambda: tensor)(buffer.memory[:4])
+    closure = (lambda tensor: lambda: tensor)(buffer.memory[:4])
     assert buffer.in_use
-    del closed
+    del closure
     assert not buffer.in_use
 
 
 def test_buffer_reallocates_only_when_too_small() -> None:
-    made: list[int] = []
+    sizes: list[int] = []
 
     def memory(nbytes: int) -> Tensor:
-        made.append(nbytes)
+        sizes.append(nbytes)
         return torch.zeros(nbytes, dtype=torch.uint8)
 
     buffer = TrackedBuffer(memory)
     for nbytes in (0, 8, 8, 3, 9):
         buffer.reserve(nbytes)
-    assert made == [0, 8, 9]
+    assert sizes == [0, 8, 9]
 
 
 def test_template_caches_one_shape_class_per_row_count() -> None:

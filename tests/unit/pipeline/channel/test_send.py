@@ -29,7 +29,7 @@ TEMPLATE = SchemaTemplate(
 )
 
 
-class Gone:
+class CompletedSend:
     """A message that is gone as soon as it is sent."""
 
     def done(self) -> bool:
@@ -45,13 +45,13 @@ class Line:
     def __init__(self, capabilities: object) -> None:
         self.capabilities = capabilities
         self.sent: list[Tensor] = []
-        self.broken = False
+        self.is_down = False
 
-    def isend(self, tensor: Tensor, peer: int) -> Gone:
-        if self.broken:
+    def isend(self, tensor: Tensor, peer: int) -> CompletedSend:
+        if self.is_down:
             raise RuntimeError("the line is down")
         self.sent.append(tensor.clone())
-        return Gone()
+        return CompletedSend()
 
     def close(self) -> None:
         pass
@@ -91,9 +91,9 @@ def tensors(rows: int, value: float = 1.0) -> dict[str, Tensor]:
 
 def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
     with line() as (edge, network):
-        end, strange = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
+        end, invalid_message = sender(edge), dict[str, Any](hidden=[1.0], residual=None)
         with pytest.raises(ShapeClassError, match="hidden"):
-            end.send(strange)
+            end.send(invalid_message)
         end.send(tensors(2))
         end.drain()
         assert [message.numel() for message in network.sent] == [64 + 2 * 64]
@@ -103,20 +103,20 @@ def test_sender_refuses_non_tensor_and_sends_next_step() -> None:
     ("one", "other"), [(1, True), (0.0, -0.0), (1, 1.0), ("1", 1), (None, False)]
 )
 def test_shape_class_distinguishes_equal_constants_of_other_type(one: Any, other: Any) -> None:
-    met = LayoutCache(1, EdgeCounters())
+    cache = LayoutCache(1, EdgeCounters())
     for value in (one, other):
-        found = met.lookup(schema_of({"x": value}))
-        assert found.is_new
-        met.remember(found)
+        lookup = cache.lookup(schema_of({"x": value}))
+        assert lookup.is_new
+        cache.remember(lookup)
     with line() as (edge, _), pytest.raises(ShapeClassError, match="x is not"):
         SendingEnd(edge).send({"x": other}, schema_of({"x": one}))
 
 
 def test_sending_end_treats_nan_constant_as_one_class() -> None:
     with line() as (edge, network):
-        end, given = SendingEnd(edge), {"x": float("nan")}
+        end, message_tensors = SendingEnd(edge), {"x": float("nan")}
         for _ in range(3):
-            end.send(given, schema_of(given)).wait()
+            end.send(message_tensors, schema_of(message_tensors)).wait()
         assert edge.counters.snapshot().classes == 1
         assert len(network.sent) == 3
 
@@ -127,34 +127,34 @@ def test_channel_ends_evict_the_same_shape_classes(numbers: list[int], most: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message, "MAX_CACHED_LAYOUTS", most)
         for number in numbers:
-            sent = sends.lookup(MessageSchema((), (("step", number),)))
-            digest = sent.layout.schema.digest
-            assert (receives.find(digest) is None) == sent.is_new
-            sends.remember(sent)
-            receives.remember(receives.lookup(sent.layout.schema))
+            lookup = sends.lookup(MessageSchema((), (("step", number),)))
+            digest = lookup.layout.schema.digest
+            assert (receives.find(digest) is None) == lookup.is_new
+            sends.remember(lookup)
+            receives.remember(receives.lookup(lookup.layout.schema))
 
 
 def test_sender_refuses_lent_tensors_out_of_place() -> None:
     with line() as (edge, network):
         end = sender(edge)
-        lent = end.borrow_outputs(8)
+        outputs = end.borrow_outputs(8)
         with pytest.raises(ShapeClassError, match="not in its place"):
-            end.send({name: tensor[:2] for name, tensor in lent.items()})
+            end.send({name: tensor[:2] for name, tensor in outputs.items()})
         with pytest.raises(ShapeClassError, match="not in its place"):
-            end.send({"hidden": lent["residual"], "residual": lent["hidden"]})
-        for number, tensor in enumerate(lent.values()):
+            end.send({"hidden": outputs["residual"], "residual": outputs["hidden"]})
+        for number, tensor in enumerate(outputs.values()):
             tensor.fill_(number)
-        end.send(lent).wait()
-        seen = network.sent[0][64:].view(torch.float32)
-        assert seen.tolist() == [0.0] * 32 + [1.0] * 32
+        end.send(outputs).wait()
+        payload = network.sent[0][64:].view(torch.float32)
+        assert payload.tolist() == [0.0] * 32 + [1.0] * 32
 
 
 def test_sender_packs_other_tensors_in_place_of_lent_ones() -> None:
     with line() as (edge, network):
         end = sender(edge)
-        lent = end.borrow_outputs(2)
-        lent["hidden"].fill_(7.0)
-        end.send({"hidden": lent["hidden"], "residual": torch.full((2, 4), 8.0)}).wait()
+        outputs = end.borrow_outputs(2)
+        outputs["hidden"].fill_(7.0)
+        end.send({"hidden": outputs["hidden"], "residual": torch.full((2, 4), 8.0)}).wait()
         assert network.sent[0][64:].view(torch.float32)[:8].tolist() == [7.0] * 8
         assert network.sent[0][128:].view(torch.float32)[:8].tolist() == [8.0] * 8
 
@@ -163,28 +163,28 @@ def test_sending_end_sends_larger_step_than_the_lent_one() -> None:
     with line() as (edge, network):
         end = SendingEnd(edge)
         small, large = TEMPLATE.schema_for(1), TEMPLATE.schema_for(8)
-        lent = end.borrow_outputs(small)
+        outputs = end.borrow_outputs(small)
         end.send(tensors(8, 3.0), large).wait()
         assert network.sent[0][64:].view(torch.float32).tolist() == [3.0] * 64
-        assert lent["hidden"].shape == (1, 4)
+        assert outputs["hidden"].shape == (1, 4)
 
 
 def test_sending_end_is_unchanged_after_allocation_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with line() as (edge, network):
-        end, given = SendingEnd(edge, DescribedFraming(1)), {"x": torch.ones(3000)}
-        healthy = torch.empty
+        end, message_tensors = SendingEnd(edge, DescribedFraming(1)), {"x": torch.ones(3000)}
+        torch_empty = torch.empty
 
-        def full(*_: object, **__: object) -> Tensor:
+        def raise_memory_error(*_: object, **__: object) -> Tensor:
             raise MemoryError("none is left")
 
-        monkeypatch.setattr(torch, "empty", full)
+        monkeypatch.setattr(torch, "empty", raise_memory_error)
         with pytest.raises(MemoryError):
-            end.send(given, schema_of(given))
-        monkeypatch.setattr(torch, "empty", healthy)
+            end.send(message_tensors, schema_of(message_tensors))
+        monkeypatch.setattr(torch, "empty", torch_empty)
         object.__setattr__(edge, "second_communicator", network)
-        end.send(given, schema_of(given)).wait()
+        end.send(message_tensors, schema_of(message_tensors)).wait()
         first, second = network.sent
         assert first.numel() == 4096
         assert int(first[:64].view(torch.int64)[1]) == 0, "it is message 0"
@@ -194,15 +194,15 @@ def test_sending_end_is_unchanged_after_allocation_failure(
 def test_sender_program_error_fails_message_but_not_stream() -> None:
     with line() as (edge, network):
         end = sender(edge)
-        network.broken = True
+        network.is_down = True
         departure = end.send(tensors(2))
         with pytest.raises(ChannelError, match="the line is down"):
             departure.wait()
         assert departure.is_completed()
-        seen: list[int] = []
-        edge.stream.launch(lambda: seen.append(1))
+        log: list[int] = []
+        edge.stream.launch(lambda: log.append(1))
         edge.stream.synchronize(WATCHDOG)
-        assert seen == [1]
+        assert log == [1]
         with pytest.raises(ChannelError, match="the line is down"):
             end.drain()
 

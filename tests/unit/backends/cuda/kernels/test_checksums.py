@@ -90,5 +90,5 @@ def test_checksum_parts_read_whole_words_where_they_are() -> None:
     assert torch.equal(torch.cat(pieces), torch.cat(parts))
     assert all(piece.numel() % 4 == 0 for piece in pieces[:-1])
     storages = {part.untyped_storage().data_ptr() for part in parts}
-    copied = [p.numel() for p in pieces if p.untyped_storage().data_ptr() not in storages]
-    assert copied == [4, 4]
+    copied_sizes = [p.numel() for p in pieces if p.untyped_storage().data_ptr() not in storages]
+    assert copied_sizes == [4, 4]

@@ -58,11 +58,16 @@ def table(first: int) -> RoutingTable:
     return build_table(placement, shares, EXPERTS)
 
 
-def update(layer: int, made: RoutingTable) -> TableUpdate:
-    return TableUpdate((layer,), made.start[None], made.replicas[None], made.cumulative[None])
+def update(layer: int, routing_table: RoutingTable) -> TableUpdate:
+    return TableUpdate(
+        (layer,),
+        routing_table.start[None],
+        routing_table.replicas[None],
+        routing_table.cumulative[None],
+    )
 
 
-def filled(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
+def make_tables(kernels: CudaKernels, stream: DeviceStream) -> tuple[Tables, list[RoutingTable]]:
     """Two layers with tables of their own; the second was committed twice."""
     tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, immediate.DEVICE.torch)
     kernels.commit_tables(update(0, table(20_000)), tables, stream)
@@ -82,7 +87,7 @@ def test_cuda_kernels_implement_kernels_protocol(kernels: CudaKernels) -> None:
 
 
 def test_warm_leaves_tables_unchanged(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, _ = filled(kernels, stream)
+    tables, _ = make_tables(kernels, stream)
     before = [part.clone() for part in (tables.start, tables.replicas, tables.cumulative)]
     kernels.warm(tables, stream)
     stream.synchronize(WATCHDOG)
@@ -103,43 +108,43 @@ def test_count_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) 
 def test_route_and_count_equals_the_reference(
     kernels: CudaKernels, stream: DeviceStream, layer: int
 ) -> None:
-    tables, made = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
     kernels.route_and_count(IDS, tables, Salt(3, layer, 7), slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    due = route_hashed(IDS, made[layer], 3, layer, 7)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    expected = route_hashed(IDS, host_tables[layer], 3, layer, 7)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 def test_route_apportioned_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, made = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
-    cumulative = solve_cumulative(torch.tensor([9, 1, 1, 1, 4]), made[0], RANKS)
+    cumulative = solve_cumulative(torch.tensor([9, 1, 1, 1, 4]), host_tables[0], RANKS)
     kernels.route_apportioned(IDS, tables, cumulative, Salt(1, 0, 2), slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    shared = RoutingTable(made[0].start, made[0].replicas, cumulative)
-    due = route_apportioned(IDS, shared, 1, 0)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    routing_table = RoutingTable(host_tables[0].start, host_tables[0].replicas, cumulative)
+    expected = route_apportioned(IDS, routing_table, 1, 0)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 @pytest.mark.parametrize("rule", [RowHash(3, torch.tensor([3], dtype=torch.int32)), BlockTurns(1)])
 def test_route_by_rule_equals_the_reference(
     kernels: CudaKernels, stream: DeviceStream, rule: RowHash | BlockTurns
 ) -> None:
-    tables, made = filled(kernels, stream)
+    tables, host_tables = make_tables(kernels, stream)
     slots, counts = outputs()
     kernels.route_by_rule(rule, IDS, tables, 1, slots, counts, stream)
     stream.synchronize(WATCHDOG)
-    due = route_by_rule(IDS, made[1], rule)
-    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in due]
+    expected = route_by_rule(IDS, host_tables[1], rule)
+    assert [slots.tolist(), counts.tolist()] == [part.tolist() for part in expected]
 
 
 def test_solve_shares_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
-    tables, made = filled(kernels, stream)
-    counts, found = torch.tensor([90, 3, 7, 1, 40]), torch.zeros(SLOTS, dtype=torch.int32)
-    kernels.solve_shares(counts, tables, 1, found, stream)
+    tables, host_tables = make_tables(kernels, stream)
+    counts, shares = torch.tensor([90, 3, 7, 1, 40]), torch.zeros(SLOTS, dtype=torch.int32)
+    kernels.solve_shares(counts, tables, 1, shares, stream)
     stream.synchronize(WATCHDOG)
-    assert found.tolist() == solve_cumulative(counts, made[1], RANKS).tolist()
+    assert shares.tolist() == solve_cumulative(counts, host_tables[1], RANKS).tolist()
 
 
 def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStream) -> None:
@@ -153,9 +158,10 @@ def test_checksum_equals_the_reference(kernels: CudaKernels, stream: DeviceStrea
 
 def test_commit_tables_refuses_duplicate_layer(kernels: CudaKernels, stream: DeviceStream) -> None:
     tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, immediate.DEVICE.torch)
-    made = table(5)
+    routing_table = table(5)
     start, replicas, cumulative = (
-        part.expand(2, -1) for part in (made.start, made.replicas, made.cumulative)
+        part.expand(2, -1)
+        for part in (routing_table.start, routing_table.replicas, routing_table.cumulative)
     )
     with pytest.raises(KernelError, match="each once"):
         kernels.commit_tables(TableUpdate((0, 0), start, replicas, cumulative), tables, stream)

@@ -30,16 +30,16 @@ ADDITION = r"(red|atom)\.global\.gpu\.relaxed\.add"
 TICKET = r"atom\.global\.gpu\.acq_rel\.add"
 EXCHANGE = r"atom\.global\.gpu\.relaxed\.exch"
 WORD = r"atom\.global\.gpu\.release\.exch"
-Found = list[dict[str, object]]
+Kernels = list[dict[str, object]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """All of them, compiled in one process, in which kernels are not interpreted."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     environment.pop("TRITON_INTERPRET", None)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    ended = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "helpers.harnesses.kernel_compiling", *TARGETS],
         env=environment,
         capture_output=True,
@@ -47,9 +47,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         timeout=280,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    made: Found = json.loads(ended.stdout)
-    return made
+    assert result.returncode == 0, result.stderr
+    kernels: Kernels = json.loads(result.stdout)
+    return kernels
 
 
 def lines_with(code: str, pattern: str) -> list[int]:
@@ -76,42 +76,42 @@ def word_is_last(code: str) -> bool:
     return barrier_between(code, lines_with(code, STORE), lines_with(code, WORD))
 
 
-def code_of(found: Found, name: str, target: int = 90) -> str:
+def code_of(kernels: Kernels, name: str, target: int = 90) -> str:
     """Of a kernel whose programs are several; one that is alone has no ticket."""
-    codes = [str(one["ptx"]) for one in found if (one["name"], one["target"]) == (name, target)]
+    codes = [str(one["ptx"]) for one in kernels if (one["name"], one["target"]) == (name, target)]
     return max(codes, key=lambda code: len(lines_with(code, TICKET)))
 
 
-def test_kernels_compile_for_every_target(found: Found) -> None:
-    assert len(found) == len(TARGETS) * KERNELS
+def test_kernels_compile_for_every_target(compiled_kernels: Kernels) -> None:
+    assert len(compiled_kernels) == len(TARGETS) * KERNELS
 
 
-def test_kernels_spill_no_registers(found: Found) -> None:
-    assert [(one["name"], one["target"]) for one in found if one["stack"] != 0] == []
+def test_kernels_spill_no_registers(compiled_kernels: Kernels) -> None:
+    assert [(one["name"], one["target"]) for one in compiled_kernels if one["stack"] != 0] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", sorted(TICKETS))
 def test_kernel_ptx_orders_additions_ticket_and_exchange(
-    found: Found, name: str, target: str
+    compiled_kernels: Kernels, name: str, target: str
 ) -> None:
-    assert ticket_is_in_order(code_of(found, name, int(target)))
+    assert ticket_is_in_order(code_of(compiled_kernels, name, int(target)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_commit_kernel_ptx_writes_generation_last(found: Found, target: str) -> None:
-    assert word_is_last(code_of(found, "commit_kernel", int(target)))
+def test_commit_kernel_ptx_writes_generation_last(compiled_kernels: Kernels, target: str) -> None:
+    assert word_is_last(code_of(compiled_kernels, "commit_kernel", int(target)))
 
 
 @pytest.mark.parametrize(
     ("text", "by"), [(BARRIER, "//"), ("acq_rel", "relaxed"), ("relaxed.exch", "ld")]
 )
-def test_ptx_check_detects_misordered_ticket(found: Found, text: str, by: str) -> None:
-    assert not ticket_is_in_order(code_of(found, "hash_kernel").replace(text, by))
+def test_ptx_check_detects_misordered_ticket(compiled_kernels: Kernels, text: str, by: str) -> None:
+    assert not ticket_is_in_order(code_of(compiled_kernels, "hash_kernel").replace(text, by))
 
 
-def test_ptx_check_detects_early_generation_write(found: Found) -> None:
-    code = code_of(found, "commit_kernel")
+def test_ptx_check_detects_early_generation_write(compiled_kernels: Kernels) -> None:
+    code = code_of(compiled_kernels, "commit_kernel")
     lines = code.splitlines()
     word = lines.pop(lines_with(code, WORD)[0])
     early = [*lines[: lines_with("\n".join(lines), STORE)[-1]], word]

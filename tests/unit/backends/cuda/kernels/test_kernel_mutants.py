@@ -52,7 +52,7 @@ def count(kernels: Launchers) -> None:
             check_count(kernels, torch.arange(size, dtype=torch.int32) % 7 - 1, 5)
 
 
-def hashed(kernels: Launchers) -> None:
+def check_hashed_routing(kernels: Launchers) -> None:
     check_hashed(kernels, world(), batch(), 1, 2)
 
 
@@ -69,7 +69,7 @@ def runs(kernels: Launchers) -> None:
     check_hashed(kernels, installed(table, 1), int32([0] * 60), 2, 9)
 
 
-def apportioned(kernels: Launchers) -> None:
+def check_apportioned_routing(kernels: Launchers) -> None:
     with kernels.small_numbering(32, 32, 2):
         for rank in range(8):
             check_apportioned(kernels, world(), batch()[: 90 + rank], rank)
@@ -112,13 +112,13 @@ def solver(kernels: Launchers) -> None:
 
 def sweeps(kernels: Launchers) -> None:
     """A chain of ranks along which the load moves for more sweeps than there are."""
-    placement = [held for first in range(9) for held in (first, first + 1)]
+    placement = [expert for first in range(9) for expert in (first, first + 1)]
     shares = [65536, 65536, *[value for _ in range(8) for value in (0, 65536)]]
     world = installed(build_table(int32(placement), int32(shares), 10), 9)
     check_solver(kernels, world, [torch.tensor([10**8, *[10**6] * 9])])
 
 
-def even(kernels: Launchers) -> None:
+def check_even_load(kernels: Launchers) -> None:
     placement = int32([2, 0, 1, 1, 0, 0, 2, 1, 0])
     shares = int32([65536, 65536, 65536, 0, 0, 0, 0, 0, 0])
     world = installed(build_table(placement, shares, 3), 3)
@@ -130,28 +130,28 @@ SEQUENTIAL = pytest.mark.skipif(
 )
 CHECKS: dict[str, Callable[[Launchers], Any]] = {
     "count": count,
-    "hashed": hashed,
+    "hashed": check_hashed_routing,
     "edges": edges,
     "runs": runs,
-    "apportioned": apportioned,
+    "apportioned": check_apportioned_routing,
     "turns": turns,
     "rows": rows,
     "commits": commits,
     "checksum": bytes_of_blocks,
     "solver": solver,
     "sweeps": sweeps,
-    "even": even,
+    "even": check_even_load,
 }
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_healthy_kernels_pass_every_check(name: str) -> None:
-    found = None
+    first_failure = None
     try:
         CHECKS[name](Launchers(REAL))
     except AssertionError as failure:
-        found = failure
-    assert found is None
+        first_failure = failure
+    assert first_failure is None
 
 
 @SEQUENTIAL
@@ -159,6 +159,6 @@ def test_healthy_kernels_pass_every_check(name: str) -> None:
 def test_kernel_mutant_is_rejected_by_its_check(
     mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = mutant.make(tmp_path, monkeypatch)
+    mutated_kernels = mutant.make(tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
-        CHECKS[mutant.check](broken)
+        CHECKS[mutant.check](mutated_kernels)

@@ -46,7 +46,7 @@ BLOCKS = st.sampled_from(((16, 32), (32, 16)))
 
 
 @st.composite
-def batched(draw: st.DrawFn) -> tuple[World, torch.Tensor]:
+def worlds_and_batches(draw: st.DrawFn) -> tuple[World, torch.Tensor]:
     world = draw(worlds())
     return world, draw(batches(world.table.experts))
 
@@ -62,7 +62,7 @@ def test_count_equals_the_reference(
 
 
 @few(12)
-@given(batched(), WORD, WORD, BLOCKS)
+@given(worlds_and_batches(), WORD, WORD, BLOCKS)
 def test_hashed_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, step: int, blocks: tuple[int, int]
 ) -> None:
@@ -71,7 +71,7 @@ def test_hashed_routing_equals_the_reference(
 
 
 @few(12)
-@given(batched(), WORD, st.sampled_from((0, 32, 64, 1000)), st.sampled_from((2, 4)))
+@given(worlds_and_batches(), WORD, st.sampled_from((0, 32, 64, 1000)), st.sampled_from((2, 4)))
 def test_apportioned_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], rank: int, small: int, rows: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_apportioned_routing_equals_the_reference(
 
 
 @few(12)
-@given(batched(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
+@given(worlds_and_batches(), st.integers(1, 9), st.integers(0, 40), BLOCKS)
 def test_row_hash_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], top_k: int, rows: int, blocks: tuple[int, int]
 ) -> None:
@@ -89,7 +89,7 @@ def test_row_hash_routing_equals_the_reference(
 
 
 @few(12)
-@given(batched(), st.sampled_from((0, 1, 5, 2**31 - 1)), st.sampled_from((32, 64)))
+@given(worlds_and_batches(), st.sampled_from((0, 1, 5, 2**31 - 1)), st.sampled_from((32, 64)))
 def test_block_turns_routing_equals_the_reference(
     case: tuple[World, torch.Tensor], offset: int, turns: int
 ) -> None:
@@ -97,18 +97,18 @@ def test_block_turns_routing_equals_the_reference(
         check_turns(KERNELS, *case, offset, turns)
 
 
-def skewed(size: int, experts: int) -> torch.Tensor:
+def skewed_ids(size: int, experts: int) -> torch.Tensor:
     """Popular experts and unpopular ones, and a little padding; always the same."""
     source = torch.Generator().manual_seed(size)
-    drawn = torch.rand(size, generator=source) ** 2 * (experts + 1)
-    return drawn.int() - 1
+    samples = torch.rand(size, generator=source) ** 2 * (experts + 1)
+    return samples.int() - 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 257, 1023, 1025, 2500])
 def test_routing_with_default_blocks_equals_the_reference(size: int) -> None:
     placement = int32([*range(12), *range(4)])
     table = build_table(placement, shares_of_two(placement, 12), 12)
-    world, ids = installed(table, 4), skewed(size, 12)
+    world, ids = installed(table, 4), skewed_ids(size, 12)
     check_count(KERNELS, ids, 12)
     check_hashed(KERNELS, world, ids, 1, 3)
     check_apportioned(KERNELS, world, ids, 1)
@@ -128,7 +128,7 @@ def shares_of_two(placement: torch.Tensor, experts: int) -> torch.Tensor:
 def test_routing_supports_1024_experts() -> None:
     placement = int32([*range(1024), *range(64)])
     table = build_table(placement, shares_of_two(placement, 1024), 1024)
-    world, ids = installed(table, 32), skewed(600, 1024)
+    world, ids = installed(table, 32), skewed_ids(600, 1024)
     check_hashed(KERNELS, world, ids, 1, 3)
     with KERNELS.small_numbering(256, 256, 4):
         check_apportioned(KERNELS, world, ids, 1)
@@ -147,10 +147,10 @@ def test_hashed_routing_at_share_boundary_takes_next_replica() -> None:
 @few(7)
 @given(tables(), st.integers(0, 20))
 def test_apportioned_routing_rounds_quotas_of_few_elements(
-    drawn: tuple[RoutingTable, Shape], rank: int
+    table_and_shape: tuple[RoutingTable, Shape], rank: int
 ) -> None:
     """With as many elements as replicas every quota is 0, 1 or 2, and rounding decides."""
-    table, shape = drawn
+    table, shape = table_and_shape
     ids = torch.arange(table.experts, dtype=torch.int32).repeat(3)
     check_apportioned(KERNELS, installed(table, shape.ranks), ids, rank)
 
@@ -171,16 +171,16 @@ def test_workspace_serves_batches_of_all_sizes() -> None:
     with KERNELS.small_blocks(16, 32), KERNELS.small_numbering(32, 64, 2):
         workspace = KERNELS.workspace(3, 4, 2, 400)
         for turn, size in enumerate([100, 0, 400, 5, 33, 200, 64, 128]):
-            ids, slots = skewed(size, 3), torch.empty(size, dtype=torch.int32)
+            ids, slots = skewed_ids(size, 3), torch.empty(size, dtype=torch.int32)
             out = (on_device(slots), on_device(torch.empty(3, dtype=torch.int32)))
             salt = Salt(1, 0, turn)
             KERNELS.route_hashed(on_device(ids), world.tables, salt, *out, workspace)
-            due = route_hashed(ids, table, 1, 0, turn)
-            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+            expected = route_hashed(ids, table, 1, 0, turn)
+            assert [part.tolist() for part in out] == [part.tolist() for part in expected]
             shares = on_device(table.cumulative)
             KERNELS.route_apportioned(on_device(ids), world.tables, shares, salt, *out, workspace)
-            due = route_apportioned(ids, table, 1, 0)
-            assert [part.tolist() for part in out] == [part.tolist() for part in due]
+            expected = route_apportioned(ids, table, 1, 0)
+            assert [part.tolist() for part in out] == [part.tolist() for part in expected]
     assert is_clean(workspace)
 
 
@@ -190,20 +190,20 @@ def test_routing_with_uncommitted_tables_is_harmless() -> None:
     ids = on_device(torch.arange(50, dtype=torch.int32) % 5 - 1)
     slots, counts = torch.full_like(ids, -7), ids.new_full((3,), -7)
     shares = tables.cumulative[0, 0]
-    salt, rest = Salt(0, 0, 0), (slots, counts, workspace)
+    salt, outputs = Salt(0, 0, 0), (slots, counts, workspace)
 
-    def routed() -> set[int]:
-        found = set(slots.tolist())
+    def take_slot_ids() -> set[int]:
+        slot_ids = set(slots.tolist())
         slots.fill_(-7)
-        return found
+        return slot_ids
 
-    KERNELS.route_hashed(ids, tables, salt, *rest)
-    assert routed() == {0, 4}
-    KERNELS.route_apportioned(ids, tables, shares, salt, *rest)
-    assert routed() == {0, 4}
+    KERNELS.route_hashed(ids, tables, salt, *outputs)
+    assert take_slot_ids() == {0, 4}
+    KERNELS.route_apportioned(ids, tables, shares, salt, *outputs)
+    assert take_slot_ids() == {0, 4}
     for rule in (BlockTurns(1), RowHash(2, ids.new_ones(1))):
-        KERNELS.route_by_rule(rule, ids, tables, 0, *rest)
-        assert routed() == {0, 4}
+        KERNELS.route_by_rule(rule, ids, tables, 0, *outputs)
+        assert take_slot_ids() == {0, 4}
 
 
 def test_routing_refuses_batch_beyond_workspace() -> None:

@@ -28,24 +28,24 @@ def loads(experts: int) -> st.SearchStrategy[Tensor]:
     one = st.integers(0, 5) | st.integers(0, 300) | st.integers(0, LARGEST)
     dtypes = st.sampled_from((torch.int32, torch.int64))
     values = st.lists(one, min_size=experts, max_size=experts)
-    return st.builds(lambda drawn, dtype: torch.tensor(drawn, dtype=dtype), values, dtypes)
+    return st.builds(lambda elements, dtype: torch.tensor(elements, dtype=dtype), values, dtypes)
 
 
 @st.composite
-def loaded(draw: st.DrawFn) -> tuple[World, list[Tensor]]:
+def worlds_and_loads(draw: st.DrawFn) -> tuple[World, list[Tensor]]:
     world = draw(worlds())
     several = st.lists(loads(world.table.experts), min_size=1, max_size=3)
     return world, draw(several)
 
 
 @few(10)
-@given(loaded())
+@given(worlds_and_loads())
 def test_solve_shares_equals_the_reference(case: tuple[World, list[Tensor]]) -> None:
     check_solver(KERNELS, *case)
 
 
 @st.composite
-def entangled(draw: st.DrawFn) -> tuple[World, list[Tensor]]:
+def dependent_worlds(draw: st.DrawFn) -> tuple[World, list[Tensor]]:
     """Few ranks and many experts with two to all of them: every wave waits for another."""
     ranks, slots, experts = draw(st.sampled_from(((2, 6, 3), (3, 15, 7), (4, 24, 16), (5, 30, 12))))
     rest = slots - experts
@@ -64,7 +64,7 @@ def table_of(placement: Tensor, experts: int) -> RoutingTable:
 
 
 @few(10)
-@given(entangled())
+@given(dependent_worlds())
 def test_solve_shares_refills_experts_with_shared_ranks_in_order(
     case: tuple[World, list[Tensor]],
 ) -> None:

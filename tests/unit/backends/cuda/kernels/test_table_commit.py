@@ -24,13 +24,13 @@ def commits(draw: st.DrawFn) -> tuple[Tables, Commits]:
     """Of any layers of tables of any size; what the tables say is of no matter here."""
     layers, experts, spare = draw(st.sampled_from(((1, 1, 0), (4, 5, 3), (3, 600, 600))))
     tables = Tables.empty(layers, experts, experts + spare, 1, DEVICE)
-    chosen = st.lists(st.integers(0, layers - 1), unique=True)
+    layer_ids = st.lists(st.integers(0, layers - 1), unique=True)
     source = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    made: Commits = []
-    for numbers in draw(st.lists(chosen, min_size=1, max_size=4)):
+    updates: Commits = []
+    for numbers in draw(st.lists(layer_ids, min_size=1, max_size=4)):
         size = (len(numbers), experts + 1 + 2 * (experts + spare))
-        made.append((numbers, torch.randint(0, 1 << 30, size, generator=source).int()))
-    return tables, made
+        updates.append((numbers, torch.randint(0, 1 << 30, size, generator=source).int()))
+    return tables, updates
 
 
 @few(12)

@@ -27,14 +27,14 @@ def test_warm_leaves_tables_and_workspace_unchanged(elements: int) -> None:
 
 
 def test_warm_launches_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = set[str]()
+    names_launched = set[str]()
 
-    def watched(name: str) -> object:
-        return lambda *args: launched.add(name)
+    def record_launch(name: str) -> object:
+        return lambda *args: names_launched.add(name)
 
     names = {"commit_tables", "count", "route_hashed", "route_apportioned", "route_by_rule"}
     names |= {"solve_shares", "checksum"}
     for name in names:
-        monkeypatch.setattr(warmup, name, watched(name))
+        monkeypatch.setattr(warmup, name, record_launch(name))
     warmup.warm(Tables.empty(1, 2, 2, 1, DEVICE), KERNELS.workspace(2, 2, 1, 10))
-    assert launched == names
+    assert names_launched == names

@@ -36,16 +36,16 @@ class SlowLibrary:
         self.one_at_a_time = one_at_a_time
         self.meets = meets
         self.resumed = threading.Event()
-        self.met: list[str] = []
+        self.joined_names: list[str] = []
 
     def estimate_bytes(self, link: bool) -> int:
         return 0
 
     def init_comm(self, membership: CommSpec, *_: object) -> tuple[Any, WarmupOps]:
-        self.met.append(membership.name)
+        self.joined_names.append(membership.name)
         if self.meets:  # as every library: nobody gets through before all have come
             expiry = time.monotonic() + DEADLINE
-            while self.met.count(membership.name) < 2 and time.monotonic() < expiry:
+            while self.joined_names.count(membership.name) < 2 and time.monotonic() < expiry:
                 time.sleep(0.001)
         if membership.name == "slow":
             assert self.resumed.wait(DEADLINE)
@@ -72,9 +72,9 @@ def builder(planes: list[StoreControlPlane], library: SlowLibrary) -> CommBuilde
 
 def make(builder: CommBuilder, name: str, *others: int, seconds: float = DEADLINE) -> CommStream:
     """A channel of rank 0 and others."""
-    greet: Any = None
+    greeting: Any = None
     plan = CommPlan(
-        CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greet, DEVICE
+        CommSpec(name, (0, *others), 0, is_link=False, deadline=DEADLINE), greeting, DEVICE
     )
     return builder.build(plan, builder.deadline(time.monotonic() + seconds))
 
@@ -121,13 +121,13 @@ def make_on_both(
     """What came of it on each rank: the channel's name, or the error."""
 
     def one(rank: int) -> str:
-        greet: Any = None
+        greeting: Any = None
         plan = CommPlan(
-            CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greet, DEVICE
+            CommSpec(name, (0, 1), rank, is_link=False, deadline=DEADLINE), greeting, DEVICE
         )
         try:
-            patience = builders[rank].deadline(time.monotonic() + seconds[rank])
-            return builders[rank].build(plan, patience).spec.name
+            deadline = builders[rank].deadline(time.monotonic() + seconds[rank])
+            return builders[rank].build(plan, deadline).spec.name
         except CommunicatorFailed as error:
             return str(error)
 
@@ -141,15 +141,17 @@ def builders(planes: list[StoreControlPlane]) -> list[CommBuilder]:
     return [CommBuilder(anything, plane) for plane in planes]
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_comm_init_succeeds_again_after_late_rank(builders: list[CommBuilder], late: int) -> None:
-    early = 1 - late
-    greet: Any = None
+@pytest.mark.parametrize("late_rank", [0, 1])
+def test_comm_init_succeeds_again_after_late_rank(
+    builders: list[CommBuilder], late_rank: int
+) -> None:
+    early_rank = 1 - late_rank
+    greeting: Any = None
     plan = CommPlan(
-        CommSpec("again", (0, 1), early, is_link=False, deadline=DEADLINE), greet, DEVICE
+        CommSpec("again", (0, 1), early_rank, is_link=False, deadline=DEADLINE), greeting, DEVICE
     )
-    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late},\)"):
-        builders[early].build(plan, builders[early].deadline(time.monotonic() + SHORT))
+    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late_rank},\)"):
+        builders[early_rank].build(plan, builders[early_rank].deadline(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
 
 
@@ -161,8 +163,8 @@ def test_comm_init_uses_other_name_after_failed_rendezvous(
         anything: Any = library
         builder._library = anything
     library.one_at_a_time, library.meets = False, True
-    failed = make_on_both(builders, "slow", (SHORT, SHORT))
-    assert failed == ["slow: Library did not make it in time"] * 2
+    errors = make_on_both(builders, "slow", (SHORT, SHORT))
+    assert errors == ["slow: Library did not make it in time"] * 2
     assert make_on_both(builders, "slow") == ["slow/attempt1"] * 2
     assert make_on_both(builders, "other") == ["other"] * 2
 
@@ -174,8 +176,10 @@ def test_rank_joins_no_attempt_twice(
     planes[0].cast("library/twice/here", b"")
     planes[0].cast("library/twice/turn", b"0")
     builders[1]._attempts["twice"] = 0
-    greet: Any = None
-    plan = CommPlan(CommSpec("twice", (0, 1), 1, is_link=False, deadline=DEADLINE), greet, DEVICE)
+    greeting: Any = None
+    plan = CommPlan(
+        CommSpec("twice", (0, 1), 1, is_link=False, deadline=DEADLINE), greeting, DEVICE
+    )
     with pytest.raises(CommunicatorFailed, match="rank 0 is still in attempt 0, which failed here"):
         builders[1].build(plan, builders[1].deadline(time.monotonic() + SHORT))
 
@@ -183,8 +187,8 @@ def test_rank_joins_no_attempt_twice(
 def test_comm_init_leaves_no_store_keys(
     builders: list[CommBuilder], planes: list[StoreControlPlane]
 ) -> None:
-    made = [make_on_both(builders, f"channel{number}") for number in range(3)]
-    assert made == [[f"channel{number}"] * 2 for number in range(3)]
+    channel_names = [make_on_both(builders, f"channel{number}") for number in range(3)]
+    assert channel_names == [[f"channel{number}"] * 2 for number in range(3)]
     assert store_keys(planes[0]) == set()
 
 
@@ -196,7 +200,7 @@ def test_comm_init_runs_parallel_to_slow_one_where_library_allows(
     builder = CommBuilder(anything, planes[0])
     with ThreadPoolExecutor(1) as other:
         slow = other.submit(make, builder, "slow")
-        while "slow" not in library.met:
+        while "slow" not in library.joined_names:
             time.sleep(0.001)
         assert make(builder, "beside").spec.name == "beside"
         library.resumed.set()

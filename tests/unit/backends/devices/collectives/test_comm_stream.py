@@ -49,10 +49,10 @@ class Group:
     def __init__(self) -> None:
         self.aborted: list[str] = []
         self.closed = False
-        self.seen: Callable[[], str] = lambda: ""
+        self.stream_failure: Callable[[], str] = lambda: ""
 
     def abort(self) -> None:
-        self.aborted.append(self.seen())
+        self.aborted.append(self.stream_failure())
 
     def close(self) -> None:
         self.closed = True
@@ -82,39 +82,39 @@ def bench() -> Bench:
 
 
 def stream() -> DeviceStream:
-    class Launched:
+    class NullContext:
         def __enter__(self) -> None:
             """Current."""
 
         def __exit__(self, *error: object) -> None:
             """No more."""
 
-    vendor: Any = SimpleNamespace(current=lambda native: Launched())
+    vendor: Any = SimpleNamespace(current=lambda native: NullContext())
     return DeviceStream(Role.COMPUTE, "compute", Device(vendor, 0), None, IssueLock())
 
 
 def test_comm_stream_abort_fails_waiting_streams_before_release(bench: Bench) -> None:
-    operation, waiting = Operation(), stream()
+    operation, waiting_stream = Operation(), stream()
     flight = bench.channel.launch(lambda group: operation, ())
-    flight.block_stream(waiting)
-    bench.group.seen = lambda: str(waiting._failure)
+    flight.block_stream(waiting_stream)
+    bench.group.stream_failure = lambda: str(waiting_stream._failure)
     bench.channel.abort(FAILURE)
     assert bench.group.aborted == ["it was aborted"]
     with pytest.raises(StreamFailed, match="it was aborted"):
-        waiting.launch(lambda: None)
+        waiting_stream.launch(lambda: None)
 
 
 def test_aborted_comm_stream_keeps_buffers_until_device_is_done(bench: Bench) -> None:
     buffer = torch.zeros(3)
-    watched, operation = ref(buffer), bench.launch(buffer)
+    buffer_reference, operation = ref(buffer), bench.launch(buffer)
     del buffer
     bench.channel.abort(FAILURE)
     bench.group.closed = True
     assert not bench.channel.is_released()
-    assert watched() is not None
+    assert buffer_reference() is not None
     operation.over = True
     assert bench.channel.is_released()
-    assert watched() is None
+    assert buffer_reference() is None
     assert "tried" not in [holding.name for holding in COMM_MEMORY.entries()]
 
 

@@ -23,19 +23,19 @@ SHORT = 0.05
 Planes = list[StoreControlPlane]
 
 
-def patience(seconds: float = DEADLINE) -> Deadline:
+def deadline_in(seconds: float = DEADLINE) -> Deadline:
     return Deadline(time.monotonic() + seconds, threading.Event())
 
 
 def turn(plane: StoreControlPlane, what: str, *ranks: int, seconds: float = DEADLINE) -> InitLock:
-    return InitLock(plane, NAME, what, ranks or (0, 1), patience(seconds))
+    return InitLock(plane, NAME, what, ranks or (0, 1), deadline_in(seconds))
 
 
 def test_init_locks_of_disjoint_ranks_are_held_at_once(planes: Planes) -> None:
-    had = []
+    acquisitions = []
     with turn(planes[0], "one", 0, 1), turn(planes[1], "other", 2, 3, seconds=SHORT):
-        had.append("both")
-    assert had == ["both"]
+        acquisitions.append("both")
+    assert acquisitions == ["both"]
 
 
 def test_init_lock_waits_where_one_rank_is_shared(planes: Planes) -> None:
@@ -66,10 +66,10 @@ def test_init_lock_waits_for_previous_owner(planes: Planes) -> None:
             with turn(planes[1], "second"):
                 order.append("second")
 
-        waiting = threading.Thread(target=next_one)
-        waiting.start()
+        waiting_thread = threading.Thread(target=next_one)
+        waiting_thread.start()
         order.append("first")
-    waiting.join(DEADLINE)
+    waiting_thread.join(DEADLINE)
     assert order == ["first", "second"]
 
 
@@ -85,20 +85,20 @@ def test_init_lock_timeout_names_current_owner(planes: Planes) -> None:
 def test_init_lock_of_lost_rank_is_taken_over(planes: Planes) -> None:
     turn(planes[0], "mine").__enter__()
     planes[0].announce_exit("fell over")
-    had = []
+    acquisitions = []
     with turn(planes[1], "next"):
-        had.append("next")
-    assert had == ["next"]
+        acquisitions.append("next")
+    assert acquisitions == ["next"]
 
 
 def test_init_lock_wait_ends_when_given_up(planes: Planes) -> None:
-    given_up = threading.Event()
-    given_up.set()
-    impatient = Deadline(time.monotonic() + DEADLINE, given_up)
+    cancel_event = threading.Event()
+    cancel_event.set()
+    deadline = Deadline(time.monotonic() + DEADLINE, cancel_event)
     with (
         turn(planes[0], "mine"),
         pytest.raises(CommunicatorFailed),
-        InitLock(planes[1], NAME, "next", (0, 1), impatient),
+        InitLock(planes[1], NAME, "next", (0, 1), deadline),
     ):
         pass
 
@@ -146,8 +146,8 @@ def test_teardown_leaves_no_store_keys(planes: Planes) -> None:
     for name in ("a", "b"):
         mine.add(Channel(name, idle=True))  # type: ignore[arg-type]
         theirs.add(Channel(name, idle=True))  # type: ignore[arg-type]
-    for parting in (mine, theirs, mine):
-        parting.tick()
+    for queue in (mine, theirs, mine):
+        queue.tick()
     assert store_keys(planes[0]) == set()
 
 
@@ -155,22 +155,24 @@ def test_teardown_reads_farewells_once(planes: Planes, monkeypatch: pytest.Monke
     """The last member to read them deletes them: while a library still ends its part, nobody may
     take them for missing ones."""
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)
-    ending = Channel("slow to end", idle=True)
-    monkeypatch.setattr(ending, "is_released", lambda: False)
-    mine.add(ending)  # type: ignore[arg-type]
+    channel = Channel("slow to end", idle=True)
+    monkeypatch.setattr(channel, "is_released", lambda: False)
+    mine.add(channel)  # type: ignore[arg-type]
     theirs.add(Channel("slow to end", idle=True))  # type: ignore[arg-type]
-    for parting in (mine, theirs, mine):
-        parting.tick()
-    asked: list[str] = []
-    monkeypatch.setattr(planes[0], "collect", lambda question, *rest, **how: asked.append(question))
+    for queue in (mine, theirs, mine):
+        queue.tick()
+    questions: list[str] = []
+    monkeypatch.setattr(
+        planes[0], "collect", lambda question, *rest, **how: questions.append(question)
+    )
     assert mine.tick()
-    assert asked == []
+    assert questions == []
 
 
 def test_teardown_keeps_busy_comm_after_fabric_close(planes: Planes) -> None:
-    partings, channel = TeardownQueue(NAME, planes[0]), Channel("stuck", idle=False)
-    partings.add(channel)  # type: ignore[arg-type]
-    partings.finish(lambda: SHORT)
+    queue, channel = TeardownQueue(NAME, planes[0]), Channel("stuck", idle=False)
+    queue.add(channel)  # type: ignore[arg-type]
+    queue.finish(lambda: SHORT)
     assert "stuck" in UNRELEASED_COMMS.names()
     UNRELEASED_COMMS.release_idle()
     assert not channel.closed
@@ -181,20 +183,20 @@ def test_teardown_keeps_busy_comm_after_fabric_close(planes: Planes) -> None:
 
 
 def test_teardown_keeps_comm_without_store(planes: Planes) -> None:
-    partings, channel = TeardownQueue(NAME, planes[0]), Channel("alone", idle=True)
-    partings.add(channel)  # type: ignore[arg-type]
+    queue, channel = TeardownQueue(NAME, planes[0]), Channel("alone", idle=True)
+    queue.add(channel)  # type: ignore[arg-type]
     with closing(planes[0]):
         planes[0].close()
-    assert not partings.tick()
+    assert not queue.tick()
     assert not channel.closed
     UNRELEASED_COMMS.release_idle()
 
 
 def test_teardown_aborts_hanging_comm_at_fabric_close(planes: Planes) -> None:
-    partings, channel = TeardownQueue(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
-    partings.add(channel)  # type: ignore[arg-type]
+    queue, channel = TeardownQueue(NAME, planes[0]), Channel("hung", idle=False, aborts=True)
+    queue.add(channel)  # type: ignore[arg-type]
     threading.Timer(2 * SHORT, lambda: setattr(channel, "idle", True)).start()  # the abort's effect
-    partings.finish(lambda: SHORT)
+    queue.finish(lambda: SHORT)
     assert channel.aborted
     assert "hung" not in UNRELEASED_COMMS.names()
 
@@ -213,23 +215,23 @@ def test_teardown_abort_spreads_to_other_members(planes: Planes) -> None:
 
 
 def test_teardown_aborts_comm_of_lost_rank(planes: Planes) -> None:
-    partings, channel = TeardownQueue(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
-    partings.add(channel)  # type: ignore[arg-type]
-    assert partings.tick()
+    queue, channel = TeardownQueue(NAME, planes[0]), Channel("bereft", idle=True, aborts=True)
+    queue.add(channel)  # type: ignore[arg-type]
+    assert queue.tick()
     planes[1].announce_exit("fell over")
-    assert not partings.tick()
+    assert not queue.tick()
     assert channel.aborted
 
 
 def test_round_of_exchange_has_one_block_per_direction_and_peer() -> None:
     blobs = [torch.full((n,), n, dtype=torch.uint8) for n in (3, 0, 2, 1)]
-    planned = plan_round(
+    exchange_round = plan_round(
         Exchange(
             sends=(PeerBuffer(2, blobs[0]), PeerBuffer(3, blobs[1])),
             receives=(PeerBuffer(3, blobs[2]), PeerBuffer(1, blobs[3])),
         )
     )
-    assert planned.operations == ("irecv", "irecv", "isend")
-    assert planned.peers == (1, 3, 2)
-    assert [blob.numel() for blob in planned.blobs] == [1, 2, 3]
-    assert {blob.dtype for blob in planned.blobs} == {torch.int8}
+    assert exchange_round.operations == ("irecv", "irecv", "isend")
+    assert exchange_round.peers == (1, 3, 2)
+    assert [blob.numel() for blob in exchange_round.blobs] == [1, 2, 3]
+    assert {blob.dtype for blob in exchange_round.blobs} == {torch.int8}

@@ -18,7 +18,7 @@ from equipoise.backends.devices.runtime import Device
 from equipoise.hal.errors import CommunicatorFailed
 
 
-class Unready:
+class FailingEvent:
     """An event that a stream cannot be made to wait for."""
 
     def record(self, stream: Any) -> None:
@@ -33,7 +33,7 @@ VENDOR: Any = SimpleNamespace(
     set_thread_device=lambda index: None,
     current=lambda stream: nullcontext(),
     current_stream=lambda index: None,
-    event=Unready,
+    event=FailingEvent,
 )
 DEVICE = Device(VENDOR, 0)
 
@@ -42,14 +42,14 @@ def no_promise() -> DeferredEvent:
     raise AssertionError("no stream waits")
 
 
-def made(make: Any) -> P2PLink:
-    def patience(expiry: float) -> Deadline:
+def make_link(make: Any) -> P2PLink:
+    def make_deadline(expiry: float) -> Deadline:
         return Deadline(expiry, threading.Event())
 
-    return P2PLink(LinkSpec("library", "link", "isend", DEVICE), make, patience)
+    return P2PLink(LinkSpec("library", "link", "isend", DEVICE), make, make_deadline)
 
 
-def issued(link: P2PLink) -> DeviceWork:
+def issue_send(link: P2PLink) -> DeviceWork:
     work = DeviceWork(
         "isend to 1", WATCHDOG, lambda failure: None, StreamReleaser(DEVICE, None, no_promise)
     )
@@ -58,19 +58,19 @@ def issued(link: P2PLink) -> DeviceWork:
 
 
 def test_link_fails_unlaunchable_operation_and_stays_usable() -> None:
-    link = made(lambda patience: SimpleNamespace(stream=None))
-    work = issued(link)
+    link = make_link(lambda deadline: SimpleNamespace(stream=None))
+    work = issue_send(link)
     with pytest.raises(CommunicatorFailed, match="was not launched: the stream is broken"):
         work.result(WATCHDOG)
     link.connect(time.monotonic() + WATCHDOG)
 
 
 def test_failed_link_fails_waiting_operations() -> None:
-    def fail(patience: Deadline) -> None:
+    def fail(deadline: Deadline) -> None:
         raise CommunicatorFailed("nobody came")
 
-    link = made(fail)
+    link = make_link(fail)
     with pytest.raises(CommunicatorFailed, match="was not connected: nobody came"):
-        issued(link).result(WATCHDOG)
+        issue_send(link).result(WATCHDOG)
     with pytest.raises(CommunicatorFailed, match="was not connected"):
         link.connect(time.monotonic() + WATCHDOG)

@@ -55,53 +55,53 @@ class Operation:
 
 
 class Failures(list[CommunicatorFailed]):
-    """What the communicator was told."""
+    """The failures that a work reports to its communicator."""
 
 
-def made(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
-    told = Failures()
-    work, operation = DeviceWork("all_reduce of 'x'", deadline, told.append, BELL), Operation()
+def make_work(deadline: float = LONG) -> tuple[DeviceWork, Operation, Failures]:
+    failures = Failures()
+    work, operation = DeviceWork("all_reduce of 'x'", deadline, failures.append, BELL), Operation()
     work.set_inflight(InflightOp(operation, (), DEVICE), None)
-    return work, operation, told
+    return work, operation, failures
 
 
 def test_work_is_done_when_device_finishes() -> None:
-    work, operation, told = made()
+    work, operation, failures = make_work()
     assert not work.done()
     operation.completed = True
     assert work.done()
     work.result(0.0)
-    assert not told
+    assert not failures
 
 
 def test_work_past_deadline_fails_itself_and_communicator() -> None:
-    work, operation, told = made(SHORT)
+    work, operation, failures = make_work(SHORT)
     with pytest.raises(OperationTimeout, match="all_reduce of 'x' passed its deadline"):
         work.result(LONG)
-    assert [type(failure) for failure in told] == [OperationTimeout]
+    assert [type(failure) for failure in failures] == [OperationTimeout]
     operation.completed = True
     with pytest.raises(OperationTimeout):
         work.result(0.0)
 
 
 def test_work_finished_before_query_ignores_passed_deadline() -> None:
-    work, operation, told = made(0.0)
+    work, operation, failures = make_work(0.0)
     operation.completed = True
     work.result(0.0)
-    assert not told
+    assert not failures
 
 
 def test_work_reports_device_error_in_one_line() -> None:
-    work, operation, told = made()
+    work, operation, failures = make_work()
     operation.message = "ERR02200 DIST"
     assert work.done()
     with pytest.raises(CommunicatorFailed, match=r"failed on the device: ERR02200 DIST$"):
         work.result(0.0)
-    assert len(told) == 1
+    assert len(failures) == 1
 
 
 def test_work_fails_with_fault_reported_by_library() -> None:
-    work, operation, _ = made()
+    work, operation, _ = make_work()
     operation.completed, operation.sound = True, False
     assert work.done()
     with pytest.raises(CommunicatorFailed, match="failed on the device: the network is gone"):
@@ -109,21 +109,21 @@ def test_work_fails_with_fault_reported_by_library() -> None:
 
 
 def test_cancelled_work_fails_and_keeps_buffers() -> None:
-    told = Failures()
-    work, operation = DeviceWork("irecv of 'x'", LONG, told.append, BELL), Operation()
+    failures = Failures()
+    work, operation = DeviceWork("irecv of 'x'", LONG, failures.append, BELL), Operation()
     buffer = torch.zeros(3)
-    flight, watched = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
+    flight, buffer_reference = InflightOp(operation, (buffer,), DEVICE), ref(buffer)
     work.set_inflight(flight, None)
     del buffer
     work.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
         work.result(0.0)
     assert flight.poll() is OpStatus.IN_FLIGHT
-    assert watched() is not None
+    assert buffer_reference() is not None
     operation.completed = True
     assert flight.poll() is OpStatus.DONE
-    assert watched() is None
-    assert len(told) >= 1
+    assert buffer_reference() is None
+    assert len(failures) >= 1
 
 
 def test_work_wait_holds_stream_only_before_end() -> None:
@@ -131,7 +131,7 @@ def test_work_wait_holds_stream_only_before_end() -> None:
         def launch(self, program: Callable[[], object]) -> None:
             program()
 
-    work, operation, _ = made()
+    work, operation, _ = make_work()
     work.wait(Stream())  # type: ignore[arg-type]
     assert operation.waits == 1
     operation.completed = True
@@ -141,52 +141,52 @@ def test_work_wait_holds_stream_only_before_end() -> None:
 
 
 def test_work_wait_raises_after_failure() -> None:
-    work, _, _ = made()
+    work, _, _ = make_work()
     work.cancel()
     with pytest.raises(CommunicatorFailed, match="was cancelled"):
         work.wait(None)  # type: ignore[arg-type]
 
 
 def test_watchdog_fails_work_past_deadline() -> None:
-    dog = Watchdog("library", lambda: False)
-    told = Failures()
-    heard = threading.Event()
+    watchdog = Watchdog("library", lambda: False)
+    failures = Failures()
+    failure_event = threading.Event()
 
-    def failed(failure: CommunicatorFailed) -> None:
-        told.append(failure)
-        heard.set()
+    def on_failure(failure: CommunicatorFailed) -> None:
+        failures.append(failure)
+        failure_event.set()
 
-    later = DeviceWork("barrier of 'y'", LONG, failed, BELL)
-    soon = DeviceWork("isend of 'y'", SHORT, failed, BELL)
+    later = DeviceWork("barrier of 'y'", LONG, on_failure, BELL)
+    soon = DeviceWork("isend of 'y'", SHORT, on_failure, BELL)
     for work in (later, soon):
         work.set_inflight(InflightOp(Operation(), (), DEVICE), None)
-        dog.watch(work)
-    assert heard.wait(LONG)
-    assert "isend of 'y' passed its deadline" in str(told[0])
+        watchdog.watch(work)
+    assert failure_event.wait(LONG)
+    assert "isend of 'y' passed its deadline" in str(failures[0])
     assert not later.has_ended
-    dog.stop(LONG)
+    watchdog.stop(LONG)
     assert later.has_ended
     with pytest.raises(CommunicatorFailed, match="was closed with its fabric"):
         later.result(0.0)
 
 
 def test_stopped_watchdog_ends_new_work_at_once() -> None:
-    dog = Watchdog("library", lambda: False)
-    dog.stop(LONG)
-    work, _, _ = made()
-    dog.watch(work)
+    watchdog = Watchdog("library", lambda: False)
+    watchdog.stop(LONG)
+    work, _, _ = make_work()
+    watchdog.watch(work)
     assert work.has_ended
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_dead_watchdog_fails_watched_work_with_cause() -> None:
-    def broken() -> bool:
+    def raise_error() -> bool:
         raise OSError("no more memory")
 
-    dog = Watchdog("library", broken)
-    work, _, _ = made()
-    dog.watch(work)
-    dog.start_teardown()
+    watchdog = Watchdog("library", raise_error)
+    work, _, _ = make_work()
+    watchdog.watch(work)
+    watchdog.start_teardown()
     expiry = time.monotonic() + LONG
     while not work.has_ended and time.monotonic() < expiry:
         time.sleep(SHORT)

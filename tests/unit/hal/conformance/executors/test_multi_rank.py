@@ -77,7 +77,7 @@ class FakeRankGroup:
         self.needed = needed
         self._clause = clause
         self.deadlines: dict[str, float] = {}
-        self.played: list[float] = []
+        self.played_deadlines: list[float] = []
 
     def open_store(self) -> RankStore:
         return FakeStore()
@@ -106,7 +106,7 @@ class FakeRankGroup:
             case "play":
                 deadline = self.deadlines[order["fabric"]]
                 if rank == 0:
-                    self.played.append(deadline)
+                    self.played_deadlines.append(deadline)
                 if deadline < self.needed:
                     return {"fault": [1, self._clause, "an operation passed its deadline"]}
         return {"answers": [None]}
@@ -120,17 +120,17 @@ def subject(rank_group: FakeRankGroup) -> MultiRankSubject:
 def test_brisk_deadline_grows_when_machine_is_busy_at_later_property() -> None:
     rank_group = FakeRankGroup([IDLE, BUSY], needed=0.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, FIRST, SECOND):
-        ranks.play(claim, CASE)
-    assert rank_group.played == [1.0, 1.0, OPEN_TIMES_PER_DEADLINE * BUSY]
+    for prop in (FIRST, FIRST, SECOND):
+        ranks.play(prop, CASE)
+    assert rank_group.played_deadlines == [1.0, 1.0, OPEN_TIMES_PER_DEADLINE * BUSY]
 
 
 def test_brisk_deadline_shrinks_when_machine_is_idle_again() -> None:
     rank_group = FakeRankGroup([BUSY, IDLE], needed=0.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, SECOND):
-        ranks.play(claim, CASE)
-    assert rank_group.played == [OPEN_TIMES_PER_DEADLINE * BUSY, 1.0]
+    for prop in (FIRST, SECOND):
+        ranks.play(prop, CASE)
+    assert rank_group.played_deadlines == [OPEN_TIMES_PER_DEADLINE * BUSY, 1.0]
 
 
 def test_failed_brisk_case_is_played_again_with_longer_deadline(
@@ -138,9 +138,9 @@ def test_failed_brisk_case_is_played_again_with_longer_deadline(
 ) -> None:
     rank_group = FakeRankGroup([IDLE], needed=2.0)
     ranks = subject(rank_group)
-    for claim in (FIRST, FIRST, SECOND):
-        ranks.play(claim, CASE)
-    assert rank_group.played == [
+    for prop in (FIRST, FIRST, SECOND):
+        ranks.play(prop, CASE)
+    assert rank_group.played_deadlines == [
         1.0,
         RETRY_DEADLINE_FACTOR,
         RETRY_DEADLINE_FACTOR,
@@ -153,7 +153,10 @@ def test_failed_brisk_case_is_played_again_with_longer_deadline(
 def test_replayed_case_gets_deadline_of_machine_as_it_is_now() -> None:
     rank_group = FakeRankGroup([IDLE, BUSY], needed=2.0)
     subject(rank_group).play(FIRST, CASE)
-    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR * OPEN_TIMES_PER_DEADLINE * BUSY]
+    assert rank_group.played_deadlines == [
+        1.0,
+        RETRY_DEADLINE_FACTOR * OPEN_TIMES_PER_DEADLINE * BUSY,
+    ]
 
 
 def test_second_failure_of_brisk_property_counts() -> None:
@@ -162,7 +165,7 @@ def test_second_failure_of_brisk_property_counts() -> None:
     for _ in range(2):  # the second one as shrinking plays it
         with pytest.raises(Violation, match="passed its deadline"):
             ranks.play(FIRST, CASE)
-    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR, 1.0]
+    assert rank_group.played_deadlines == [1.0, RETRY_DEADLINE_FACTOR, 1.0]
 
 
 def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
@@ -172,7 +175,7 @@ def test_rare_failure_of_brisk_property_counts_when_it_comes_again() -> None:
     rank_group.needed = 1000.0
     with pytest.raises(Violation, match="passed its deadline"):
         ranks.play(FIRST, CASE)
-    assert rank_group.played == [1.0, RETRY_DEADLINE_FACTOR, RETRY_DEADLINE_FACTOR]
+    assert rank_group.played_deadlines == [1.0, RETRY_DEADLINE_FACTOR, RETRY_DEADLINE_FACTOR]
 
 
 @pytest.mark.parametrize("clause", ["C8", "R1"])
@@ -180,11 +183,11 @@ def test_hang_or_leak_of_brisk_property_counts_at_once(clause: str) -> None:
     rank_group = FakeRankGroup([IDLE], needed=1000.0, clause=clause)
     with pytest.raises(Violation, match=clause):
         subject(rank_group).play(FIRST, CASE)
-    assert rank_group.played == [1.0]
+    assert rank_group.played_deadlines == [1.0]
 
 
 def test_failure_of_calm_property_counts_at_once() -> None:
     rank_group = FakeRankGroup([IDLE], needed=1000.0)
     with pytest.raises(Violation, match="passed its deadline"):
         subject(rank_group).play(CALM, CASE)
-    assert rank_group.played == [15.0]
+    assert rank_group.played_deadlines == [15.0]

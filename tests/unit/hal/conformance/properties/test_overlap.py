@@ -10,9 +10,9 @@ from equipoise.hal.conformance.suite import find
 
 
 def test_overlap_property_only_reports_on_real_threads() -> None:
-    claim = find("copies-and-computation-overlap")
+    prop = find("copies-and-computation-overlap")
     assert isinstance(
-        search(claim, DeviceSubject(BACKEND), SearchSettings(cases=1)), PropertyReported
+        search(prop, DeviceSubject(BACKEND), SearchSettings(cases=1)), PropertyReported
     )
 
 

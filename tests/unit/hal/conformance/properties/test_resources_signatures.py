@@ -75,5 +75,5 @@ def test_matching_object_has_no_signature_differences() -> None:
     ],
 )
 def test_signature_difference_is_named(kind: type, line: str) -> None:
-    (found,) = signature_differences(Door, kind())
-    assert found == f"{kind.__name__} for Door: {line}"
+    (difference,) = signature_differences(Door, kind())
+    assert difference == f"{kind.__name__} for Door: {line}"

@@ -49,12 +49,12 @@ def test_machine_omits_undeclared_operations() -> None:
 
 
 @given(st.lists(STREAM, min_size=1, max_size=6), STREAM)
-def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiting: str) -> None:
+def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waiter: str) -> None:
     order = HappensBefore()
     numbers = [order.launch(role) for role in launches]
-    order.order_after(waiting, numbers[-1])
+    order.order_after(waiter, numbers[-1])
     same = [number for number in numbers if launches[number] == launches[-1]]
-    assert all(order.is_ordered_after(waiting, number) for number in same)
+    assert all(order.is_ordered_after(waiter, number) for number in same)
 
 
 def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
@@ -86,9 +86,9 @@ def test_ledger_leased_slot_keeps_its_version() -> None:
 
 
 def test_ledger_lock_turn_is_order_independent() -> None:
-    early, late = SystemModel(), SystemModel()
-    early.acquire()
-    early.sign()
-    late.sign()
-    late.acquire()
-    assert early.lock_turn == late.lock_turn == LockTurn.READER_RELEASED
+    acquired_first, signed_first = SystemModel(), SystemModel()
+    acquired_first.acquire()
+    acquired_first.sign()
+    signed_first.sign()
+    signed_first.acquire()
+    assert acquired_first.lock_turn == signed_first.lock_turn == LockTurn.READER_RELEASED
