@@ -92,15 +92,15 @@ def record_of(settings: RunSettings) -> RunRecord:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
+def launched_settings(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
     """Settings that reached the launcher, which answers at once."""
-    seen: list[RunSettings] = []
+    settings_seen: list[RunSettings] = []
 
     def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord:
-        seen.append(settings)
+        settings_seen.append(settings)
         progress.variant("unbalanced", STEPS)
         progress.step(STEPS, 0.25, "")
         return record_of(settings)
 
     monkeypatch.setattr(launcher, "run_demo", run_demo)
-    return seen
+    return settings_seen

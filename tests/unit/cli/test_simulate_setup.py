@@ -25,11 +25,11 @@ TRACES = os.environ.get("EQUIPOISE_TRACES")
 FILES = ("AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl")
 
 
-def request(**said: Any) -> SimulateRequest:
-    given: dict[str, Any] = {"workload": "sharegpt"} | said
-    wanted = SimulateRequest(**given)
-    validate(wanted)
-    return wanted
+def request(**options: Any) -> SimulateRequest:
+    arguments: dict[str, Any] = {"workload": "sharegpt"} | options
+    checked_request = SimulateRequest(**arguments)
+    validate(checked_request)
+    return checked_request
 
 
 def traced(tmp_path: Path, rows: int = 6) -> Path:
@@ -112,21 +112,21 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "words"), SAMPLES.values(), ids=SAMPLES.keys())
+@pytest.mark.parametrize(("options", "words"), SAMPLES.values(), ids=SAMPLES.keys())
 def test_trace_sampling_states_how_seeds_differ(
-    tmp_path: Path, said: dict[str, Any], words: str
+    tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
-    wanted = request(workload=None, trace=traced(tmp_path), **said)
-    trace = load_trace(wanted)
-    staged = set_up_trial(wanted, trace)
+    simulate_request = request(workload=None, trace=traced(tmp_path), **options)
+    trace = load_trace(simulate_request)
+    staged = set_up_trial(simulate_request, trace)
     assert trace is not None
     assert words in staged.sampling
-    drawn = staged.trial.workload_factory(1)
-    assert drawn.count == trace.count
-    assert (drawn.hashes is None) == ("replacement" in words)
-    same = sorted(drawn.prompts) == sorted(trace.prompts)
+    workload = staged.trial.workload_factory(1)
+    assert workload.count == trace.count
+    assert (workload.hashes is None) == ("replacement" in words)
+    same = sorted(workload.prompts) == sorted(trace.prompts)
     assert same == ("replacement" not in words)
-    assert np.array_equal(drawn.prompts, trace.prompts) == ("in its order" in words)
+    assert np.array_equal(workload.prompts, trace.prompts) == ("in its order" in words)
 
 
 ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
@@ -142,17 +142,17 @@ ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
+@pytest.mark.parametrize(("options", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
 def test_arrival_options_select_arrival_process(
-    tmp_path: Path, said: dict[str, Any], kind: type, words: str
+    tmp_path: Path, options: dict[str, Any], kind: type, words: str
 ) -> None:
-    wanted = request(workload=None, trace=traced(tmp_path), **said)
-    staged = set_up_trial(wanted, load_trace(wanted))
+    simulate_request = request(workload=None, trace=traced(tmp_path), **options)
+    staged = set_up_trial(simulate_request, load_trace(simulate_request))
     assert words in staged.arrivals
     workload, scenario = staged.trial.scenario_of_seed(0)
     assert isinstance(scenario.arrivals, kind)
     assert workload.arrivals is not None
-    if said == {"arrivals": "trace"}:
+    if options == {"arrivals": "trace"}:
         assert workload.arrivals[-1] == pytest.approx(0.5)
 
 
@@ -161,10 +161,10 @@ def test_trace_is_cut_to_requested_count(
 ) -> None:
     path = traced(tmp_path)
 
-    def taken(count: int) -> Workload | None:
+    def traced_workload(count: int) -> Workload | None:
         return load_trace(request(workload=None, trace=path, requests=count))
 
-    few, many = taken(4), taken(9)
+    few, many = traced_workload(4), traced_workload(9)
     assert few is not None
     assert many is not None
     assert (few.count, many.count) == (4, 6)
@@ -204,14 +204,14 @@ def test_published_trace_is_simulated_without_failures(name: str, load: float | 
     path = Path(str(TRACES)) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")
-    found = run_simulation(
+    report = run_simulation(
         request(
             workload=None, trace=path, requests=400, workers=4, slots_per_worker=8, seeds=2,
             load=load, policies=("round_robin", "fit"), progress="hidden",
         )
     )  # fmt: skip
-    assert found.subject.requests.count == 400
-    figures = to_json(found)["policies"]
+    assert report.subject.requests.count == 400
+    figures = to_json(report)["policies"]
     assert all(one["intervals"]["failed"]["mean"] == 0 for one in figures.values())
     slow, fast = (figures[name]["intervals"]["idle"]["mean"] for name in ("round_robin", "fit"))
     assert fast < slow
