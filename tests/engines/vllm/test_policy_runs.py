@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import counts, differs, says
+from engines.vllm.runs.outcome_checks import check_tokens, counts, differs
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
@@ -32,32 +32,32 @@ def planned_by_us(outcome: Outcome) -> None:
         assert rank["eplb_policy_moved_slots"] >= 1
         assert rank["eplb_policy_failures"] == 0
     assert first["eplb_policy_moved_slots"] == second["eplb_policy_moved_slots"]
-    for watched in outcome.of("watch"):
-        assert counts(watched).get("policy", 0) == 0
-        assert counts(watched)["rearrangements"] >= modes.REARRANGEMENTS
-        assert counts(watched)["map_changes"] >= 1
+    for process in outcome.of("watch"):
+        assert counts(process).get("policy", 0) == 0
+        assert counts(process)["rearrangements"] >= modes.REARRANGEMENTS
+        assert counts(process)["map_changes"] >= 1
     here, there = outcome.of("watch")
     assert here["maps"] == there["maps"] != here["first"]
-    assert "equipoise eplb_policy: " in outcome.said
+    assert "equipoise eplb_policy: " in outcome.output
 
 
 def test_policy_async_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-async", planned(references[MODEL]))
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     planned_by_us(outcome)
 
 
 @pytest.mark.deep
 def test_policy_sync_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-sync", planned(references[MODEL], use_async=False))
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     planned_by_us(outcome)
 
 
 @pytest.mark.deep
 def test_policy_keeps_tokens_with_16_experts(references: References, run_once: RunOnce) -> None:
     outcome = run_once("policy-16", planned(references["qwen3-moe-16"]))
-    says(outcome, references["qwen3-moe-16"])
+    check_tokens(outcome, references["qwen3-moe-16"])
     planned_by_us(outcome)
 
 

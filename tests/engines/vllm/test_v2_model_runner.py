@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import differs, says
+from engines.vllm.runs.outcome_checks import check_tokens, differs
 from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
@@ -26,7 +26,7 @@ EAGER: Mapping[str, Any] = {
 }
 MODEL = "qwen3-moe"
 STAGES = {"pipeline_parallel_size": 2}
-RAN = "Using V2 Model Runner"
+RUNNER_LOG_LINE = "Using V2 Model Runner"
 
 
 def balanced(reference: Reference, **engine: Any) -> Case:
@@ -36,21 +36,21 @@ def balanced(reference: Reference, **engine: Any) -> Case:
 
 
 def says_by_the_second(outcome: Outcome, reference: Reference) -> None:
-    says(outcome, reference)
-    assert RAN in outcome.said
+    check_tokens(outcome, reference)
+    assert RUNNER_LOG_LINE in outcome.output
 
 
 def balanced_by_us(outcome: Outcome) -> None:
     """Every rank rebalanced; the ranks of one stage moved the same slots."""
     ranks = outcome.of("equipoise")
-    ended = [rank["rebalances"] + rank["unchanged_rebalances"] for rank in ranks]
-    assert min(ended) >= modes.rearrangements(len(outcome.rounds))
+    rebalance_counts = [rank["rebalances"] + rank["unchanged_rebalances"] for rank in ranks]
+    assert min(rebalance_counts) >= modes.rearrangements(len(outcome.rounds))
     assert min(rank["rebalances"] for rank in ranks) >= 1
     assert min(rank["routed_expert_batches"] for rank in ranks) >= 1
     moves = [rank["moved_slots"] for rank in sorted(ranks, key=lambda rank: rank["rank"])]
     assert min(moves) >= 1
     assert moves[0::2] == moves[1::2]
-    rearranged = [watched["counts"].get("rearrangements", 0) for watched in outcome.of("watch")]
+    rearranged = [process["counts"].get("rearrangements", 0) for process in outcome.of("watch")]
     assert not any(rearranged)
 
 
@@ -114,4 +114,4 @@ def test_v2_runner_fails_without_triton_stand_in(references: References, run_onc
     case = modes.on_second_runner(modes.single(references[MODEL]))
     outcome = run_once("second-without-triton", replace(case, holes=frozenset()))
     with pytest.raises(AssertionError):
-        says(outcome, references[MODEL])
+        check_tokens(outcome, references[MODEL])

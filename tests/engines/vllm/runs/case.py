@@ -73,11 +73,11 @@ class Case:
     @staticmethod
     def parsed(text: str) -> "Case":
         """The case of a `text`. Raises `ValueError` or `TypeError` for another."""
-        told = json.loads(text)
-        told["holes"] = frozenset(Hole(name) for name in told["holes"])
-        told["fault"] = None if told["fault"] is None else Fault(told["fault"])
-        told["asks"], told["pins"] = tuple(told["asks"]), tuple(told["pins"])
-        return Case(**told)
+        fields = json.loads(text)
+        fields["holes"] = frozenset(Hole(name) for name in fields["holes"])
+        fields["fault"] = None if fields["fault"] is None else Fault(fields["fault"])
+        fields["asks"], fields["pins"] = tuple(fields["asks"]), tuple(fields["pins"])
+        return Case(**fields)
 
 
 @dataclass(frozen=True)

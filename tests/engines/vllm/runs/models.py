@@ -57,22 +57,22 @@ EXPERTS: dict[str, Any] = {
 def make_models(folder: Path) -> dict[str, Path]:
     """Write every model of `MODELS_PATH` with its tokenizer; the folder of each by name."""
     tokenizer = _tokenizer()
-    made = {}
+    folders = {}
     for name, (family, config) in MODELS.items():
         torch.manual_seed(SEED)
         model = family(config).to(torch.float32)
         _correct(model)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        made[name] = folder / name
-    return made
+        folders[name] = folder / name
+    return folders
 
 
 def _correct(model: PreTrainedModel) -> None:
     """Corrections of scores start at zero, where nobody would miss them."""
-    for name, held in model.named_buffers():
+    for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            held.normal_(std=SPREAD)
+            buffer.normal_(std=SPREAD)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -46,8 +46,8 @@ def _continue(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], flo
 def main() -> int:
     """The program."""
     folder = Path(sys.argv[1])
-    told = {name: asdict(one) for name, one in compute(folder).items()}
-    (folder / NAME).write_text(json.dumps(told), encoding="utf-8")
+    references = {name: asdict(one) for name, one in compute(folder).items()}
+    (folder / NAME).write_text(json.dumps(references), encoding="utf-8")
     return 0
 
 

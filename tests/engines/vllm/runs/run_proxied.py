@@ -20,12 +20,12 @@ ROOM = 8192
 
 def configured(case: Case, server_port: int, port: int) -> str:
     """The example, for the ranks of a server here."""
-    told = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    told["workers"] = told["workers"][: case.engine["data_parallel_size"]]
-    for worker in told["workers"]:
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config["workers"] = config["workers"][: case.engine["data_parallel_size"]]
+    for worker in config["workers"]:
         worker["url"] = f"http://127.0.0.1:{server_port}"
-    told |= {"port": port, "slots": case.engine["max_num_seqs"], "room": ROOM}
-    return str(yaml.safe_dump(told))
+    config |= {"port": port, "slots": case.engine["max_num_seqs"], "room": ROOM}
+    return str(yaml.safe_dump(config))
 
 
 def main() -> int:

@@ -47,7 +47,7 @@ def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "additional", "said"),
+    ("parts", "additional", "message"),
     [
         ({"eplb_policy": True}, {}, "dynamic_eplb"),
         ({"eplb_policy": True}, {"eplb_config": {"dynamic_eplb": False}}, "DYNAMIC_EPLB=true"),
@@ -57,9 +57,9 @@ def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
     ],
 )
 def test_plugin_refuses_part_that_would_have_no_effect(
-    parts: Any, additional: Any, said: str
+    parts: Any, additional: Any, message: str
 ) -> None:
-    with pytest.raises(IntegrationError, match=said):
+    with pytest.raises(IntegrationError, match=message):
         prepared(parts, additional)
 
 
@@ -82,12 +82,12 @@ def test_plugin_refuses_engine_part_with_reason() -> None:
 
 
 def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
-    told = {what: (so, detail) for what, so, detail in doctor.examine()}
-    assert told["vllm-ascend"] == (True, "0.23.0, which was tested")
-    assert told["vLLM"] == (True, "0.23.0, which was tested")
-    assert not told["worker"][0]
-    assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
-    assert told["eplb"] == (None, compatibility.UNSUPPORTED_FEATURES["eplb"])
+    results = {what: (so, detail) for what, so, detail in doctor.examine()}
+    assert results["vllm-ascend"] == (True, "0.23.0, which was tested")
+    assert results["vLLM"] == (True, "0.23.0, which was tested")
+    assert not results["worker"][0]
+    assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in results["worker"][1]
+    assert results["eplb"] == (None, compatibility.UNSUPPORTED_FEATURES["eplb"])
 
 
 def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch
         raise EngineUnsupported(f"{release.engine} is not installed")
 
     monkeypatch.setattr(Release, "installed", absent)
-    found = ("vllm-ascend", False, "vllm-ascend is not installed")
-    assert list(doctor.examine()) == [found]
+    expected = ("vllm-ascend", False, "vllm-ascend is not installed")
+    assert list(doctor.examine()) == [expected]

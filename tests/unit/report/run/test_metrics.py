@@ -53,8 +53,8 @@ def test_imbalance_is_scale_invariant(rank_rows: Counts, factor: int) -> None:
 
 @given(rank_rows=loads)
 def test_imbalance_is_between_zero_and_ranks_minus_one(rank_rows: Counts) -> None:
-    found = metrics.imbalance(rank_rows, whole(rank_rows))
-    assert -1e-12 <= found <= rank_rows.shape[-1] - 1
+    imbalance = metrics.imbalance(rank_rows, whole(rank_rows))
+    assert -1e-12 <= imbalance <= rank_rows.shape[-1] - 1
 
 
 @given(ranks=st.integers(1, 8), load=st.integers(1, 1000))

@@ -62,9 +62,9 @@ def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
 
 def test_trace_times_are_microseconds_from_first_event(make_record: MakeRecord) -> None:
     trace = traced(make_record(spans=SPANS))
-    found = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
-    assert found["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
-    assert found["move"] == pytest.approx((1_500_000.0, 250_000.0), abs=1.0)
+    times = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
+    assert times["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
+    assert times["move"] == pytest.approx((1_500_000.0, 250_000.0), abs=1.0)
     (move,) = [event for event in events(trace, "X") if event["name"] == "move"]
     assert move["args"] == {"layers": [0, 2]}
 

@@ -11,13 +11,13 @@ from equipoise.cli.simulate import SimulateRequest, run_simulation
 from equipoise.report.simulation.result import SimulationResult
 
 
-def small(**said: object) -> SimulationResult:
+def small(**options: object) -> SimulationResult:
     """Real, of a fraction of a second."""
-    wanted: dict[str, object] = {
+    default_options: dict[str, object] = {
         "workload": "sharegpt", "requests": 80, "workers": 3, "slots_per_worker": 4, "seeds": 2,
         "policies": ("round_robin", "br0", "fit"), "progress": "hidden",
     }  # fmt: skip
-    return run_simulation(SimulateRequest(**(wanted | said)))  # type: ignore[arg-type]
+    return run_simulation(SimulateRequest(**(default_options | options)))  # type: ignore[arg-type]
 
 
 def result(label: str, figure: str, values: Sequence[float]) -> PolicyResult:
@@ -28,7 +28,7 @@ def result(label: str, figure: str, values: Sequence[float]) -> PolicyResult:
 
 
 @pytest.fixture(scope="package")
-def found() -> SimulationResult:
+def simulation_result() -> SimulationResult:
     return small()
 
 

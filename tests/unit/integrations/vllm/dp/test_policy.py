@@ -20,9 +20,9 @@ from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_s
 
 
 def engine(**cache: Any) -> SimpleNamespace:
-    found = configuration(8)
-    vars(found.cache_config).update(cache)
-    return found
+    config = configuration(8)
+    vars(config.cache_config).update(cache)
+    return config
 
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
@@ -41,8 +41,8 @@ def test_ranks_of_has_no_room_with_prefix_caching() -> None:
 
 
 def test_ranks_of_derives_room_from_block_count() -> None:
-    given = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
-    assert rank_capacity(given, 4, DpLoadBalancerSettings()).kv_token_limit == 80 * 16 // 4
+    config = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
+    assert rank_capacity(config, 4, DpLoadBalancerSettings()).kv_token_limit == 80 * 16 // 4
     nothing = engine(kv_cache_size_tokens=None, enable_prefix_caching=False)
     assert rank_capacity(nothing, 4, DpLoadBalancerSettings()).kv_token_limit is None
 
@@ -96,21 +96,21 @@ def switch_on(routing: object) -> None:
     ],
 )
 def test_routing_settings_are_refused_before_engine_starts(routing: object, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         switch_on(routing)
-    assert words in str(refused.value)
-    assert "--policy" not in str(refused.value)
+    assert words in str(error.value)
+    assert "--policy" not in str(error.value)
 
 
 def configured(**parallel: Any) -> SimpleNamespace:
-    known = {
+    parallel_options = {
         "data_parallel_size": 2,
         "data_parallel_external_lb": False,
         "enable_elastic_ep": False,
     }
     scheduler = SimpleNamespace(policy=parallel.pop("policy", "fcfs"))
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**known | parallel), scheduler_config=scheduler
+        parallel_config=SimpleNamespace(**parallel_options | parallel), scheduler_config=scheduler
     )
 
 
@@ -124,15 +124,15 @@ def configured(**parallel: Any) -> SimpleNamespace:
     ],
 )
 def test_routing_contradiction_names_unsupported_engine_option(parallel: Any, words: str) -> None:
-    [found] = dp_config_errors(configured(**parallel), DpLoadBalancerSettings(), {})
-    assert words in found
+    [message] = dp_config_errors(configured(**parallel), DpLoadBalancerSettings(), {})
+    assert words in message
 
 
 def test_routing_contradiction_names_rust_front_end() -> None:
-    [found] = dp_config_errors(
+    [message] = dp_config_errors(
         configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
     )
-    assert RUST_FRONTEND_VARIABLE in found
+    assert RUST_FRONTEND_VARIABLE in message
     assert (
         dp_config_errors(configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
         == []

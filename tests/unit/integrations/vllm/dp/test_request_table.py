@@ -32,7 +32,7 @@ ENDS = st.lists(
 """By request: where it was when it ended, and tokens made before that step, and in it."""
 
 
-class Told(LateBinding):
+class RecordingPolicy(LateBinding):
     """Keeps which requests it was told to be finished, and which to be given up."""
 
     def __init__(self) -> None:
@@ -80,9 +80,9 @@ def entered(table: RequestTable, name: str, rank: int | None = None) -> DpReques
 def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
     ends: list[tuple[DpRequestState, int, int]],
 ) -> None:
-    policy = Told()
+    policy = RecordingPolicy()
     table = RequestTable(policy, WORKERS)
-    wanted = []
+    expected = []
     for number, (stage, early, late) in enumerate(ends):
         name = str(number)
         request = entered(table, name)
@@ -90,11 +90,11 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
         table.on_step({name: early} if early else {}, ())
         request.state = stage
         if stage is DpRequestState.RUNNING and early + late:
-            wanted.append(name)
+            expected.append(name)
     names = [str(number) for number in range(len(ends))]
     table.on_step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
-    assert policy.finished == wanted
-    assert policy.aborted == [name for name in names if name not in wanted]
+    assert policy.finished == expected
+    assert policy.aborted == [name for name in names if name not in expected]
     assert (policy.refused, table.requests) == ([], {})
 
 
@@ -120,17 +120,17 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
     )
 )
 def test_ledger_share_sums_size_and_tokens_of_sent_requests(
-    tickets: list[tuple[DpRequestState, int | None, int]],
+    request_states: list[tuple[DpRequestState, int | None, int]],
 ) -> None:
     table = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
-    for number, (stage, worker, size) in enumerate(tickets):
+    for number, (stage, worker, size) in enumerate(request_states):
         table.requests[str(number)] = DpRequest(
             str(number), size, None, 0.0, _nowhere, [], stage, worker, generated_tokens=number
         )
     there = [
         [
             (n, size)
-            for n, (stage, at, size) in enumerate(tickets)
+            for n, (stage, at, size) in enumerate(request_states)
             if at == w and stage in POLICY_TRACKED_STATES
         ]
         for w in range(WORKERS)
