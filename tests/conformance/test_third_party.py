@@ -39,11 +39,11 @@ def copied(factory: pytest.TempPathFactory) -> Path:
 
 
 def call(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=WATCHDOG, check=False
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
+    return completed.stdout
 
 
 def test_third_party_backend_is_found_by_entry_point(installed: dict[str, str]) -> None:

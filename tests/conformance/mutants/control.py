@@ -89,8 +89,8 @@ class LossWithoutOperation(VirtualControlPlane):
     """Names the lost rank, but not the operation."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
-        found = super().lost_rank(timeout)
-        return None if found is None else RankLost(found.rank, found.reason, "an operation")
+        loss = super().lost_rank(timeout)
+        return None if loss is None else RankLost(loss.rank, loss.reason, "an operation")
 
 
 class CastsIntoTheVoid(VirtualControlPlane):

@@ -48,7 +48,7 @@ class ReceivesBorrow(VirtualCommunicator):
 class WorkThatOwns(VirtualWork):
     """A work that can hold buffers."""
 
-    held: tuple[Tensor, ...] = ()
+    buffers: tuple[Tensor, ...] = ()
 
 
 class OnlyWorksOwn(VirtualCommunicator):
@@ -57,7 +57,7 @@ class OnlyWorksOwn(VirtualCommunicator):
     def _messages(self, what: str, sends: Peers, receives: Peers) -> VirtualWork:
         work = super()._messages(what, all_borrowed(sends), all_borrowed(receives))
         assert isinstance(work, WorkThatOwns)
-        work.held = tuple(tensor for _, tensor in (*receives, *sends))
+        work.buffers = tuple(tensor for _, tensor in (*receives, *sends))
         return work
 
 
@@ -103,7 +103,7 @@ class SourcesBorrow(VirtualSlotStore):
         return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
 
 
-DROPPED = "operations-own-their-buffers"
+BUFFER_OWNERSHIP = "operations-own-their-buffers"
 VERBS = "slot-verbs-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
 SOFT = "result-timeout-does-not-cancel-the-operation"
@@ -115,7 +115,7 @@ MUTANTS = (
         name="a-send-does-not-own-its-buffer",
         clause="K1",
         broken="What is sent is read from memory that may be in use again (Megatron-LM #4047).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=SendsBorrow),
         # all of them drop what was sent: with its work, after a soft wait, after a cancel
         also=(WORKS, SOFT, CANCELLED),
@@ -124,7 +124,7 @@ MUTANTS = (
         name="a-receive-does-not-own-its-buffer",
         clause="K1",
         broken="A late message is written to memory that is in use again (vLLM #49274).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=ReceivesBorrow),
         # both drop the buffer of a receive in flight: with its work, or after a cancel
         also=(WORKS, CANCELLED),
@@ -133,7 +133,7 @@ MUTANTS = (
         name="a-collective-does-not-own-its-input",
         clause="K1",
         broken="Inputs of collectives are freed in flight (PyTorch #193903).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=CollectivesBorrow),
         also=(WORKS, SOFT),  # both drop inputs: with their works, after a soft wait
     ),

@@ -167,9 +167,9 @@ class RuleWordByWord(VirtualKernels):
             start, _, _ = self.arrays(tables, self.live(tables, layer))
             yield
             _, replicas, cumulative = self.arrays(tables, self.live(tables, layer))
-            found = route_by_rule(ids, RoutingTable(start, replicas, cumulative), rule)
-            slots.copy_(found[0])
-            counts.copy_(found[1])
+            slots_and_counts = route_by_rule(ids, RoutingTable(start, replicas, cumulative), rule)
+            slots.copy_(slots_and_counts[0])
+            counts.copy_(slots_and_counts[1])
 
         own_stream(stream).perform(steps)
 

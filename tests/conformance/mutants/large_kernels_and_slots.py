@@ -144,9 +144,12 @@ class TurnsPerBlock(AnyKernels):
 
 
 def _rows(update: TableUpdate, rows: Sequence[int], layers: Sequence[int]) -> TableUpdate:
-    kept = torch.tensor(rows)
+    row_index = torch.tensor(rows)
     return TableUpdate(
-        tuple(layers), update.start[kept], update.replicas[kept], update.cumulative[kept]
+        tuple(layers),
+        update.start[row_index],
+        update.replicas[row_index],
+        update.cumulative[row_index],
     )
 
 

@@ -28,8 +28,8 @@ class _ForgetsReadsOf(HazardTracker):
         writes: tuple[Hashable, ...],
         done: Event,
     ) -> None:
-        kept = tuple(b for b in reads if not (isinstance(b, tuple) and b[0] == self.kind))
-        super()._note(stream, kept, writes, done)
+        noted_reads = tuple(b for b in reads if not (isinstance(b, tuple) and b[0] == self.kind))
+        super()._note(stream, noted_reads, writes, done)
 
 
 class SourceIsOverwritten(_ForgetsReadsOf):

@@ -8,7 +8,7 @@ from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 DEADLINE = faults.DEADLINE
-LOST = [
+SAMPLED_LOSSES = [
     ("Staged", "killed", "staged"),
     ("Transferring", "stopped", "staged"),
     ("Decided", "killed", "staged"),
@@ -25,13 +25,13 @@ TROUBLED = [
 """Of the matrix, on every commit; all of it in the deep profile."""
 
 
-@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else SAMPLED_LOSSES)
 def test_engine_survivors_serve_one_layout_after_losing_a_rank(
     ranks: Ranks, where: str, how: str, commit: str, record_property: RecordProperty
 ) -> None:
-    lost = [faults.VICTIM]
+    lost_ranks = [faults.VICTIM]
     answers = ranks.run(
-        faults.survive, 3, deadline=DEADLINE, lost=lost, where=where, how=how, commit=commit
+        faults.survive, 3, deadline=DEADLINE, lost=lost_ranks, where=where, how=how, commit=commit
     )
     healthy([answers[0], answers[2]])
     add_row(record_property, "fault matrix", matrix_row("processes", commit, how, where))
@@ -47,5 +47,5 @@ def test_engine_ranks_serve_one_layout_beside_a_faulty_rank(
 
 
 def test_fault_samples_are_part_of_the_matrix() -> None:
-    assert set(LOST) <= set(LOSSES)
+    assert set(SAMPLED_LOSSES) <= set(LOSSES)
     assert set(TROUBLED) <= set(TROUBLES)

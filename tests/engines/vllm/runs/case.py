@@ -59,11 +59,11 @@ class Case:
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments of the engine."""
-        told = {**COMMON, **self.engine, "model": self.model}
+        engine_arguments = {**COMMON, **self.engine, "model": self.model}
         if self.plugin is not None:
-            additional = {**told.get("additional_config", {}), "equipoise": self.plugin}
-            told["additional_config"] = additional
-        return told
+            additional = {**engine_arguments.get("additional_config", {}), "equipoise": self.plugin}
+            engine_arguments["additional_config"] = additional
+        return engine_arguments
 
     @property
     def text(self) -> str:

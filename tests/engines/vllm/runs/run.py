@@ -60,8 +60,8 @@ class Outcome:
         answers: what the driver wrote; None where it did not come so far.
         counters: what each process wrote into the folder of counters, with `name` and `pid`.
         output: all that was printed.
-        remaining_processes: processes that outlived the driver, and were ended. vLLM kills its workers without
-            waiting for them, so that on a busy machine there are some.
+        remaining_processes: those that outlived the driver, and were ended. vLLM kills its
+            workers without waiting for them, so that on a busy machine there are some.
     """
 
     code: int | None

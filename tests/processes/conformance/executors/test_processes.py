@@ -17,9 +17,9 @@ CASE = Case(make_program([Step("sum", (7,))], size=2))
 
 @pytest.fixture(scope="module")
 def subject() -> Iterator[ProcessSubject]:
-    made = ProcessSubject("cpu", "gloo", 2)
-    yield made
-    made.close()
+    process_subject = ProcessSubject("cpu", "gloo", 2)
+    yield process_subject
+    process_subject.close()
 
 
 def healthy(subject: ProcessSubject) -> bool:
