@@ -79,10 +79,10 @@ class Device:
         require_equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
 
     def pack(self) -> None:
-        packed = self.ctx.empty((SLOT_BYTES,))
-        self.store.pack([1], packed, self.compute)
+        row = self.ctx.empty((SLOT_BYTES,))
+        self.store.pack([1], row, self.compute)
         self.ctx.drain()
-        require_equal(CLAUSE, packed, self.blob, "slot 1, packed")
+        require_equal(CLAUSE, row, self.blob, "slot 1, packed")
 
     def checksum(self) -> None:
         out = self.ctx.empty((1,), torch.int64)

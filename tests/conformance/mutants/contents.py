@@ -138,9 +138,9 @@ class ClearingStore(VirtualSlotStore):
     def _cleared(self, block: Bytes, expected: SegmentType) -> Bytes:
         if not expected.padding:
             return block
-        anew = block.copy()
-        anew[_element_bytes(expected) :] = 0
-        return anew
+        copy = block.copy()
+        copy[_element_bytes(expected) :] = 0
+        return copy
 
 
 class ShownSums(VirtualSlotStore):

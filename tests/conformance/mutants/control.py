@@ -184,7 +184,7 @@ class NobodyIsNamed(CheckedCommunicator):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedNetwork:
     """The healthy network under another checked mode."""
 
     checked: type[CheckedCommunicator]
@@ -207,7 +207,7 @@ class Checked:
 
 
 def checked_by(checked: type[CheckedCommunicator]) -> Callable[[], Subject]:
-    return lambda: Checked(checked, network_with()())
+    return lambda: CheckedNetwork(checked, network_with()())
 
 
 BALLOTS = "ballots-stay-and-the-missing-are-named"

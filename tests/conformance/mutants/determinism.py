@@ -34,8 +34,8 @@ class InOrderOfArrival(Collective):
         self, network: Network, ranks: tuple[int, ...], shares: Sequence[Contribution]
     ) -> None:
         super().__init__(network, ranks, shares)
-        issued = list(network.pending)
-        self._arrived = sorted(shares, key=lambda share: issued.index(share.native.operation))
+        operations = list(network.pending)
+        self._arrived = sorted(shares, key=lambda share: operations.index(share.native.operation))
 
     def addends(self, rank: int) -> Sequence[Contribution]:
         return self._arrived

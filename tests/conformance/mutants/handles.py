@@ -83,8 +83,8 @@ class FirstHandleIsDropped(VirtualOperation):
     def progress(self) -> None:
         if self._natives is None or self.over:
             return
-        awaited = self._natives[1:] if len(self._natives) > 1 else self._natives
-        if all(native.left == 0 for native in awaited):
+        natives = self._natives[1:] if len(self._natives) > 1 else self._natives
+        if all(native.left == 0 for native in natives):
             self.finish()
 
 

@@ -19,7 +19,7 @@ from equipoise.backends.virtual.work import VirtualWork
 Peers = Sequence[tuple[int, Tensor]]
 
 
-def borrowed(tensor: Tensor) -> Tensor:
+def without_owner(tensor: Tensor) -> Tensor:
     """The same bytes, uint8 [nbytes], without a share in their ownership."""
     if not tensor.nbytes:
         return tensor
@@ -28,7 +28,7 @@ def borrowed(tensor: Tensor) -> Tensor:
 
 
 def all_borrowed(messages: Peers) -> Peers:
-    return [(peer, borrowed(tensor)) for peer, tensor in messages]
+    return [(peer, without_owner(tensor)) for peer, tensor in messages]
 
 
 class SendsBorrow(VirtualCommunicator):
@@ -66,7 +66,7 @@ class CollectivesBorrow(VirtualCommunicator):
 
     def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
         kind, source, out = make.args
-        lent: Bytes = bytes_of(borrowed(torch.from_numpy(source)))
+        lent: Bytes = bytes_of(without_owner(torch.from_numpy(source)))
         return super()._collective(
             partial(Contribution, kind, lent, out, **make.keywords), *tensors[:1]
         )
@@ -93,14 +93,14 @@ class BlobsBorrow(VirtualSlotStore):
     """A blob is read, or written, when the stream comes to it, and is not kept alive until then."""
 
     def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
-        return super()._rows(borrowed(blob), count)
+        return super()._rows(without_owner(blob), count)
 
 
 class SourcesBorrow(VirtualSlotStore):
     """What is written into a slot is read when the stream comes to it, as long as it is there."""
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
-        return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
+        return [bytes_of(without_owner(torch.from_numpy(part))) for part in super()._source(source)]
 
 
 BUFFER_OWNERSHIP = "operations-own-their-buffers"

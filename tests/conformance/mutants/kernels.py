@@ -131,8 +131,8 @@ class NegativeIsLast(VirtualKernels):
         experts = counts.numel()
 
         def program() -> None:
-            wrapped = torch.where((ids < 0) & (ids >= -experts), ids + experts, ids)
-            _native.count_experts(wrapped, counts)
+            wrapped_ids = torch.where((ids < 0) & (ids >= -experts), ids + experts, ids)
+            _native.count_experts(wrapped_ids, counts)
 
         stream.launch(program)
 
@@ -244,8 +244,8 @@ class BlocksOf512(AnyKernels):
         for number, (some, out) in enumerate(
             zip(torch.split(ids, 512), torch.split(slots, 512), strict=True)
         ):
-            turned = BlockTurns(rule.offset + number)
-            super().route_by_rule(turned, some, tables, layer, out, counts, stream)
+            block_rule = BlockTurns(rule.offset + number)
+            super().route_by_rule(block_rule, some, tables, layer, out, counts, stream)
         self.count(ids, counts, stream)
 
 

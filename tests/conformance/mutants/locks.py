@@ -132,7 +132,7 @@ class HastyDrain(VirtualStreamLock):
         return True
 
 
-class Unwatched(VirtualStreamLock):
+class UnwatchedLock(VirtualStreamLock):
     """The deadline is not watched."""
 
     def _strike(self) -> bool:
@@ -320,7 +320,7 @@ MUTANTS = (
         clause="C8",
         broken="No watchdog poisons the lock: one lost signal hangs for ever (NIXL #17665).",
         property=DEADLINE,
-        subject=device_with(lock=Unwatched),
+        subject=device_with(lock=UnwatchedLock),
     ),
     Mutant(
         name="a-time-out-is-not-told",

@@ -28,9 +28,9 @@ class OvertakingStream(VirtualStream):
 
     def submit(self, task: StreamTask) -> None:
         super().submit(task)
-        queued = self._queue._tasks
-        if self.launching and len(queued) > 1 and queued[-2] is self.latest:
-            queued[-2], queued[-1] = queued[-1], queued[-2]
+        tasks = self._queue._tasks
+        if self.launching and len(tasks) > 1 and tasks[-2] is self.latest:
+            tasks[-2], tasks[-1] = tasks[-1], tasks[-2]
         self.latest = task if self.launching else None
 
 

@@ -72,14 +72,14 @@ def served_by(coverage: str, rows: list[Any]) -> Any:
     from equipoise.integrations.vllm.eplb.router import StepCounter
     from equipoise.integrations.vllm.eplb.state import BalancedModel, LayerCoverage
 
-    unused: Any = SimpleNamespace()
+    placeholder: Any = SimpleNamespace()
     return BalancedModel(
-        unused, unused, (), StepCounter(), (), unused, LayerCoverage(coverage), rows
+        placeholder, placeholder, (), StepCounter(), (), placeholder, LayerCoverage(coverage), rows
     )
 
 
 def test_draft_model_may_skip_layers_but_not_all() -> None:
-    rows = [SimpleNamespace(was_called=called) for called in (False, False)]
+    rows = [SimpleNamespace(was_called=was_called) for was_called in (False, False)]
     served = served_by("some layer", rows)
     served.set_unpadded_rows([3])
     with pytest.raises(IntegrationError, match=r"layers \[0, 1\] of 2"):
@@ -89,7 +89,7 @@ def test_draft_model_may_skip_layers_but_not_all() -> None:
 
 
 def test_served_model_names_layer_computed_without_asking() -> None:
-    rows = [SimpleNamespace(was_called=called) for called in (True, False, True)]
+    rows = [SimpleNamespace(was_called=was_called) for was_called in (True, False, True)]
     served = served_by("every layer", rows)
     assert not served.verify_routed(), "no forward with tokens has come by"
     served.set_unpadded_rows([3])

@@ -23,7 +23,7 @@ EAGER: Mapping[str, Any] = {
 MODEL = "qwen3-moe"
 
 
-def balanced(reference: Reference, **settings: Any) -> Case:
+def balanced_case(reference: Reference, **settings: Any) -> Case:
     """Two ranks, two redundant experts, a rebalance every 8 steps; `eplb`."""
     return modes.ours(modes.balanced(reference), eplb={**EAGER, **settings})
 
@@ -46,7 +46,7 @@ def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> 
 def test_engine_lagged_shares_keep_tokens_and_move_experts(
     references: References, run_once: RunOnce
 ) -> None:
-    case = replace(balanced(references[MODEL]), asks=("equipoise_placement",))
+    case = replace(balanced_case(references[MODEL]), asks=("equipoise_placement",))
     outcome = run_once("ours-lagged", case)
     check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
@@ -62,7 +62,7 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
 def test_engine_keeps_tokens_with_static_and_exact_shares(
     shares: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{shares}", balanced(references[MODEL], replica_split=shares))
+    outcome = run_once(f"ours-{shares}", balanced_case(references[MODEL], replica_split=shares))
     check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
 
@@ -72,7 +72,7 @@ def test_engine_keeps_tokens_with_static_and_exact_shares(
 def test_engine_keeps_tokens_with_16_experts_or_a_shared_expert(
     model: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{model}", balanced(references[model]))
+    outcome = run_once(f"ours-{model}", balanced_case(references[model]))
     check_tokens(outcome, references[model])
     balanced_by_us(outcome)
 
@@ -92,7 +92,7 @@ def test_engine_keeps_tokens_behind_data_parallel_server(
 def test_engine_planted_fault_changes_tokens(
     fault: Fault, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{fault}", replace(balanced(references[MODEL]), fault=fault))
+    outcome = run_once(f"ours-{fault}", replace(balanced_case(references[MODEL]), fault=fault))
     assert differs(outcome, references[MODEL], fault)
 
 

@@ -51,10 +51,16 @@ class Worker:
         self.balancer, self.config = Balancer(), object()
         before = [one.clone() for one in self.balancer.counters]
         balancer: Any = self.balancer
-        unused: Any = SimpleNamespace()
-        filled = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
+        placeholder: Any = SimpleNamespace()
+        row_totals = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
         self.served = BalancedModel(
-            balancer, unused, filled, StepCounter(), before, streams, LayerCoverage.EVERY_LAYER
+            balancer,
+            placeholder,
+            row_totals,
+            StepCounter(),
+            before,
+            streams,
+            LayerCoverage.EVERY_LAYER,
         )
         self.state = state()
         self.state._worker_context = SimpleNamespace(streams=streams)

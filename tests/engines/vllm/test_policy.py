@@ -50,7 +50,7 @@ def load(seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(window(popular(seed, SHAPE.layers, SHAPE.experts), seed))
 
 
-def called(weight: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+def rebalance(weight: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
     new_map: torch.Tensor = POLICY.rebalance_experts(weight, SHAPE.slots, 1, 1, SHAPE.ranks, old)
     return new_map
 
@@ -98,14 +98,14 @@ def test_policy_answers_call_of_async_worker() -> None:
     state: Any = SimpleNamespace(policy=POLICY)
     model: Any = SimpleNamespace(eplb_stats=stats)
     new_map = run_rebalance_experts(model, state, old_map(), None)
-    assert torch.equal(new_map, called(load(), old_map()))
+    assert torch.equal(new_map, rebalance(load(), old_map()))
     assert not torch.equal(new_map, old_map())
 
 
 def test_policy_moves_nothing_for_zero_load() -> None:
     """So it is when the engine profiles itself."""
     moves = counter_value("eplb_policy_moved_slots")
-    assert torch.equal(called(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
+    assert torch.equal(rebalance(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
     assert counter_value("eplb_policy_moved_slots") == moves
 
 
@@ -113,7 +113,7 @@ def test_policy_counts_and_logs_each_call(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     calls, moves = counter_value("eplb_policy_calls"), counter_value("eplb_policy_moved_slots")
-    new_map = called(load(), old_map())
+    new_map = rebalance(load(), old_map())
     changed_slots = int((new_map != old_map()).sum())
     assert (
         counter_value("eplb_policy_calls") - calls,
@@ -147,7 +147,7 @@ def test_policy_defers_to_stock_policy_while_group_is_resized(
         counter_value("eplb_policy_failures"),
     )
     expected = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
-    assert torch.equal(called(load(), old), expected)
+    assert torch.equal(rebalance(load(), old), expected)
     assert "the stock policy plans" in lines.text
     assert (counter_value("eplb_policy_moved_slots"), counter_value("eplb_policy_failures")) == (
         moves,
@@ -156,7 +156,7 @@ def test_policy_defers_to_stock_policy_while_group_is_resized(
 
 
 def test_policy_plans_without_an_old_map() -> None:
-    new_map = called(load(), None)
+    new_map = rebalance(load(), None)
     assert (compute_logical_maps(new_map, SHAPE.experts)[1] > 0).all()
 
 
@@ -169,7 +169,7 @@ def test_policy_exception_keeps_installed_map_and_is_logged(
 ) -> None:
     monkeypatch.setattr(ours, "plan_placement", raise_memory_error)
     failures = counter_value("eplb_policy_failures")
-    assert torch.equal(called(load(), old_map().int()), old_map())
+    assert torch.equal(rebalance(load(), old_map().int()), old_map())
     assert counter_value("eplb_policy_failures") == failures + 1
     assert "MemoryError: planned" in lines.text
 
@@ -183,14 +183,14 @@ def test_policy_exception_falls_back_to_stock_policy(
     monkeypatch.setattr(ours, "integer_counts", raise_memory_error)
     failures = counter_value("eplb_policy_failures")
     expected = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
-    assert torch.equal(called(load(), old), expected)
+    assert torch.equal(rebalance(load(), old), expected)
     assert counter_value("eplb_policy_failures") == failures + 1
 
 
 def test_policy_moves_nothing_for_nan_load() -> None:
     weight = load().float()
     weight[1, 2] = float("nan")
-    assert torch.equal(called(weight, old_map()), old_map())
+    assert torch.equal(rebalance(weight, old_map()), old_map())
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
@@ -220,11 +220,15 @@ def test_policy_part_restores_third_party_policy(monkeypatch: pytest.MonkeyPatch
 def test_vllm_rearrangement_moves_only_predicted_bytes(tmp_path: Path) -> None:
     """Two ranks, its own rearrangement: an expert that stays on its rank stays in its slot."""
     results = np.array(_ranks(tmp_path / "meeting"), dtype=np.int64)
-    received, predicted, right = results.sum(axis=0)[:, 0], results[0, :, 1], results[..., 2]
+    received_bytes, predicted_bytes, right = (
+        results.sum(axis=0)[:, 0],
+        results[0, :, 1],
+        results[..., 2],
+    )
     assert right.all()
     assert (results[0, :, 1] == results[1, :, 1]).all()
-    assert (received == predicted).all()
-    assert (received[0] > 0, received[1], received[2] > 0) == (True, 0, True)
+    assert (received_bytes == predicted_bytes).all()
+    assert (received_bytes[0] > 0, received_bytes[1], received_bytes[2] > 0) == (True, 0, True)
 
 
 def _ranks(meeting: Path) -> list[list[list[int]]]:

@@ -87,8 +87,8 @@ def test_first_rank_of_environment_holds_store_for_two_runs() -> None:
 
 
 def test_killed_rank_is_named_by_the_one_that_is_left() -> None:
-    (code, lines), (killed, nothing) = on_bare_ranks("killed")
-    assert (killed, nothing, code) == (-signal.SIGKILL, [], 0)
+    (code, lines), (killed_code, nothing) = on_bare_ranks("killed")
+    assert (killed_code, nothing, code) == (-signal.SIGKILL, [], 0)
     assert lines[0].startswith("rank 1 fell silent")
 
 

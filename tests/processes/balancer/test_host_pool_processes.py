@@ -55,8 +55,8 @@ def test_host_pool_survivors_name_killed_rank_and_hold_nothing(
     answers = ranks.run(pools.die_instead_of, 3, lost=[victim], victim=victim, word=word)
     for rank in {0, 1, 2} - {victim}:
         assert answers[rank]["ended"]["error"] == "BallotIncomplete"
-        missed = answers[rank]["ended"]["text"].partition("no word from rank(s)")[2]
-        assert str(victim) in missed
+        missing_ranks = answers[rank]["ended"]["text"].partition("no word from rank(s)")[2]
+        assert str(victim) in missing_ranks
         assert answers[rank]["holdings"] == [0, 0]
 
 
@@ -73,9 +73,9 @@ def test_host_pools_of_two_jobs_stay_apart(ranks: Ranks) -> None:
 
 
 def test_host_pool_refuses_token_of_another_instance(ranks: Ranks) -> None:
-    for wrong, right in ranks.run(pools.steal, 2):
-        assert wrong["error"] == "PoolMismatch"
-        assert "header is of another pool" in wrong["text"]
+    for refusal, right in ranks.run(pools.steal, 2):
+        assert refusal["error"] == "PoolMismatch"
+        assert "header is of another pool" in refusal["text"]
         assert right["error"] == ""
 
 

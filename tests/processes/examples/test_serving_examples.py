@@ -50,6 +50,6 @@ def test_python_lines_of_page_work_when_pasted(page: str, tmp_path: Path) -> Non
     text = (ROOT / page).read_text("utf-8")
     blocks = PYTHON.findall(text.partition("## In Python")[2].partition("\n## ")[0])
     assert blocks
-    pasted = tmp_path / "pasted.py"
-    pasted.write_text("".join(blocks))
-    assert play(str(pasted), folder=tmp_path)
+    script = tmp_path / "pasted.py"
+    script.write_text("".join(blocks))
+    assert play(str(script), folder=tmp_path)

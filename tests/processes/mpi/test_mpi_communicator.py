@@ -29,8 +29,8 @@ def test_unsupported_calls_are_refused_without_side_effect(job: StartJob) -> Non
 
 def test_threads_share_mpi_communicator_and_fabric(job: StartJob) -> None:
     """Clause P6; collectives of one communicator come from one thread, or from one each."""
-    for wrong, in_order, alive in job(4).run(mpi.from_threads, rounds=20):
-        assert wrong == []
+    for mistakes, in_order, alive in job(4).run(mpi.from_threads, rounds=20):
+        assert mistakes == []
         assert in_order
         assert not any(alive)
 

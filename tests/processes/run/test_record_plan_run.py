@@ -64,10 +64,10 @@ def test_record_plan_run_and_report_agree(tmp_path: Path, recorded_folder: Path)
         "-o",
         "placement.json",
     )
-    placed = ("--placement", "placement.json")
-    out = call(tmp_path, "run", *placed, *TRAFFIC, "--out", "served")
+    placement_options = ("--placement", "placement.json")
+    out = call(tmp_path, "run", *placement_options, *TRAFFIC, "--out", "served")
     call(tmp_path, "record", "--run", "served", "-o", "served.npz")
-    call(tmp_path, "report", "served.npz", *placed, "--json", "again.json")
+    call(tmp_path, "report", "served.npz", *placement_options, "--json", "again.json")
 
     served_statistics = read_statistics(tmp_path / "served.npz")
     assert np.array_equal(read_statistics(recorded_folder).counts, served_statistics.counts)
@@ -100,14 +100,14 @@ def test_recorded_statistics_do_not_depend_on_balancing(
 
 @pytest.mark.deep
 def test_record_under_torchrun_writes_one_folder(tmp_path: Path, recorded_folder: Path) -> None:
-    launched = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "record", *TRAFFIC, "-o", "theirs"],
         cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert launched.returncode == 0, launched.stderr
-    assert launched.stdout.count("recorded steps 0 to 11 on 2 ranks") == 1
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count("recorded steps 0 to 11 on 2 ranks") == 1
     assert read_statistics(recorded_folder).same(read_statistics(tmp_path / "theirs"))
 
 

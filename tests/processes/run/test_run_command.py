@@ -185,7 +185,7 @@ def test_run_ignores_modules_in_the_working_directory(tmp_path: Path) -> None:
 def test_run_under_torchrun_keeps_outputs_identical(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     few = (*FEW, "--steps", "4", "--variants", "exact", "--quiet")
-    launched = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "run", "--json", str(report), *few,
          "--out", str(tmp_path)],
@@ -195,4 +195,4 @@ def test_run_under_torchrun_keeps_outputs_identical(tmp_path: Path) -> None:
     figures = json.loads(report.read_text())
     assert figures["outputs_identical"] is True
     expected = exit_code_of(figures)
-    assert launched.returncode == expected, launched.stderr
+    assert completed.returncode == expected, completed.stderr

@@ -40,7 +40,7 @@ def route(processes: list[Process], fake: FakeProcess, *more: str) -> tuple[Proc
     return process, process.line("serving on").split()[3].rstrip(",")
 
 
-async def streamed(url: str, tokens: int, begun: asyncio.Event) -> bytes:
+async def stream_body(url: str, tokens: int, begun: asyncio.Event) -> bytes:
     async with (
         aiohttp.ClientSession() as client,
         client.post(url + CHAT, json=asked(tokens, stream=True)) as answer,
@@ -56,7 +56,7 @@ async def ended_amid(url: str, process: Process, tokens: int, *more: signal.Sign
     """A stream in the middle of which the proxy is told to end."""
     begun = asyncio.Event()
     async with asyncio.timeout(PATIENCE):
-        call = asyncio.create_task(streamed(url, tokens, begun))
+        call = asyncio.create_task(stream_body(url, tokens, begun))
         await begun.wait()
         process.child.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.line, "ending")
@@ -81,7 +81,7 @@ def test_route_stays_listening_until_drained(processes: list[Process], fake: Fak
     async def work() -> list[int]:
         begun = asyncio.Event()
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
-            call = asyncio.create_task(streamed(url, 400, begun))
+            call = asyncio.create_task(stream_body(url, 400, begun))
             await begun.wait()
             process.child.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.line, "ending")
@@ -148,7 +148,7 @@ def test_route_marks_frozen_worker_lost_and_serves_it_again(
 
     async def work() -> None:
         begun = asyncio.Event()
-        call = asyncio.create_task(streamed(url, 100_000, begun))
+        call = asyncio.create_task(stream_body(url, 100_000, begun))
         await begun.wait()
         assert fake.process is not None
         fake.process.child.send_signal(signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_route_marks_frozen_worker_lost_and_serves_it_again(
         bodies.append(await call)
         fake.process.child.send_signal(signal.SIGCONT)
         await asyncio.to_thread(process.line, ": serving, was lost")
-        bodies.append(await streamed(url, 3, begun))
+        bodies.append(await stream_body(url, 3, begun))
 
     asyncio.run(work())
     error = error_of(bodies[0])

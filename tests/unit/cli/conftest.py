@@ -34,8 +34,8 @@ def equipoise(
 
     def call(*arguments: str) -> Answer:
         code = main(arguments)
-        captured = capsys.readouterr()
-        return Answer(code, captured.out, captured.err)
+        outputs = capsys.readouterr()
+        return Answer(code, outputs.out, outputs.err)
 
     return call
 
@@ -60,13 +60,13 @@ def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
 def record_of(settings: RunSettings) -> RunRecord:
     load = tuple(10 + 10 * (rank == 0) for rank in range(settings.ranks))
     even = (10,) * settings.ranks
-    balanced = settings.balance is Balance.ON
+    is_balanced = settings.balance is Balance.ON
     served = [
         str(name)
         for name in available_variants(settings)
         if not settings.variants or name in settings.variants
     ]
-    about, digest = str(settings.shares) if balanced else "none", ""
+    about, digest = str(settings.shares) if is_balanced else "none", ""
     if settings.placement is not None:
         about = "placement"
         digest = read_placement(settings.placement, ranks=settings.ranks).digest

@@ -146,12 +146,12 @@ def test_advise_rejects_bad_input_and_writes_nothing(
 def test_advise_without_hardware_judges_whether_balancing_pays(
     equipoise: Callable[..., Any],
 ) -> None:
-    skewed = equipoise("advise", "counts.npy", *RANKS)
-    assert (skewed.code, skewed.err) == (0, "")
-    assert "1. Is balancing worth it?  worth it" in skewed.out
-    assert "2. How many redundant slots?  1 on each rank: 12 slots" in skewed.out
-    assert "3. On how many ranks?  not said: needs --hardware" in skewed.out
-    assert "  not said: needs --hardware, --itl" in skewed.out
+    answer = equipoise("advise", "counts.npy", *RANKS)
+    assert (answer.code, answer.err) == (0, "")
+    assert "1. Is balancing worth it?  worth it" in answer.out
+    assert "2. How many redundant slots?  1 on each rank: 12 slots" in answer.out
+    assert "3. On how many ranks?  not said: needs --hardware" in answer.out
+    assert "  not said: needs --hardware, --itl" in answer.out
     even = equipoise("advise", "even.npy", *RANKS)
     assert "1. Is balancing worth it?  not worth it: what is uneven now is chance" in even.out
     assert "2. How many redundant slots?  none, since balancing is not worth it" in even.out

@@ -60,17 +60,17 @@ def test_bench_serve_plan_follows_rate_concurrency_and_trace(tmp_path: Path) -> 
     poisson = plan_for("--rate", "2", "--requests", "2000")
     assert poisson.pacing == OpenLoop()
     assert abs(poisson.workload.arrivals[-1] - 1000) < 150
-    timed = plan_for("--trace", str(trace))
-    assert [one.send_at for one in timed] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert list(timed.workload.prompts) == [5, 6, 7, 8, 9]
+    trace_plan = plan_for("--trace", str(trace))
+    assert [one.send_at for one in trace_plan] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert list(trace_plan.workload.prompts) == [5, 6, 7, 8, 9]
     faster = plan_for("--trace", str(trace), "--rate", "4", "--requests", "3")
     assert [one.send_at for one in faster] == [0.0, 0.25, 0.5]
     assert plan_for("--trace", str(trace), "--concurrency", "2").pacing == ClosedLoop(2)
 
 
 def test_bench_serve_lengths_are_fixed_or_drawn_by_seed() -> None:
-    fixed = plan_for("--prompt-tokens", "11", "--output-tokens", "3", "--requests", "4")
-    assert [(len(one.prompt.split()), one.output) for one in fixed] == [(11, 3)] * 4
+    fixed_plan = plan_for("--prompt-tokens", "11", "--output-tokens", "3", "--requests", "4")
+    assert [(len(one.prompt.split()), one.output) for one in fixed_plan] == [(11, 3)] * 4
     length_plans = [list(plan_for("--seed", seed)) for seed in ("1", "1", "2")]
     assert length_plans[0] == length_plans[1]
     assert length_plans[0] != length_plans[2]

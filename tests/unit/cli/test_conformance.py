@@ -104,15 +104,15 @@ def test_conformance_writes_json_and_html_report(
     report = json.loads((tmp_path / "found" / "conformance.json").read_text())
     assert report["exit_code"] == 1
     assert report["clauses"]["O3"]["status"] == "violated"
-    [violated] = [
+    [violation] = [
         property_result
         for property_result in report["properties"]
         if property_result["status"] == "violated"
     ]
-    assert violated["program"]
+    assert violation["program"]
     page = (tmp_path / "found" / "conformance.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
-    assert violated["what"].split()[0] in page
+    assert violation["what"].split()[0] in page
     assert "verdicts: " in answer.err
     assert "page: " in answer.err
 

@@ -38,9 +38,9 @@ def test_doctor_lists_cpu_backend_with_capabilities(
     findings = json.loads((tmp_path / "found.json").read_text())
     accelerators = {backend["name"]: backend for backend in findings["accelerators"]}
     assert accelerators.keys() >= {"cpu", "virtual"}
-    declared = accelerators["cpu"]["capabilities"]
-    assert (declared["stream_lock"], declared["streams"]) == (True, 4)
-    assert declared["slot_formats"] == ["strided"]
+    capabilities = accelerators["cpu"]["capabilities"]
+    assert (capabilities["stream_lock"], capabilities["streams"]) == (True, 4)
+    assert capabilities["slot_formats"] == ["strided"]
     assert accelerators["cpu"]["devices"] == 1
     assert {backend["devices"] for backend in findings["communicators"]} == {None}
     assert {check["name"] for check in findings["checks"]} >= {"native core", "batch invariance"}

@@ -383,9 +383,9 @@ def test_plan_option_defaults_match_planner() -> None:
 def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> None:
     np.save("moved.npy", np.load("counts.npy")[..., ::-1] ** 2)
     installed = ("--installed", "installed.json", "--policy", "connected", "--json", "f.json")
-    weighed = (*installed, "--expert-bytes", "1000")
+    size_options = (*installed, "--expert-bytes", "1000")
     for budget, most in (("999", 0), ("1999", 1), ("1M", 36)):
-        answer = equipoise("plan", "moved.npy", *OUT, *weighed, "--byte-budget", budget)
+        answer = equipoise("plan", "moved.npy", *OUT, *size_options, "--byte-budget", budget)
         assert answer.code == 0
         figures = json.loads(Path("f.json").read_text())
         assert figures["moves"] <= most
@@ -417,7 +417,7 @@ def test_plan_capacities_give_larger_ranks_more_load(equipoise: Callable[..., An
         assert figures["planned"] == pytest.approx(expected.predicted_imbalance, abs=1e-4)
         assert figures["planned"] < figures["linear"]
         assert figures["bound"] is None
-    warned = equipoise(
+    greedy_answer = equipoise(
         "plan",
         "counts.npy",
         *SHAPE,
@@ -428,7 +428,7 @@ def test_plan_capacities_give_larger_ranks_more_load(equipoise: Callable[..., An
         "greedy",
         "--quiet",
     )
-    assert "--capacities: greedy places as if all ranks were equal" in warned.err
+    assert "--capacities: greedy places as if all ranks were equal" in greedy_answer.err
 
 
 def test_plan_active_experts_objective_counts_experts_per_window(

@@ -102,8 +102,8 @@ def test_write_file_keeps_old_file_when_disk_is_full(
     page.write_text("old")
     page.chmod(0o640)
     link.symlink_to(page)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
         with pytest.raises(EquipoiseError, match=r"link\.html cannot be written: No space left"):
             write_file(link, "new" * 1000)
     assert (page.read_text(), sorted(os.listdir(tmp_path))) == ("old", ["link.html", "page.html"])

@@ -88,8 +88,8 @@ def test_numbers_option_is_a_list_or_a_file_path() -> None:
     assert numbers_of_text("1,.5") == (1.0, 0.5)
     assert numbers_of_text("ranks.txt") == Path("ranks.txt")
     assert numbers_of_yaml([1, 0.5]) == numbers_of_yaml("1,.5")
-    for wrong in ([], [True], ["1"], 3, None):
-        assert refuses(numbers_of_yaml, wrong)
+    for bad_value in ([], [True], ["1"], 3, None):
+        assert refuses(numbers_of_yaml, bad_value)
 
 
 def test_numbers_file_must_have_one_number_per_rank(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> Path:
+def finished_run(tmp_path: Path) -> Path:
     """A run of 12 steps on four ranks."""
     from unit.cli.conftest import record_of
 
@@ -128,7 +128,7 @@ def test_record_rejects_shares_without_balance(
 
 
 def test_record_of_finished_run_sums_over_ranks(
-    equipoise: Callable[..., Any], launches: Launches, finished: Path
+    equipoise: Callable[..., Any], launches: Launches, finished_run: Path
 ) -> None:
     answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
     assert answer.code == 0, answer.err
@@ -140,7 +140,9 @@ def test_record_of_finished_run_sums_over_ranks(
     assert launches == []
 
 
-def test_record_accepts_path_of_run_record(equipoise: Callable[..., Any], finished: Path) -> None:
+def test_record_accepts_path_of_run_record(
+    equipoise: Callable[..., Any], finished_run: Path
+) -> None:
     assert equipoise("record", "--run", "done/record.npz", "-o", "counts.npz").code == 0
     statistics = formats.read_statistics("counts.npz")
     assert (statistics.windows, statistics.by_rank, statistics.top_k) == (12, None, 4)
@@ -184,7 +186,7 @@ BAD = {
 def test_record_rejects_bad_input_before_start(
     equipoise: Callable[..., Any],
     launches: Launches,
-    finished: Path,
+    finished_run: Path,
     tmp_path: Path,
     arguments: tuple[str, ...],
     message: str,

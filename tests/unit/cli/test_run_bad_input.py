@@ -162,10 +162,10 @@ def test_run_rejects_unwritable_output_folder_before_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Permissions do not bind the superuser, who may well run this test.
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
-    answer = equipoise("run", "--out", str(locked / "run"))
+    locked_folder = tmp_path / "locked"
+    locked_folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked_folder)
+    answer = equipoise("run", "--out", str(locked_folder / "run"))
     assert answer.code == 2
     assert "locked cannot be written to" in answer.err
     assert launched_settings == []

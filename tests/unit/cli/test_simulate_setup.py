@@ -32,7 +32,7 @@ def request(**options: Any) -> SimulateRequest:
     return checked_request
 
 
-def traced(tmp_path: Path, rows: int = 6) -> Path:
+def write_trace(tmp_path: Path, rows: int = 6) -> Path:
     path = tmp_path / "t.jsonl"
     lines = (
         f'{{"timestamp": {n * 100}, "input_length": {500 + n}, "output_length": {5 + n}, '
@@ -44,26 +44,26 @@ def traced(tmp_path: Path, rows: int = 6) -> Path:
 
 
 def test_cluster_options_reach_simulated_cluster() -> None:
-    staged = set_up_trial(
+    setup = set_up_trial(
         request(
             workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, draft_tokens=2,
             acceptance=0.6, noise=0.1, prompt_weight=4.0, seconds_per_token=2e-7, fixed_share=0.25,
         ),
         None,
     )  # fmt: skip
-    cluster = staged.trial.scenario.cluster
+    cluster = setup.trial.scenario.cluster
     assert (cluster.workers, cluster.slots, cluster.kv_tokens) == (3, 5, 900)
     assert cluster.prefill == Prefill(chunk=64)
     assert cluster.drafting == Drafting(tokens=2, acceptance=0.6)
     step = cluster.step
     assert (step.per_token, step.noise, step.prompt_weight) == (2e-7, 0.1, 4.0)
-    workload, scenario = staged.trial.scenario_of_seed(0)
+    workload, scenario = setup.trial.scenario_of_seed(0)
     full = scenario.cluster.step.seconds(scenario.cluster.full_load(workload))
     assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
 
 
 def test_routing_options_reach_every_policy_in_seconds() -> None:
-    staged = set_up_trial(
+    setup = set_up_trial(
         request(
             policies=("jsq", "fit"), when_full="hold", window=9, wait_bonus=3.0, slack=0.2,
             prefill_wait=0.5, prefill_chunk=8, prompt_weight=2.0, front_ends=3,
@@ -71,29 +71,29 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
         ),
         None,
     )  # fmt: skip
-    assert [contender.label for contender in staged.contenders] == ["jsq", "fit"]
-    for contender in staged.contenders:
+    assert [contender.label for contender in setup.contenders] == ["jsq", "fit"]
+    for contender in setup.contenders:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
         assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
-    scenario = staged.trial.scenario
+    scenario = setup.trial.scenario
     assert (scenario.front_ends, scenario.patience) == (3, 7.0)
     assert (scenario.report_every, scenario.tell_every) == (0.05, 0.02)
 
 
 @pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])
 def test_published_step_model_ignores_fixed_share(model: str) -> None:
-    staged = set_up_trial(request(step_model=model), None)
-    assert staged.trial.fixed_share is None
-    step = staged.trial.scenario.cluster.step
-    assert step == staged.trial.scenario_of_seed(0)[1].cluster.step
+    setup = set_up_trial(request(step_model=model), None)
+    assert setup.trial.fixed_share is None
+    step = setup.trial.scenario.cluster.step
+    assert step == setup.trial.scenario_of_seed(0)[1].cluster.step
     assert (step.fixed > 0, step.per_mean > 0) == (model != "blog", model == "blog")
 
 
 def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
-    staged = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
-    assert list(staged.trial.seeds) == [7, 8]
-    first, second = (staged.trial.workload_factory(seed) for seed in staged.trial.seeds)
+    setup = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
+    assert list(setup.trial.seeds) == [7, 8]
+    first, second = (setup.trial.workload_factory(seed) for seed in setup.trial.seeds)
     assert first.count == second.count == 240
     assert not first.same_requests(second)
     assert (
@@ -116,12 +116,12 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 def test_trace_sampling_states_how_seeds_differ(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
-    simulate_request = request(workload=None, trace=traced(tmp_path), **options)
+    simulate_request = request(workload=None, trace=write_trace(tmp_path), **options)
     trace = load_trace(simulate_request)
-    staged = set_up_trial(simulate_request, trace)
+    setup = set_up_trial(simulate_request, trace)
     assert trace is not None
-    assert words in staged.sampling
-    workload = staged.trial.workload_factory(1)
+    assert words in setup.sampling
+    workload = setup.trial.workload_factory(1)
     assert workload.count == trace.count
     assert (workload.hashes is None) == ("replacement" in words)
     same = sorted(workload.prompts) == sorted(trace.prompts)
@@ -146,10 +146,10 @@ ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
 def test_arrival_options_select_arrival_process(
     tmp_path: Path, options: dict[str, Any], kind: type, words: str
 ) -> None:
-    simulate_request = request(workload=None, trace=traced(tmp_path), **options)
-    staged = set_up_trial(simulate_request, load_trace(simulate_request))
-    assert words in staged.arrivals
-    workload, scenario = staged.trial.scenario_of_seed(0)
+    simulate_request = request(workload=None, trace=write_trace(tmp_path), **options)
+    setup = set_up_trial(simulate_request, load_trace(simulate_request))
+    assert words in setup.arrivals
+    workload, scenario = setup.trial.scenario_of_seed(0)
     assert isinstance(scenario.arrivals, kind)
     assert workload.arrivals is not None
     if options == {"arrivals": "trace"}:
@@ -159,7 +159,7 @@ def test_arrival_options_select_arrival_process(
 def test_trace_is_cut_to_requested_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = traced(tmp_path)
+    path = write_trace(tmp_path)
 
     def traced_workload(count: int) -> Workload | None:
         return load_trace(request(workload=None, trace=path, requests=count))
@@ -190,7 +190,7 @@ def test_simulate_warns_when_seeds_share_recorded_trace(
 ) -> None:
     run_simulation(
         request(
-            workload=None, trace=traced(tmp_path), sampling="recorded", seeds=2, workers=1,
+            workload=None, trace=write_trace(tmp_path), sampling="recorded", seeds=2, workers=1,
             policies=("fit",), progress="hidden",
         )
     )  # fmt: skip

@@ -36,9 +36,9 @@ def labels_by_series() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for sample in samples}
 
 
-def labels(listed: str) -> set[str]:
+def labels(selector: str) -> set[str]:
     """Of `a, b`, or of `a="x", b=~"y"`."""
-    return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=|,|$)", re.sub(r'"[^"]*"', "", listed)))
+    return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=|,|$)", re.sub(r'"[^"]*"', "", selector)))
 
 
 def test_dashboard_queries_only_exported_series() -> None:
@@ -52,8 +52,8 @@ def test_dashboard_queries_use_existing_labels(target: dict[str, str]) -> None:
     series_labels, expression = labels_by_series(), target["expr"]
     by = [labels(one) for one in re.findall(r"\bby \(([^)]*)\)", expression)]
     assert by, "ranks are put together"
-    for name, selected in re.findall(SERIES, expression):
-        assert "engine" in labels(selected) <= series_labels[name]
+    for name, selector in re.findall(SERIES, expression):
+        assert "engine" in labels(selector) <= series_labels[name]
         assert set.union(*by) <= series_labels[name]
         assert ("le" in by[0]) == name.endswith("_bucket")
     assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set.intersection(*by)

@@ -53,7 +53,7 @@ def rows(placement: Tensor, rank: int) -> list[list[Tensor]]:
     ]
 
 
-def committed(model: Any, new: Tensor) -> bool:
+def is_committed(model: Any, new: Tensor) -> bool:
     """Whether the engine's own commit leaves every expert its slots."""
     eplb_state._commit_eplb_maps(model, new)
     copies = model.logical_replica_count.sum(dim=1)
@@ -94,7 +94,7 @@ def move(rank: int, meeting: str) -> LayerResults:
             for is_now, expected_weight in zip(layer, expected, strict=True)
         )
         moves = COUNTERS.read()["eplb_policy_moved_slots"] - before
-        layer_results.append([carrier.received, moves * BYTES, right and committed(model, new)])
+        layer_results.append([carrier.received, moves * BYTES, right and is_committed(model, new)])
         old = new
     dist.destroy_process_group()
     return layer_results

@@ -106,11 +106,11 @@ def remove_unused(segments: set[Path], besides: int = 0) -> list[Path]:
     others = (
         maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(besides)
     )
-    unused = segments - mapped(others)
-    removed = sorted(path for path in unused if path.exists())
-    for path in removed:
+    segments_without_user = segments - mapped(others)
+    segments_removed = sorted(path for path in segments_without_user if path.exists())
+    for path in segments_removed:
         path.unlink(missing_ok=True)
-    return removed
+    return segments_removed
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

@@ -27,9 +27,9 @@ def _of_model(folder: Path) -> Reference:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    continued = [_continue(model, prompt) for prompt in prompts]
-    tokens = [tokens for tokens, _ in continued]
-    return Reference(str(folder), prompts, tokens, min(margin for _, margin in continued))
+    continuations = [_continue(model, prompt) for prompt in prompts]
+    tokens = [tokens for tokens, _ in continuations]
+    return Reference(str(folder), prompts, tokens, min(margin for _, margin in continuations))
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ class Outcome:
     @property
     def rounds(self) -> list[list[list[int]]]:
         """Tokens by round and prompt; fails the test where there are none."""
-        assert self.code == 0, f"exit code {self.code}:\n{self.said[-6000:]}"
+        assert self.code == 0, f"exit code {self.code}:\n{self.output[-6000:]}"
         assert self.answers is not None
         rounds_of_tokens: list[list[list[int]]] = self.answers["rounds"]
         return rounds_of_tokens

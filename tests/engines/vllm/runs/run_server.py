@@ -82,12 +82,12 @@ def ask(port: int, case: Case, number: int) -> list[int]:
     try:
         text = json.dumps(body | {"return_token_ids": True})
         connection.request("POST", "/v1/completions", text, headers)
-        return list(_streamed(connection.getresponse()))
+        return list(_tokens_of_stream(connection.getresponse()))
     finally:
         connection.close()
 
 
-def _streamed(response: HTTPResponse) -> Iterator[int]:
+def _tokens_of_stream(response: HTTPResponse) -> Iterator[int]:
     if response.status != 200:
         raise RuntimeError(f"status {response.status}: {response.read()!r}")
     for line in response:

@@ -32,7 +32,7 @@ class Worker:
     devices = 0
 
 
-class Extended(Worker):
+class ExtendedWorker(Worker):
     """One that has it, as the engine puts it in."""
 
     inits = 0
@@ -51,7 +51,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def created(config: Any) -> Any:
+def engine_config(config: Any) -> Any:
     """What the engine makes of it once the plugin is registered."""
     with engine() as modules:
         plugin.register()
@@ -60,13 +60,13 @@ def created(config: Any) -> Any:
 
 def test_plugin_leaves_config_unchanged_without_settings() -> None:
     config = configuration({"other": 1}, enable_eplb=True)
-    assert created(config) is config
+    assert engine_config(config) is config
     assert config.parallel_config.worker_extension_cls == ""
     assert config.additional_config == {"other": 1}
 
 
 def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
-    config = created(configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True))
+    config = engine_config(configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True))
     assert config.parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
@@ -75,7 +75,7 @@ def test_plugin_copies_environment_settings_into_config(
 ) -> None:
     plugin_settings = {"pp_transport": True}
     monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(plugin_settings))
-    config = created(configuration({}, pipeline_parallel_size=2))
+    config = engine_config(configuration({}, pipeline_parallel_size=2))
     assert config.additional_config == {SETTINGS_KEY: plugin_settings}
 
 
@@ -98,7 +98,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     part: str, parallel: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(IntegrationError, match=message):
-        created(configuration({SETTINGS_KEY: {part: True}}, **parallel))
+        engine_config(configuration({SETTINGS_KEY: {part: True}}, **parallel))
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
     config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True)
     vars(getattr(config, where) if where else config).update(attributes)
     with pytest.raises(IntegrationError, match=message):
-        created(config)
+        engine_config(config)
     if "NCCL" in message:
         monkeypatch.setenv("NCCL_MAX_CTAS", "8")
-        assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+        assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
@@ -148,13 +148,13 @@ def test_plugin_takes_only_communicator_of_device(
     config = configuration({SETTINGS_KEY: {"eplb": options or True}}, enable_eplb=True)
     config.device_config.device_type = device
     with nullcontext() if message is None else pytest.raises(IntegrationError, match=message):
-        created(config)
+        engine_config(config)
 
 
 def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
     settings = {SETTINGS_KEY: {"eplb": {"communicator": "gloo"}}}
     config = configuration(settings, enable_eplb=True, all2all_backend="deepep_low_latency")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+    assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
@@ -171,20 +171,20 @@ def test_plugin_refuses_v1_runner_that_leaves_steps_out(
 ) -> None:
     config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, **parallel)
     config.model_config.runner_type = runner
-    assert created(config) is config, "the second model runner counts every forward"
+    assert engine_config(config) is config, "the second model runner counts every forward"
     config.use_v2_model_runner = False
     with pytest.raises(IntegrationError, match="V1") if expect_error else nullcontext():
-        created(config)
+        engine_config(config)
 
 
 @pytest.mark.parametrize("part", ["eplb", "pp_transport"])
 def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     config = configuration({SETTINGS_KEY: {part: True}}, enable_eplb=True, **several)
-    assert created(config) is config
+    assert engine_config(config) is config
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     with pytest.raises(IntegrationError, match="Ray's compiled graph"):
-        created(config)
+        engine_config(config)
 
 
 @pytest.mark.parametrize(
@@ -205,12 +205,12 @@ def test_plugin_refuses_exact_shares_with_captured_forwards(
         pytest.raises(IntegrationError, match="--enforce-eager") if expect_error else nullcontext()
     )
     with expectation:
-        created(config)
+        engine_config(config)
 
 
 def test_plugin_refuses_unknown_settings() -> None:
     with pytest.raises(ConfigError, match="unknown engin"):
-        created(configuration({SETTINGS_KEY: {"engin": True}}))
+        engine_config(configuration({SETTINGS_KEY: {"engin": True}}))
 
 
 def test_plugin_refuses_untested_version_and_names_tested_ones(
@@ -219,10 +219,10 @@ def test_plugin_refuses_untested_version_and_names_tested_ones(
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
     config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
-        created(config)
+        engine_config(config)
     assert config.parallel_config.worker_extension_cls == ""
     monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9.9")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+    assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_names_missing_symbol_and_changes_nothing(
@@ -232,7 +232,7 @@ def test_plugin_names_missing_symbol_and_changes_nothing(
     monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "pp_transport", (symbol,))
     config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vllm\.place:Thing\.call is missing"):
-        created(config)
+        engine_config(config)
     assert config.parallel_config.worker_extension_cls == ""
 
 
@@ -241,7 +241,7 @@ def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
         {SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
     )
     with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
-        created(theirs)
+        engine_config(theirs)
 
 
 def test_plugin_stays_off_when_hook_is_missing(
@@ -267,7 +267,7 @@ def test_plugin_stays_off_when_hook_signature_differs() -> None:
 
 
 def test_worker_hook_initialises_extension_after_device() -> None:
-    worker = Extended()
+    worker = ExtendedWorker()
     with engine(vllm__distributed__eplb__policy=NOTHING) as modules:
         plugin.register()
         modules[WORKERS].WorkerWrapperBase(worker).init_device()
@@ -285,7 +285,7 @@ def test_worker_hook_without_extension_restores_stock_policy(before: object) -> 
 
 
 def test_plugin_registered_twice_hooks_once() -> None:
-    worker = Extended()
+    worker = ExtendedWorker()
     with engine() as modules:
         plugin.register()
         plugin.register()

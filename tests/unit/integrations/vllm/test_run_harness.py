@@ -61,9 +61,9 @@ def test_case_adds_plugin_settings_to_additional_config() -> None:
     engine = {"additional_config": {"vllm_cpu": {"eplb": {}}}, "seed": 7}
     case = Case("m", [], 1, engine)
     assert case.arguments["additional_config"] == {"vllm_cpu": {"eplb": {}}}
-    switched = replace(case, plugin={"eplb_policy": "greedy"})
+    case_with_plugin = replace(case, plugin={"eplb_policy": "greedy"})
     both = {"vllm_cpu": {"eplb": {}}, "equipoise": {"eplb_policy": "greedy"}}
-    assert switched.arguments == case.arguments | {"additional_config": both}
+    assert case_with_plugin.arguments == case.arguments | {"additional_config": both}
     assert engine["additional_config"] == {"vllm_cpu": {"eplb": {}}}
 
 

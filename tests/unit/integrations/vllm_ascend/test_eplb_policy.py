@@ -37,14 +37,14 @@ def fullest(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
     return maximum_loads
 
 
-def planned(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
+def rebalance(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
     ours, counters = policy(**settings)
     work = torch.from_numpy(by_slot(load, table))
     has_changed, order, new = ours.rebalance_experts(torch.from_numpy(table), work)
     return has_changed, order, np.asarray(new), dict(counters.read())
 
 
-def accepted(before: Ints, after: Ints) -> None:
+def check_plan(before: Ints, after: Ints) -> None:
     """As vllm-ascend's `check_expert_placement`."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
@@ -71,8 +71,8 @@ def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
     problem: tuple[Ints, Ints], most: float
 ) -> None:
     load, table = problem
-    has_changed, order, new, counts = planned(load, table, max_move_fraction=most)
-    accepted(table, new)
+    has_changed, order, new, counts = rebalance(load, table, max_move_fraction=most)
+    check_plan(table, new)
     moves = int((new != table).sum())
     assert moves <= most * table.size
     assert counts == {
@@ -87,9 +87,9 @@ def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
 
 def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
-    _, _, new_table, _ = planned(load, table)
+    _, _, new_table, _ = rebalance(load, table)
     assert layouts.score(load, new_table).mean() <= 1.05
-    assert planned(load, new_table)[3]["eplb_policy_moved_slots"] == 0
+    assert rebalance(load, new_table)[3]["eplb_policy_moved_slots"] == 0
 
 
 @pytest.mark.parametrize(

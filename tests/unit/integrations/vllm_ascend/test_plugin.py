@@ -25,7 +25,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
+def prepared_config(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
     """The configuration, as the plugin leaves it."""
     config = configuration(
         {SETTINGS_KEY: parts, **additional}, **{"worker_cls": WORKER, **parallel}
@@ -37,13 +37,13 @@ def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
 
 
 def test_plugin_with_ascend_worker_sets_no_extension() -> None:
-    assert prepared({"eplb_policy": True}).parallel_config.worker_extension_cls == ""
+    assert prepared_config({"eplb_policy": True}).parallel_config.worker_extension_cls == ""
 
 
 def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
     theirs = "vllm_ascend.worker.worker.NPUWorker"
     with pytest.raises(IntegrationError, match=f"--worker-cls {WORKER}: not {theirs}"):
-        prepared({"eplb_policy": True}, worker_cls=theirs)
+        prepared_config({"eplb_policy": True}, worker_cls=theirs)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     parts: Any, additional: Any, message: str
 ) -> None:
     with pytest.raises(IntegrationError, match=message):
-        prepared(parts, additional)
+        prepared_config(parts, additional)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +72,13 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     ],
 )
 def test_plugin_accepts_policy_when_expert_balancing_is_on(additional: Any, parallel: Any) -> None:
-    config = prepared({"eplb_policy": True}, additional, **parallel)
+    config = prepared_config({"eplb_policy": True}, additional, **parallel)
     assert config.additional_config[SETTINGS_KEY] == {"eplb_policy": True}
 
 
 def test_plugin_refuses_engine_part_with_reason() -> None:
     with pytest.raises(EngineUnsupported, match="eplb: vllm-ascend moves experts by itself"):
-        prepared({"eplb": True})
+        prepared_config({"eplb": True})
 
 
 def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:

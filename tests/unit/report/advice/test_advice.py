@@ -189,9 +189,9 @@ def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     split = TrainTestSplit.of(ExpertStatistics(counts))
     placement_plan = plan(split.train.counts, slots=12, ranks=4, policy="connected")
     layout = ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
-    levelled = split.imbalance_with_exact_shares(placement_plan.placement, 4)
-    assert (levelled <= split.measured_imbalance(layout) + 1e-9).all()
-    assert levelled.max() < split.measured_imbalance(layout).max()
+    exact_imbalance = split.imbalance_with_exact_shares(placement_plan.placement, 4)
+    assert (exact_imbalance <= split.measured_imbalance(layout) + 1e-9).all()
+    assert exact_imbalance.max() < split.measured_imbalance(layout).max()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
@@ -251,8 +251,8 @@ def test_advice_gain_uses_seconds_when_known() -> None:
 
 
 def test_advised_slots_are_fewest_that_meet_target() -> None:
-    def choice(more: int, planned: float, seconds: float | None = None) -> SlotChoice:
-        return SlotChoice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
+    def choice(more: int, imbalance: float, seconds: float | None = None) -> SlotChoice:
+        return SlotChoice(8 + 4 * more, 2 + more, more > 0, imbalance, imbalance, None, seconds)
 
     bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
     assert advise_slots([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)

@@ -68,9 +68,9 @@ def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
 def test_fitted_placement_matches_layer_numbers() -> None:
     placement = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], dtype=np.int32)
     layout = ExpertPlacement.with_even_shares(placement, 2, (3, 4, 7))
-    fitted = select_layers(layout, ExpertStatistics(COUNTS, (4, 7)))
-    assert fitted.placement.tolist() == placement[1:].tolist()
-    assert fitted.layers == (4, 7)
+    fitted_layout = select_layers(layout, ExpertStatistics(COUNTS, (4, 7)))
+    assert fitted_layout.placement.tolist() == placement[1:].tolist()
+    assert fitted_layout.layers == (4, 7)
     with pytest.raises(PlacementError, match="has no layer 5"):
         select_layers(layout, ExpertStatistics(COUNTS, (4, 5)))
     with pytest.raises(PlacementError, match="places 4 experts, and the statistics are of 3"):

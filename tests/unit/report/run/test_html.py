@@ -73,8 +73,8 @@ def test_run_page_has_every_section(
 
 def test_run_page_tile_says_times_once(make_record: MakeRecord) -> None:
     record = make_record()
-    lagged = replace(record.variants["lagged"], name="exact")
-    page, _ = outline(replace(record, variants={**record.variants, "exact": lagged}))
+    lagged_variant = replace(record.variants["lagged"], name="exact")
+    page, _ = outline(replace(record, variants={**record.variants, "exact": lagged_variant}))
     assert re.search(r"<b>[0-9.]+</b><span>times smaller</span>", page)
 
 

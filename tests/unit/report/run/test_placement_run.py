@@ -22,8 +22,8 @@ DIGEST = "0123456789abcdef" * 2
 def record(make_record: MakeRecord, make_variant: Callable[..., object]) -> RunRecord:
     """Exact's rows, without a rebalance."""
     plain = make_record()
-    placed = replace(plain.variants["exact"], name="placement", rebalances=(), aborts={})
-    served = {"unbalanced": plain.variants["unbalanced"], "placement": placed}
+    placement_variant = replace(plain.variants["exact"], name="placement", rebalances=(), aborts={})
+    served = {"unbalanced": plain.variants["unbalanced"], "placement": placement_variant}
     return replace(plain, shares="placement", placement=DIGEST, variants=served)
 
 
@@ -38,8 +38,8 @@ def test_placement_run_is_measured_over_all_steps(record: RunRecord) -> None:
 
 
 def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:
-    wrong = replace(record.variants["placement"], outputs="b")
-    summary = summarise(replace(record, variants=record.variants | {"placement": wrong}))
+    other_variant = replace(record.variants["placement"], outputs="b")
+    summary = summarise(replace(record, variants=record.variants | {"placement": other_variant}))
     assert (summary.outputs_identical, summary.exit_code) == (False, 1)
 
 

@@ -29,20 +29,22 @@ def test_simulation_table_fits_width_with_every_column_once(
 
 def test_simulation_table_marks_only_best_of_column(simulation_result: SimulationResult) -> None:
     best = {one.column.figure: one.best for one in best_of_columns(simulation_result.results)}
-    for filled in fill_columns(simulation_result, best_of_columns(simulation_result.results)):
-        marked = [
+    for column in fill_columns(simulation_result, best_of_columns(simulation_result.results)):
+        marked_labels = [
             label
-            for label, text in zip(simulation_result.labels, filled.texts, strict=True)
+            for label, text in zip(simulation_result.labels, column.texts, strict=True)
             if text.endswith(BEST_MARK)
         ]
-        expected = best.get(filled.column.figure)
-        assert marked == ([] if expected is None else [expected])
+        expected = best.get(column.column.figure)
+        assert marked_labels == ([] if expected is None else [expected])
 
 
 def test_simulation_table_colours_change_no_text(simulation_result: SimulationResult) -> None:
-    coloured = render(simulation_result, ColourMode.COLOUR)
-    assert "\033[1;32m" in coloured
-    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == render(simulation_result, ColourMode.PLAIN)
+    coloured_text = render(simulation_result, ColourMode.COLOUR)
+    assert "\033[1;32m" in coloured_text
+    assert re.sub(r"\033\[[0-9;]*m", "", coloured_text) == render(
+        simulation_result, ColourMode.PLAIN
+    )
 
 
 def test_simulation_table_describes_subject_and_signs(simulation_result: SimulationResult) -> None:

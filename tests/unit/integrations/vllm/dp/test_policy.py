@@ -75,10 +75,10 @@ def test_third_party_policy_is_constructed_from_slots() -> None:
 
 def switch_on(routing: object) -> None:
     """As the plugin does, as far as it needs no engine."""
-    requested = parse_settings({"equipoise": {"dp_load_balancer": routing}}, {})
-    assert requested is not None
-    assert requested.dp_load_balancer is not None
-    prepare(requested.dp_load_balancer)
+    plugin_settings = parse_settings({"equipoise": {"dp_load_balancer": routing}}, {})
+    assert plugin_settings is not None
+    assert plugin_settings.dp_load_balancer is not None
+    prepare(plugin_settings.dp_load_balancer)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_routing_settings_are_refused_before_engine_starts(routing: object, word
     assert "--policy" not in str(error.value)
 
 
-def configured(**parallel: Any) -> SimpleNamespace:
+def engine_config(**parallel: Any) -> SimpleNamespace:
     parallel_options = {
         "data_parallel_size": 2,
         "data_parallel_external_lb": False,
@@ -124,17 +124,17 @@ def configured(**parallel: Any) -> SimpleNamespace:
     ],
 )
 def test_routing_contradiction_names_unsupported_engine_option(parallel: Any, words: str) -> None:
-    [message] = dp_config_errors(configured(**parallel), DpLoadBalancerSettings(), {})
+    [message] = dp_config_errors(engine_config(**parallel), DpLoadBalancerSettings(), {})
     assert words in message
 
 
 def test_routing_contradiction_names_rust_front_end() -> None:
     [message] = dp_config_errors(
-        configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
+        engine_config(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
     )
     assert RUST_FRONTEND_VARIABLE in message
     assert (
-        dp_config_errors(configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
+        dp_config_errors(engine_config(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
         == []
     )
 
@@ -142,7 +142,7 @@ def test_routing_contradiction_names_rust_front_end() -> None:
 def test_routing_policy_without_holding_allows_priority_scheduling() -> None:
     pushing = DpLoadBalancerSettings(policy="jsq", options={"when_full": "queue"})
     assert not may_hold_requests(pushing)
-    assert dp_config_errors(configured(policy="priority"), pushing, {}) == []
+    assert dp_config_errors(engine_config(policy="priority"), pushing, {}) == []
     assert may_hold_requests(DpLoadBalancerSettings(policy="jsq"))
     assert may_hold_requests(DpLoadBalancerSettings(policy="package:object"))
     assert may_hold_requests(DpLoadBalancerSettings(policy="br0", options={"when_full": "queue"}))

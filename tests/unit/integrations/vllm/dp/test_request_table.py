@@ -66,7 +66,7 @@ async def _nowhere(message: Any) -> None:
     """The engine takes it."""
 
 
-def entered(table: RequestTable, name: str, rank: int | None = None) -> DpRequest:
+def add_request(table: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
     request = DpRequest(
         name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name]
@@ -85,7 +85,7 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
     expected = []
     for number, (stage, early, late) in enumerate(ends):
         name = str(number)
-        request = entered(table, name)
+        request = add_request(table, name)
         assert mark_sent(request) is not None
         table.on_step({name: early} if early else {}, ())
         request.state = stage
@@ -102,10 +102,10 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
 def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
     table = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
-        assert entered(table, "one", rank).assigned_rank == worker
+        assert add_request(table, "one", rank).assigned_rank == worker
         return
     with pytest.raises(RequestError, match="made an invalid assignment"):
-        entered(table, "one", rank)
+        add_request(table, "one", rank)
     assert list(table.take_assigned()) == []
 
 

@@ -210,13 +210,13 @@ def test_scheduler_sends_overdue_request_without_further_events() -> None:
 def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
     async def work() -> None:
         async with HeldRequest(max_queue_seconds=5) as held_request:
-            pinned = asked("pinned", rank=1)
-            await held_request.client.add_request_async(pinned)
+            pinned_request = asked("pinned", rank=1)
+            await held_request.client.add_request_async(pinned_request)
             now = held_request.client.scheduler.clock()
             held_request.client.scheduler.clock = lambda: now + 6
             held_request.client.scheduler.poll()
             await turn()
-            assert held_request.setup.engines[1].seen[-1] == pinned
+            assert held_request.setup.engines[1].seen[-1] == pinned_request
 
     run(work())
 

@@ -23,8 +23,10 @@ def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
     layers = []
     for number, size in enumerate(sizes):
         tensor = torch.empty((slots_per_rank, size), dtype=torch.uint8)
-        placed = TensorName("model", number, "w13")
-        layers.append(LayerTensors(number, (slot_tensor(placed, tensor, slots_per_rank, strided),)))
+        tensor_name = TensorName("model", number, "w13")
+        layers.append(
+            LayerTensors(number, (slot_tensor(tensor_name, tensor, slots_per_rank, strided),))
+        )
     return layer_groups(tuple(layers))
 
 

@@ -50,7 +50,7 @@ print(sha256(found.placement.tobytes()).hexdigest())
 """
 
 
-def proposed(standing: Standing, **chosen: float) -> PolicyPlan:
+def plan_for(standing: Standing, **chosen: float) -> PolicyPlan:
     return plan_placement(
         standing.problem.load, standing.shape, standing.installed, EplbPolicySettings(**chosen)
     )
@@ -59,7 +59,7 @@ def proposed(standing: Standing, **chosen: float) -> PolicyPlan:
 @UNHURRIED
 @given(standings(), st.floats(0, 1))
 def test_proposal_keeps_a_slot_for_every_expert(standing: Standing, most: float) -> None:
-    policy_plan = proposed(standing, max_move_fraction=most)
+    policy_plan = plan_for(standing, max_move_fraction=most)
     assert policy_plan.placement.dtype == np.int64
     assert policy_plan.placement.shape == standing.installed.shape
     for row in policy_plan.placement.tolist():
@@ -72,7 +72,7 @@ def test_proposal_changes_layer_only_for_the_required_gain(
     standing: Standing, gain: float, target: float
 ) -> None:
     load, ranks = standing.problem.load, standing.problem.ranks
-    policy_plan = proposed(standing, min_improvement=gain, target_imbalance=target)
+    policy_plan = plan_for(standing, min_improvement=gain, target_imbalance=target)
     before = fullest(load, standing.installed, ranks)
     after = fullest(load, policy_plan.placement, ranks)
     layer_changed = (policy_plan.placement != standing.installed).any(axis=1)
@@ -86,7 +86,7 @@ def test_proposal_changes_layer_only_for_the_required_gain(
 @UNHURRIED
 @given(standings())
 def test_proposal_moves_equal_changed_slots_and_fetched_copies(standing: Standing) -> None:
-    policy_plan = proposed(standing)
+    policy_plan = plan_for(standing)
     assert policy_plan.moved_slots == (policy_plan.placement != standing.installed).sum()
     assert policy_plan.moved_slots == fetched(
         standing.installed, policy_plan.placement, standing.problem.ranks
@@ -97,7 +97,7 @@ def test_proposal_moves_equal_changed_slots_and_fetched_copies(standing: Standin
 @given(standings(), st.floats(0, 0.5))
 def test_proposal_moves_stay_within_limit(standing: Standing, most: float) -> None:
     assert (
-        proposed(standing, max_move_fraction=most, min_improvement=0.0).moved_slots
+        plan_for(standing, max_move_fraction=most, min_improvement=0.0).moved_slots
         <= most * standing.installed.size
     )
 
@@ -120,7 +120,7 @@ def test_proposal_keeps_layer_without_load(standing: Standing, scale: int) -> No
 @UNHURRIED
 @given(standings())
 def test_proposal_balancedness_matches_load(standing: Standing) -> None:
-    policy_plan, load, ranks = proposed(standing), standing.problem.load, standing.problem.ranks
+    policy_plan, load, ranks = plan_for(standing), standing.problem.load, standing.problem.ranks
     if load.any():
         assert policy_plan.balancedness_before is not None
         assert policy_plan.balancedness_before == pytest.approx(

@@ -39,14 +39,14 @@ def layer(**scales: Any) -> Any:
 def test_check_scales_names_scales_that_differ_among_experts(
     alone: Any, values_by_name: dict[str, list[float]]
 ) -> None:
-    wrong = [name for name, values in values_by_name.items() if len(set(values)) > 1]
+    differing_names = [name for name, values in values_by_name.items() if len(set(values)) > 1]
     given_scales = [(name, torch.tensor(values)) for name, values in values_by_name.items()]
-    if not wrong:
+    if not differing_names:
         check_shared_scales(given_scales, alone)
         return
     with pytest.raises(IntegrationError, match="scales differ") as error:
         check_shared_scales(given_scales, alone)
-    assert str(error.value).endswith(f": {wrong}")
+    assert str(error.value).endswith(f": {differing_names}")
 
 
 def test_check_scales_names_scales_that_differ_between_ranks(

@@ -88,10 +88,10 @@ def test_handover_send_is_one_turn_and_is_completed_at_once(
     ours, group, turns = between(handles)
     slices = None if ranks is None else SimpleNamespace(world_size=ranks)
     send_handles = ours.isend_tensor_dict(TENSORS, dst, slices, CHOSEN)
-    [(open_turns, tensors, stage, sliced, chosen)] = group.calls
+    [(open_turns, tensors, stage, slice_group, chosen)] = group.calls
     assert (open_turns, turns.count, turns.open) == (1, 1, 0)
     assert (tensors is TENSORS, stage, chosen is CHOSEN) == (True, dst, True)
-    assert (sliced is not None) == (ranks is not None and ranks > 1)
+    assert (slice_group is not None) == (ranks is not None and ranks > 1)
     assert len(send_handles) == handles
     assert all(cast(Any, one).is_completed() for one in send_handles)
     for one in send_handles:
