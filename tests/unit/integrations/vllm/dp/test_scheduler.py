@@ -46,7 +46,7 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("name", list(POLICIES))
-@given(acts=st.lists(ACTS, max_size=60))
+@given(actions=st.lists(ACTS, max_size=60))
 def test_scheduler_never_loses_or_duplicates_requests(
     name: str, clients: int, actions: list[Act]
 ) -> None:
@@ -61,7 +61,7 @@ def test_scheduler_never_loses_or_duplicates_requests(
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
+@given(actions=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
 def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
     clients: int, actions: list[Act], name: str
 ) -> None:
@@ -79,7 +79,7 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
 @example(
-    acts=[
+    actions=[
         ("arrive", 1, None),
         ("arrive", 1, None),
         ("arrive", 27, None),
@@ -89,7 +89,7 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
         ("abort", 2, None),
     ]
 )
-@given(acts=st.lists(ACTS, max_size=60))
+@given(actions=st.lists(ACTS, max_size=60))
 def test_scheduler_never_loses_overdue_requests(name: str, actions: list[Act]) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, 2, policy=name, max_queue_seconds=5))
@@ -244,7 +244,7 @@ def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
-@given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
+@given(failing=st.integers(0, 40), actions=st.lists(ACTS, min_size=10, max_size=40))
 def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
     kind: str, failing: int, actions: list[Act]
 ) -> None:
