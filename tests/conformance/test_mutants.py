@@ -42,9 +42,9 @@ def verdict_on(mutant: Mutant) -> PropertyViolated | PropertyHeld:
 def test_mutant_is_rejected_for_its_clause(
     mutant: Mutant,
 ) -> None:
-    verdict = verdict_on(mutant)
-    assert isinstance(verdict, PropertyViolated), f"{mutant.name} lives: {mutant.broken}"
-    assert verdict.clause == mutant.clause, verdict.what
+    found = verdict_on(mutant)
+    assert isinstance(found, PropertyViolated), f"{mutant.name} lives: {mutant.broken}"
+    assert found.clause == mutant.clause, found.what
 
 
 @each_mutant

@@ -8,7 +8,7 @@ from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 DEADLINE = faults.DEADLINE
-SAMPLED_LOSSES = [
+LOST = [
     ("Staged", "killed", "staged"),
     ("Transferring", "stopped", "staged"),
     ("Decided", "killed", "staged"),
@@ -25,7 +25,7 @@ TROUBLED = [
 """Of the matrix, on every commit; all of it in the deep profile."""
 
 
-@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else SAMPLED_LOSSES)
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
 def test_engine_survivors_serve_one_layout_after_losing_a_rank(
     ranks: Ranks, where: str, how: str, commit: str, record_property: RecordProperty
 ) -> None:
@@ -47,5 +47,5 @@ def test_engine_ranks_serve_one_layout_beside_a_faulty_rank(
 
 
 def test_fault_samples_are_part_of_the_matrix() -> None:
-    assert set(SAMPLED_LOSSES) <= set(LOSSES)
+    assert set(LOST) <= set(LOSSES)
     assert set(TROUBLED) <= set(TROUBLES)
