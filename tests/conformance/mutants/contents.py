@@ -115,7 +115,7 @@ class UnpackingStore(VirtualSlotStore):
 
 
 def _element_bytes(expected: SegmentType) -> int:
-    """Bytes of the elements, which are those that a tensor shows."""
+    """Bytes of the elements, without the padding."""
     return expected.nbytes - expected.padding
 
 

@@ -42,7 +42,7 @@ class InOrderOfArrival(Collective):
 
 
 def sum_as(shares: Sequence[Contribution], through: type[np.generic]) -> Bytes:
-    """The sum of what these brought, formed in another type."""
+    """The sum of the contributions, computed in another dtype."""
     dtype = SUM_DTYPES[shares[0].dtype]
     total = np.sum([share.snapshot.view(dtype).astype(through) for share in shares], axis=0)
     summed_bytes: Bytes = total.astype(dtype).view(np.uint8)

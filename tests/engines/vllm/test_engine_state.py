@@ -32,7 +32,7 @@ def streams() -> Iterator[EngineStreams]:
 
 
 class Balancer:
-    """As far as a step meets it: counters of two families, and boundaries."""
+    """The parts of a balancer that a step uses: counters of two families, and boundaries."""
 
     def __init__(self) -> None:
         self.counters = [torch.zeros(1, 2, dtype=torch.int32) for _ in range(2)]
@@ -167,7 +167,7 @@ def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interva
 
 
 def engine(window: int, interval: int) -> Any:
-    """As vLLM's `EPLBConfig`."""
+    """An engine config with the fields of vLLM's `EPLBConfig`."""
     from vllm.config.parallel import EPLBConfig
 
     return EPLBConfig(

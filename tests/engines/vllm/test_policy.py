@@ -127,14 +127,14 @@ def test_policy_counts_and_logs_each_call(
 
 
 def map_of_grown_group() -> torch.Tensor:
-    """What is there when a rank has joined: its slots are empty."""
+    """The map after a rank has joined: its slots are empty."""
     old = old_map()
     old[:, 16:] = -1
     return old
 
 
 def shrunk() -> torch.Tensor:
-    """What is there when a rank is about to leave: more slots than there will be."""
+    """The map before a rank leaves: it has more slots than there will be."""
     return torch.arange(30).remainder(16).repeat(4, 1)
 
 
@@ -232,7 +232,7 @@ def test_vllm_rearrangement_moves_only_predicted_bytes(tmp_path: Path) -> None:
 
 
 def _ranks(meeting: Path) -> list[list[list[int]]]:
-    """What both ranks tell, by window."""
+    """Results of both ranks, by window."""
     path = os.pathsep.join(filter(None, sys.path))
     more = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     completed = subprocess.run(

@@ -21,7 +21,7 @@ OURS = re.compile(r"^equipoise_vllm_(\w+)(\{.*\})? (\d+)\.0$", re.MULTILINE)
 
 
 def counters_of(outcome: Outcome) -> dict[str, int]:
-    """Our counters as the server shows them, ranks by number behind the name."""
+    """Our counters at `/metrics`, with the number of the rank after the name."""
     assert outcome.answers is not None
     counters: dict[str, int] = {}
     for name, labels, count in OURS.findall(outcome.answers["metrics"]):

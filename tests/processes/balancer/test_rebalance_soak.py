@@ -55,7 +55,7 @@ def test_balancer_reconfigure_frees_control_plane_questions(ranks: Ranks) -> Non
 
 
 def table_row(name: str, record: dict[str, Any]) -> dict[str, Any]:
-    """Both counts, for docs/deep-results.md; memory in MiB."""
+    """A row of docs/deep-results.md with the counts before and after; memory in MiB."""
     before, after = record["before"], record["after"]
     counts = {count: f"{before[count]} to {after[count]}" for count in COUNTS}
     counts["resident"] = f"{before['resident'] / MEBI:.1f} to {after['resident'] / MEBI:.1f}"
@@ -64,7 +64,7 @@ def table_row(name: str, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def resource_growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """What is more than it was, by more than its slack."""
+    """Counts that grew by more than their slack, with both values."""
     growth = {
         name: (before[name], after[name])
         for name in COUNTS

@@ -45,7 +45,7 @@ def call(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `record` writes of the traffic."""
+    """The folder that `record` writes."""
     folder = tmp_path_factory.mktemp("loop")
     call(folder, "record", *TRAFFIC, "-o", "recorded")
     return folder / "recorded"

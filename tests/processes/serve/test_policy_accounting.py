@@ -135,7 +135,7 @@ async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
 
 
 async def _leave_stream(client: aiohttp.ClientSession, url: str, body: object) -> int:
-    """Of a client that leaves: one that does not stream while nothing has come, others amid it."""
+    """Disconnect before the response or in the middle of its stream; returns 0, as a status."""
     call = asyncio.create_task(client.post(url, json=body).__aenter__())
     try:
         async with asyncio.timeout(0.03):

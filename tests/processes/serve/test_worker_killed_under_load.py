@@ -88,7 +88,7 @@ def test_killed_worker_loses_and_duplicates_no_request(
 
 
 async def _load(url: str, doomed: FakeProcess) -> tuple[list[Result], int]:
-    """What the clients got; answers of the doomed server in its first life."""
+    """Results of the clients, and the number of answers of the killed server before its end."""
     results: list[Result] = []
 
     def serves() -> bool:

@@ -19,7 +19,7 @@ STEPS, LAYERS = 12, 2
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call of the program came to."""
+    """Exit code and output of one call of the program."""
 
     code: int
     out: str
@@ -93,7 +93,7 @@ def record_of(settings: RunSettings) -> RunRecord:
 
 @pytest.fixture
 def launched_settings(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
-    """Settings that reached the launcher, which answers at once."""
+    """Settings that the launcher was called with; it answers at once."""
     settings_seen: list[RunSettings] = []
 
     def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord:

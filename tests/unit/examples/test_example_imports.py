@@ -14,7 +14,7 @@ SERVING = ("nano.py", "own_loop.py")
 
 
 def modules(path: Path) -> set[str]:
-    """What a file imports, but for the standard library."""
+    """Top-level modules that a file imports, without the standard library."""
     imported_modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         match node:

@@ -37,7 +37,7 @@ def labels_by_series() -> dict[str, set[str]]:
 
 
 def labels(selector: str) -> set[str]:
-    """Of `a, b`, or of `a="x", b=~"y"`."""
+    """Label names in `a, b`, or in `a="x", b=~"y"`."""
     return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=|,|$)", re.sub(r'"[^"]*"', "", selector)))
 
 

@@ -67,7 +67,7 @@ class Case:
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The case as JSON."""
         return json.dumps(asdict(self) | {"holes": sorted(self.holes)})
 
     @staticmethod
@@ -82,7 +82,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a driver writes.
+    """The results that a driver writes.
 
     Attributes:
         rounds: by round and prompt, the tokens.
@@ -97,7 +97,7 @@ class Answers:
     proxy: str = ""
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write the answers as JSON, atomically."""
         half = path.with_suffix(".half")
         half.write_text(json.dumps(asdict(self)), encoding="utf-8")
         half.rename(path)

@@ -50,6 +50,6 @@ def check_rearrangements(outcome: Outcome, layers: int) -> None:
 
 
 def counts(process: dict[str, Any]) -> dict[str, int]:
-    """What one process counted."""
+    """The counters of one process, by name."""
     counts_by_name: dict[str, int] = process["counts"]
     return counts_by_name

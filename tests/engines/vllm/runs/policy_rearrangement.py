@@ -61,7 +61,7 @@ def is_committed(model: Any, new: Tensor) -> bool:
 
 
 def model_state(placement: Tensor) -> Any:
-    """What a commit writes to."""
+    """The model state that a commit writes to."""
     return SimpleNamespace(
         physical_to_logical_map=placement.clone(),
         logical_to_physical_map=torch.full((SHAPE.layers, SHAPE.experts, 8), -1),

@@ -27,6 +27,6 @@ class Reference:
 
 
 def read_references(folder: Path) -> dict[str, Reference]:
-    """What `python -m engines.vllm.runs.reference` has written."""
+    """Read the references that `python -m engines.vllm.runs.reference` wrote."""
     references = json.loads((folder / NAME).read_text(encoding="utf-8"))
     return {name: Reference(**one) for name, one in references.items()}

@@ -53,7 +53,7 @@ OFFLINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """The outcome of one case.
 
     Attributes:
         code: exit code of the driver; None where the watchdog ended it.

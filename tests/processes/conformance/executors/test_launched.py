@@ -44,7 +44,7 @@ def launch(rank: int, address: tuple[str, int], folder: Path) -> "subprocess.Pop
 
 @pytest.fixture(scope="module")
 def rank_results(tmp_path_factory: pytest.TempPathFactory) -> list[RankResult]:
-    """Every rank of one launch, after its end."""
+    """Results of all ranks of one launch."""
     folder, host = tmp_path_factory.mktemp("launch"), GLOO.host()
     ranks = [launch(rank, host.address, folder) for rank in range(SIZE)]
     try:

@@ -34,7 +34,7 @@ def ask(pool: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
 
 
 def has_ended(pid: int) -> bool:
-    """Gone, or waiting for whoever inherited it to ask how it ended."""
+    """Whether a process has exited: it does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

@@ -52,7 +52,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_config(config: Any) -> Any:
-    """What the engine makes of it once the plugin is registered."""
+    """The config that the engine creates with the plugin registered."""
     with engine() as modules:
         plugin.register()
         return modules[CONFIGURATION].EngineArgs(config).create_engine_config()

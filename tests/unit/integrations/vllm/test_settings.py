@@ -30,7 +30,7 @@ SETTINGS_VALUES = st.dictionaries(
 
 
 def said_of(value: Any) -> str | None:
-    """Of settings that are refused, why; None of those that are understood."""
+    """The error of settings that are refused, else None."""
     try:
         plugin_settings = parse_settings({SETTINGS_KEY: value}, {})
     except ConfigError as error:

@@ -45,7 +45,7 @@ def rebalance(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, In
 
 
 def check_plan(before: Ints, after: Ints) -> None:
-    """As vllm-ascend's `check_expert_placement`."""
+    """The checks of vllm-ascend's `check_expert_placement`."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
         for old_rank, new_rank in zip(old, new, strict=True):

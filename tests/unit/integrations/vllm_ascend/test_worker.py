@@ -39,7 +39,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def worker_with(parts: Any, **parallel: Any) -> Any:
-    """A worker that has been asked for `parts`."""
+    """A worker whose config enables `parts`."""
     config = configuration({SETTINGS_KEY: parts, **BALANCING}, **parallel)
     return vllm_ascend.Worker(config, 0, 0, "", is_driver_worker=True)
 

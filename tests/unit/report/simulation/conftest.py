@@ -12,7 +12,7 @@ from equipoise.report.simulation.result import SimulationResult
 
 
 def small(**options: object) -> SimulationResult:
-    """Real, of a fraction of a second."""
+    """Run a small simulation; it takes a fraction of a second."""
     default_options: dict[str, object] = {
         "workload": "sharegpt", "requests": 80, "workers": 3, "slots_per_worker": 4, "seeds": 2,
         "policies": ("round_robin", "br0", "fit"), "progress": "hidden",
@@ -21,7 +21,7 @@ def small(**options: object) -> SimulationResult:
 
 
 def result(label: str, figure: str, values: Sequence[float]) -> PolicyResult:
-    """All figures 1, but one."""
+    """A result whose figures are all 1, except `figure`."""
     ones = dict.fromkeys(SimulationMetrics.names(), 1.0)
     runs = tuple(SimulationMetrics(**ones | {figure: value}) for value in values)
     return PolicyResult(NamedPolicy(label, RoutingPolicySettings()), runs)

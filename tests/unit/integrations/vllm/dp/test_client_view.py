@@ -25,7 +25,7 @@ RANKS = st.lists(st.tuples(COUNTS, SHARES), min_size=1, max_size=6)
 
 
 class ReportingClient:
-    """As much of a client as reports are read from."""
+    """The part of a client that reports are read from."""
 
     lb_engines: Any = None
 

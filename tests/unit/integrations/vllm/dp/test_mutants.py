@@ -23,7 +23,7 @@ SEEDS = range(60)
 
 
 def _policy_not_notified(self: RequestTable, request: DpRequest) -> None:
-    """Forgotten, but the policy is not told."""
+    """Removes the request without notifying the policy."""
     self.requests.pop(request.id)
     self.queued.pop(request.id, None)
     request.messages.clear()
@@ -88,7 +88,7 @@ def _overdue_twice(self: RequestTable, request: DpRequest) -> None:
 
 
 def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:
-    """What was given up is told as what came to its end."""
+    """Reports aborted requests to the policy as finished."""
     ended_names = [name for name in dict.fromkeys(ended) if name in self.requests]
     STEP(self, counts, ())
     for name in ended_names:

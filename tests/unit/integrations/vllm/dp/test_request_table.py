@@ -33,7 +33,7 @@ ENDS = st.lists(
 
 
 class RecordingPolicy(LateBinding):
-    """Keeps which requests it was told to be finished, and which to be given up."""
+    """Records the requests that are reported to it as finished, and as aborted."""
 
     def __init__(self) -> None:
         super().__init__([MANY] * WORKERS)

@@ -102,7 +102,7 @@ def test_scheduler_never_loses_overdue_requests(name: str, actions: list[Act]) -
 
 
 class HeldRequest:
-    """One engine that is full, by `busy`, and a request that is held, `late`."""
+    """An engine filled by requests `busy`, and a request `late` that the scheduler holds."""
 
     def __init__(self, **routing: Any) -> None:
         options = {"policy": "fit", "max_queue_seconds": LATER, **routing}
@@ -121,7 +121,7 @@ class HeldRequest:
         await turn()
 
     def engine_requests(self) -> list[FakeRequest]:
-        """What engines have of it."""
+        """The requests named `late` that engines have received."""
         engines = self.setup.engines
         return [one for each in engines for one in each.seen if one.request_id == "late"]
 
