@@ -79,10 +79,10 @@ class Device:
         require_equal(CLAUSE, self.slots[1], self.blob, "slot 1 after a commit")
 
     def pack(self) -> None:
-        packed = self.ctx.empty((SLOT_BYTES,))
-        self.store.pack([1], packed, self.compute)
+        row = self.ctx.empty((SLOT_BYTES,))
+        self.store.pack([1], row, self.compute)
         self.ctx.drain()
-        require_equal(CLAUSE, packed, self.blob, "slot 1, packed")
+        require_equal(CLAUSE, row, self.blob, "slot 1, packed")
 
     def checksum(self) -> None:
         out = self.ctx.empty((1,), torch.int64)
@@ -152,21 +152,21 @@ def device(ctx: RankContext) -> Device:
 
 
 def play_alone(ctx: RankContext, program: Program) -> Play:
-    used = device(ctx)
+    device_calls = device(ctx)
     calls: dict[str, Callable[[], None]] = {
-        "launch": used.launch,
-        "record": used.record,
-        "wait": used.wait,
-        "unpack": used.unpack,
-        "commit": used.commit,
-        "pack": used.pack,
-        "checksum": used.checksum,
-        "write": used.write,
-        "commit_tables": used.commit_tables,
-        "route": used.route,
-        "hand_over": used.hand_over,
-        "lease": used.lease,
-        "page": used.page,
+        "launch": device_calls.launch,
+        "record": device_calls.record,
+        "wait": device_calls.wait,
+        "unpack": device_calls.unpack,
+        "commit": device_calls.commit,
+        "pack": device_calls.pack,
+        "checksum": device_calls.checksum,
+        "write": device_calls.write,
+        "commit_tables": device_calls.commit_tables,
+        "route": device_calls.route,
+        "hand_over": device_calls.hand_over,
+        "lease": device_calls.lease,
+        "page": device_calls.page,
     }
     for step in program.steps:
         calls[step.op]()

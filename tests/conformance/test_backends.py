@@ -64,7 +64,7 @@ def test_backend_keeps_the_contract(
     name: str, command: tuple[str, ...], tmp_path: Path, record_property: RecordProperty
 ) -> None:
     verdicts = tmp_path / "verdicts.json"
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--json", str(verdicts)],
         env=ENVIRONMENT,
         capture_output=True,
@@ -72,7 +72,7 @@ def test_backend_keeps_the_contract(
         timeout=LIMIT,
         check=False,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    told = [line for line in done.stdout.splitlines() if "contract is kept: " in line]
-    assert len(told) == 1
+    assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
+    verdict_lines = [line for line in completed.stdout.splitlines() if "contract is kept: " in line]
+    assert len(verdict_lines) == 1
     add_clauses(record_property, name, command, verdicts)

@@ -14,11 +14,11 @@ from equipoise.hal.conformance.search import PropertyHeld, SearchSettings, searc
 pytestmark = pytest.mark.deep
 SEEDS, CASES = range(20), 400
 SUBJECT = ControlledSubject(BACKEND)
-PLAYED = [claim for claim in suite.properties() if claim.applies_to(SUBJECT.traits)]
+APPLICABLE = [claim for claim in suite.properties() if claim.applies_to(SUBJECT.traits)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("prop", PLAYED, ids=lambda prop: prop.name)
+@pytest.mark.parametrize("prop", APPLICABLE, ids=lambda prop: prop.name)
 def test_property_holds_on_healthy_virtual_backend(prop: Property, seed: int) -> None:
-    found = search(prop, SUBJECT, SearchSettings(cases=CASES, seed=seed))
-    assert isinstance(found, PropertyHeld), found
+    verdict = search(prop, SUBJECT, SearchSettings(cases=CASES, seed=seed))
+    assert isinstance(verdict, PropertyHeld), verdict

@@ -31,11 +31,11 @@ def verdict_on(mutant: Mutant) -> PropertyViolated | PropertyHeld:
     if mutant.real:
         effort = SearchSettings(cases=REAL_CASES, seed=SEED, max_shrinks=0)
     with closing(mutant.subject()) as subject:
-        found = search(suite.find(mutant.property), subject, effort)
-    assert isinstance(found, PropertyViolated | PropertyHeld), (
-        f"{mutant.name} is not even tried: {found}"
+        verdict = search(suite.find(mutant.property), subject, effort)
+    assert isinstance(verdict, PropertyViolated | PropertyHeld), (
+        f"{mutant.name} is not even tried: {verdict}"
     )
-    return found
+    return verdict
 
 
 @each_mutant
@@ -49,9 +49,9 @@ def test_mutant_is_rejected_for_its_clause(
 
 @each_mutant
 def test_mutant_violation_is_shrunk_to_short_program(mutant: Mutant) -> None:
-    found = verdict_on(mutant)
-    assert isinstance(found, PropertyViolated)
-    assert len(found.case.program.steps) <= MOST_STEPS, found.case.program.lines()
+    verdict = verdict_on(mutant)
+    assert isinstance(verdict, PropertyViolated)
+    assert len(verdict.case.program.steps) <= MOST_STEPS, verdict.case.program.lines()
 
 
 @each_mutant
@@ -65,18 +65,20 @@ def test_mutant_passes_smoke_program(mutant: Mutant) -> None:
 )
 def test_mutant_keeps_healthy_signatures(mutant: Mutant) -> None:
     with closing(mutant.subject()) as subject:
-        found = search(suite.find(SIGNATURES), subject, SearchSettings(cases=1))
-    assert isinstance(found, PropertyHeld), found
+        verdict = search(suite.find(SIGNATURES), subject, SearchSettings(cases=1))
+    assert isinstance(verdict, PropertyHeld), verdict
 
 
 def test_every_property_has_a_mutant() -> None:
-    used = {mutant.property for mutant in MUTANTS}
-    assert {prop.name for prop in suite.properties()} - REPORTED - used == set()
+    properties_with_mutant = {mutant.property for mutant in MUTANTS}
+    assert {
+        prop.name for prop in suite.properties()
+    } - REPORTED_PROPERTIES - properties_with_mutant == set()
 
 
 def test_every_judged_clause_has_a_mutant() -> None:
-    broken = {mutant.clause for mutant in MUTANTS}
-    assert sorted(set(suite.clauses()) - broken - REPORTED_CLAUSES) == []
+    clauses_with_mutant = {mutant.clause for mutant in MUTANTS}
+    assert sorted(set(suite.clauses()) - clauses_with_mutant - REPORTED_CLAUSES) == []
 
 
 def test_mutants_are_numerous_and_unique() -> None:
@@ -85,6 +87,6 @@ def test_mutants_are_numerous_and_unique() -> None:
     assert [name for name, count in Counter(m.name for m in MUTANTS).items() if count > 1] == []
 
 
-REPORTED = {claim.name for claim in suite.properties() if claim.clauses == ("T1",)}
+REPORTED_PROPERTIES = {claim.name for claim in suite.properties() if claim.clauses == ("T1",)}
 REPORTED_CLAUSES = {"T1"}
 """Measured and printed, never asserted: no mutant can break it."""

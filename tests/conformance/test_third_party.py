@@ -22,12 +22,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("installed")
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
     call([sys.executable, "-m", "pip", "install", "-q", *offline, "--target", str(folder),
-          str(copied(tmp_path_factory))], dict(os.environ))  # fmt: skip
+          str(copy_of_package(tmp_path_factory))], dict(os.environ))  # fmt: skip
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
-def copied(factory: pytest.TempPathFactory) -> Path:
+def copy_of_package(factory: pytest.TempPathFactory) -> Path:
     """Its sources elsewhere: a build leaves files beside them."""
     target = factory.mktemp("source")
     for path in PACKAGE.rglob("*"):
@@ -39,11 +39,11 @@ def copied(factory: pytest.TempPathFactory) -> Path:
 
 
 def call(command: list[str], environment: dict[str, str]) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=WATCHDOG, check=False
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert completed.returncode == 0, f"{completed.stdout}\n{completed.stderr}"
+    return completed.stdout
 
 
 def test_third_party_backend_is_found_by_entry_point(installed: dict[str, str]) -> None:

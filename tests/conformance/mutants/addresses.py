@@ -140,7 +140,7 @@ MACHINE = "accelerator-state-machine-matches-its-model"
 VAIN = "a-wait-raises-at-its-timeout"
 # A slot of several bytes that is read while it is written is torn, a batch is seen in parts; and
 # the machine has readers, too.
-READ = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)
+WHOLE_READS = ("a-slot-is-read-whole", "a-batch-is-seen-whole", MACHINE)
 MUTANTS = (
     Mutant(
         name="a-commit-is-checked-pair-by-pair",
@@ -200,7 +200,7 @@ MUTANTS = (
         clause="A12",
         broken="A slot is written while a launched forward reads it.",
         property=READERS,
-        also=READ,
+        also=WHOLE_READS,
         subject=device_with(readers=HastyWriters),
     ),
     Mutant(
@@ -208,7 +208,7 @@ MUTANTS = (
         clause="A12",
         broken="What is launched behind a commit reads what was there before.",
         property=READERS,
-        also=READ,
+        also=WHOLE_READS,
         subject=device_with(readers=HastyReaders),
     ),
     Mutant(
@@ -216,7 +216,7 @@ MUTANTS = (
         clause="A12",
         broken="Of several streams that read, the first attached is waited for: no draft model.",
         property=READERS,
-        also=READ,
+        also=WHOLE_READS,
         subject=device_with(readers=FirstReaderOnly),
     ),
     Mutant(

@@ -11,8 +11,8 @@ OTHERS = ("mutant", "mutation", "collection", "subjects", "thread_on_import")
 
 def families() -> tuple[str, ...]:
     """Names of the modules that hold mutants, sorted."""
-    found = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return tuple(sorted(name for name in found if name not in OTHERS))
+    stems = (path.stem for path in Path(__file__).parent.glob("*.py"))
+    return tuple(sorted(name for name in stems if name not in OTHERS))
 
 
 def mutants() -> tuple[Mutant, ...]:

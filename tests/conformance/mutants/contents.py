@@ -25,13 +25,13 @@ class SwappingStore(VirtualSlotStore):
 
     def __init__(self, device: VirtualDevice, layout: SlotLayout) -> None:
         super().__init__(device, layout)
-        self._used: set[int] = set()
+        self._used_slots: set[int] = set()
 
     def _scatter(self, row: Bytes, slot: int) -> list[Copy]:
-        if slot in self._used:
+        if slot in self._used_slots:
             fresh = bytes_of(self._device.arena.empty(self._layout.slot_bytes))
             self._slots[slot] = [part for part, _ in self._pieces(fresh, slot)]
-        self._used.add(slot)
+        self._used_slots.add(slot)
         return super()._scatter(row, slot)
 
 
@@ -108,11 +108,14 @@ class UnpackingStore(VirtualSlotStore):
     def _gather(self, row: Bytes, slot: int) -> list[Copy]:
         formats = [expected.format for expected in self._layout.descriptor]
         pairs = zip(super()._gather(row, slot), formats, strict=True)
-        return [(p[::-1] if f is SlotFormat.PRIVATE else p, found) for (p, found), f in pairs]
+        return [
+            (p[::-1] if f is SlotFormat.PRIVATE else p, segment_format)
+            for (p, segment_format), f in pairs
+        ]
 
 
-def _shown(expected: SegmentType) -> int:
-    """Bytes of the elements, which are those that a tensor shows."""
+def _element_bytes(expected: SegmentType) -> int:
+    """Bytes of the elements, without the padding."""
     return expected.nbytes - expected.padding
 
 
@@ -122,7 +125,7 @@ class ShownBytesStore(VirtualSlotStore):
     def _pieces(self, row: Bytes, slot: int) -> Iterator[tuple[Bytes, Bytes]]:
         pairs = zip(super()._pieces(row, slot), self._layout.descriptor, strict=True)
         for (part, segment), expected in pairs:
-            yield part[: _shown(expected)], segment[: _shown(expected)]
+            yield part[: _element_bytes(expected)], segment[: _element_bytes(expected)]
 
 
 class ClearingStore(VirtualSlotStore):
@@ -135,20 +138,20 @@ class ClearingStore(VirtualSlotStore):
     def _cleared(self, block: Bytes, expected: SegmentType) -> Bytes:
         if not expected.padding:
             return block
-        anew = block.copy()
-        anew[_shown(expected) :] = 0
-        return anew
+        copy = block.copy()
+        copy[_element_bytes(expected) :] = 0
+        return copy
 
 
 class ShownSums(VirtualSlotStore):
     """Of a private segment, what the tensor shows is summed."""
 
     def _sum(self, row: Bytes, out: Tensor, place: int) -> None:
-        shown, start = [], 0
+        parts, start = [], 0
         for expected in self._layout.descriptor:
-            shown.append(row[start : start + _shown(expected)])
+            parts.append(row[start : start + _element_bytes(expected)])
             start += expected.nbytes
-        super()._sum(np.concatenate(shown), out, place)
+        super()._sum(np.concatenate(parts), out, place)
 
 
 class WordSums(VirtualSlotStore):

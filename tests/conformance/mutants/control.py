@@ -89,8 +89,8 @@ class LossWithoutOperation(VirtualControlPlane):
     """Names the lost rank, but not the operation."""
 
     def lost_rank(self, timeout: float) -> RankLost | None:
-        found = super().lost_rank(timeout)
-        return None if found is None else RankLost(found.rank, found.reason, "an operation")
+        loss = super().lost_rank(timeout)
+        return None if loss is None else RankLost(loss.rank, loss.reason, "an operation")
 
 
 class CastsIntoTheVoid(VirtualControlPlane):
@@ -184,7 +184,7 @@ class NobodyIsNamed(CheckedCommunicator):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedNetwork:
     """The healthy network under another checked mode."""
 
     checked: type[CheckedCommunicator]
@@ -207,7 +207,7 @@ class Checked:
 
 
 def checked_by(checked: type[CheckedCommunicator]) -> Callable[[], Subject]:
-    return lambda: Checked(checked, network_with()())
+    return lambda: CheckedNetwork(checked, network_with()())
 
 
 BALLOTS = "ballots-stay-and-the-missing-are-named"

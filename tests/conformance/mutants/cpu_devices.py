@@ -63,9 +63,9 @@ class AnswersForFirstRecording(CpuEvent):
     first: CpuRecording | None = None
 
     def start_recording(self) -> CpuRecording:
-        made = super().start_recording()
-        self.first = self.first or made
-        return made
+        recording = super().start_recording()
+        self.first = self.first or recording
+        return recording
 
     def query(self) -> bool:
         return self.first is not None and self.first.latch.is_set()
@@ -183,8 +183,8 @@ class FreeAboveTotal(CpuAccelerator):
     """Free memory is total memory and what is used."""
 
     def memory(self) -> Memory:
-        said = super().memory()
-        return Memory(said.total, 2 * said.total - said.free)
+        plausible = super().memory()
+        return Memory(plausible.total, 2 * plausible.total - plausible.free)
 
 
 class NoMemory(CpuAccelerator):
@@ -211,10 +211,10 @@ class ChangingIndex(CpuAccelerator):
 
 
 POINTS = "an-event-says-when-its-point-is-reached"
-BROKEN = "a-failed-stream-raises-at-every-call"
+FAILED_STREAM = "a-failed-stream-raises-at-every-call"
 ELSEWHERE = "a-graph-replays-on-the-stream-it-is-given"
-CLOSED = "a-closed-device-refuses-launches"
-SAID = "memory-and-topology-are-plausible"
+CLOSED_DEVICE = "a-closed-device-refuses-launches"
+MEMORY_AND_TOPOLOGY = "memory-and-topology-are-plausible"
 MUTANTS = (
     Mutant(
         name="a-query-runs-ahead",
@@ -252,7 +252,7 @@ MUTANTS = (
         name="what-is-queued-behind-a-failure-runs",
         clause="E7",
         broken="Programs that were launched behind one that raised run all the same.",
-        property=BROKEN,
+        property=FAILED_STREAM,
         subject=cpu_with(stream=RunsAfterFailure),
         real=True,
     ),
@@ -260,7 +260,7 @@ MUTANTS = (
         name="a-failure-hides-the-one-before",
         clause="E7",
         broken="A stream blames what has failed last.",
-        property=BROKEN,
+        property=FAILED_STREAM,
         subject=cpu_with(stream=ReportsLastFailure),
         real=True,
     ),
@@ -268,7 +268,7 @@ MUTANTS = (
         name="a-failed-recording-is-passed",
         clause="E7",
         broken="A stream goes on behind an event that can never be reached.",
-        property=BROKEN,
+        property=FAILED_STREAM,
         subject=cpu_with(stream=IgnoresFailedRecording),
         real=True,
     ),
@@ -292,7 +292,7 @@ MUTANTS = (
         name="a-closed-stream-forgets-what-it-is-given",
         clause="E5",
         broken="A launch on a closed device is neither run nor refused.",
-        property=CLOSED,
+        property=CLOSED_DEVICE,
         subject=cpu_with(stream=DropsLaunchAfterClose),
         real=True,
     ),
@@ -300,7 +300,7 @@ MUTANTS = (
         name="closing-leaves-threads",
         clause="E5",
         broken="The threads of a device outlive its close.",
-        property=CLOSED,
+        property=CLOSED_DEVICE,
         subject=cpu_with(accelerator=CloseLeavesThreads),
         real=True,
     ),
@@ -308,7 +308,7 @@ MUTANTS = (
         name="closing-again-is-an-error",
         clause="E5",
         broken="A device that is closed twice raises.",
-        property=CLOSED,
+        property=CLOSED_DEVICE,
         subject=cpu_with(accelerator=SecondCloseRaises),
         real=True,
     ),
@@ -324,7 +324,7 @@ MUTANTS = (
         name="more-memory-is-free-than-there-is",
         clause="B10",
         broken="Free memory exceeds the total.",
-        property=SAID,
+        property=MEMORY_AND_TOPOLOGY,
         subject=cpu_with(accelerator=FreeAboveTotal),
         real=True,
     ),
@@ -332,7 +332,7 @@ MUTANTS = (
         name="there-is-no-memory",
         clause="B10",
         broken="A device says that it has no memory.",
-        property=SAID,
+        property=MEMORY_AND_TOPOLOGY,
         subject=cpu_with(accelerator=NoMemory),
         real=True,
     ),
@@ -340,7 +340,7 @@ MUTANTS = (
         name="the-node-has-no-name",
         clause="B10",
         broken="The node of a device has no name, and its NUMA node is below -1.",
-        property=SAID,
+        property=MEMORY_AND_TOPOLOGY,
         subject=cpu_with(accelerator=NoNodeName),
         real=True,
     ),
@@ -348,7 +348,7 @@ MUTANTS = (
         name="a-device-is-another-at-each-call",
         clause="B10",
         broken="The index of a device grows with each question.",
-        property=SAID,
+        property=MEMORY_AND_TOPOLOGY,
         subject=cpu_with(accelerator=ChangingIndex),
         real=True,
     ),

@@ -34,19 +34,19 @@ class InOrderOfArrival(Collective):
         self, network: Network, ranks: tuple[int, ...], shares: Sequence[Contribution]
     ) -> None:
         super().__init__(network, ranks, shares)
-        issued = list(network.pending)
-        self._arrived = sorted(shares, key=lambda share: issued.index(share.native.operation))
+        operations = list(network.pending)
+        self._arrived = sorted(shares, key=lambda share: operations.index(share.native.operation))
 
     def addends(self, rank: int) -> Sequence[Contribution]:
         return self._arrived
 
 
-def added(shares: Sequence[Contribution], through: type[np.generic]) -> Bytes:
-    """The sum of what these brought, formed in another type."""
+def sum_as(shares: Sequence[Contribution], through: type[np.generic]) -> Bytes:
+    """The sum of the contributions, computed in another dtype."""
     dtype = SUM_DTYPES[shares[0].dtype]
     total = np.sum([share.snapshot.view(dtype).astype(through) for share in shares], axis=0)
-    found: Bytes = total.astype(dtype).view(np.uint8)
-    return found
+    summed_bytes: Bytes = total.astype(dtype).view(np.uint8)
+    return summed_bytes
 
 
 class CountsInDoubles(Collective):
@@ -54,7 +54,7 @@ class CountsInDoubles(Collective):
 
     def total(self, shares: Sequence[Contribution]) -> Bytes:
         if shares[0].dtype == torch.int64:
-            return added(shares, np.float64)
+            return sum_as(shares, np.float64)
         return super().total(shares)
 
 
@@ -63,7 +63,7 @@ class AddsInNarrowTypes(Collective):
 
     def total(self, shares: Sequence[Contribution]) -> Bytes:
         narrower = NARROWER.get(shares[0].dtype)
-        return super().total(shares) if narrower is None else added(shares, narrower)
+        return super().total(shares) if narrower is None else sum_as(shares, narrower)
 
 
 class CountersTravelAsDoubles(VirtualCommunicator):

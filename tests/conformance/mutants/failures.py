@@ -18,8 +18,8 @@ class SilentDeadline(VirtualOperation):
     __slots__ = ()
 
     def strike(self) -> bool:
-        ended, self.ended = self.ended, True
-        return not ended
+        was_ended, self.ended = self.ended, True
+        return not was_ended
 
 
 class NamelessDeadline(VirtualOperation):
@@ -37,9 +37,9 @@ class FailsByItself(VirtualOperation):
     __slots__ = ()
 
     def strike(self) -> bool:
-        ended, self.ended = self.ended, True
+        was_ended, self.ended = self.ended, True
         self._failure = (OperationTimeout, f"{self.what} passed its deadline")
-        return not ended
+        return not was_ended
 
 
 class EndlessRounds(VirtualOperation):
@@ -152,12 +152,12 @@ class AbortOnlyMarks(VirtualCommunicator):
 
 
 LONELY = "an-unmatched-operation-fails-only-its-communicator"
-FAILED = "a-failed-work-raises-at-every-call"
+FAILED_WORK = "a-failed-work-raises-at-every-call"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
 SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
-CLOSED = "closing-ends-what-is-in-flight"
+CLOSING = "closing-ends-what-is-in-flight"
 WAITS = "a-stream-that-waits-for-a-failed-work-fails"
 
 MUTANTS = (
@@ -167,7 +167,11 @@ MUTANTS = (
         broken="An operation that nobody answered ends as if it had been (NCCL #2130).",
         property=LONELY,
         subject=network_with(operation=SilentDeadline),
-        also=(FAILED, FAULTS, WAITS),  # all of them let deadlines pass, and ask for the failure
+        also=(
+            FAILED_WORK,
+            FAULTS,
+            WAITS,
+        ),  # all of them let deadlines pass, and ask for the failure
     ),
     Mutant(
         name="an-error-names-neither-operation-nor-purpose",
@@ -190,7 +194,7 @@ MUTANTS = (
         broken="Whoever waits for a round whose peer stays away waits for ever.",
         property=LONELY,
         subject=network_with(operation=EndlessRounds),
-        also=(FAILED, FAULTS),  # some of their failures are rounds without a peer
+        also=(FAILED_WORK, FAULTS),  # some of their failures are rounds without a peer
     ),
     Mutant(
         name="one-failure-fails-every-communicator",
@@ -246,7 +250,7 @@ MUTANTS = (
         name="close-forgets-what-is-in-flight",
         clause="E5",
         broken="Whoever waits for an operation of a closed communicator waits for ever.",
-        property=CLOSED,
+        property=CLOSING,
         subject=network_with(communicator=CloseForgets),
         also=(FAULTS,),  # survivors close, and are asked what they still hold
     ),
@@ -254,7 +258,7 @@ MUTANTS = (
         name="a-closed-communicator-takes-operations",
         clause="E5",
         broken="What is issued after close is accepted.",
-        property=CLOSED,
+        property=CLOSING,
         subject=network_with(communicator=OpenAfterClose),
     ),
     Mutant(

@@ -62,12 +62,12 @@ class DeathKeepsBuffers(Network):
 
     def __init__(self, world: "VirtualWorld") -> None:
         super().__init__(world)
-        self._kept: list[Tensor] = []
+        self._operation_tensors: list[Tensor] = []
 
     def step(self) -> None:
         operation = self._first_orphan()
         if operation is not None:
-            self._kept += operation.tensors
+            self._operation_tensors += operation.tensors
         super().step()
 
 
@@ -84,18 +84,18 @@ class WrongRankIsAccused(VirtualControlPlane):
     """Names the rank after the one that is lost."""
 
     def _evidence(self) -> RankLost | None:
-        found = super()._evidence()
-        if found is None:
+        loss = super()._evidence()
+        if loss is None:
             return None
-        return RankLost((found.rank + 1) % self.size, found.reason, found.operation)
+        return RankLost((loss.rank + 1) % self.size, loss.reason, loss.operation)
 
 
 class LossNamesNoOperation(VirtualControlPlane):
     """Names the lost rank, but not the operation."""
 
     def _evidence(self) -> RankLost | None:
-        found = super()._evidence()
-        return None if found is None else RankLost(found.rank, found.reason, "something")
+        loss = super()._evidence()
+        return None if loss is None else RankLost(loss.rank, loss.reason, "something")
 
 
 MUTANTS = (

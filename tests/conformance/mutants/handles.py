@@ -12,13 +12,13 @@ from equipoise.hal.stream import Stream
 class SingleShot(VirtualWork):
     """A second wait for the same work never returns."""
 
-    _taken = False
+    _was_read = False
 
     def result(self, timeout: float) -> None:
-        if self._taken:
+        if self._was_read:
             raise ResultPending("still waiting")
         super().result(timeout)
-        self._taken = True
+        self._was_read = True
 
 
 class OwnThreadOnly(VirtualWork):
@@ -46,15 +46,15 @@ class WaitsOnlyBeforeTheEnd(VirtualWork):
 class FailsOnce(VirtualWork):
     """A failure is raised at the first call, and at no later one."""
 
-    _told = False
+    _has_raised = False
 
     def result(self, timeout: float) -> None:
         try:
             super().result(timeout)
         except CommunicatorFailed:
-            if self._told:
+            if self._has_raised:
                 return
-            self._told = True
+            self._has_raised = True
             raise
 
 
@@ -83,8 +83,8 @@ class FirstHandleIsDropped(VirtualOperation):
     def progress(self) -> None:
         if self._natives is None or self.over:
             return
-        awaited = self._natives[1:] if len(self._natives) > 1 else self._natives
-        if all(native.left == 0 for native in awaited):
+        natives = self._natives[1:] if len(self._natives) > 1 else self._natives
+        if all(native.left == 0 for native in natives):
             self.finish()
 
 
@@ -95,8 +95,8 @@ class EarlyDone(VirtualWork):
         operation = self._operation
         moving = operation.communicator.world.network.moving
         single = not operation.what.startswith("exchange")
-        met = single and any(operation in met.operations for met in moving)
-        return met or super().done()
+        is_in_round = single and any(operation in is_in_round.operations for is_in_round in moving)
+        return is_in_round or super().done()
 
 
 class FailureIsAnEnd(VirtualWork):
@@ -107,11 +107,11 @@ class FailureIsAnEnd(VirtualWork):
             self._await(min(timeout, DEADLINE))
 
 
-DROPPED = "operations-own-their-buffers"
+BUFFER_OWNERSHIP = "operations-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
-ASKED = "an-ended-work-may-be-queried-by-any-thread"
-FAILED = "a-failed-work-raises-at-every-call"
-DONE = "result-does-not-block-after-done"
+QUERIES = "an-ended-work-may-be-queried-by-any-thread"
+FAILED_WORK = "a-failed-work-raises-at-every-call"
+RESULT_AFTER_DONE = "result-does-not-block-after-done"
 ORDER = "works-end-in-any-order"
 LONELY = "an-unmatched-operation-fails-only-its-communicator"
 TURNS = "threads-take-turns-on-one-communicator"
@@ -128,22 +128,22 @@ MUTANTS = (
         name="a-second-wait-never-returns",
         clause="K3",
         broken="A work can be waited for once, as gloo's handle.",
-        property=ASKED,
+        property=QUERIES,
         subject=network_with(work=SingleShot),
     ),
     Mutant(
         name="only-the-issuing-thread-learns-of-the-end",
         clause="K3",
         broken="A result is refused to every thread but the one that issued.",
-        property=ASKED,
+        property=QUERIES,
         subject=network_with(work=OwnThreadOnly),
-        also=(FAILED,),  # there, too, both threads ask
+        also=(FAILED_WORK,),  # there, too, both threads ask
     ),
     Mutant(
         name="no-stream-waits-for-what-has-ended",
         clause="K3",
         broken="wait raises after the end.",
-        property=ASKED,
+        property=QUERIES,
         subject=network_with(work=WaitsOnlyBeforeTheEnd),
         also=(AWAITED,),  # a stream that waits may come after the end
     ),
@@ -151,7 +151,7 @@ MUTANTS = (
         name="a-failure-is-raised-once",
         clause="K3",
         broken="Whoever asks second is told that all is well.",
-        property=FAILED,
+        property=FAILED_WORK,
         subject=network_with(work=FailsOnce),
         also=(CANCELLED,),  # it asks twice: before the other end comes, and after
     ),
@@ -172,7 +172,7 @@ MUTANTS = (
         subject=network_with(operation=FirstHandleIsDropped),
         # whoever sends rounds in which a rank has several blobs
         also=(
-            DROPPED,
+            BUFFER_OWNERSHIP,
             WORKS,
             ROUNDS,
             FAULTS,
@@ -185,14 +185,14 @@ MUTANTS = (
         name="done-before-the-bytes-are-there",
         clause="K5",
         broken="done says so when both ends have met (gloo's is_completed may be early).",
-        property=DONE,
+        property=RESULT_AFTER_DONE,
         subject=network_with(work=EarlyDone),
     ),
     Mutant(
         name="a-failed-operation-counts-as-completed",
         clause="K5",
         broken="result returns after a failure as if all were well (PyTorch).",
-        property=FAILED,
+        property=FAILED_WORK,
         subject=network_with(work=FailureIsAnEnd),
         also=(LONELY, ABORTED, FAULTS, CANCELLED, WAITS),  # they ask how an operation failed
     ),

@@ -19,7 +19,7 @@ from equipoise.backends.virtual.work import VirtualWork
 Peers = Sequence[tuple[int, Tensor]]
 
 
-def borrowed(tensor: Tensor) -> Tensor:
+def without_owner(tensor: Tensor) -> Tensor:
     """The same bytes, uint8 [nbytes], without a share in their ownership."""
     if not tensor.nbytes:
         return tensor
@@ -28,7 +28,7 @@ def borrowed(tensor: Tensor) -> Tensor:
 
 
 def all_borrowed(messages: Peers) -> Peers:
-    return [(peer, borrowed(tensor)) for peer, tensor in messages]
+    return [(peer, without_owner(tensor)) for peer, tensor in messages]
 
 
 class SendsBorrow(VirtualCommunicator):
@@ -48,7 +48,7 @@ class ReceivesBorrow(VirtualCommunicator):
 class WorkThatOwns(VirtualWork):
     """A work that can hold buffers."""
 
-    held: tuple[Tensor, ...] = ()
+    buffers: tuple[Tensor, ...] = ()
 
 
 class OnlyWorksOwn(VirtualCommunicator):
@@ -57,7 +57,7 @@ class OnlyWorksOwn(VirtualCommunicator):
     def _messages(self, what: str, sends: Peers, receives: Peers) -> VirtualWork:
         work = super()._messages(what, all_borrowed(sends), all_borrowed(receives))
         assert isinstance(work, WorkThatOwns)
-        work.held = tuple(tensor for _, tensor in (*receives, *sends))
+        work.buffers = tuple(tensor for _, tensor in (*receives, *sends))
         return work
 
 
@@ -66,7 +66,7 @@ class CollectivesBorrow(VirtualCommunicator):
 
     def _collective(self, make: partial[Contribution], *tensors: Tensor) -> VirtualWork:
         kind, source, out = make.args
-        lent: Bytes = bytes_of(borrowed(torch.from_numpy(source)))
+        lent: Bytes = bytes_of(without_owner(torch.from_numpy(source)))
         return super()._collective(
             partial(Contribution, kind, lent, out, **make.keywords), *tensors[:1]
         )
@@ -93,17 +93,17 @@ class BlobsBorrow(VirtualSlotStore):
     """A blob is read, or written, when the stream comes to it, and is not kept alive until then."""
 
     def _rows(self, blob: Tensor, count: int) -> list[Bytes]:
-        return super()._rows(borrowed(blob), count)
+        return super()._rows(without_owner(blob), count)
 
 
 class SourcesBorrow(VirtualSlotStore):
     """What is written into a slot is read when the stream comes to it, as long as it is there."""
 
     def _source(self, source: Sequence[Tensor]) -> list[Bytes]:
-        return [bytes_of(borrowed(torch.from_numpy(part))) for part in super()._source(source)]
+        return [bytes_of(without_owner(torch.from_numpy(part))) for part in super()._source(source)]
 
 
-DROPPED = "operations-own-their-buffers"
+BUFFER_OWNERSHIP = "operations-own-their-buffers"
 VERBS = "slot-verbs-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
 SOFT = "result-timeout-does-not-cancel-the-operation"
@@ -115,7 +115,7 @@ MUTANTS = (
         name="a-send-does-not-own-its-buffer",
         clause="K1",
         broken="What is sent is read from memory that may be in use again (Megatron-LM #4047).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=SendsBorrow),
         # all of them drop what was sent: with its work, after a soft wait, after a cancel
         also=(WORKS, SOFT, CANCELLED),
@@ -124,7 +124,7 @@ MUTANTS = (
         name="a-receive-does-not-own-its-buffer",
         clause="K1",
         broken="A late message is written to memory that is in use again (vLLM #49274).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=ReceivesBorrow),
         # both drop the buffer of a receive in flight: with its work, or after a cancel
         also=(WORKS, CANCELLED),
@@ -133,7 +133,7 @@ MUTANTS = (
         name="a-collective-does-not-own-its-input",
         clause="K1",
         broken="Inputs of collectives are freed in flight (PyTorch #193903).",
-        property=DROPPED,
+        property=BUFFER_OWNERSHIP,
         subject=network_with(communicator=CollectivesBorrow),
         also=(WORKS, SOFT),  # both drop inputs: with their works, after a soft wait
     ),

@@ -138,7 +138,7 @@ class ZerosWithoutTables(AnyKernels):
 
 
 OPERANDS = "an-operand-that-does-not-fit-changes-nothing"
-TAKEN = "an-update-of-tables-is-taken-at-the-call"
+TABLE_UPDATE_OPERANDS = "an-update-of-tables-is-taken-at-the-call"
 UNSOLVED = "solve-shares-ignores-layers-without-tables"
 MUTATIONS = (
     Mutation(
@@ -204,7 +204,7 @@ MUTANTS = (
         name="an-update-is-read-by-the-stream",
         clause="G10",
         broken="An update that is changed behind the call installs what it was changed to.",
-        property=TAKEN,
+        property=TABLE_UPDATE_OPERANDS,
         subject=cpu_with(kernels=ReadsUpdateAtCommit),
         real=True,
     ),

@@ -131,8 +131,8 @@ class NegativeIsLast(VirtualKernels):
         experts = counts.numel()
 
         def program() -> None:
-            wrapped = torch.where((ids < 0) & (ids >= -experts), ids + experts, ids)
-            _native.count_experts(wrapped, counts)
+            wrapped_ids = torch.where((ids < 0) & (ids >= -experts), ids + experts, ids)
+            _native.count_experts(wrapped_ids, counts)
 
         stream.launch(program)
 
@@ -167,9 +167,9 @@ class RuleWordByWord(VirtualKernels):
             start, _, _ = self.arrays(tables, self.live(tables, layer))
             yield
             _, replicas, cumulative = self.arrays(tables, self.live(tables, layer))
-            found = route_by_rule(ids, RoutingTable(start, replicas, cumulative), rule)
-            slots.copy_(found[0])
-            counts.copy_(found[1])
+            slots_and_counts = route_by_rule(ids, RoutingTable(start, replicas, cumulative), rule)
+            slots.copy_(slots_and_counts[0])
+            counts.copy_(slots_and_counts[1])
 
         own_stream(stream).perform(steps)
 
@@ -244,8 +244,8 @@ class BlocksOf512(AnyKernels):
         for number, (some, out) in enumerate(
             zip(torch.split(ids, 512), torch.split(slots, 512), strict=True)
         ):
-            turned = BlockTurns(rule.offset + number)
-            super().route_by_rule(turned, some, tables, layer, out, counts, stream)
+            block_rule = BlockTurns(rule.offset + number)
+            super().route_by_rule(block_rule, some, tables, layer, out, counts, stream)
         self.count(ids, counts, stream)
 
 

@@ -95,11 +95,11 @@ class ShiftsLargeBlobs(GlooCommunicator):
 class LosesMessage100(GlooCommunicator):
     """Message 100 to a rank arrives as zeros."""
 
-    sent = 0
+    send_count = 0
 
     def isend(self, tensor: Tensor, destination: int) -> GlooWork:
-        self.sent += 1
-        return super().isend(tensor * 0 if self.sent == 100 else tensor, destination)
+        self.send_count += 1
+        return super().isend(tensor * 0 if self.send_count == 100 else tensor, destination)
 
 
 COLLECTIVES = "collectives-equal-their-definitions-at-any-size"

@@ -27,9 +27,9 @@ class ExpertsInOneByte(AnyKernels):
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        wrapped = torch.empty_like(ids)
-        stream.launch(lambda: wrapped.copy_(ids.masked_fill(ids >= 256, -1)))
-        super().route_and_count(wrapped, tables, salt, slots, counts, stream)
+        masked_ids = torch.empty_like(ids)
+        stream.launch(lambda: masked_ids.copy_(ids.masked_fill(ids >= 256, -1)))
+        super().route_and_count(masked_ids, tables, salt, slots, counts, stream)
 
 
 class HashPerBlock(AnyKernels):
@@ -144,9 +144,12 @@ class TurnsPerBlock(AnyKernels):
 
 
 def _rows(update: TableUpdate, rows: Sequence[int], layers: Sequence[int]) -> TableUpdate:
-    kept = torch.tensor(rows)
+    row_index = torch.tensor(rows)
     return TableUpdate(
-        tuple(layers), update.start[kept], update.replicas[kept], update.cumulative[kept]
+        tuple(layers),
+        update.start[row_index],
+        update.replicas[row_index],
+        update.cumulative[row_index],
     )
 
 
@@ -177,8 +180,8 @@ class SortsLayersOnly(AnyKernels):
     """Layers of an update are taken in ascending order, its rows as they come."""
 
     def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
-        ordered = replace(update, layers=tuple(sorted(update.layers)))
-        super().commit_tables(ordered, tables, stream)
+        sorted_update = replace(update, layers=tuple(sorted(update.layers)))
+        super().commit_tables(sorted_update, tables, stream)
 
 
 class ChecksumsOneMegabyte(AnyKernels):
@@ -218,10 +221,12 @@ class WriteSwapsChunks(AnySlots):
     def write(
         self, slots: Sequence[int], sources: Sequence[Sequence[Tensor]], stream: Stream
     ) -> None:
-        super().write(slots, [[_turned(part) for part in source] for source in sources], stream)
+        super().write(
+            slots, [[_swap_chunks(part) for part in source] for source in sources], stream
+        )
 
 
-def _turned(part: Tensor) -> Tensor:
+def _swap_chunks(part: Tensor) -> Tensor:
     flat = part.reshape(-1)
     return torch.roll(flat, 1).view(part.shape) if flat.nbytes > CHUNK else part
 

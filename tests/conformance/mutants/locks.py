@@ -80,29 +80,29 @@ class Broadcast(VirtualStreamLock):
         self.allowed = max(self.allowed - 1, 0)
 
 
-class Ticket(VirtualStreamLock):
+class TicketLock(VirtualStreamLock):
     """Acquire number n waits for n signals; a graph keeps the number."""
 
-    asked = given = 0
+    tickets_issued = now_serving = 0
 
     def acquire(self, stream: Stream) -> None:
-        self.asked += 1
-        ticket = self.asked
+        self.tickets_issued += 1
+        ticket = self.tickets_issued
         verb = VirtualStreamOp(lambda on: self._launch_ticket(on, ticket))
         own_stream(stream).issue(verb)
 
     def signal(self, epoch: int) -> None:
         self._check_epoch(epoch)
         self._full = True
-        self.given += 1
+        self.now_serving += 1
 
     def drain(self, timeout: float) -> int:
         epoch = super().drain(timeout)
-        self.given = self.asked
+        self.now_serving = self.tickets_issued
         return epoch
 
     def _launch_ticket(self, on: VirtualStream, ticket: int) -> None:
-        condition = lambda: self.given >= ticket or self._poisoned  # noqa: E731
+        condition = lambda: self.now_serving >= ticket or self._poisoned  # noqa: E731
         self._launch(
             StreamTask(on, self._pass(self._on_acquire), condition, self._skip, self._strike)
         )
@@ -132,7 +132,7 @@ class HastyDrain(VirtualStreamLock):
         return True
 
 
-class Unwatched(VirtualStreamLock):
+class UnwatchedLock(VirtualStreamLock):
     """The deadline is not watched."""
 
     def _strike(self) -> bool:
@@ -258,7 +258,7 @@ MUTANTS = (
         clause="L2",
         broken="A captured acquire waits for the signal that was due when it was captured.",
         property=CAPTURED,
-        subject=device_with(lock=Ticket),
+        subject=device_with(lock=TicketLock),
         # A number outlives the section that was abandoned with its epoch.
         also=(
             MODEL,
@@ -320,7 +320,7 @@ MUTANTS = (
         clause="C8",
         broken="No watchdog poisons the lock: one lost signal hangs for ever (NIXL #17665).",
         property=DEADLINE,
-        subject=device_with(lock=Unwatched),
+        subject=device_with(lock=UnwatchedLock),
     ),
     Mutant(
         name="a-time-out-is-not-told",

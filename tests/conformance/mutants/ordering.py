@@ -28,9 +28,9 @@ class OvertakingStream(VirtualStream):
 
     def submit(self, task: StreamTask) -> None:
         super().submit(task)
-        queued = self._queue._tasks
-        if self.launching and len(queued) > 1 and queued[-2] is self.latest:
-            queued[-2], queued[-1] = queued[-1], queued[-2]
+        tasks = self._queue._tasks
+        if self.launching and len(tasks) > 1 and tasks[-2] is self.latest:
+            tasks[-2], tasks[-1] = tasks[-1], tasks[-2]
         self.latest = task if self.launching else None
 
 
@@ -40,9 +40,9 @@ class UnheardMark(VirtualRecording):
     __slots__ = ()
 
     def await_by(self) -> VirtualRecording:
-        passed = VirtualRecording(self._device)
-        passed.reach()
-        return passed
+        recording = VirtualRecording(self._device)
+        recording.reach()
+        return recording
 
 
 class UnheardEvent(VirtualEvent):
@@ -145,12 +145,12 @@ class StubbornStream(VirtualStream):
 
 
 IN_ORDER = "launches-run-in-the-order-that-streams-and-events-give"
-HELD = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
+HELD_LAUNCH = "a-held-launch-holds-up-only-what-is-ordered-behind-it"
 UNRECORDED = "an-unrecorded-event-cannot-be-waited-for"
-RAISED = "a-failed-stream-raises-at-every-call"
+FAILED_STREAM = "a-failed-stream-raises-at-every-call"
 GRAPHS = "a-graph-runs-at-its-replays-only"
 KERNELS = "kernels-follow-their-stream"
-SEEN = "a-commit-is-visible-after-its-event"
+COMMIT_VISIBILITY = "a-commit-is-visible-after-its-event"
 TABLES = "a-commit-of-tables-writes-the-word-last"
 ROUTED = "a-routing-pass-reads-one-generation"
 RULED = "a-pass-by-a-rule-reads-one-generation"
@@ -165,8 +165,8 @@ MUTANTS = (
         subject=device_with(stream=OvertakingStream),
         # All of these launch on one stream, twice in a row, what must run in that order.
         also=(
-            HELD,
-            RAISED,
+            HELD_LAUNCH,
+            FAILED_STREAM,
             GRAPHS,
             KERNELS,
         ),
@@ -175,13 +175,13 @@ MUTANTS = (
         name="a-wait-is-not-heard",
         clause="O2",
         broken="A stream that waits for an event goes on at once.",
-        property=HELD,
+        property=HELD_LAUNCH,
         subject=device_with(accelerator=UnheardWaits),
         # All of these order streams by events, or have a failure passed on by them.
         also=(
             IN_ORDER,
-            RAISED,
-            SEEN,
+            FAILED_STREAM,
+            COMMIT_VISIBILITY,
             TABLES,
             ROUTED,
             RULED,
@@ -193,7 +193,7 @@ MUTANTS = (
         name="a-wait-is-for-the-whole-stream",
         clause="O2",
         broken="A wait also waits for what was launched behind the recording.",
-        property=HELD,
+        property=HELD_LAUNCH,
         subject=device_with(stream=ThoroughStream, mark=SignedMark),
     ),
     Mutant(
@@ -214,7 +214,7 @@ MUTANTS = (
         name="recording-again-releases-earlier-waiters",
         clause="O4",
         broken="A waiter goes on when a later recording of its event is reached.",
-        property=HELD,
+        property=HELD_LAUNCH,
         subject=device_with(stream=LatestStream),
         # The same programs without a hold.
         # The machine orders streams by events.
@@ -227,7 +227,7 @@ MUTANTS = (
         name="recording-again-strands-earlier-waiters",
         clause="O4",
         broken="A waiter waits for later recordings too, as with an external event that is reset.",
-        property=HELD,
+        property=HELD_LAUNCH,
         subject=device_with(stream=StrandedStream),
         # The same programs without a hold.
         # The machine orders streams by events.
@@ -240,7 +240,7 @@ MUTANTS = (
         name="an-exception-dies-on-its-stream",
         clause="E7",
         broken="Nobody hears that a program raised.",
-        property=RAISED,
+        property=FAILED_STREAM,
         subject=device_with(stream=DeafStream),
         # What a stream waits for fails it in the same way as what it runs.
         also=(WAITS,),
@@ -249,7 +249,7 @@ MUTANTS = (
         name="a-failure-is-told-once",
         clause="E7",
         broken="The first call that raises clears the failure.",
-        property=RAISED,
+        property=FAILED_STREAM,
         subject=device_with(stream=ForgetfulStream),
         # Both make several calls on a stream that has failed, or whose device was closed.
         also=(WAITS, "a-closed-device-refuses-launches"),
@@ -258,7 +258,7 @@ MUTANTS = (
         name="a-failed-stream-runs-on",
         clause="E7",
         broken="What was launched behind the program that raised runs.",
-        property=RAISED,
+        property=FAILED_STREAM,
         subject=device_with(stream=StubbornStream),
     ),
 )

@@ -71,10 +71,10 @@ class WarmsInItsOwnOrder(LinkingCommunicator):
     def warm(self, links: Sequence[tuple[int, int]]) -> None:
         for link in sorted({(min(link), max(link)) for link in links}, reverse=self.rank % 2 > 0):
             if self.rank in link:
-                self.outbox.push(_anew(link))
+                self.outbox.push(_new_setup(link))
 
 
-def _anew(link: Pair) -> LinkSetup:
+def _new_setup(link: Pair) -> LinkSetup:
     """A link between the same ends that is not there yet."""
     return LinkSetup((*link, *link))  # type: ignore[arg-type]
 

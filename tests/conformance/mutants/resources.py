@@ -44,15 +44,15 @@ class MiscountingBackend(VirtualBackend):
 class WaveringBackend(VirtualBackend):
     """Declares less once a device was opened."""
 
-    _opened = False
+    _is_open = False
 
     @property
     def capabilities(self) -> Capabilities:
-        known = super().capabilities
-        return dataclasses.replace(known, pinned_memory=not self._opened)
+        own_capabilities = super().capabilities
+        return dataclasses.replace(own_capabilities, pinned_memory=not self._is_open)
 
     def world(self, size: int, schedule: bytes) -> VirtualWorld:
-        self._opened = True
+        self._is_open = True
         return super().world(size, schedule)
 
 
@@ -142,9 +142,9 @@ def _waking() -> Subject:
     return ControlledSubject(module.WakingBackend())
 
 
-KNOWN = "probe-opens-nothing-and-capabilities-are-frozen"
+PROBE = "probe-opens-nothing-and-capabilities-are-frozen"
 HANDED = "streams-are-cached-by-role-and-pinned-memory-is-not-shared"
-REFUSED = "undeclared-capabilities-raise-unsupported"
+UNDECLARED_CAPABILITIES = "undeclared-capabilities-raise-unsupported"
 SIGNED = "every-object-has-the-signatures-of-its-protocol"
 GIVEN_BACK = "dropped-objects-release-their-resources"
 MUTANTS = (
@@ -152,21 +152,21 @@ MUTANTS = (
         name="probing-raises-where-the-vendor-is-absent",
         clause="B1",
         broken="Probing tries an import and lets its error out (DeepSpeed tries eight).",
-        property=KNOWN,
+        property=PROBE,
         subject=_backend(GuessingBackend),
     ),
     Mutant(
         name="no-device-though-available",
         clause="B1",
         broken="A count of devices contradicts the probe, so that ranks find nothing to open.",
-        property=KNOWN,
+        property=PROBE,
         subject=_backend(MiscountingBackend),
     ),
     Mutant(
         name="capabilities-change-when-a-device-is-opened",
         clause="B2",
         broken="What was planned by before opening is not true any more.",
-        property=KNOWN,
+        property=PROBE,
         subject=_backend(WaveringBackend),
     ),
     Mutant(
@@ -219,7 +219,7 @@ MUTANTS = (
         name="graphs-are-given-out-undeclared",
         clause="R2",
         broken="What is not declared seems to work.",
-        property=REFUSED,
+        property=UNDECLARED_CAPABILITIES,
         subject=device_with(
             dataclasses.replace(ALL_CAPABILITIES, graph_capture=False), accelerator=SilentGraphs
         ),
@@ -228,7 +228,7 @@ MUTANTS = (
         name="what-is-not-declared-is-a-null-pointer",
         clause="R2",
         broken="An undeclared call fails as it happens, not as Unsupported (FlagCX).",
-        property=REFUSED,
+        property=UNDECLARED_CAPABILITIES,
         subject=device_with(
             dataclasses.replace(ALL_CAPABILITIES, stream_lock=False), accelerator=NullLocks
         ),

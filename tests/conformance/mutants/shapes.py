@@ -181,7 +181,7 @@ ADDRESSES = "misaligned-buffers-arrive-and-their-neighbours-stay"
 LAYOUTS = "layouts-are-copied-right-or-rejected"
 UNEVEN = "uneven-rows-arrive"
 GROUPS = "groups-of-any-size-and-members-work"
-REFUSED = "unsupported-calls-raise-before-any-side-effect"
+UNSUPPORTED_CALLS = "unsupported-calls-raise-before-any-side-effect"
 REBUILT = "a-rebuilt-communicator-carries-only-what-came-after"
 FAULTS = "a-fault-ends-what-depends-on-it-and-nothing-else"
 MISMATCH = "checked-ranks-are-told-of-a-mismatch"
@@ -298,21 +298,21 @@ MUTANTS = (
         name="peers-wrap-around",
         clause="X5",
         broken="A send to rank -1 goes to the last rank.",
-        property=REFUSED,
+        property=UNSUPPORTED_CALLS,
         subject=network_with(communicator=PeersWrapAround),
     ),
     Mutant(
         name="an-unknown-sum-fails-in-a-table",
         clause="X5",
         broken="A dtype that cannot be summed raises whatever the look-up raises.",
-        property=REFUSED,
+        property=UNSUPPORTED_CALLS,
         subject=network_with(communicator=FailsInTheTable),
     ),
     Mutant(
         name="an-unknown-sum-is-taken",
         clause="X5",
         broken="A dtype that cannot be summed is accepted, and nothing is added.",
-        property=REFUSED,
+        property=UNSUPPORTED_CALLS,
         subject=network_with(communicator=UnknownSumsAreTaken),
     ),
 )

@@ -112,9 +112,9 @@ class BrokenGloo(GlooBackend):
             def open(self, purpose: str, ranks: Sequence[int] | None = None) -> GlooCommunicator:
                 where = self._where
                 members = tuple(range(where.size) if ranks is None else ranks)
-                made = kind(self._control.store, purpose, members, where.rank, where.deadline)
-                self._open.append(made)
-                return made
+                fabric = kind(self._control.store, purpose, members, where.rank, where.deadline)
+                self._open.append(fabric)
+                return fabric
 
         return Fabric(rendezvous)
 
@@ -130,8 +130,8 @@ def gloo_with(work: type[GlooWork] | None = None, **parts: type) -> Callable[[],
         parts = {**parts, "communicator": _communicator_of(work)}
 
     def subject() -> Subject:
-        made = CpuParts(**parts)
-        return ThreadSubject(BrokenCpu(made), BrokenGloo(made.communicator))
+        cpu_parts = CpuParts(**parts)
+        return ThreadSubject(BrokenCpu(cpu_parts), BrokenGloo(cpu_parts.communicator))
 
     return subject
 
@@ -139,10 +139,10 @@ def gloo_with(work: type[GlooWork] | None = None, **parts: type) -> Callable[[],
 def _communicator_of(work: type[GlooWork]) -> type[GlooCommunicator]:
     """Communicators whose handles are of that kind."""
 
-    class Broken(GlooCommunicator):
+    class BrokenCommunicator(GlooCommunicator):
         def _work(self, natives, what, buffers):  # type: ignore[no-untyped-def]
-            made = super()._work(natives, what, buffers)
-            made.__class__ = work
-            return made
+            gloo_work = super()._work(natives, what, buffers)
+            gloo_work.__class__ = work
+            return gloo_work
 
-    return Broken
+    return BrokenCommunicator

@@ -28,8 +28,8 @@ class _ForgetsReadsOf(HazardTracker):
         writes: tuple[Hashable, ...],
         done: Event,
     ) -> None:
-        kept = tuple(b for b in reads if not (isinstance(b, tuple) and b[0] == self.kind))
-        super()._note(stream, kept, writes, done)
+        noted_reads = tuple(b for b in reads if not (isinstance(b, tuple) and b[0] == self.kind))
+        super()._note(stream, noted_reads, writes, done)
 
 
 class SourceIsOverwritten(_ForgetsReadsOf):
@@ -79,7 +79,7 @@ class EarlyStore(VirtualSlotStore):
     ) -> None:
         def issue(on: VirtualStream) -> None:
             with self._hazards.track(on, reads=reads, writes=tuple(("slot", s) for s in slots)):
-                held, pieces, early = (
+                paused_readers, pieces, early = (
                     self._readers.wait_for_readers(on),
                     steps(),
                     self._device.event(),
@@ -87,7 +87,7 @@ class EarlyStore(VirtualSlotStore):
                 on.perform(lambda: islice(pieces, self._held_for(slots)))
                 on.record(early)
                 on.perform(lambda: pieces)
-            self._readers.resume_readers(held, early)
+            self._readers.resume_readers(paused_readers, early)
 
         own_stream(stream).issue(VirtualStreamOp(issue, lambda: self._leases.exclude_leased(slots)))
 

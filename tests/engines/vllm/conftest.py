@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.reference_tokens import Reference, read
+from engines.vllm.runs.reference_tokens import Reference, read_references
 from engines.vllm.runs.run import SETTINGS, Outcome, run
 from helpers.paths import SEARCH_PATH
 
@@ -27,7 +27,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Referen
         timeout=LIMIT,
         check=True,
     )
-    return read(folder)
+    return read_references(folder)
 
 
 @pytest.fixture(scope="session")

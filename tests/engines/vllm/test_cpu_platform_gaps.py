@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import counts, rearranged, says
+from engines.vllm.runs.outcome_checks import check_rearrangements, check_tokens, counts
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.missing_features import Hole
@@ -33,7 +33,7 @@ def test_vllm_run_fails_when_hole_is_unfilled(
     outcome = run_without(hole, case, run_once)
     with pytest.raises(AssertionError):
         judge(outcome, reference)
-    assert FAILURES[hole] in outcome.said
+    assert FAILURES[hole] in outcome.output
 
 
 def test_vllm_eplb_sees_no_load_without_filled_routing(
@@ -41,13 +41,13 @@ def test_vllm_eplb_sees_no_load_without_filled_routing(
 ) -> None:
     reference = references["qwen3-moe"]
     outcome = run_without(Hole.EPLB_ROUTING, modes.balanced(reference), run_once)
-    says(outcome, reference)
+    check_tokens(outcome, reference)
     assert len(outcome.of("watch")) == 2
-    for watched in outcome.of("watch"):
-        assert counts(watched)["policy"] >= modes.REARRANGEMENTS - 1
-        assert counts(watched)["load"] == 0
+    for process in outcome.of("watch"):
+        assert counts(process)["policy"] >= modes.REARRANGEMENTS - 1
+        assert counts(process)["load"] == 0
         # Without load every plan is the same: each layer moves once, in the first rearrangement.
-        assert counts(watched)["map_changes"] <= LAYERS
+        assert counts(process)["map_changes"] <= LAYERS
 
 
 def test_vllm_does_not_balance_without_filled_eplb_switch(
@@ -55,7 +55,7 @@ def test_vllm_does_not_balance_without_filled_eplb_switch(
 ) -> None:
     reference = references["qwen3-moe"]
     outcome = run_without(Hole.EPLB_SWITCH, modes.balanced(reference), run_once)
-    says(outcome, reference)
+    check_tokens(outcome, reference)
     assert outcome.of("watch") == [], "EPLB was on"
 
 
@@ -65,8 +65,8 @@ def run_without(hole: Hole, case: Case, run_once: RunOnce) -> Outcome:
 
 def judge(outcome: Outcome, reference: Reference) -> None:
     """As experts that move are judged; a pipeline does not come so far."""
-    says(outcome, reference)
-    rearranged(outcome, LAYERS)
+    check_tokens(outcome, reference)
+    check_rearrangements(outcome, LAYERS)
 
 
 def test_vllm_sends_no_async_handles_without_filled_collectives(

@@ -12,7 +12,7 @@ from equipoise.integrations.vllm.settings import EplbSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-REFUSED = {
+UNSUPPORTED = {
     "reload_weights": "relies on the slots",
     "update_weights": "relies on the slots",
     "save_sharded_state": "relies on the slots",
@@ -51,7 +51,7 @@ def own_router() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (MegaMoe, "layer 0: MegaMoe routes by itself"),
         (lambda: layer(object()), "layer 0: SimpleNamespace routes by itself"),
@@ -60,24 +60,26 @@ def own_router() -> Any:
     ],
 )
 def test_expert_model_refuses_layer_that_cannot_ask_for_slots(
-    make: Callable[[], object], said: str
+    make: Callable[[], object], message: str
 ) -> None:
     from equipoise.integrations.vllm.eplb.model import expert_model
 
-    with pytest.raises(IntegrationError, match=said):
+    with pytest.raises(IntegrationError, match=message):
         expert_model(model(make()), "refused", torch.device("cpu"))
 
 
-def served_by(asks: str, rows: list[Any]) -> Any:
+def served_by(coverage: str, rows: list[Any]) -> Any:
     from equipoise.integrations.vllm.eplb.router import StepCounter
     from equipoise.integrations.vllm.eplb.state import BalancedModel, LayerCoverage
 
-    unused: Any = SimpleNamespace()
-    return BalancedModel(unused, unused, (), StepCounter(), (), unused, LayerCoverage(asks), rows)
+    placeholder: Any = SimpleNamespace()
+    return BalancedModel(
+        placeholder, placeholder, (), StepCounter(), (), placeholder, LayerCoverage(coverage), rows
+    )
 
 
 def test_draft_model_may_skip_layers_but_not_all() -> None:
-    rows = [SimpleNamespace(was_called=called) for called in (False, False)]
+    rows = [SimpleNamespace(was_called=was_called) for was_called in (False, False)]
     served = served_by("some layer", rows)
     served.set_unpadded_rows([3])
     with pytest.raises(IntegrationError, match=r"layers \[0, 1\] of 2"):
@@ -87,7 +89,7 @@ def test_draft_model_may_skip_layers_but_not_all() -> None:
 
 
 def test_served_model_names_layer_computed_without_asking() -> None:
-    rows = [SimpleNamespace(was_called=called) for called in (True, False, True)]
+    rows = [SimpleNamespace(was_called=was_called) for was_called in (True, False, True)]
     served = served_by("every layer", rows)
     assert not served.verify_routed(), "no forward with tokens has come by"
     served.set_unpadded_rows([3])
@@ -108,14 +110,14 @@ def test_model_runners_get_engine_state_only_for_configured_worker() -> None:
     ours, theirs = (SimpleNamespace(enable_eplb=True, eplb_config=SimpleNamespace()) for _ in "ab")
     device = torch.device("cpu")
     config = SimpleNamespace(parallel_config=ours, model_config=object())
-    worker = SimpleNamespace(vllm_config=config, **dict.fromkeys(REFUSED, lambda: None))
+    worker = SimpleNamespace(vllm_config=config, **dict.fromkeys(UNSUPPORTED, lambda: None))
     with install_eplb_state(worker, EplbSettings()):
         second = EPLBController(ours, device)
         second.prepare_load()
         assert type(second.state) is EquipoiseEplbState
         assert type(gpu_model_runner.EplbState(ours, device)) is EquipoiseEplbState
         assert type(gpu_model_runner.EplbState(theirs, device)) is EplbState
-        for name, reason in REFUSED.items():
+        for name, reason in UNSUPPORTED.items():
             with pytest.raises(IntegrationError, match=f"{name} {reason}"):
                 getattr(worker, name)()
     assert type(gpu_model_runner.EplbState(ours, device)) is EplbState

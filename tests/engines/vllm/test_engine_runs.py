@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import differs, says
+from engines.vllm.runs.outcome_checks import check_tokens, differs
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
@@ -23,7 +23,7 @@ EAGER: Mapping[str, Any] = {
 MODEL = "qwen3-moe"
 
 
-def balanced(reference: Reference, **settings: Any) -> Case:
+def balanced_case(reference: Reference, **settings: Any) -> Case:
     """Two ranks, two redundant experts, a rebalance every 8 steps; `eplb`."""
     return modes.ours(modes.balanced(reference), eplb={**EAGER, **settings})
 
@@ -46,15 +46,15 @@ def balanced_by_us(outcome: Outcome, rebalances: int = modes.REARRANGEMENTS) -> 
 def test_engine_lagged_shares_keep_tokens_and_move_experts(
     references: References, run_once: RunOnce
 ) -> None:
-    case = replace(balanced(references[MODEL]), asks=("equipoise_placement",))
+    case = replace(balanced_case(references[MODEL]), asks=("equipoise_placement",))
     outcome = run_once("ours-lagged", case)
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
     assert outcome.answers is not None
     first, second = outcome.answers["asked"]["equipoise_placement"]
     assert first == second
     assert any(sorted(set(row)) == list(range(8)) and row[8:] != [0, 1] for row in first)
-    assert "engine=vllm0 rebalance=" in outcome.said
+    assert "engine=vllm0 rebalance=" in outcome.output
 
 
 @pytest.mark.deep
@@ -62,8 +62,8 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
 def test_engine_keeps_tokens_with_static_and_exact_shares(
     shares: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{shares}", balanced(references[MODEL], replica_split=shares))
-    says(outcome, references[MODEL])
+    outcome = run_once(f"ours-{shares}", balanced_case(references[MODEL], replica_split=shares))
+    check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
 
 
@@ -72,8 +72,8 @@ def test_engine_keeps_tokens_with_static_and_exact_shares(
 def test_engine_keeps_tokens_with_16_experts_or_a_shared_expert(
     model: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{model}", balanced(references[model]))
-    says(outcome, references[model])
+    outcome = run_once(f"ours-{model}", balanced_case(references[model]))
+    check_tokens(outcome, references[model])
     balanced_by_us(outcome)
 
 
@@ -83,7 +83,7 @@ def test_engine_keeps_tokens_behind_data_parallel_server(
 ) -> None:
     case = modes.data_parallel_balanced(references[MODEL])
     outcome = run_once("ours-data-parallel", modes.ours(case, eplb=dict(EAGER)))
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
 
 
@@ -92,7 +92,7 @@ def test_engine_keeps_tokens_behind_data_parallel_server(
 def test_engine_planted_fault_changes_tokens(
     fault: Fault, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{fault}", replace(balanced(references[MODEL]), fault=fault))
+    outcome = run_once(f"ours-{fault}", replace(balanced_case(references[MODEL]), fault=fault))
     assert differs(outcome, references[MODEL], fault)
 
 
@@ -103,4 +103,4 @@ def test_vllm_without_settings_runs_no_equipoise_code(
     case = replace(modes.balanced(references[MODEL]), asks=())
     outcome = run_once("eplb-async", case)
     assert outcome.of("equipoise") == []
-    assert "equipoise: " not in outcome.said
+    assert "equipoise: " not in outcome.output

@@ -32,7 +32,7 @@ def streams() -> Iterator[EngineStreams]:
 
 
 class Balancer:
-    """As far as a step meets it: counters of two families, and boundaries."""
+    """The parts of a balancer that a step uses: counters of two families, and boundaries."""
 
     def __init__(self) -> None:
         self.counters = [torch.zeros(1, 2, dtype=torch.int32) for _ in range(2)]
@@ -51,10 +51,16 @@ class Worker:
         self.balancer, self.config = Balancer(), object()
         before = [one.clone() for one in self.balancer.counters]
         balancer: Any = self.balancer
-        unused: Any = SimpleNamespace()
-        filled = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
+        placeholder: Any = SimpleNamespace()
+        row_totals = [torch.zeros((), dtype=torch.int32) for _ in range(2)]
         self.served = BalancedModel(
-            balancer, unused, filled, StepCounter(), before, streams, LayerCoverage.EVERY_LAYER
+            balancer,
+            placeholder,
+            row_totals,
+            StepCounter(),
+            before,
+            streams,
+            LayerCoverage.EVERY_LAYER,
         )
         self.state = state()
         self.state._worker_context = SimpleNamespace(streams=streams)
@@ -69,14 +75,14 @@ class Worker:
             counters += factor * torch.tensor([rows], dtype=torch.int32)
 
     @property
-    def counted(self) -> list[list[int]]:
+    def row_counts(self) -> list[list[int]]:
         return [one[0].tolist() for one in self.balancer.counters]
 
 
-def state(**asked: Any) -> Any:
+def state(**options: Any) -> Any:
     from equipoise.integrations.vllm.eplb.state import EquipoiseEplbState
 
-    return EquipoiseEplbState(SimpleNamespace(), torch.device("cpu"), EplbSettings(**asked), None)
+    return EquipoiseEplbState(SimpleNamespace(), torch.device("cpu"), EplbSettings(**options), None)
 
 
 @AGAIN
@@ -89,7 +95,7 @@ def test_engine_state_step_discards_counts_of_dummy_steps(
         worker.count(rows)
         worker.state.step(is_dummy=dummy)
     sums = [sum(rows[expert] for rows, dummy in steps if not dummy) for expert in range(2)]
-    assert worker.counted == [sums, [2 * one for one in sums]]
+    assert worker.row_counts == [sums, [2 * one for one in sums]]
     assert worker.balancer.boundaries == list(range(len(steps) + 1))
 
 
@@ -101,17 +107,17 @@ def test_engine_state_discards_counts_of_warm_up_only(
     worker = Worker(streams)
     worker.count(warm)
     worker.state.prepare_forward(worker.config, 3)
-    assert worker.counted == [[0, 0], [0, 0]]
+    assert worker.row_counts == [[0, 0], [0, 0]]
     worker.count(real)
     worker.state.prepare_forward(worker.config, 3)
-    assert worker.counted == [real, [2 * one for one in real]]
+    assert worker.row_counts == [real, [2 * one for one in real]]
 
 
 def test_engine_state_profile_forward_is_no_step(streams: EngineStreams) -> None:
     worker = Worker(streams)
     worker.count([1, 2])
     worker.state.step(is_profile=True, is_dummy=True)
-    assert worker.counted == [[1, 2], [2, 4]]
+    assert worker.row_counts == [[1, 2], [2, 4]]
     assert (worker.served.step_counter.step, worker.balancer.boundaries) == (0, [0])
 
 
@@ -126,8 +132,8 @@ def test_engine_state_splits_token_count_among_micro_batches(
     slices = [UBatchSlice(slice(0, 1), one) for one in (slice(0, cut), slice(cut, end))]
     worker = Worker(streams)
     worker.state.prepare_forward(worker.config, tokens, slices)
-    found = [int(one) for one in worker.served.unpadded_rows]
-    assert found == [min(tokens, cut), max(0, tokens - cut)]
+    unpadded_rows = [int(one) for one in worker.served.unpadded_rows]
+    assert unpadded_rows == [min(tokens, cut), max(0, tokens - cut)]
     worker.state.prepare_forward(worker.config, tokens)
     assert int(worker.served.unpadded_rows[0]) == tokens
 
@@ -140,28 +146,28 @@ def test_layer_state_masks_with_token_count_of_its_micro_batch() -> None:
     rows: Any = SimpleNamespace(to_slots=lambda ids, filled: ids + filled)
     stock = EplbLayerState()
     stock.num_unpadded_tokens_tensors = [torch.tensor(10), torch.tensor(20)]
-    made = LayerState(rows, stock)
+    layer_state = LayerState(rows, stock)
     ids = torch.tensor([[1, 2]])
-    found = [made.map_and_record(ids, one).tolist() for one in range(2)]
-    assert found == [[[11, 12]], [[21, 22]]]
-    assert made.map_and_record(ids).tolist() == found[0]
+    slots = [layer_state.map_and_record(ids, one).tolist() for one in range(2)]
+    assert slots == [[[11, 12]], [[21, 22]]]
+    assert layer_state.map_and_record(ids).tolist() == slots[0]
 
 
 @given(st.integers(1, 400), st.integers(1, 400))
 def test_sub_window_is_divisor_nearest_to_quarter_of_window(window: int, interval: int) -> None:
     from equipoise.balancer.experts.config import default_sub_window
 
-    found = default_sub_window(window, interval)
-    assert found <= window
-    assert interval % found == 0
+    sub_window = default_sub_window(window, interval)
+    assert sub_window <= window
+    assert interval % sub_window == 0
     quarter = max(window / 4, 1.0)
     others = [n for n in range(1, window + 1) if interval % n == 0]
-    factor = max(found / quarter, quarter / found)
+    factor = max(sub_window / quarter, quarter / sub_window)
     assert all(factor <= max(n / quarter, quarter / n) + 1e-9 for n in others)
 
 
 def engine(window: int, interval: int) -> Any:
-    """As vLLM's `EPLBConfig`."""
+    """An engine config with the fields of vLLM's `EPLBConfig`."""
     from vllm.config.parallel import EPLBConfig
 
     return EPLBConfig(
@@ -179,22 +185,22 @@ def test_engine_config_follows_settings_and_eplb_config(
     from equipoise.balancer.experts.config import default_sub_window
     from equipoise.integrations.vllm.eplb.config import balancer_config
 
-    asked = EplbSettings(
+    eplb_settings = EplbSettings(
         replica_split="exact", min_improvement=gain, target_imbalance=target, timeout_seconds=3.0
     )
-    found = balancer_config(asked, engine(window, interval), 5, 2, 4)
+    config = balancer_config(eplb_settings, engine(window, interval), 5, 2, 4)
     part = default_sub_window(min(window, interval), interval)
-    assert (found.sub_window, found.step_interval) == (part, interval)
-    assert found.window_size == min(window, interval) // part * part
-    assert (found.min_gain, found.planner.target) == (round(gain * 65536), target)
-    assert (found.name, found.shares, found.ranks_sharing_rows) == ("vllm5", ShareMode.EXACT, 2)
-    assert (found.log_balancedness, found.log_balancedness_interval) == (True, 7)
-    assert found.nodes == 4
-    assert found.timeout == 3.0
+    assert (config.sub_window, config.step_interval) == (part, interval)
+    assert config.window_size == min(window, interval) // part * part
+    assert (config.min_gain, config.planner.target) == (round(gain * 65536), target)
+    assert (config.name, config.shares, config.ranks_sharing_rows) == ("vllm5", ShareMode.EXACT, 2)
+    assert (config.log_balancedness, config.log_balancedness_interval) == (True, 7)
+    assert config.nodes == 4
+    assert config.timeout == 3.0
 
 
 def test_engine_config_takes_sub_window_from_settings() -> None:
     from equipoise.integrations.vllm.eplb.config import balancer_config
 
-    found = balancer_config(EplbSettings(sub_window=4), engine(12, 24), 0, 1, 1)
-    assert (found.sub_window, found.window_size, found.step_interval) == (4, 12, 24)
+    config = balancer_config(EplbSettings(sub_window=4), engine(12, 24), 0, 1, 1)
+    assert (config.sub_window, config.window_size, config.step_interval) == (4, 12, 24)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import differs, says
+from engines.vllm.runs.outcome_checks import check_tokens, differs
 from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
@@ -37,7 +37,7 @@ def test_pipeline_handover_keeps_tokens_with_one_message_per_step(
     references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once("pp_transport", pipeline(references[MODEL]))
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     handed_over(outcome, ALL_AT_ONCE)
 
 
@@ -45,7 +45,7 @@ def test_pipeline_handover_keeps_tokens_with_two_micro_batches(
     references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once("handover-two", pipeline(references[MODEL], modes.TWO_BATCHES))
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     handed_over(outcome, modes.TWO_BATCHES)
 
 
@@ -55,10 +55,12 @@ def test_pipeline_handover_keeps_tokens_with_sliced_tensor_parallel(
     case = pipeline(references[MODEL])
     case = replace(case, engine={**case.engine, **modes.SHARED_STAGE})
     outcome = run_once("handover-shared", case)
-    says(outcome, references[MODEL])
+    check_tokens(outcome, references[MODEL])
     steps = len(outcome.rounds) * TOKENS
-    sent = [(each["sent_messages"], each["received_messages"]) for each in outcome.of("equipoise")]
-    assert sent == [(steps, 0)] * 2 + [(0, steps)] * 2
+    message_counts = [
+        (each["sent_messages"], each["received_messages"]) for each in outcome.of("equipoise")
+    ]
+    assert message_counts == [(steps, 0)] * 2 + [(0, steps)] * 2
 
 
 def test_pipeline_handover_skipped_wait_changes_tokens(
@@ -74,5 +76,5 @@ def test_pipeline_handover_keeps_tokens_of_dense_model(
     model: str, references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once(f"handover-{model}", pipeline(references[model]))
-    says(outcome, references[model])
+    check_tokens(outcome, references[model])
     handed_over(outcome, ALL_AT_ONCE)

@@ -50,12 +50,12 @@ def load(seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(window(popular(seed, SHAPE.layers, SHAPE.experts), seed))
 
 
-def called(weight: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
-    found: torch.Tensor = POLICY.rebalance_experts(weight, SHAPE.slots, 1, 1, SHAPE.ranks, old)
-    return found
+def rebalance(weight: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
+    new_map: torch.Tensor = POLICY.rebalance_experts(weight, SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    return new_map
 
 
-def counted(name: str) -> int:
+def counter_value(name: str) -> int:
     return COUNTERS.read()[name]
 
 
@@ -75,17 +75,20 @@ def lines(
 @UNHURRIED
 @given(standings(), st.sampled_from(DTYPES), st.integers(1, 9), st.integers(1, 9))
 def test_policy_plan_is_valid_for_vllm_and_never_worsens_a_layer(
-    given: Standing, dtype: torch.dtype, groups: int, nodes: int
+    standing: Standing, dtype: torch.dtype, groups: int, nodes: int
 ) -> None:
     """Whatever its groups and nodes are, and whether they divide anything."""
-    problem = given.problem
-    weight, old = torch.from_numpy(problem.load).to(dtype), torch.from_numpy(given.installed).long()
-    found = POLICY.rebalance_experts(weight, problem.slots, groups, nodes, problem.ranks, old)
-    assert (found.dtype, found.device.type, found.shape) == (torch.int64, "cpu", old.shape)
-    slots, copies = compute_logical_maps(found, problem.experts)
+    problem = standing.problem
+    weight, old = (
+        torch.from_numpy(problem.load).to(dtype),
+        torch.from_numpy(standing.installed).long(),
+    )
+    new_map = POLICY.rebalance_experts(weight, problem.slots, groups, nodes, problem.ranks, old)
+    assert (new_map.dtype, new_map.device.type, new_map.shape) == (torch.int64, "cpu", old.shape)
+    slots, copies = compute_logical_maps(new_map, problem.experts)
     assert (copies > 0).all()
     assert (slots[..., 0] >= 0).all()
-    before, after = (fullest(problem.load, each.numpy(), problem.ranks) for each in (old, found))
+    before, after = (fullest(problem.load, each.numpy(), problem.ranks) for each in (old, new_map))
     assert (after <= before + 1e-6).all()
 
 
@@ -94,99 +97,107 @@ def test_policy_answers_call_of_async_worker() -> None:
     stats = EplbStats(load(), SHAPE.slots, 1, 1, SHAPE.ranks)
     state: Any = SimpleNamespace(policy=POLICY)
     model: Any = SimpleNamespace(eplb_stats=stats)
-    found = run_rebalance_experts(model, state, old_map(), None)
-    assert torch.equal(found, called(load(), old_map()))
-    assert not torch.equal(found, old_map())
+    new_map = run_rebalance_experts(model, state, old_map(), None)
+    assert torch.equal(new_map, rebalance(load(), old_map()))
+    assert not torch.equal(new_map, old_map())
 
 
 def test_policy_moves_nothing_for_zero_load() -> None:
     """So it is when the engine profiles itself."""
-    moves = counted("eplb_policy_moved_slots")
-    assert torch.equal(called(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
-    assert counted("eplb_policy_moved_slots") == moves
+    moves = counter_value("eplb_policy_moved_slots")
+    assert torch.equal(rebalance(torch.zeros(4, 16, dtype=torch.int64), old_map()), old_map())
+    assert counter_value("eplb_policy_moved_slots") == moves
 
 
 def test_policy_counts_and_logs_each_call(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    calls, moves = counted("eplb_policy_calls"), counted("eplb_policy_moved_slots")
-    found = called(load(), old_map())
-    changed = int((found != old_map()).sum())
-    assert (counted("eplb_policy_calls") - calls, counted("eplb_policy_moved_slots") - moves) == (
+    calls, moves = counter_value("eplb_policy_calls"), counter_value("eplb_policy_moved_slots")
+    new_map = rebalance(load(), old_map())
+    changed_slots = int((new_map != old_map()).sum())
+    assert (
+        counter_value("eplb_policy_calls") - calls,
+        counter_value("eplb_policy_moved_slots") - moves,
+    ) == (
         1,
-        changed,
+        changed_slots,
     )
-    assert f"{changed} of 80 slots move, balancedness 0." in lines.text
+    assert f"{changed_slots} of 80 slots move, balancedness 0." in lines.text
     assert len(lines.records) == 1
 
 
-def grown() -> torch.Tensor:
-    """What is there when a rank has joined: its slots are empty."""
+def map_of_grown_group() -> torch.Tensor:
+    """The map after a rank has joined: its slots are empty."""
     old = old_map()
     old[:, 16:] = -1
     return old
 
 
 def shrunk() -> torch.Tensor:
-    """What is there when a rank is about to leave: more slots than there will be."""
+    """The map before a rank leaves: it has more slots than there will be."""
     return torch.arange(30).remainder(16).repeat(4, 1)
 
 
-@pytest.mark.parametrize("old", [grown(), shrunk()], ids=["grows", "shrinks"])
+@pytest.mark.parametrize("old", [map_of_grown_group(), shrunk()], ids=["grows", "shrinks"])
 def test_policy_defers_to_stock_policy_while_group_is_resized(
     old: torch.Tensor, lines: pytest.LogCaptureFixture
 ) -> None:
-    moves, failures = counted("eplb_policy_moved_slots"), counted("eplb_policy_failures")
-    wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
-    assert torch.equal(called(load(), old), wanted)
+    moves, failures = (
+        counter_value("eplb_policy_moved_slots"),
+        counter_value("eplb_policy_failures"),
+    )
+    expected = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    assert torch.equal(rebalance(load(), old), expected)
     assert "the stock policy plans" in lines.text
-    assert (counted("eplb_policy_moved_slots"), counted("eplb_policy_failures")) == (
+    assert (counter_value("eplb_policy_moved_slots"), counter_value("eplb_policy_failures")) == (
         moves,
         failures,
     )
 
 
 def test_policy_plans_without_an_old_map() -> None:
-    found = called(load(), None)
-    assert (compute_logical_maps(found, SHAPE.experts)[1] > 0).all()
+    new_map = rebalance(load(), None)
+    assert (compute_logical_maps(new_map, SHAPE.experts)[1] > 0).all()
 
 
-def broken(*given: object) -> None:
+def raise_memory_error(*arguments: object) -> None:
     raise MemoryError("planned")
 
 
 def test_policy_exception_keeps_installed_map_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, lines: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ours, "plan_placement", broken)
-    failures = counted("eplb_policy_failures")
-    assert torch.equal(called(load(), old_map().int()), old_map())
-    assert counted("eplb_policy_failures") == failures + 1
+    monkeypatch.setattr(ours, "plan_placement", raise_memory_error)
+    failures = counter_value("eplb_policy_failures")
+    assert torch.equal(rebalance(load(), old_map().int()), old_map())
+    assert counter_value("eplb_policy_failures") == failures + 1
     assert "MemoryError: planned" in lines.text
 
 
-@pytest.mark.parametrize("old", [None, grown(), shrunk()], ids=["none", "grows", "shrinks"])
+@pytest.mark.parametrize(
+    "old", [None, map_of_grown_group(), shrunk()], ids=["none", "grows", "shrinks"]
+)
 def test_policy_exception_falls_back_to_stock_policy(
     monkeypatch: pytest.MonkeyPatch, old: torch.Tensor | None
 ) -> None:
-    monkeypatch.setattr(ours, "integer_counts", broken)
-    failures = counted("eplb_policy_failures")
-    wanted = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
-    assert torch.equal(called(load(), old), wanted)
-    assert counted("eplb_policy_failures") == failures + 1
+    monkeypatch.setattr(ours, "integer_counts", raise_memory_error)
+    failures = counter_value("eplb_policy_failures")
+    expected = STOCK.rebalance_experts(load(), SHAPE.slots, 1, 1, SHAPE.ranks, old)
+    assert torch.equal(rebalance(load(), old), expected)
+    assert counter_value("eplb_policy_failures") == failures + 1
 
 
 def test_policy_moves_nothing_for_nan_load() -> None:
     weight = load().float()
     weight[1, 2] = float("nan")
-    assert torch.equal(called(weight, old_map()), old_map())
+    assert torch.equal(rebalance(weight, old_map()), old_map())
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
     with install.install_policy(EplbPolicySettings(target_imbalance=0.5)):
-        found = policies.EPLB_POLICIES["default"]
-        assert issubclass(found, ours.IncrementalEplbPolicy)
-        assert found.settings.target_imbalance == 0.5
+        policy = policies.EPLB_POLICIES["default"]
+        assert issubclass(policy, ours.IncrementalEplbPolicy)
+        assert policy.settings.target_imbalance == 0.5
         with install.install_policy(EplbPolicySettings(target_imbalance=0.25)):
             again = policies.EPLB_POLICIES["default"]
             assert (again.settings.target_imbalance, again.stock) == (0.25, STOCK)
@@ -208,19 +219,23 @@ def test_policy_part_restores_third_party_policy(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.timeout(900)
 def test_vllm_rearrangement_moves_only_predicted_bytes(tmp_path: Path) -> None:
     """Two ranks, its own rearrangement: an expert that stays on its rank stays in its slot."""
-    told = np.array(_ranks(tmp_path / "meeting"), dtype=np.int64)
-    received, predicted, right = told.sum(axis=0)[:, 0], told[0, :, 1], told[..., 2]
+    results = np.array(_ranks(tmp_path / "meeting"), dtype=np.int64)
+    received_bytes, predicted_bytes, right = (
+        results.sum(axis=0)[:, 0],
+        results[0, :, 1],
+        results[..., 2],
+    )
     assert right.all()
-    assert (told[0, :, 1] == told[1, :, 1]).all()
-    assert (received == predicted).all()
-    assert (received[0] > 0, received[1], received[2] > 0) == (True, 0, True)
+    assert (results[0, :, 1] == results[1, :, 1]).all()
+    assert (received_bytes == predicted_bytes).all()
+    assert (received_bytes[0] > 0, received_bytes[1], received_bytes[2] > 0) == (True, 0, True)
 
 
 def _ranks(meeting: Path) -> list[list[list[int]]]:
-    """What both ranks tell, by window."""
+    """Results of both ranks, by window."""
     path = os.pathsep.join(filter(None, sys.path))
     more = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "engines.vllm.runs.policy_rearrangement", str(meeting)],
         env={**os.environ, **more},
         stdout=subprocess.PIPE,
@@ -228,5 +243,5 @@ def _ranks(meeting: Path) -> list[list[list[int]]]:
         timeout=800,
         check=True,
     )
-    found: list[list[list[int]]] = json.loads(told.stdout.splitlines()[-1])
-    return found
+    results: list[list[list[int]]] = json.loads(completed.stdout.splitlines()[-1])
+    return results

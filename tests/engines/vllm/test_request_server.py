@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import says
+from engines.vllm.runs.outcome_checks import check_tokens
 from engines.vllm.runs.prompts import PROMPTS
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
@@ -20,14 +20,14 @@ SERVED = re.compile(r'^vllm:request_success_total\{engine="(\d)",.*\} (\d+)\.0$'
 OURS = re.compile(r"^equipoise_vllm_(\w+)(\{.*\})? (\d+)\.0$", re.MULTILINE)
 
 
-def counted(outcome: Outcome) -> dict[str, int]:
-    """Our counters as the server shows them, ranks by number behind the name."""
+def counters_of(outcome: Outcome) -> dict[str, int]:
+    """Our counters at `/metrics`, with the number of the rank after the name."""
     assert outcome.answers is not None
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     for name, labels, count in OURS.findall(outcome.answers["metrics"]):
         rank = "".join(re.findall(r"\d", labels))
-        found[name.removesuffix("_total") + rank] = int(count)
-    return found
+        counters[name.removesuffix("_total") + rank] = int(count)
+    return counters
 
 
 def served(outcome: Outcome) -> int:
@@ -38,7 +38,7 @@ def served(outcome: Outcome) -> int:
 
 def routed(outcome: Outcome, requests: int) -> None:
     """A policy sent so many requests, to both ranks, and nothing else happened."""
-    counts = counted(outcome)
+    counts = counters_of(outcome)
     assert min(counts["routed_requests0"], counts["routed_requests1"]) > 0
     assert counts["routed_requests0"] + counts["routed_requests1"] == requests
     others = ("aborted_requests", "fallback_requests", "dp_policy_failures", "queued_requests")
@@ -50,14 +50,14 @@ def test_routed_server_keeps_tokens_and_routes_all_requests(
 ) -> None:
     case = modes.routed(references["qwen3"], "fit")
     outcome = run_once("routed", case)
-    says(outcome, references["qwen3"])
+    check_tokens(outcome, references["qwen3"])
     routed(outcome, case.rounds * len(PROMPTS))
 
 
 def test_two_api_servers_route_over_shared_ranks(references: References, run_once: RunOnce) -> None:
     case = modes.routed(references["qwen3"], {"policy": "jsq_load"}, api_server_count=2)
     outcome = run_once("routed-by-two", case)
-    says(outcome, references["qwen3"])
+    check_tokens(outcome, references["qwen3"])
     routed(outcome, case.rounds * len(PROMPTS))
 
 
@@ -67,8 +67,8 @@ def test_routed_server_loses_nothing_when_clients_leave(
     # More than there are slots, so that some are held when they go.
     case = replace(modes.routed(references["qwen3"], "fit"), leavers=8)
     outcome = run_once("routed-and-left", case)
-    says(outcome, references["qwen3"])
-    counts = counted(outcome)
+    check_tokens(outcome, references["qwen3"])
+    counts = counters_of(outcome)
     # Who goes before the server has read what was asked is never known to it.
     assert 0 < counts["aborted_requests"] <= case.rounds * case.leavers
     assert served(outcome) == case.rounds * len(PROMPTS)
@@ -78,8 +78,8 @@ def test_routed_server_loses_nothing_when_clients_leave(
         == counts["fallback_requests"]
         == 0
     )
-    sent = counts["routed_requests0"] + counts["routed_requests1"]
-    assert served(outcome) <= sent < served(outcome) + counts["aborted_requests"]
+    routed_requests = counts["routed_requests0"] + counts["routed_requests1"]
+    assert served(outcome) <= routed_requests < served(outcome) + counts["aborted_requests"]
 
 
 def test_routed_server_wakes_lockstep_ranks_for_held_requests(
@@ -88,7 +88,7 @@ def test_routed_server_wakes_lockstep_ranks_for_held_requests(
     reference = references["qwen3-moe"]
     case = modes.routed(reference, "fit", enable_expert_parallel=True)
     outcome = run_once("routed-experts", replace(case, holes=PARALLEL))
-    says(outcome, reference)
+    check_tokens(outcome, reference)
     routed(outcome, case.rounds * len(PROMPTS))
 
 
@@ -96,15 +96,15 @@ def test_server_without_routing_settings_exports_no_metrics(
     references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once("replicas", modes.data_parallel(references["qwen3"]))
-    says(outcome, references["qwen3"])
-    assert counted(outcome) == {}
+    check_tokens(outcome, references["qwen3"])
+    assert counters_of(outcome) == {}
 
 
 def test_proxy_routes_to_ranks_of_stock_server(references: References, run_once: RunOnce) -> None:
     case = modes.proxied(references["qwen3"])
     outcome = run_once("proxied", case)
-    says(outcome, references["qwen3"])
-    assert counted(outcome) == {}
+    check_tokens(outcome, references["qwen3"])
+    assert counters_of(outcome) == {}
     assert served(outcome) == case.rounds * len(PROMPTS)
     assert outcome.answers is not None
     page = outcome.answers["proxy"]

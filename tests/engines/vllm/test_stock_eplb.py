@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import counts, differs, rearranged, says
+from engines.vllm.runs.outcome_checks import check_rearrangements, check_tokens, counts, differs
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import Fault
@@ -19,21 +19,21 @@ LAYERS = 4
 
 def test_stock_async_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("eplb-async", modes.balanced(references["qwen3-moe"]))
-    says(outcome, references["qwen3-moe"])
-    rearranged(outcome, LAYERS)
-    assert all(counts(watched)["load"] > 0 for watched in outcome.of("watch"))
+    check_tokens(outcome, references["qwen3-moe"])
+    check_rearrangements(outcome, LAYERS)
+    assert all(counts(process)["load"] > 0 for process in outcome.of("watch"))
 
 
 def test_stock_sync_eplb_keeps_tokens(references: References, run_once: RunOnce) -> None:
     outcome = run_once("eplb-sync", modes.balanced(references["qwen3-moe"], use_async=False))
-    says(outcome, references["qwen3-moe"])
-    rearranged(outcome, 0)
+    check_tokens(outcome, references["qwen3-moe"])
+    check_rearrangements(outcome, 0)
 
 
 def test_stock_eplb_keeps_tokens_with_16_experts(references: References, run_once: RunOnce) -> None:
     outcome = run_once("eplb-16", modes.balanced(references["qwen3-moe-16"]))
-    says(outcome, references["qwen3-moe-16"])
-    rearranged(outcome, LAYERS)
+    check_tokens(outcome, references["qwen3-moe-16"])
+    check_rearrangements(outcome, LAYERS)
 
 
 @pytest.mark.parametrize("model", ["qwen3-moe", "qwen2-moe"])
@@ -42,7 +42,7 @@ def test_expert_parallel_without_eplb_keeps_tokens(
 ) -> None:
     # vLLM does not balance qwen2-moe, which has a shared expert beside the others.
     outcome = run_once(f"experts-{model}", modes.expert_parallel(references[model]))
-    says(outcome, references[model])
+    check_tokens(outcome, references[model])
     assert outcome.of("watch") == [], "nothing rearranges"
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import counts, differs, says
+from engines.vllm.runs.outcome_checks import check_tokens, counts, differs
 from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
@@ -24,7 +24,7 @@ def test_stock_pipeline_keeps_tokens_over_async_sends(
     sequences: int, references: References, run_once: RunOnce
 ) -> None:
     outcome = run_once(f"pipeline-{sequences}", modes.pipeline(references["qwen3-moe"], sequences))
-    says(outcome, references["qwen3-moe"])
+    check_tokens(outcome, references["qwen3-moe"])
     first, last = (counts(process) for process in outcome.of("watch"))
     batches = -(-len(PROMPTS) // sequences)
     steps = len(outcome.rounds) * batches * TOKENS

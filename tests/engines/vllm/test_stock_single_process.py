@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from engines.vllm.runs import modes
 from engines.vllm.runs.case import Case
-from engines.vllm.runs.outcome_checks import says
+from engines.vllm.runs.outcome_checks import check_tokens
 from engines.vllm.runs.prompts import PROMPTS, TOKENS
 from engines.vllm.runs.reference_tokens import Reference
 from engines.vllm.runs.run import Outcome
@@ -29,8 +29,8 @@ def test_stock_vllm_single_process_matches_reference(
 ) -> None:
     case = replace(modes.single(references["qwen3-moe"]), asks=("check_health",))
     outcome = run_once("single", case)
-    says(outcome, references["qwen3-moe"])
-    assert outcome.asked == {"check_health": [None]}
+    check_tokens(outcome, references["qwen3-moe"])
+    assert outcome.rpc_results == {"check_health": [None]}
     assert outcome.of("watch") == [], "a stock vLLM of one process neither sends nor balances"
 
 
@@ -39,4 +39,4 @@ def test_stock_vllm_single_process_matches_reference(
 def test_stock_vllm_matches_reference_of_every_model(
     model: str, references: References, run_once: RunOnce
 ) -> None:
-    says(run_once(f"single-{model}", modes.single(references[model])), references[model])
+    check_tokens(run_once(f"single-{model}", modes.single(references[model])), references[model])

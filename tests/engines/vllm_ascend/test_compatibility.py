@@ -10,7 +10,7 @@ Play = Callable[..., list[Any]]
 
 
 @pytest.mark.parametrize(
-    ("broken", "parts", "named"),
+    ("broken", "parts", "phrases"),
     [
         ("version", {"eplb_policy": True}, ["version 0.24.0 was not tested", "tested: 0.23.0"]),
         ("missing", {"eplb_policy": True}, ["eplb_worker:EplbWorker.calculate_rebalance_experts"]),
@@ -24,12 +24,12 @@ Play = Callable[..., list[Any]]
     ],
 )
 def test_compatibility_error_names_cause_and_changes_nothing(
-    play: Play, broken: str, parts: dict[str, Any], named: list[str]
+    play: Play, broken: str, parts: dict[str, Any], phrases: list[str]
 ) -> None:
     for answer in play("compatibility:refused", 2, broken=broken, parts=parts):
         assert answer["said"].startswith("EngineUnsupported: equipoise cannot serve vllm-ascend ")
         assert answer["said"].endswith("nothing of it was changed")
-        assert [name for name in named if name not in answer["said"]] == []
+        assert [name for name in phrases if name not in answer["said"]] == []
         assert answer["left"] == [False, False, False]
 
 
@@ -40,11 +40,11 @@ def test_worker_accepts_parts_when_release_is_intact(play: Play) -> None:
 
 
 def test_doctor_finds_all_symbols_of_installed_vllm_ascend(play: Play) -> None:
-    (told,) = play("compatibility:looked_at", 1)
-    assert [what for what, (passed, _) in told.items() if passed is None] == ["eplb"]
-    assert [what for what, (passed, _) in told.items() if passed is False] == []
-    assert told["vllm-ascend"] == [True, "0.23.0, which was tested"]
-    assert told["vLLM"] == [True, "0.23.0, which was tested"]
+    (findings,) = play("compatibility:looked_at", 1)
+    assert [what for what, (passed, _) in findings.items() if passed is None] == ["eplb"]
+    assert [what for what, (passed, _) in findings.items() if passed is False] == []
+    assert findings["vllm-ascend"] == [True, "0.23.0, which was tested"]
+    assert findings["vLLM"] == [True, "0.23.0, which was tested"]
 
 
 def test_vllm_resolves_ascend_worker_by_name(play: Play) -> None:

@@ -19,7 +19,7 @@ SHAPE = {"ranks": 4, "experts": 16, "redundant": 4}
 STEEP = [[1000 // (place + 1) for place in range(16)], [7] * 16]
 
 
-def moved(before: Table, after: Table) -> int:
+def slots_moved(before: Table, after: Table) -> int:
     """Slots whose expert changes."""
     return int((before != after).sum())
 
@@ -50,12 +50,12 @@ def test_planner_accepts_plans_without_duplicate_expert_on_a_rank(
     play: Play, problem: tuple[dict[str, int], list[list[list[int]]]]
 ) -> None:
     shape, loads = problem
-    (found,) = play("planners:plan", 1, table=shape, loads=loads, parts=OURS)
-    assert found["said"] == [[]] * len(loads)
-    assert found["counted"]["eplb_policy_calls"] == len(loads)
-    assert found["counted"]["eplb_policy_failures"] == 0
-    tables = [np.array(table) for table in found["tables"]]
-    assert found["counted"]["eplb_policy_moved_slots"] == sum(map(moved, tables, tables[1:]))
+    (answer,) = play("planners:plan", 1, table=shape, loads=loads, parts=OURS)
+    assert answer["said"] == [[]] * len(loads)
+    assert answer["counted"]["eplb_policy_calls"] == len(loads)
+    assert answer["counted"]["eplb_policy_failures"] == 0
+    tables = [np.array(table) for table in answer["tables"]]
+    assert answer["counted"]["eplb_policy_moved_slots"] == sum(map(slots_moved, tables, tables[1:]))
     for table in tables:
         assert (np.diff(np.sort(table, axis=2), axis=2) > 0).all()
         assert all(np.unique(layer).size == shape["experts"] for layer in table)
@@ -64,29 +64,29 @@ def test_planner_accepts_plans_without_duplicate_expert_on_a_rank(
 def test_planner_process_uses_policy_and_worker_counts_its_calls(
     play: Play,
 ) -> None:
-    (found,) = play(
+    (answer,) = play(
         "planners:plan", 1, table=SHAPE, loads=[STEEP, STEEP], parts=OURS, where="there"
     )
-    first, second, third = (np.array(table) for table in found["tables"])
-    assert found["policies"] == ["AscendEplbPolicy", "Policy"]
-    assert found["counted"]["eplb_policy_calls"] == 2
-    assert found["counted"]["eplb_policy_moved_slots"] == moved(first, second) > 0
+    first, second, third = (np.array(table) for table in answer["tables"])
+    assert answer["policies"] == ["AscendEplbPolicy", "Policy"]
+    assert answer["counted"]["eplb_policy_calls"] == 2
+    assert answer["counted"]["eplb_policy_moved_slots"] == slots_moved(first, second) > 0
     assert fullest(STEEP[0], second[0]) < fullest(STEEP[0], first[0])
-    assert moved(second, third) == 0
+    assert slots_moved(second, third) == 0
 
 
 def test_planner_call_moves_no_more_slots_than_limit(play: Play) -> None:
     part = {"eplb_policy": {"max_move_fraction": 0.05}}
-    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP] * 3, parts=part)
-    tables = [np.array(table) for table in found["tables"]]
-    assert all(moved(*pair) <= tables[0].size * 0.05 for pair in pairwise(tables))
-    assert moved(tables[0], tables[-1]) > 0
+    (answer,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP] * 3, parts=part)
+    tables = [np.array(table) for table in answer["tables"]]
+    assert all(slots_moved(*pair) <= tables[0].size * 0.05 for pair in pairwise(tables))
+    assert slots_moved(tables[0], tables[-1]) > 0
 
 
 def test_planner_uses_stock_policy_when_part_is_off(play: Play) -> None:
-    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts={})
-    assert found["policies"] == ["SwiftBalanceEplb", "DefaultEplbPolicy"]
-    assert set(found["counted"].values()) == {0}
+    (answer,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts={})
+    assert answer["policies"] == ["SwiftBalanceEplb", "DefaultEplbPolicy"]
+    assert set(answer["counted"].values()) == {0}
 
 
 def test_worker_shutdown_restores_stock_policies(play: Play) -> None:
@@ -95,15 +95,15 @@ def test_worker_shutdown_restores_stock_policies(play: Play) -> None:
 
 @pytest.mark.parametrize("fault", PLANS)
 def test_planner_check_rejects_planted_plan_faults(play: Play, fault: Fault) -> None:
-    (found,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts=OURS, fault=fault)
-    assert len(found["said"][0]) == 2
-    assert found["tables"][0] == found["tables"][1]
+    (answer,) = play("planners:plan", 1, table=SHAPE, loads=[STEEP], parts=OURS, fault=fault)
+    assert len(answer["said"][0]) == 2
+    assert answer["tables"][0] == answer["tables"][1]
 
 
 def test_planner_process_survives_failing_policy_and_counts_it(play: Play) -> None:
-    (found,) = play(
+    (answer,) = play(
         "planners:plan", 1, table=SHAPE, loads=[STEEP] * 2, parts=OURS, fault=Fault.FAILING_POLICY
     )
-    assert found["tables"][0] == found["tables"][1] == found["tables"][2]
-    assert found["said"] == [[], []]
-    assert found["counted"]["eplb_policy_failures"] == 2
+    assert answer["tables"][0] == answer["tables"][1] == answer["tables"][2]
+    assert answer["said"] == [[], []]
+    assert answer["counted"]["eplb_policy_failures"] == 2

@@ -17,17 +17,19 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), SEARCH_PATH]))
-    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+    }
+    return {**inherited, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 def run(*command: str) -> list[str]:
     """Lines that a launcher's ranks print, sorted."""
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment(), capture_output=True, text=True, timeout=WATCHDOG, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return sorted(done.stdout.splitlines())
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return sorted(completed.stdout.splitlines())
 
 
 def on_bare_ranks(what: str) -> list[tuple[int, list[str]]]:
@@ -46,11 +48,13 @@ def on_bare_ranks(what: str) -> list[tuple[int, list[str]]]:
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=WATCHDOG) for rank in ranks]
+        outputs = [rank.communicate(timeout=WATCHDOG) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    return [(rank.returncode, out.splitlines()) for rank, (out, _) in zip(ranks, said, strict=True)]
+    return [
+        (rank.returncode, out.splitlines()) for rank, (out, _) in zip(ranks, outputs, strict=True)
+    ]
 
 
 def test_ranks_of_torchrun_connect_twice_over_store_of_its_agent() -> None:
@@ -83,9 +87,9 @@ def test_first_rank_of_environment_holds_store_for_two_runs() -> None:
 
 
 def test_killed_rank_is_named_by_the_one_that_is_left() -> None:
-    (code, said), (killed, nothing) = on_bare_ranks("killed")
-    assert (killed, nothing, code) == (-signal.SIGKILL, [], 0)
-    assert said[0].startswith("rank 1 fell silent")
+    (code, lines), (killed_code, nothing) = on_bare_ranks("killed")
+    assert (killed_code, nothing, code) == (-signal.SIGKILL, [], 0)
+    assert lines[0].startswith("rank 1 fell silent")
 
 
 def test_rank_that_raises_tells_the_others_why() -> None:
@@ -96,5 +100,5 @@ def test_rank_that_raises_tells_the_others_why() -> None:
 
 def test_ranks_of_mpiexec_connect_over_mpi() -> None:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    found = run(str(MPIEXEC), "-n", "2", sys.executable, "-m", PROGRAM, "over_mpi")
-    assert found == [f"rank {rank} of 2, sum 3" for rank in range(2)]
+    lines = run(str(MPIEXEC), "-n", "2", sys.executable, "-m", PROGRAM, "over_mpi")
+    assert lines == [f"rank {rank} of 2, sum 3" for rank in range(2)]

@@ -4,7 +4,7 @@ import pytest
 from helpers.processes.rank_pool import Ranks
 from helpers.rank_programs import balancer_close as closing
 
-HELD = ("threads", "descriptors", "mappings of shared memory")
+RESOURCES = ("threads", "descriptors", "mappings of shared memory")
 
 
 @pytest.mark.parametrize(
@@ -13,18 +13,18 @@ HELD = ("threads", "descriptors", "mappings of shared memory")
 def test_balancer_close_leaves_no_threads_descriptors_or_mappings(
     ranks: Ranks, shares: str, static: bool
 ) -> None:
-    stories = ranks.run(closing.over_and_over, 2, times=4, shares=shares, static=static)
-    for story in stories:
-        assert {what: story["after"][what] for what in HELD} == {
-            what: story["before"][what] for what in HELD
+    records = ranks.run(closing.over_and_over, 2, times=4, shares=shares, static=static)
+    for record in records:
+        assert {what: record["after"][what] for what in RESOURCES} == {
+            what: record["before"][what] for what in RESOURCES
         }
-        assert [sum(rows) for rows in story["routed"]] == [len(closing.IDS)] * 6
+        assert [sum(rows) for rows in record["routed"]] == [len(closing.IDS)] * 6
 
 
 def test_communicator_closed_in_flight_frees_resources_afterwards(
     ranks: Ranks,
 ) -> None:
-    for story in ranks.run(closing.leave_a_receive, 2, deadline=4.0, seconds=30.0):
-        assert {what: story["after"][what] for what in HELD} == {
-            what: story["before"][what] for what in HELD
+    for record in ranks.run(closing.leave_a_receive, 2, deadline=4.0, seconds=30.0):
+        assert {what: record["after"][what] for what in RESOURCES} == {
+            what: record["before"][what] for what in RESOURCES
         }

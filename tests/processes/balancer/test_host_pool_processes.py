@@ -34,15 +34,15 @@ def test_host_pool_shares_one_memory_and_leaves_nothing(ranks: Ranks, door: bool
 
 
 def test_host_pool_memory_ends_with_its_processes() -> None:
-    crew = Ranks()
+    ranks = Ranks()
     try:
-        inodes = set(crew.run(pools.keep, 3))
-        members = [member.pid for member in crew.members.values()]
+        inodes = set(ranks.run(pools.keep, 3))
+        members = [member.pid for member in ranks.members.values()]
         assert [holdings(pid) for pid in members] == [(1, 1)] * 3
         assert len(inodes) == 1
         assert users(inodes) == set(members)
     finally:
-        crew.close()  # by SIGKILL
+        ranks.close()  # by SIGKILL
     assert users(inodes) == set()
 
 
@@ -55,8 +55,8 @@ def test_host_pool_survivors_name_killed_rank_and_hold_nothing(
     answers = ranks.run(pools.die_instead_of, 3, lost=[victim], victim=victim, word=word)
     for rank in {0, 1, 2} - {victim}:
         assert answers[rank]["ended"]["error"] == "BallotIncomplete"
-        missed = answers[rank]["ended"]["text"].partition("no word from rank(s)")[2]
-        assert str(victim) in missed
+        missing_ranks = answers[rank]["ended"]["text"].partition("no word from rank(s)")[2]
+        assert str(victim) in missing_ranks
         assert answers[rank]["holdings"] == [0, 0]
 
 
@@ -73,9 +73,9 @@ def test_host_pools_of_two_jobs_stay_apart(ranks: Ranks) -> None:
 
 
 def test_host_pool_refuses_token_of_another_instance(ranks: Ranks) -> None:
-    for wrong, right in ranks.run(pools.steal, 2):
-        assert wrong["error"] == "PoolMismatch"
-        assert "header is of another pool" in wrong["text"]
+    for refusal, right in ranks.run(pools.steal, 2):
+        assert refusal["error"] == "PoolMismatch"
+        assert "header is of another pool" in refusal["text"]
         assert right["error"] == ""
 
 
@@ -87,12 +87,12 @@ def test_host_pool_seal_fails_while_a_writer_is_left(ranks: Ranks) -> None:
 
 def users(inodes: set[int]) -> set[int]:
     """Processes of this machine that have one of these memories mapped."""
-    found = set()
+    process_ids = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             lines = (process / "maps").read_text().splitlines()
         except OSError:
             continue
         if any(MEMORY_NAME in line and int(line.split()[4]) in inodes for line in lines):
-            found.add(int(process.name))
-    return found
+            process_ids.add(int(process.name))
+    return process_ids

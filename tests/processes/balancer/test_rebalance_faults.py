@@ -29,9 +29,9 @@ TROUBLED = [
 def test_engine_survivors_serve_one_layout_after_losing_a_rank(
     ranks: Ranks, where: str, how: str, commit: str, record_property: RecordProperty
 ) -> None:
-    lost = [faults.VICTIM]
+    lost_ranks = [faults.VICTIM]
     answers = ranks.run(
-        faults.survive, 3, deadline=DEADLINE, lost=lost, where=where, how=how, commit=commit
+        faults.survive, 3, deadline=DEADLINE, lost=lost_ranks, where=where, how=how, commit=commit
     )
     healthy([answers[0], answers[2]])
     add_row(record_property, "fault matrix", matrix_row("processes", commit, how, where))

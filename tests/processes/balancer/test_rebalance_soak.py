@@ -30,14 +30,14 @@ pytestmark = pytest.mark.timeout(WATCHDOG * 2)
 def test_engine_resources_do_not_grow_over_rebalances(
     ranks: Ranks, commit: str, record_property: RecordProperty
 ) -> None:
-    stories = ranks.run(
+    records = ranks.run(
         soak.serve, 2, watchdog=WATCHDOG, commit=commit, warm=WARM, rebalances=REBALANCES
     )
-    for rank, story in enumerate(stories):
-        add_row(record_property, "soak", told(f"{commit}, rank {rank}", story))
-        assert story["wrong"] == []
-        assert story["outcomes"]["moved"] >= WARM + REBALANCES
-        assert grown(story["before"], story["after"]) == {}
+    for rank, record in enumerate(records):
+        add_row(record_property, "soak", table_row(f"{commit}, rank {rank}", record))
+        assert record["wrong"] == []
+        assert record["outcomes"]["moved"] >= WARM + REBALANCES
+        assert resource_growth(record["before"], record["after"]) == {}
 
 
 def test_balancer_reconfigure_frees_control_plane_questions(ranks: Ranks) -> None:
@@ -54,18 +54,18 @@ def test_balancer_reconfigure_frees_control_plane_questions(ranks: Ranks) -> Non
     assert last <= first + slack
 
 
-def told(name: str, story: dict[str, Any]) -> dict[str, Any]:
-    """Both counts, for docs/deep-results.md; memory in MiB."""
-    before, after = story["before"], story["after"]
+def table_row(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    """A row of docs/deep-results.md with the counts before and after; memory in MiB."""
+    before, after = record["before"], record["after"]
     counts = {count: f"{before[count]} to {after[count]}" for count in COUNTS}
     counts["resident"] = f"{before['resident'] / MEBI:.1f} to {after['resident'] / MEBI:.1f}"
-    rebalances = ", ".join(f"{number} {outcome}" for outcome, number in story["outcomes"].items())
-    return {"path": name, "steps": story["steps"], "rebalances": rebalances, **counts}
+    rebalances = ", ".join(f"{number} {outcome}" for outcome, number in record["outcomes"].items())
+    return {"path": name, "steps": record["steps"], "rebalances": rebalances, **counts}
 
 
-def grown(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """What is more than it was, by more than its slack."""
-    found = {
+def resource_growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Counts that grew by more than their slack, with both values."""
+    growth = {
         name: (before[name], after[name])
         for name in COUNTS
         if after[name] - before[name] > SLACK[name]
@@ -73,8 +73,8 @@ def grown(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[int,
     for path, length in after["lengths"].items():
         first = before["lengths"].get(path, 0)
         if length - first > SLACK["length"]:
-            found[path] = (first, length)
-    return found
+            growth[path] = (first, length)
+    return growth
 
 
 COUNTS = tuple(name for name in SLACK if name != "length")

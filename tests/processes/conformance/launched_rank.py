@@ -52,7 +52,7 @@ def play(subject: LaunchedSubject) -> dict[str, object]:
         multi_rank.WATCHDOG = 4.0 if prop is planted.HANGING else patient
         verdict = search(prop, subject, effort)
         replies[prop.name] = type(verdict).__name__, getattr(verdict, "what", "")
-    replies["processes"] = planted.SEEN[-1]
+    replies["processes"] = planted.JUDGED_ANSWERS[-1]
     return replies
 
 

@@ -16,7 +16,7 @@ from equipoise.hal.conformance.property import DeadlineLength, Property, Propert
 from equipoise.hal.errors import Violation
 
 VICTIM = 1
-SEEN: list[list[int]] = []
+JUDGED_ANSWERS: list[list[int]] = []
 """What ranks answered, case by case, as the driver saw it."""
 
 
@@ -88,10 +88,10 @@ def _threads(ctx: RankContext, program: Program) -> Play:
 
 
 def _take_down(program: Program, answers: Sequence[Any]) -> None:
-    SEEN.append(list(answers))
+    JUDGED_ANSWERS.append(list(answers))
 
 
-def _kept(ctx: RankContext, program: Program) -> Play:
+def _leak_descriptor(ctx: RankContext, program: Program) -> Play:
     """Leaves descriptors behind."""
     yield from ()
     os.dup(0)
@@ -118,5 +118,7 @@ HANGING = _planted("hanging", play=_hang)
 HOSTS = _planted("hosts", play=_three_hosts, judge=_judge_hosts, threads=3)
 THREADS = _planted("threads", play=_threads, judge=_take_down)
 PIDS = _planted("pids", play=_pid, judge=_take_down)
-LEAKING = _planted("leaking", play=_kept, judge=lambda *_: None, lost_ranks=lambda _: frozenset())
+LEAKING = _planted(
+    "leaking", play=_leak_descriptor, judge=lambda *_: None, lost_ranks=lambda _: frozenset()
+)
 NAMELESS = (_planted("nameless", play=_sum),)

@@ -48,8 +48,8 @@ class Run:
     def __init__(self, folder: Path, units: str, *arguments: str, route: object = None) -> None:
         self.logs = folder / "logs"
         config = folder / "given.yaml"
-        given = {"port": 0, "health_interval": 0.1} if route is None else route
-        config.write_text(json.dumps(given))
+        route_config = {"port": 0, "health_interval": 0.1} if route is None else route
+        config.write_text(json.dumps(route_config))
         options = ("--logs", str(self.logs), "--route", str(config), *arguments)
         self.process = spawn("helpers.fakes.fake_ray_cluster", units, *options)
 
@@ -120,9 +120,9 @@ def makers_of(url: str) -> set[str]:
         return set(clients.map(maker, range(4)))
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
 def test_ray_launcher_serves_by_all_nodes_until_signal(
-    told: signal.Signals, launch: Callable[..., Run]
+    stop_signal: signal.Signals, launch: Callable[..., Run]
 ) -> None:
     run = launch("1,1,0", "--", *SERVED)
     run.process.line("ready at")
@@ -131,7 +131,7 @@ def test_ray_launcher_serves_by_all_nodes_until_signal(
     until(lambda: makers_of(run.proxy) == {f"w{name}" for name in names})
     everything = [*run.workers, run.proxy]
     assert all(map(answers, everything))
-    assert run.end(told) == 0
+    assert run.end(stop_signal) == 0
     assert "closed, 0 left" in run.said
     assert not any(map(answers, everything))
     assert "Traceback" not in run.said
@@ -202,8 +202,8 @@ def test_ray_launcher_finishes_open_stream_after_signal(launch: Callable[..., Ru
 
 
 def test_ray_launcher_reports_used_port(launch: Callable[..., Run]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         run = launch("1", "--first-port", str(port), "--", *SERVED)
         assert run.end() == 3
         assert f"server 0 on 127.0.0.1: port {port} cannot be had: Address already" in run.said
@@ -259,13 +259,13 @@ def test_ray_launcher_reports_missing_command(launch: Callable[..., Run]) -> Non
 def test_ray_launcher_without_ray_exits_2_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise ImportError('not here')")  # in front of any other
     before = [path] if (path := os.environ.get("PYTHONPATH")) else []
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(EXAMPLES / "ray_workers.py"), "--", "serve", "{port}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *before])},
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "ray_workers: this takes Ray, pip install ray: not here\n"
+    assert completed.returncode == 2
+    assert completed.stderr == "ray_workers: this takes Ray, pip install ray: not here\n"
 
 
 def test_ray_launcher_reports_uncreatable_log_folder(
@@ -282,11 +282,11 @@ def test_local_cluster_has_signatures_of_ray_cluster() -> None:
     cluster = part("ray_launch.cluster")
     local = __import__("helpers.fakes.fake_ray_cluster", fromlist=["LocalCluster"]).LocalCluster
     for name in ("nodes", "place", "call", "release", "close"):
-        wanted, own, ray = (
+        expected, own, ray = (
             getattr(kind, name).__code__.co_varnames[: getattr(kind, name).__code__.co_argcount]
             for kind in (cluster.Cluster, local, cluster.RayCluster)
         )
-        assert wanted == own == ray
+        assert expected == own == ray
 
 
 @pytest.fixture
@@ -299,11 +299,11 @@ def own_handlers() -> Iterator[None]:
 
 @pytest.mark.usefixtures("own_handlers")
 def test_stop_event_keeps_signal_sent_before_wait() -> None:
-    told = threading.Event()
-    part("ray_workers").hear(told)
-    with told._cond:  # type: ignore[attr-defined]  # as within `told.wait()`
+    stop_event = threading.Event()
+    part("ray_workers").hear(stop_event)
+    with stop_event._cond:  # type: ignore[attr-defined]  # as within `stop_event.wait()`
         signal.raise_signal(signal.SIGTERM)
-    assert told.wait(PATIENCE)
+    assert stop_event.wait(PATIENCE)
 
 
 def test_ray_server_holds_port_while_its_process_starts() -> None:

@@ -15,13 +15,15 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def play(*command: str, folder: Path = ROOT) -> list[str]:
     """Lines of standard output."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")
+    }
+    completed = subprocess.run(
         [sys.executable, *command],
-        env=kept, cwd=folder, capture_output=True, text=True, timeout=800, check=False,
+        env=environment, cwd=folder, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout.splitlines()
 
 
 def test_own_loop_example_moves_experts_and_keeps_outputs() -> None:
@@ -36,8 +38,8 @@ def test_own_loop_example_moves_experts_and_keeps_outputs() -> None:
 
 def test_nano_example_shows_plan_vote_commit_and_better_balance() -> None:
     lines = play(str(ROOT / "examples" / "nano.py"))
-    for shown in ("load", "plan", "vote", "staged", "commit"):
-        assert any(line[6:].startswith(shown) for line in lines), shown
+    for stage in ("load", "plan", "vote", "staged", "commit"):
+        assert any(line[6:].startswith(stage) for line in lines), stage
     assert any("committed" in line for line in lines)
     before, after = map(float, re.findall(r"\d\.\d+", lines[-1]))
     assert 0 <= after < before
@@ -48,6 +50,6 @@ def test_python_lines_of_page_work_when_pasted(page: str, tmp_path: Path) -> Non
     text = (ROOT / page).read_text("utf-8")
     blocks = PYTHON.findall(text.partition("## In Python")[2].partition("\n## ")[0])
     assert blocks
-    pasted = tmp_path / "pasted.py"
-    pasted.write_text("".join(blocks))
-    assert play(str(pasted), folder=tmp_path)
+    script = tmp_path / "pasted.py"
+    script.write_text("".join(blocks))
+    assert play(str(script), folder=tmp_path)

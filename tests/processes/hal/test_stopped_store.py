@@ -23,7 +23,7 @@ DEADLINE = 2.0
 
 
 @pytest.fixture
-def silenced() -> Iterator[StoreControlPlane]:
+def stopped_plane() -> Iterator[StoreControlPlane]:
     """The control plane of a rank whose store has just been stopped."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -51,16 +51,16 @@ CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_control_plane_vote_raises_control_lost_when_store_stops(
-    name: str, silenced: StoreControlPlane
+    name: str, stopped_plane: StoreControlPlane
 ) -> None:
     with pytest.raises(ControlPlaneLost, match="did not answer within"):
-        CALLS[name](silenced)
+        CALLS[name](stopped_plane)
 
 
 def test_control_plane_lost_and_leave_return_when_store_stops(
-    silenced: StoreControlPlane,
+    stopped_plane: StoreControlPlane,
 ) -> None:
-    assert silenced.lost_rank(0.5) is None
-    silenced.announce_exit("this test is over")
+    assert stopped_plane.lost_rank(0.5) is None
+    stopped_plane.announce_exit("this test is over")
     with pytest.raises(ControlPlaneLost, match="fell silent"):  # neither of them got an answer
-        silenced.cast("q", b"x")
+        stopped_plane.cast("q", b"x")

@@ -67,13 +67,15 @@ def pids(answers: Sequence[dict[str, Any]]) -> set[int]:
 
 def test_shared_memory_check_lists_only_unmapped_segments() -> None:
     before = segments()
-    left, used = (shared_memory.FOLDER / f"equipoise-{uuid.uuid4().hex}" for _ in range(2))
-    for path in (left, used):
+    unmapped_path, mapped_path = (
+        shared_memory.FOLDER / f"equipoise-{uuid.uuid4().hex}" for _ in range(2)
+    )
+    for path in (unmapped_path, mapped_path):
         path.write_bytes(bytes(4096))
     try:
-        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-            assert left_since(before) == {left}
+        with mapped_path.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+            assert left_since(before) == {unmapped_path}
     finally:
-        left.unlink()
-        used.unlink()
+        unmapped_path.unlink()
+        mapped_path.unlink()
     assert left_since(before) == set()

@@ -20,7 +20,7 @@ def placements(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
     experts, k = draw(st.integers(2, 6)), draw(st.integers(1, 2))
     slots = [*range(experts), *draw(st.lists(st.integers(0, experts - 1), max_size=5))]
     slots = draw(st.permutations(slots))
-    homes = [[slot for slot, held in enumerate(slots) if held == one] for one in range(experts)]
+    homes = [[slot for slot, expert in enumerate(slots) if expert == one] for one in range(experts)]
     chosen = st.lists(st.integers(0, experts - 1), min_size=k, max_size=k, unique=True)
     return homes, draw(st.lists(chosen, min_size=1, max_size=20))
 
@@ -32,25 +32,25 @@ def slot_of(homes: list[int], token: int) -> int:
 
 @given(placements(), st.booleans(), st.none() | st.integers(0, 20))
 def test_map_and_record_picks_replica_slots_and_counts_load(
-    placement: tuple[list[list[int]], list[list[int]]], recorded: bool, real: int | None
+    placement: tuple[list[list[int]], list[list[int]]], record_load: bool, real: int | None
 ) -> None:
     homes, chosen = placement
     widest = max(len(slots) for slots in homes)
     table = torch.tensor([slots + [-1] * (widest - len(slots)) for slots in homes])
     load = torch.zeros(sum(len(slots) for slots in homes), dtype=torch.int32)
-    found = map_and_record(
+    routed_slots = map_and_record(
         torch.tensor(chosen, dtype=torch.int32),
         load,
         table,
         torch.tensor([len(slots) for slots in homes]),
-        torch.tensor(recorded),
+        torch.tensor(record_load),
         None if real is None else torch.tensor(real),
     )
     expected = [[slot_of(homes[one], token) for one in row] for token, row in enumerate(chosen)]
-    assert found.tolist() == expected
-    assert found.dtype == torch.int32
-    counted = [slot for row in expected[:real] for slot in row] if recorded else []
-    assert load.tolist() == [counted.count(slot) for slot in range(len(load))]
+    assert routed_slots.tolist() == expected
+    assert routed_slots.dtype == torch.int32
+    counted_slots = [slot for row in expected[:real] for slot in row] if record_load else []
+    assert load.tolist() == [counted_slots.count(slot) for slot in range(len(load))]
 
 
 @given(st.permutations(range(8)), st.integers(0, 8), st.lists(st.integers(0, 7), min_size=1))

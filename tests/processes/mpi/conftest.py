@@ -12,10 +12,10 @@ def job() -> Iterator[Callable[[int], Job]]:
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     jobs: dict[int, Job] = {}
 
-    def running(size: int) -> Job:
+    def running_job(size: int) -> Job:
         if size not in jobs or jobs[size].process.poll() is not None:
             jobs[size] = Job(size)
         return jobs[size]
 
-    yield running
+    yield running_job
     assert [one.end() for one in jobs.values()] == [0] * len(jobs), "a job ended with an error"

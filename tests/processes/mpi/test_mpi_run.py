@@ -27,30 +27,35 @@ def mpiexec(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_run_under_mpiexec_keeps_outputs_identical(tmp_path: Path) -> None:
-    done = mpiexec(
+    completed = mpiexec(
         tmp_path, "run", "--ranks", "2", "--steps", "4", "--window-size", "1", "--step-interval",
         "2", "--variants", "exact", "--json", "figures.json", "--quiet",
     )  # fmt: skip
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in completed.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["communicator"], figures["ranks"]) == ("mpi", 2)
     assert figures["outputs_identical"] is True
-    assert done.stdout.count("outputs identical: yes") == 1  # told by rank 0 alone
+    assert completed.stdout.count("outputs identical: yes") == 1  # told by rank 0 alone
 
 
 @pytest.mark.deep
 def test_record_under_mpiexec_writes_one_folder(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("All that is even is at peace. " * 40)
-    done = mpiexec(tmp_path, "record", "--ranks", "2", "--steps", "4", "--text", "text", "-o", "at")
-    assert (done.returncode, done.stdout.count("recorded steps 0 to 3 on 2 ranks")) == (0, 1)
-    found = read_statistics(tmp_path / "at")
-    assert found.by_rank is not None
-    assert len(found.by_rank) == 2
+    completed = mpiexec(
+        tmp_path, "record", "--ranks", "2", "--steps", "4", "--text", "text", "-o", "at"
+    )
+    assert (completed.returncode, completed.stdout.count("recorded steps 0 to 3 on 2 ranks")) == (
+        0,
+        1,
+    )
+    statistics = read_statistics(tmp_path / "at")
+    assert statistics.by_rank is not None
+    assert len(statistics.by_rank) == 2
 
 
 def test_run_under_mpiexec_refuses_other_rank_count(tmp_path: Path) -> None:
-    done = mpiexec(tmp_path, "run", "--ranks", "4")
-    assert done.returncode == 2
-    assert set(done.stderr.splitlines()) == {
+    completed = mpiexec(tmp_path, "run", "--ranks", "4")
+    assert completed.returncode == 2
+    assert set(completed.stderr.splitlines()) == {
         "equipoise: error: --ranks 4: the launcher has started 2: give --ranks that"
     }

@@ -37,7 +37,7 @@ def test_exchange_kernels_implement_the_protocol() -> None:
     form, transport = replace(PLAIN, steps=[[[[[0, 1]], [], []]]]).form(), TableWire(Table(3), 0)
     assert signature_differences(ExchangeKernels, CapturedKernels) == []
     for make in (TorchKernels, NaiveKernels):
-        made = make(form, transport, device_allocator(torch.device("cpu")))
-        assert isinstance(made, ExchangeKernels)
+        kernels = make(form, transport, device_allocator(torch.device("cpu")))
+        assert isinstance(kernels, ExchangeKernels)
         assert signature_differences(ExchangeKernels, make) == []
-        assert [room.index for room in made.buffer_sets] == list(range(len(made.buffer_sets)))
+        assert [room.index for room in kernels.buffer_sets] == list(range(len(kernels.buffer_sets)))

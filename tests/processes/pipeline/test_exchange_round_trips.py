@@ -28,8 +28,8 @@ def test_fixed_exchange_round_trip_matches_dense_reference(
     ranks: Ranks, case: Case, where: str
 ) -> None:
     note(repr(case))
-    said = verdicts(ranks, case, where)
-    assert all(len(one) == len(case.steps) for one in said)
+    verdicts_by_rank = verdicts(ranks, case, where)
+    assert all(len(one) == len(case.steps) for one in verdicts_by_rank)
 
 
 EXTREMES: dict[str, list[Grid]] = {
@@ -87,12 +87,12 @@ def test_fixed_exchange_replicas_give_identical_bits(ranks: Ranks) -> None:
     placement = [2, 0, 0, 1, 1, 2]
     first: list[Grid] = [[[1, 0], [3, 5]], [[0, 3]], [[2, 5], [5, 4]]]
     second: list[Grid] = [[[2, 5], [4, 0]], [[5, 4]], [[1, 0], [0, 3]]]
-    told = []
+    outputs = []
     for grids in (first, second):
         case = replace(PLAIN, placement=placement, steps=[[grids]])
         assert verdicts(ranks, case) == [["StepFitted(inactive_rank_hits=0)"]] * 3
-        told.append([oracle.dense(case, 0, 0, rank) for rank in range(3)])
-    assert all(same(one, other) for one, other in zip(*told, strict=True))
+        outputs.append([oracle.dense(case, 0, 0, rank) for rank in range(3)])
+    assert all(same(one, other) for one, other in zip(*outputs, strict=True))
 
 
 def test_fixed_exchange_survivors_go_on_after_rank_is_killed(

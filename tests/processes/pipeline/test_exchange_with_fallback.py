@@ -63,12 +63,12 @@ def test_generation_mismatch_raises_on_every_rank_without_rerun(
 ) -> None:
     case = replace(PLAIN, capacity=1, result_capacity=9, odd=[[1, 0, 2]])
     case = replace(case, steps=[[LOOSE], [TIGHT], [TIGHT]])
-    said = ranks.run(fixed_exchange.mismatched_step, 3, given=asdict(case))
+    reports = ranks.run(fixed_exchange.mismatched_step, 3, given=asdict(case))
     others = "rank 2 dispatched with generation 141, this rank with 41"
     mine = "rank 1 dispatched with generation 41, this rank with 141"
-    assert [one[0] for one in said] == [one[2] for one in said] == ["ran"] * 3
-    assert [said[0][1], said[1][1]] == [others] * 2
-    assert said[2][1] in {mine, mine.replace("rank 1", "rank 0")}
+    assert [one[0] for one in reports] == [one[2] for one in reports] == ["ran"] * 3
+    assert [reports[0][1], reports[1][1]] == [others] * 2
+    assert reports[2][1] in {mine, mine.replace("rank 1", "rank 0")}
 
 
 def test_overflow_counter_adds_verdicts_and_keeps_maxima() -> None:

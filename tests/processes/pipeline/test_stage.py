@@ -33,14 +33,14 @@ def test_pipeline_samples_same_tokens_as_one_process(
 def test_stage_that_forwards_received_tensors_keeps_tokens(
     ranks: Ranks, sizes: list[int], in_flight: int, depth: int
 ) -> None:
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "sizes": sizes,
         "in_flight": in_flight,
         "depth": depth,
         "parts": 1,
         "raises": [],
     }
-    answers = ranks.run(stages.turns, 3, passing=[1], **told)
+    answers = ranks.run(stages.turns, 3, passing=[1], **options)
     assert [answer["error"] for answer in answers] == [""] * 3
     assert answers[0]["tokens"] == stages.alone(3, sizes, in_flight, [1])
 
@@ -78,8 +78,8 @@ def test_stage_turn_begins_after_the_turn_it_depends_on(ranks: Ranks, in_flight:
             assert calls[begins : begins + 3] == [
                 f"{verb} {number}" for verb in ("begin", "enter", "leave")
             ]
-            ended = [c for c in calls[:begins] if "end" in c]
-            assert len(ended) == max(0, number + 1 - in_flight)
+            earlier_ends = [c for c in calls[:begins] if "end" in c]
+            assert len(earlier_ends) == max(0, number + 1 - in_flight)
 
 
 def test_stage_posts_token_receives_ahead_unless_serial(

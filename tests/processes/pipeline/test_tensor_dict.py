@@ -86,12 +86,12 @@ def test_tensor_dict_unread_step_does_not_block_later_ones(ranks: Ranks) -> None
 
 @given(st.lists(st.integers(0, 10**9), max_size=20), st.integers(1, 4))
 def test_first_part_size_is_equal_on_both_ends(sizes: list[int], ahead: int) -> None:
-    parts, told = FirstPartSizes(ahead), []
+    parts, part_sizes = FirstPartSizes(ahead), []
     for size in sizes:
-        told.append(parts.pop())
+        part_sizes.append(parts.pop())
         parts.record(size)
-    assert told[:ahead] == [MIN_FIRST_PART_BYTES] * min(ahead, len(sizes))
-    assert all(t >= MIN_FIRST_PART_BYTES for t in told)
+    assert part_sizes[:ahead] == [MIN_FIRST_PART_BYTES] * min(ahead, len(sizes))
+    assert all(t >= MIN_FIRST_PART_BYTES for t in part_sizes)
     steady, firsts = FirstPartSizes(ahead), []
     for _ in range(ahead + 1):
         firsts.append(steady.pop())

@@ -36,11 +36,11 @@ def test_portable_exchange_round_trip_matches_dense_reference(
     payloads: list[tuple[list[int], str]],
 ) -> None:
     size, grids, top_k, per_rank = batch
-    arrived = ranks.run(
+    rows_received = ranks.run(
         exchange.round_trip, size, grids=grids, top_k=top_k, per_rank=per_rank, payloads=payloads
     )
     valid = sum(s < size * per_rank for grid in grids for token in grid for s in token)
-    assert sum(arrived) == valid
+    assert sum(rows_received) == valid
 
 
 EXTREMES = {
@@ -54,10 +54,10 @@ EXTREMES = {
 
 @pytest.mark.parametrize("grids", EXTREMES.values(), ids=EXTREMES.keys())
 def test_portable_exchange_delivers_lopsided_batches(ranks: Ranks, grids: exchange.Grids) -> None:
-    arrived = ranks.run(
+    rows_received = ranks.run(
         exchange.round_trip, 3, grids=grids, top_k=2, per_rank=2, payloads=[([4], "float32")]
     )
-    assert sum(arrived) == sum(s < 6 for grid in grids for token in grid for s in token)
+    assert sum(rows_received) == sum(s < 6 for grid in grids for token in grid for s in token)
 
 
 @pytest.mark.parametrize("generations", [[0, 1], [3, 3, 4], [1, 0, 0], [0, 1, 2]])

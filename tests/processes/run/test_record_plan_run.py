@@ -44,27 +44,37 @@ def call(folder: Path, *arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `record` writes of the traffic."""
+def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `record` writes."""
     folder = tmp_path_factory.mktemp("loop")
     call(folder, "record", *TRAFFIC, "-o", "recorded")
     return folder / "recorded"
 
 
-def test_record_plan_run_and_report_agree(tmp_path: Path, recorded: Path) -> None:
-    call(tmp_path, "report", str(recorded))
-    call(tmp_path, "plan", str(recorded), "--ranks", "2", "--slots", "36", "-o", "placement.json")
-    placed = ("--placement", "placement.json")
-    out = call(tmp_path, "run", *placed, *TRAFFIC, "--out", "served")
+def test_record_plan_run_and_report_agree(tmp_path: Path, recorded_folder: Path) -> None:
+    call(tmp_path, "report", str(recorded_folder))
+    call(
+        tmp_path,
+        "plan",
+        str(recorded_folder),
+        "--ranks",
+        "2",
+        "--slots",
+        "36",
+        "-o",
+        "placement.json",
+    )
+    placement_options = ("--placement", "placement.json")
+    out = call(tmp_path, "run", *placement_options, *TRAFFIC, "--out", "served")
     call(tmp_path, "record", "--run", "served", "-o", "served.npz")
-    call(tmp_path, "report", "served.npz", *placed, "--json", "again.json")
+    call(tmp_path, "report", "served.npz", *placement_options, "--json", "again.json")
 
-    taken = read_statistics(tmp_path / "served.npz")
-    assert np.array_equal(read_statistics(recorded).counts, taken.counts)
+    served_statistics = read_statistics(tmp_path / "served.npz")
+    assert np.array_equal(read_statistics(recorded_folder).counts, served_statistics.counts)
     figures = json.loads((tmp_path / "served" / "summary.json").read_text())
-    reported = json.loads((tmp_path / "again.json").read_text())["served"]
+    spread = json.loads((tmp_path / "again.json").read_text())["served"]
     before, after = (
-        reported[name]["by_rank"]["average"]["imbalance"] for name in ("linear", "placement")
+        spread[name]["by_rank"]["average"]["imbalance"] for name in ("linear", "placement")
     )
     assert out.splitlines()[-1] == "outputs identical: yes"
     assert set(figures["variants"]) == {"unbalanced", "placement"}
@@ -75,11 +85,13 @@ def test_record_plan_run_and_report_agree(tmp_path: Path, recorded: Path) -> Non
     assert figures["imbalance_placement"] < figures["imbalance_unbalanced"]
 
 
-def test_recorded_statistics_do_not_depend_on_balancing(tmp_path: Path, recorded: Path) -> None:
+def test_recorded_statistics_do_not_depend_on_balancing(
+    tmp_path: Path, recorded_folder: Path
+) -> None:
     call(
         tmp_path, "record", *TRAFFIC, "--range", "4-11", *MOVING, "--balance", "on", "-o", "moving"
     )
-    still = read_statistics(recorded).select_iterations(IterationRange(4, 11))
+    still = read_statistics(recorded_folder).select_iterations(IterationRange(4, 11))
     assert still.same(read_statistics(tmp_path / "moving"))
     assert still.by_rank is not None
     assert still.by_rank.shape == (2, 7, 6, 32)
@@ -87,16 +99,16 @@ def test_recorded_statistics_do_not_depend_on_balancing(tmp_path: Path, recorded
 
 
 @pytest.mark.deep
-def test_record_under_torchrun_writes_one_folder(tmp_path: Path, recorded: Path) -> None:
-    launched = subprocess.run(
+def test_record_under_torchrun_writes_one_folder(tmp_path: Path, recorded_folder: Path) -> None:
+    completed = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "record", *TRAFFIC, "-o", "theirs"],
         cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert launched.returncode == 0, launched.stderr
-    assert launched.stdout.count("recorded steps 0 to 11 on 2 ranks") == 1
-    assert read_statistics(recorded).same(read_statistics(tmp_path / "theirs"))
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.count("recorded steps 0 to 11 on 2 ranks") == 1
+    assert read_statistics(recorded_folder).same(read_statistics(tmp_path / "theirs"))
 
 
 def test_record_ends_without_output_when_a_rank_is_lost(tmp_path: Path) -> None:

@@ -49,25 +49,25 @@ short_or_four = pytest.mark.parametrize(
 def test_run_exports_metrics_rebalance_log_and_trace(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     port, out, trace = free_port(2), tmp_path / "out", tmp_path / "trace.json"
-    watched = ("--metrics-port", str(port), "--log-rebalances", "--log-balancedness")
+    log_options = ("--metrics-port", str(port), "--log-rebalances", "--log-balancedness")
     serving = (*FEW, "--steps", "16", "--variants", "unbalanced", "exact")
-    process = start(*serving, *watched, "--trace", str(trace), "--out", str(out))
+    process = start(*serving, *log_options, "--trace", str(trace), "--out", str(out))
     try:
         wait_for_service(process, ranks=2)
         for rank in (0, 1):
             with urlopen(f"http://127.0.0.1:{port + rank}/metrics", timeout=30) as answer:
                 assert "equipoise_balancedness{" in answer.read().decode()
     finally:
-        code, _, told = finish(process)
+        code, _, log_text = finish(process)
     figures = json.loads((out / "summary.json").read_text())
-    assert code == exit_code_of(figures), told
+    assert code == exit_code_of(figures), log_text
     rebalances = figures["rebalances"]
-    lines = [line for line in told.splitlines() if "equipoise.rebalances engine=exact" in line]
+    lines = [line for line in log_text.splitlines() if "equipoise.rebalances engine=exact" in line]
     assert sum("outcome=committed" in line for line in lines) == rebalances > 0
-    assert "equipoise.balancedness engine=exact" in told
-    written = json.loads(trace.read_text())
-    assert faults(written) == []
-    spans = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert "equipoise.balancedness engine=exact" in log_text
+    trace_json = json.loads(trace.read_text())
+    assert faults(trace_json) == []
+    spans = [event for event in trace_json["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
     assert sum(event["name"] == "step" for event in spans) == 2 * 16
 
@@ -173,19 +173,19 @@ def test_run_with_little_staging_keeps_outputs(
 
 def test_run_ignores_modules_in_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('wrong random')\n")
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(Path(sys.executable).with_name("equipoise")), "run", "--ranks", "1", "--steps", "1",
          "--no-balance", *TABLES, "--out", "o", "--json", "f.json", "--quiet"],
         cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (tmp_path / "f.json").exists()
 
 
 def test_run_under_torchrun_keeps_outputs_identical(tmp_path: Path) -> None:
     report = tmp_path / "figures.json"
     few = (*FEW, "--steps", "4", "--variants", "exact", "--quiet")
-    launched = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m",
          "equipoise", "run", "--json", str(report), *few,
          "--out", str(tmp_path)],
@@ -195,4 +195,4 @@ def test_run_under_torchrun_keeps_outputs_identical(tmp_path: Path) -> None:
     figures = json.loads(report.read_text())
     assert figures["outputs_identical"] is True
     expected = exit_code_of(figures)
-    assert launched.returncode == expected, launched.stderr
+    assert completed.returncode == expected, completed.stderr

@@ -20,7 +20,7 @@ DEADLINE = 30.0
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_run_names_lost_rank_in_one_line_and_exits_3(name: str, tmp_path: Path) -> None:
-    shared = segments()
+    segments_before = segments()
     process = start("--ranks", "4", "--steps", "60", "--deadline", str(DEADLINE),
                     "--out", str(tmp_path))  # fmt: skip
     ranks = wait_for_service(process, 4)
@@ -33,7 +33,7 @@ def test_run_names_lost_rank_in_one_line_and_exits_3(name: str, tmp_path: Path) 
     assert "all_to_all" in last or "all_reduce" in last or "vote" in last
     assert "Traceback" not in err
     assert not any(alive(rank) for rank in ranks)
-    assert left_since(shared) == set()
+    assert left_since(segments_before) == set()
 
 
 def wait_for_reference(process: subprocess.Popen[str]) -> None:

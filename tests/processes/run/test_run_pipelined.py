@@ -67,12 +67,12 @@ def test_run_in_stages_serves_and_reports_given_placement(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, load, plan = tmp_path / "first", tmp_path / "load.csv", tmp_path / "placement.json"
-    staged = (*TABLES, "--steps", "6", *TWO_BY_TWO, "--quiet")
+    run_options = (*TABLES, "--steps", "6", *TWO_BY_TWO, "--quiet")
     for words in (
-        ("run", *staged, "--ranks", "2", "--variants", "unbalanced", "--out", str(first)),
+        ("run", *run_options, "--ranks", "2", "--variants", "unbalanced", "--out", str(first)),
         ("record", "--run", str(first), "-o", str(load)),
         ("plan", str(load), "--ranks", "2", "--slots", "40", "-o", str(plan)),
-        ("run", *staged, "--placement", str(plan), "--out", str(tmp_path / "second")),
+        ("run", *run_options, "--placement", str(plan), "--out", str(tmp_path / "second")),
     ):
         code, _, err = call(capfd, *words)
         assert code == 0, err

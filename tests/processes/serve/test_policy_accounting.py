@@ -44,8 +44,8 @@ ENDS: tuple[dict[str, object], ...] = (
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
-    with three_servers(tmp_path) as made:
-        yield made
+    with three_servers(tmp_path) as servers:
+        yield servers
 
 
 def settings_of(fakes: list[FakeProcess]) -> RouteSettings:
@@ -123,7 +123,7 @@ async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
         async def ask(number: int) -> None:
             body = asked(TOKENS, **ENDS[number % len(ENDS)])
             if body.pop("leaves", False):
-                books.statuses[await _left(client, url, body)] += 1
+                books.statuses[await _leave_stream(client, url, body)] += 1
             else:
                 async with client.post(url, json=body) as answer:
                     await answer.read()
@@ -134,8 +134,8 @@ async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
         await Load(ask, doomed, lambda: serves.state is WorkerState.SERVING).run()
 
 
-async def _left(client: aiohttp.ClientSession, url: str, body: object) -> int:
-    """Of a client that leaves: one that does not stream while nothing has come, others amid it."""
+async def _leave_stream(client: aiohttp.ClientSession, url: str, body: object) -> int:
+    """Disconnect before the response or in the middle of its stream; returns 0, as a status."""
     call = asyncio.create_task(client.post(url, json=body).__aenter__())
     try:
         async with asyncio.timeout(0.03):

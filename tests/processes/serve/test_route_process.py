@@ -16,47 +16,47 @@ POLICY = ("--policy", "helpers.fakes.late_binding_policy:LateBinding")
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeProcess]:
-    made = FakeProcess("w0", tmp_path / "w0.jsonl", 8, 0.01)
+    server = FakeProcess("w0", tmp_path / "w0.jsonl", 8, 0.01)
     try:
-        made.start()
-        yield made
+        server.start()
+        yield server
     finally:
-        made.close()
+        server.close()
 
 
 @pytest.fixture
-def running() -> Iterator[list[Process]]:
-    started: list[Process] = []
-    yield started
-    for one in started:
+def processes() -> Iterator[list[Process]]:
+    process_list: list[Process] = []
+    yield process_list
+    for one in process_list:
         one.close()
 
 
-def route(running: list[Process], fake: FakeProcess, *more: str) -> tuple[Process, str]:
+def route(processes: list[Process], fake: FakeProcess, *more: str) -> tuple[Process, str]:
     worker = f"http://127.0.0.1:{fake.port}"
     arguments = ("route", "--workers", worker, *POLICY, "--port", "0", *more)
     process = spawn("equipoise", *arguments)
-    running.append(process)
+    processes.append(process)
     return process, process.line("serving on").split()[3].rstrip(",")
 
 
-async def streamed(url: str, tokens: int, begun: asyncio.Event) -> bytes:
+async def stream_body(url: str, tokens: int, begun: asyncio.Event) -> bytes:
     async with (
         aiohttp.ClientSession() as client,
         client.post(url + CHAT, json=asked(tokens, stream=True)) as answer,
     ):
-        got = b""
+        body = b""
         while chunk := await answer.content.readany():
-            got += chunk
+            body += chunk
             begun.set()
-        return got
+        return body
 
 
 async def ended_amid(url: str, process: Process, tokens: int, *more: signal.Signals) -> bytes:
     """A stream in the middle of which the proxy is told to end."""
     begun = asyncio.Event()
     async with asyncio.timeout(PATIENCE):
-        call = asyncio.create_task(streamed(url, tokens, begun))
+        call = asyncio.create_task(stream_body(url, tokens, begun))
         await begun.wait()
         process.child.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.line, "ending")
@@ -65,42 +65,44 @@ async def ended_amid(url: str, process: Process, tokens: int, *more: signal.Sign
         return await call
 
 
-def test_route_finishes_open_streams_on_sigterm(running: list[Process], fake: FakeProcess) -> None:
-    process, url = route(running, fake)
-    got = asyncio.run(ended_amid(url, process, 60))
-    assert len(tokens_of(got)) == 60
-    assert got.endswith(b"data: [DONE]\n\n")
+def test_route_finishes_open_streams_on_sigterm(
+    processes: list[Process], fake: FakeProcess
+) -> None:
+    process, url = route(processes, fake)
+    body = asyncio.run(ended_amid(url, process, 60))
+    assert len(tokens_of(body)) == 60
+    assert body.endswith(b"data: [DONE]\n\n")
     assert process.child.wait(PATIENCE) == 0
 
 
-def test_route_stays_listening_until_drained(running: list[Process], fake: FakeProcess) -> None:
-    process, url = route(running, fake)
+def test_route_stays_listening_until_drained(processes: list[Process], fake: FakeProcess) -> None:
+    process, url = route(processes, fake)
 
     async def work() -> list[int]:
         begun = asyncio.Event()
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as client:
-            call = asyncio.create_task(streamed(url, 400, begun))
+            call = asyncio.create_task(stream_body(url, 400, begun))
             await begun.wait()
             process.child.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.line, "ending")
-            found = []
+            statuses = []
             for path in ("/ready", "/metrics", "/health", "/v1/models"):
                 async with client.get(url + path) as answer:
-                    found.append(answer.status)
+                    statuses.append(answer.status)
             assert not call.done()
             assert len(tokens_of(await call)) == 400
-            return found
+            return statuses
 
     assert asyncio.run(work()) == [503, 200, 200, 503]
     assert process.child.wait(PATIENCE) == 0
 
 
 def test_route_cuts_off_streams_after_drain_timeout(
-    running: list[Process], fake: FakeProcess
+    processes: list[Process], fake: FakeProcess
 ) -> None:
-    process, url = route(running, fake, "--drain-timeout", "0.2")
-    got = asyncio.run(ended_amid(url, process, 100_000))
-    error = error_of(got)
+    process, url = route(processes, fake, "--drain-timeout", "0.2")
+    body = asyncio.run(ended_amid(url, process, 100_000))
+    error = error_of(body)
     assert error is not None
     assert error["code"] == "shutting_down"
     assert process.child.wait(PATIENCE) == 1
@@ -109,54 +111,56 @@ def test_route_cuts_off_streams_after_drain_timeout(
     assert events[-1]["event"] == "abort"
 
 
-def test_route_second_signal_ends_drain(running: list[Process], fake: FakeProcess) -> None:
-    process, url = route(running, fake, "--drain-timeout", "3600")
-    got = asyncio.run(ended_amid(url, process, 100_000, signal.SIGINT))
-    assert error_of(got) is not None
+def test_route_second_signal_ends_drain(processes: list[Process], fake: FakeProcess) -> None:
+    process, url = route(processes, fake, "--drain-timeout", "3600")
+    body = asyncio.run(ended_amid(url, process, 100_000, signal.SIGINT))
+    assert error_of(body) is not None
     assert process.child.wait(PATIENCE) == 1
 
 
-def test_route_used_port_exits_2_with_one_line(running: list[Process], fake: FakeProcess) -> None:
+def test_route_used_port_exits_2_with_one_line(processes: list[Process], fake: FakeProcess) -> None:
     worker = f"http://127.0.0.1:{fake.port}"
     more = ("--port", str(fake.port), *POLICY)
     process = spawn("equipoise", "route", "--workers", worker, *more)
-    running.append(process)
+    processes.append(process)
     assert process.child.wait(PATIENCE) == 2
     process.close()
     [line] = process.said
     assert line.startswith(f"equipoise: error: --host 127.0.0.1 --port {fake.port}: ")
 
 
-def test_route_warns_of_public_host_without_key(running: list[Process], fake: FakeProcess) -> None:
-    process, url = route(running, fake, "--host", "0.0.0.0")
+def test_route_warns_of_public_host_without_key(
+    processes: list[Process], fake: FakeProcess
+) -> None:
+    process, url = route(processes, fake, "--host", "0.0.0.0")
     assert url.startswith("http://0.0.0.0:")
     assert process.end() == 0
     assert any(line.startswith("equipoise: warning: --host 0.0.0.0") for line in process.said)
 
 
 def test_route_marks_frozen_worker_lost_and_serves_it_again(
-    running: list[Process], fake: FakeProcess
+    processes: list[Process], fake: FakeProcess
 ) -> None:
-    process, url = route(running, fake, "--health-interval", "0.2", "--health-timeout", "3")
+    process, url = route(processes, fake, "--health-interval", "0.2", "--health-timeout", "3")
     process.line(": found serving")
     assert fake.process is not None
-    got: list[bytes] = []
+    bodies: list[bytes] = []
 
     async def work() -> None:
         begun = asyncio.Event()
-        call = asyncio.create_task(streamed(url, 100_000, begun))
+        call = asyncio.create_task(stream_body(url, 100_000, begun))
         await begun.wait()
         assert fake.process is not None
         fake.process.child.send_signal(signal.SIGSTOP)
         await asyncio.to_thread(process.line, ": lost, was draining")
-        got.append(await call)
+        bodies.append(await call)
         fake.process.child.send_signal(signal.SIGCONT)
         await asyncio.to_thread(process.line, ": serving, was lost")
-        got.append(await streamed(url, 3, begun))
+        bodies.append(await stream_body(url, 3, begun))
 
     asyncio.run(work())
-    error = error_of(got[0])
+    error = error_of(bodies[0])
     assert error is not None
     assert error["code"] == "worker_lost"
-    assert len(tokens_of(got[1])) == 3
+    assert len(tokens_of(bodies[1])) == 3
     assert json.dumps(process.said).count("policy") == 0

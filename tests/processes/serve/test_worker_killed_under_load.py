@@ -34,8 +34,8 @@ pytestmark = pytest.mark.timeout(1000 if DEEP else 300)
 
 @pytest.fixture
 def fakes(tmp_path: Path) -> Iterator[list[FakeProcess]]:
-    with three_servers(tmp_path) as made:
-        yield made
+    with three_servers(tmp_path) as servers:
+        yield servers
 
 
 POLICIES = [
@@ -77,9 +77,9 @@ def test_killed_worker_loses_and_duplicates_no_request(
     assert len(results) == REQUESTS
     for result in results:
         _judge(result, attempts_of(events[result.id]))
-    broken = [one for one in results if not one.whole]
+    broken_results = [one for one in results if not one.whole]
     # What had begun on the killed server, and nothing else, is not whole.
-    assert 1 <= len(broken) <= SLOTS
+    assert 1 <= len(broken_results) <= SLOTS
     assert answers_of(fakes[1]) > first_life > 0, "it is given requests again"
     assert proxy.end() == 0
     _judge_log(results, {one.id: one for one in read_log(tmp_path / "route.jsonl")})
@@ -88,7 +88,7 @@ def test_killed_worker_loses_and_duplicates_no_request(
 
 
 async def _load(url: str, doomed: FakeProcess) -> tuple[list[Result], int]:
-    """What the clients got; answers of the doomed server in its first life."""
+    """Results of the clients, and the number of answers of the killed server before its end."""
     results: list[Result] = []
 
     def serves() -> bool:
@@ -100,8 +100,8 @@ async def _load(url: str, doomed: FakeProcess) -> tuple[list[Result], int]:
 
         async def ask(number: int) -> None:
             # Of the first some are still there when the server is killed, whenever that is.
-            told = {"fake": {DOOMED: {"stall": TOKENS // 2}}} if number < SLOTS else {}
-            body = asked(TOKENS, stream=True, **told)
+            fake_options = {"fake": {DOOMED: {"stall": TOKENS // 2}}} if number < SLOTS else {}
+            body = asked(TOKENS, stream=True, **fake_options)
             results.append(await _one(client, url, f"r{number}", body))
 
         load = Load(ask, doomed, serves)
@@ -116,20 +116,20 @@ async def _one(client: aiohttp.ClientSession, url: str, name: str, body: object)
 
 def _judge(result: Result, attempts: list[Attempt]) -> None:
     """By what the client got, and by what the servers say that they made."""
-    got = result.tokens
+    client_tokens = result.tokens
     assert result.status == 200
-    assert got, "what had no token is not lost"
-    maker = got[0].partition(":")[0]
-    assert got == [f"{maker}:{index} " for index in range(len(got))]
+    assert client_tokens, "what had no token is not lost"
+    maker = client_tokens[0].partition(":")[0]
+    assert client_tokens == [f"{maker}:{index} " for index in range(len(client_tokens))]
     *before, last = sorted(attempts, key=lambda one: one.worker == maker)
     assert last.worker == maker
     # By the server's own record its tokens were made once, and those that came are among them.
     assert last.tokens == list(range(len(last.tokens)))
-    assert len(last.tokens) >= len(got)
+    assert len(last.tokens) >= len(client_tokens)
     # Only what the killed server had is sent a second time.
     assert all(one.worker == DOOMED and not one.ended for one in before)
     if result.whole:
-        assert (len(got), last.ended) == (TOKENS, True)
+        assert (len(client_tokens), last.ended) == (TOKENS, True)
         assert error_of(result.body) is None
         return
     # Not whole is only what had begun there; and that is never sent to anybody else.
@@ -154,5 +154,5 @@ def _judge_log(results: list[Result], log: Mapping[str, RequestRecord]) -> None:
 def _tell(results: list[Result], events: Mapping[str, list[dict[str, Any]]]) -> None:
     """Shown by `pytest -rP`."""
     whole = Counter(one.whole for one in results)
-    sent = sum(len(attempts_of(each)) for each in events.values())
-    print(f"{whole[True]:,} whole, {whole[False]} broken off, {sent - len(results)} sent again")
+    attempts = sum(len(attempts_of(each)) for each in events.values())
+    print(f"{whole[True]:,} whole, {whole[False]} broken off, {attempts - len(results)} sent again")

@@ -19,7 +19,7 @@ STEPS, LAYERS = 12, 2
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call of the program came to."""
+    """Exit code and output of one call of the program."""
 
     code: int
     out: str
@@ -34,8 +34,8 @@ def equipoise(
 
     def call(*arguments: str) -> Answer:
         code = main(arguments)
-        captured = capsys.readouterr()
-        return Answer(code, captured.out, captured.err)
+        outputs = capsys.readouterr()
+        return Answer(code, outputs.out, outputs.err)
 
     return call
 
@@ -60,13 +60,13 @@ def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
 def record_of(settings: RunSettings) -> RunRecord:
     load = tuple(10 + 10 * (rank == 0) for rank in range(settings.ranks))
     even = (10,) * settings.ranks
-    balanced = settings.balance is Balance.ON
+    is_balanced = settings.balance is Balance.ON
     served = [
         str(name)
         for name in available_variants(settings)
         if not settings.variants or name in settings.variants
     ]
-    about, digest = str(settings.shares) if balanced else "none", ""
+    about, digest = str(settings.shares) if is_balanced else "none", ""
     if settings.placement is not None:
         about = "placement"
         digest = read_placement(settings.placement, ranks=settings.ranks).digest
@@ -92,15 +92,15 @@ def record_of(settings: RunSettings) -> RunRecord:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
-    """Settings that reached the launcher, which answers at once."""
-    seen: list[RunSettings] = []
+def launched_settings(monkeypatch: pytest.MonkeyPatch) -> list[RunSettings]:
+    """Settings that the launcher was called with; it answers at once."""
+    settings_seen: list[RunSettings] = []
 
     def run_demo(settings: RunSettings, progress: RunProgress) -> RunRecord:
-        seen.append(settings)
+        settings_seen.append(settings)
         progress.variant("unbalanced", STEPS)
         progress.step(STEPS, 0.25, "")
         return record_of(settings)
 
     monkeypatch.setattr(launcher, "run_demo", run_demo)
-    return seen
+    return settings_seen

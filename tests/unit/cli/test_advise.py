@@ -37,8 +37,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save("counts.npy", counts)
     np.save("zero.npy", np.zeros((3, 8), dtype=np.int64))
     np.save("few.npy", counts[..., :4])
-    found = plan(counts, slots=12, ranks=4)
-    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
+    placement_plan = plan(counts, slots=12, ranks=4)
+    layout = formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
     formats.write_placement("installed.json", layout)
     Path("mine.yaml").write_text(
         "memory_gb: 1\nmemory_bandwidth_gbs: 2\nfp8_tflops: 0.1\nnode_link_gbs: 0.001\n"
@@ -130,28 +130,28 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_advise_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
     answer = equipoise("advise", *arguments)
     assert (answer.code, answer.out) == (2, ""), answer.err
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
 
 def test_advise_without_hardware_judges_whether_balancing_pays(
     equipoise: Callable[..., Any],
 ) -> None:
-    skewed = equipoise("advise", "counts.npy", *RANKS)
-    assert (skewed.code, skewed.err) == (0, "")
-    assert "1. Is balancing worth it?  worth it" in skewed.out
-    assert "2. How many redundant slots?  1 on each rank: 12 slots" in skewed.out
-    assert "3. On how many ranks?  not said: needs --hardware" in skewed.out
-    assert "  not said: needs --hardware, --itl" in skewed.out
+    answer = equipoise("advise", "counts.npy", *RANKS)
+    assert (answer.code, answer.err) == (0, "")
+    assert "1. Is balancing worth it?  worth it" in answer.out
+    assert "2. How many redundant slots?  1 on each rank: 12 slots" in answer.out
+    assert "3. On how many ranks?  not said: needs --hardware" in answer.out
+    assert "  not said: needs --hardware, --itl" in answer.out
     even = equipoise("advise", "even.npy", *RANKS)
     assert "1. Is balancing worth it?  not worth it: what is uneven now is chance" in even.out
     assert "2. How many redundant slots?  none, since balancing is not worth it" in even.out
@@ -191,28 +191,33 @@ def test_advise_table_fits_80_columns(equipoise: Callable[..., Any], more: tuple
 def test_advise_options_reach_question(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[AdviceInputs] = []
+    questions: list[AdviceInputs] = []
     answer = answers.advise
 
-    def seen(question: AdviceInputs, told: OnProgress) -> answers.Advice:
-        asked.append(question)
-        return answer(question, told)
+    def recording_advise(question: AdviceInputs, options: OnProgress) -> answers.Advice:
+        questions.append(question)
+        return answer(question, options)
 
-    monkeypatch.setattr(answers, "advise", seen)
-    told = (
+    monkeypatch.setattr(answers, "advise", recording_advise)
+    options = (
         "--slots", "16", "--target", "0.5", "--step-rows", "77", "--hidden", "10",
         "--intermediate", "20", "--precision", "bf16", "--hardware", "h200", "--itl", "40",
         "--link", "network", "--memory-share", "0.25", "--moe-share", "0.75",
     )  # fmt: skip
-    assert equipoise("advise", "counts.npy", "--installed", "installed.json", *told).code == 0
-    [found] = asked
-    assert (found.ranks, found.slots, found.target, found.step_rows) == (4, 16, 0.5, 77)
-    assert (found.link, found.latency) == ("network", 0.04)
-    assert (found.memory_share, found.moe_share) == (0.25, 0.75)
-    assert found.expert is not None
-    assert (found.expert.size, found.expert.precision) == (3 * 10 * 20 * 2, "bf16")
-    assert found.hardware == shipped_hardware()["h200"]
-    assert found.installed is not None
+    assert equipoise("advise", "counts.npy", "--installed", "installed.json", *options).code == 0
+    [question_seen] = questions
+    assert (
+        question_seen.ranks,
+        question_seen.slots,
+        question_seen.target,
+        question_seen.step_rows,
+    ) == (4, 16, 0.5, 77)
+    assert (question_seen.link, question_seen.latency) == ("network", 0.04)
+    assert (question_seen.memory_share, question_seen.moe_share) == (0.25, 0.75)
+    assert question_seen.expert is not None
+    assert (question_seen.expert.size, question_seen.expert.precision) == (3 * 10 * 20 * 2, "bf16")
+    assert question_seen.hardware == shipped_hardware()["h200"]
+    assert question_seen.installed is not None
 
 
 def test_advise_command_line_overrides_config_file(
@@ -237,7 +242,7 @@ def test_advise_tells_which_part_it_plans(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "SILENT", 0.0)
-    told = equipoise("advise", "counts.npy", *RANKS).err.splitlines()
-    assert any(line.startswith("planning: 12 slots on 4 ranks, after ") for line in told)
-    assert any(line.startswith("planning: 2 ranks, after ") for line in told)
+    messages = equipoise("advise", "counts.npy", *RANKS).err.splitlines()
+    assert any(line.startswith("planning: 12 slots on 4 ranks, after ") for line in messages)
+    assert any(line.startswith("planning: 2 ranks, after ") for line in messages)
     assert equipoise("advise", "counts.npy", *RANKS, "--quiet").err == ""

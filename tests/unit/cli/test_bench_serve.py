@@ -13,7 +13,7 @@ from helpers.fakes.fake_openai_server import Fake, start
 from equipoise.cli.bench import make_load_plan, request_of
 from equipoise.serve.load_client import ClosedLoop, OpenLoop
 
-PATIENCE = 200.0
+TIMEOUT_S = 200.0
 URL = ("--url", "http://127.0.0.1:1")
 BAD: dict[tuple[str, ...], str] = {
     (): "--url is needed",
@@ -33,13 +33,13 @@ BAD: dict[tuple[str, ...], str] = {
 }
 
 
-@pytest.mark.parametrize(("line", "says"), BAD.items())
+@pytest.mark.parametrize(("line", "message"), BAD.items())
 def test_bench_serve_rejects_bad_input(
-    equipoise: Callable[..., Any], line: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], line: tuple[str, ...], message: str
 ) -> None:
     answer = equipoise("bench", "serve", *line)
     assert answer.code == 2, answer.err
-    assert says in answer.err.splitlines()[-1]
+    assert message in answer.err.splitlines()[-1]
 
 
 def plan_for(*line: str) -> Any:
@@ -60,40 +60,40 @@ def test_bench_serve_plan_follows_rate_concurrency_and_trace(tmp_path: Path) -> 
     poisson = plan_for("--rate", "2", "--requests", "2000")
     assert poisson.pacing == OpenLoop()
     assert abs(poisson.workload.arrivals[-1] - 1000) < 150
-    timed = plan_for("--trace", str(trace))
-    assert [one.send_at for one in timed] == [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert list(timed.workload.prompts) == [5, 6, 7, 8, 9]
+    trace_plan = plan_for("--trace", str(trace))
+    assert [one.send_at for one in trace_plan] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert list(trace_plan.workload.prompts) == [5, 6, 7, 8, 9]
     faster = plan_for("--trace", str(trace), "--rate", "4", "--requests", "3")
     assert [one.send_at for one in faster] == [0.0, 0.25, 0.5]
     assert plan_for("--trace", str(trace), "--concurrency", "2").pacing == ClosedLoop(2)
 
 
 def test_bench_serve_lengths_are_fixed_or_drawn_by_seed() -> None:
-    fixed = plan_for("--prompt-tokens", "11", "--output-tokens", "3", "--requests", "4")
-    assert [(len(one.prompt.split()), one.output) for one in fixed] == [(11, 3)] * 4
-    drawn = [list(plan_for("--seed", seed)) for seed in ("1", "1", "2")]
-    assert drawn[0] == drawn[1]
-    assert drawn[0] != drawn[2]
+    fixed_plan = plan_for("--prompt-tokens", "11", "--output-tokens", "3", "--requests", "4")
+    assert [(len(one.prompt.split()), one.output) for one in fixed_plan] == [(11, 3)] * 4
+    length_plans = [list(plan_for("--seed", seed)) for seed in ("1", "1", "2")]
+    assert length_plans[0] == length_plans[1]
+    assert length_plans[0] != length_plans[2]
 
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     """A server on a thread of its own, since the program has an event loop of its own."""
-    made, started, loop = Fake("w0"), threading.Event(), asyncio.new_event_loop()
+    worker, worker_ready, loop = Fake("w0"), threading.Event(), asyncio.new_event_loop()
 
     def serve() -> None:
-        runner = loop.run_until_complete(start(made))
-        started.set()
+        runner = loop.run_until_complete(start(worker))
+        worker_ready.set()
         loop.run_forever()
         loop.run_until_complete(runner.cleanup())
         loop.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert started.wait(PATIENCE)
-    yield made
+    assert worker_ready.wait(TIMEOUT_S)
+    yield worker
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT_S)
 
 
 def test_bench_serve_prints_table_and_writes_figures(

@@ -25,15 +25,15 @@ MISTYPED = {
 }
 
 
-@pytest.mark.parametrize(("words", "says"), MISTYPED.values(), ids=MISTYPED.keys())
+@pytest.mark.parametrize(("words", "message"), MISTYPED.values(), ids=MISTYPED.keys())
 def test_mistyped_word_is_named_with_what_was_meant(
-    equipoise: Callable[..., Any], words: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], words: tuple[str, ...], message: str
 ) -> None:
     answer = equipoise(*words)
     assert (answer.code, answer.out) == (2, "")
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
 
 
 def test_program_without_arguments_shows_help(equipoise: Callable[..., Any]) -> None:

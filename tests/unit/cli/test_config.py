@@ -51,21 +51,25 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
+@pytest.mark.parametrize(("text", "message"), BAD.items(), ids=map(repr, BAD))
 def test_config_error_names_file_and_key_in_one_line(
-    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, text: str, says: str
+    equipoise: Callable[..., Any],
+    launched_settings: list[object],
+    tmp_path: Path,
+    text: str,
+    message: str,
 ) -> None:
     (tmp_path / "run.yaml").write_text(text)
     answer = equipoise("run", "--config", "run.yaml")
     assert answer.code == 2
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert "run.yaml" in line or "configuration file" in line
 
 
 def test_config_that_is_not_utf8_is_rejected_with_one_line(
-    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[object], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_bytes(b"ranks: \xff")
     answer = equipoise("run", "--config", "run.yaml")
@@ -87,10 +91,10 @@ def test_every_run_setting_is_an_option_and_a_key() -> None:
 @example(value=0.01, power="e", digits=0)
 def test_config_reads_numbers_in_exponent_notation(value: float, power: str, digits: int) -> None:
     """YAML 1.1 takes 1e-2 for a text: it wants a point and a sign."""
-    written = f"{value:.{digits}e}"
-    for text in (written, written.replace("e+", "e"), written.replace("e-0", "e-")):
-        said = yaml.safe_load(f"target: {text.replace('e', power)}")["target"]
-        assert REAL.from_yaml(said) == float(text)
+    number_text = f"{value:.{digits}e}"
+    for text in (number_text, number_text.replace("e+", "e"), number_text.replace("e-0", "e-")):
+        yaml_value = yaml.safe_load(f"target: {text.replace('e', power)}")["target"]
+        assert REAL.from_yaml(yaml_value) == float(text)
 
 
 def test_run_command_line_overrides_file_and_defaults(tmp_path: Path) -> None:
@@ -112,10 +116,10 @@ def test_run_texts_of_several_flags_keep_order() -> None:
 
 @pytest.mark.slow
 def test_run_accepts_backend_as_package_object(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     assert equipoise("run", "--quiet", "--backend", CPU).code == 0
-    assert [settings.backend for settings in asked] == [CPU]
+    assert [settings.backend for settings in launched_settings] == [CPU]
 
 
 def test_redundant_experts_add_to_model_experts(tmp_path: Path) -> None:
@@ -152,11 +156,11 @@ def test_config_of_arbitrary_text_is_read_or_rejected(
     file = tmp_path_factory.getbasetemp() / "run.yaml"
     file.write_text(text, encoding="utf-8")
     try:
-        read = read_config(file, BY_KEY)
+        options = read_config(file, BY_KEY)
     except UsageError as error:
-        read = {}
-        said = str(error)
+        options = {}
+        message = str(error)
     else:
-        said = "run.yaml"
-    assert "run.yaml" in said
-    assert set(read) <= set(BY_KEY)
+        message = "run.yaml"
+    assert "run.yaml" in message
+    assert set(options) <= set(BY_KEY)

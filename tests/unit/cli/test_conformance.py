@@ -17,8 +17,8 @@ from equipoise.cli.conformance_options import (
 from equipoise.cli.parser import build_parser
 from equipoise.hal.conformance.profile import Profile
 
-BROKEN = "helpers.fakes.broken_stream_backends:BACKEND"
-REFUSED = {
+BROKEN_BACKEND = "helpers.fakes.broken_stream_backends:BACKEND"
+BAD = {
     ("--backend", "nothing"): "--backend: unknown name 'nothing'; known: ",
     ("--backend", "no.such.module:BACKEND"): "does not import",
     ("--backend", "json:loads"): "is not a Backend",
@@ -56,15 +56,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), REFUSED.items(), ids=lambda v: " ".join(v)[:40])
+@pytest.mark.parametrize(("arguments", "message"), BAD.items(), ids=lambda v: " ".join(v)[:40])
 def test_conformance_rejects_bad_input_with_one_line(
-    equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], message: str
 ) -> None:
     answer = equipoise("conformance", *arguments)
     assert answer.code == 2
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert answer.out == ""
 
 
@@ -85,7 +85,7 @@ def test_conformance_exits_0_when_contract_is_kept(
 def test_conformance_prints_violating_program_and_exits_1(
     equipoise: Callable[..., Any],
 ) -> None:
-    answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--quiet")
+    answer = equipoise("conformance", "--backend", BROKEN_BACKEND, "--only", "ordering", "--quiet")
     assert answer.code == 1
     lines = answer.out.splitlines()
     assert any(line.startswith("O3   violated") for line in lines)
@@ -97,16 +97,22 @@ def test_conformance_prints_violating_program_and_exits_1(
 def test_conformance_writes_json_and_html_report(
     equipoise: Callable[..., Any], tmp_path: Path
 ) -> None:
-    answer = equipoise("conformance", "--backend", BROKEN, "--only", "ordering", "--out", "found")
+    answer = equipoise(
+        "conformance", "--backend", BROKEN_BACKEND, "--only", "ordering", "--out", "found"
+    )
     assert answer.code == 1
-    told = json.loads((tmp_path / "found" / "conformance.json").read_text())
-    assert told["exit_code"] == 1
-    assert told["clauses"]["O3"]["status"] == "violated"
-    [violated] = [found for found in told["properties"] if found["status"] == "violated"]
-    assert violated["program"]
+    report = json.loads((tmp_path / "found" / "conformance.json").read_text())
+    assert report["exit_code"] == 1
+    assert report["clauses"]["O3"]["status"] == "violated"
+    [violation] = [
+        property_result
+        for property_result in report["properties"]
+        if property_result["status"] == "violated"
+    ]
+    assert violation["program"]
     page = (tmp_path / "found" / "conformance.html").read_text()
     assert "http" not in page.replace("http-equiv", "")
-    assert violated["what"].split()[0] in page
+    assert violation["what"].split()[0] in page
     assert "verdicts: " in answer.err
     assert "page: " in answer.err
 
@@ -116,8 +122,10 @@ def test_conformance_command_line_overrides_file_and_defaults(
 ) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("backend: virtual\nprofile: deep\nonly: [locks, ordering]\nout: found\n")
-    known = read_config(file, BY_KEY)
-    request = resolve_conformance_request({"profile": Profile.CI, "json": Path("x.json")}, known)
+    file_options = read_config(file, BY_KEY)
+    request = resolve_conformance_request(
+        {"profile": Profile.CI, "json": Path("x.json")}, file_options
+    )
     assert request == ConformanceRequest(
         backend="virtual",
         profile=Profile.CI,

@@ -23,11 +23,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     formats.write_statistics(
         "recorded", formats.ExpertStatistics(by_rank.sum(axis=0), (), by_rank, 7, 2)
     )
-    found = plan(counts, slots=12, ranks=4)
-    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
+    placement_plan = plan(counts, slots=12, ranks=4)
+    layout = formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
     formats.write_placement("placement.json", layout)
     formats.write_placement("placement.yaml", layout)
-    np.save("map.npy", found.placement)
+    np.save("map.npy", placement_plan.placement)
     Path("words.json").write_text("{}")
     Path("broken.json").write_text("{")
 
@@ -56,16 +56,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_convert_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))
     answer = equipoise("convert", *arguments)
     assert (answer.code, answer.out) == (2, ""), answer.err
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -123,8 +123,8 @@ def test_convert_options_from_file_and_format_names(equipoise: Callable[..., Any
     Path("convert.yaml").write_text("format: eplb-table\nquiet: true\n")
     assert equipoise("convert", "placement.json", "o.json", "--config", "convert.yaml").code == 0
     assert formats.read_placement("o.json").source == "eplb-table: o.json"
-    known = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
-    assert set(BY_KEY) - {"quiet"} == known
+    request_fields = set(ConvertRequest.__dataclass_fields__) - {"source", "out", "progress"}
+    assert set(BY_KEY) - {"quiet"} == request_fields
     assert (
         tuple(form.name for form in formats.known_formats()[:6] if form.write_suffixes)
         == format_names.STATISTICS_FORMAT_NAMES

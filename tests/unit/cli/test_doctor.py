@@ -35,15 +35,15 @@ def test_doctor_lists_cpu_backend_with_capabilities(
     answer = equipoise("doctor", "--json", "found.json")
     assert answer.code == 0
     assert answer.out.splitlines()[-1] == "ready: equipoise run --backend cpu"
-    found = json.loads((tmp_path / "found.json").read_text())
-    accelerators = {backend["name"]: backend for backend in found["accelerators"]}
+    findings = json.loads((tmp_path / "found.json").read_text())
+    accelerators = {backend["name"]: backend for backend in findings["accelerators"]}
     assert accelerators.keys() >= {"cpu", "virtual"}
-    declared = accelerators["cpu"]["capabilities"]
-    assert (declared["stream_lock"], declared["streams"]) == (True, 4)
-    assert declared["slot_formats"] == ["strided"]
+    capabilities = accelerators["cpu"]["capabilities"]
+    assert (capabilities["stream_lock"], capabilities["streams"]) == (True, 4)
+    assert capabilities["slot_formats"] == ["strided"]
     assert accelerators["cpu"]["devices"] == 1
-    assert {backend["devices"] for backend in found["communicators"]} == {None}
-    assert {check["name"] for check in found["checks"]} >= {"native core", "batch invariance"}
+    assert {backend["devices"] for backend in findings["communicators"]} == {None}
+    assert {check["name"] for check in findings["checks"]} >= {"native core", "batch invariance"}
 
 
 def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
@@ -51,12 +51,14 @@ def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
 
 
 def test_doctor_fails_without_working_accelerator() -> None:
-    broken = BackendFinding("abacus", works=False, detail="no beads")
-    found = replace(collect_findings(), accelerators=(broken,))
-    assert found.exit_code == 1
-    assert "no: no beads" in render_findings(found)
-    assert render_findings(found).splitlines()[-1] == "no accelerator works: see the reasons above"
-    assert replace(found, accelerators=()).exit_code == 1
+    accelerator = BackendFinding("abacus", works=False, detail="no beads")
+    findings = replace(collect_findings(), accelerators=(accelerator,))
+    assert findings.exit_code == 1
+    assert "no: no beads" in render_findings(findings)
+    assert (
+        render_findings(findings).splitlines()[-1] == "no accelerator works: see the reasons above"
+    )
+    assert replace(findings, accelerators=()).exit_code == 1
 
 
 def test_doctor_reports_backend_import_failure() -> None:
@@ -75,10 +77,10 @@ def test_doctor_calls_capabilities_of_unavailable_backend_unknown() -> None:
         def probe(self) -> Unavailable:
             return Unavailable("no beads: buy some")
 
-    found = probe_backend("abacus", lambda name: Abacus())
-    assert (found.works, found.detail) == (False, "no beads: buy some")
-    assert found.capabilities is None
-    lines = render_findings(replace(collect_findings(), accelerators=(found,))).splitlines()
+    finding = probe_backend("abacus", lambda name: Abacus())
+    assert (finding.works, finding.detail) == (False, "no beads: buy some")
+    assert finding.capabilities is None
+    lines = render_findings(replace(collect_findings(), accelerators=(finding,))).splitlines()
     assert "    capabilities                  unknown" in lines
 
 
@@ -87,11 +89,11 @@ def test_doctor_prints_device_count_of_working_backend() -> None:
         def devices(self) -> int:
             return 12
 
-    found = probe_backend("herd", lambda name: Herd())
-    assert found.devices == 12
+    finding = probe_backend("herd", lambda name: Herd())
+    assert finding.devices == 12
     [line] = [
         x
-        for x in render_findings(replace(collect_findings(), accelerators=(found,))).splitlines()
+        for x in render_findings(replace(collect_findings(), accelerators=(finding,))).splitlines()
         if x.startswith("    devices")
     ]
     assert line.split() == ["devices", "12"]
@@ -104,9 +106,9 @@ def test_doctor_reports_batch_variant_processor(
         raise NotBatchInvariant("router gives other bits")
 
     monkeypatch.setattr("equipoise.demo.model.invariance.check_batch_invariance", refuse)
-    found = collect_findings()
-    assert DoctorCheck("batch invariance", False, "router gives other bits") in found.checks
-    assert "MISSING: router gives other bits" in render_findings(found)
+    findings = collect_findings()
+    assert DoctorCheck("batch invariance", False, "router gives other bits") in findings.checks
+    assert "MISSING: router gives other bits" in render_findings(findings)
 
 
 @pytest.mark.parametrize(

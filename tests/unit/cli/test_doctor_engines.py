@@ -52,11 +52,11 @@ def test_doctor_passes_compatible_engine(capsys: pytest.CaptureFixture[str]) -> 
 def test_doctor_fails_engine_with_missing_hook(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = tmp_path / "found.json"
-    assert doctor(looked_at("--ruler", "--abacus", "--json", str(told))) == 1
+    report = tmp_path / "found.json"
+    assert doctor(looked_at("--ruler", "--abacus", "--json", str(report))) == 1
     out = capsys.readouterr().out
     assert "MISSING: engine.place:call is missing" in out
-    assert json.loads(told.read_text())["ruler"] == [
+    assert json.loads(report.read_text())["ruler"] == [
         {"name": "hooks", "passed": False, "detail": "engine.place:call is missing"}
     ]
 
@@ -65,12 +65,12 @@ def test_doctor_fails_engine_with_missing_hook(
 def test_doctor_passes_engine_with_unsupported_optional_part(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = tmp_path / "found.json"
-    assert doctor(looked_at("--tape", "--json", str(told))) == 0
+    report = tmp_path / "found.json"
+    assert doctor(looked_at("--tape", "--json", str(report))) == 0
     out = capsys.readouterr().out
     assert "not to be had: it has no place for them" in out
     assert out.splitlines()[-1] == "every part that can be had can be switched on"
-    assert [each["passed"] for each in json.loads(told.read_text())["tape"]] == [True, None]
+    assert [each["passed"] for each in json.loads(report.read_text())["tape"]] == [True, None]
 
 
 @pytest.mark.usefixtures("_two")

@@ -40,8 +40,8 @@ def statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[An
     Path("words.json").write_text("{}")
     Path("bad.yaml").write_text("ranks: four\n")
     Path("unknown.yaml").write_text("rank: 4\n")
-    found = plan(counts, slots=12, ranks=4)
-    layout = formats.ExpertPlacement(found.placement, found.shares, 4)
+    placement_plan = plan(counts, slots=12, ranks=4)
+    layout = formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
     formats.write_placement("installed.json", layout)
     formats.write_placement("installed.yaml", layout)
     return counts
@@ -217,9 +217,9 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_plan_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     layout = formats.read_placement("installed.json")
     formats.write_placement("one.json", formats.ExpertPlacement(
@@ -230,7 +230,7 @@ def test_plan_rejects_bad_input_and_writes_nothing(
     assert (answer.code, answer.out) == (2, ""), answer.err
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
 
 
@@ -239,9 +239,9 @@ def test_plan_writes_placement_and_figures(
 ) -> None:
     answer = equipoise("plan", "counts.npy", *SHAPE, "-o", "deep/new.json", "--json", "f.json")
     assert answer.code == 0
-    found = formats.read_placement("deep/new.json")
+    placement = formats.read_placement("deep/new.json")
     expected = plan(statistics, slots=12, ranks=4)
-    assert found.digest == expected.digest
+    assert placement.digest == expected.digest
     figures = json.loads(Path("f.json").read_text())
     assert figures["digest"] == expected.digest
     assert figures["imbalance"]["planned"] == pytest.approx(expected.predicted_imbalance, abs=1e-4)
@@ -274,8 +274,10 @@ def test_plan_warns_when_format_drops_uneven_shares(
         "equipoise: warning: a.yaml: tensorrt-llm does not carry shares: lost; "
         "--split even plans for engines without them\n"
     )
-    kept = equipoise("plan", "counts.npy", *SHAPE, "-o", "b.yaml", "--quiet", "--split", "even")
-    assert (kept.code, kept.err) == (0, "")
+    even_answer = equipoise(
+        "plan", "counts.npy", *SHAPE, "-o", "b.yaml", "--quiet", "--split", "even"
+    )
+    assert (even_answer.code, even_answer.err) == (0, "")
 
 
 def test_plan_writes_format_chosen_by_name(equipoise: Callable[..., Any]) -> None:
@@ -299,39 +301,43 @@ def test_plan_command_line_overrides_config_file(
 def test_plan_options_reach_planner(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, object] = {}
+    planner_options: dict[str, object] = {}
 
-    def recording(counts: object, **wanted: Any) -> Plan:
-        seen.update(wanted)
-        return plan(counts, **wanted | {"objective": "tokens"})  # type: ignore[arg-type]
+    def recording(counts: object, **arguments: Any) -> Plan:
+        planner_options.update(arguments)
+        return plan(counts, **arguments | {"objective": "tokens"})  # type: ignore[arg-type]
 
     monkeypatch.setattr(planner, "plan", recording)  # which takes not all of them together
-    told: dict[str, object] = {
+    options: dict[str, object] = {
         "nodes": 2, "policy": "connected", "target": 0.5, "slack": 0.25, "max_copies": 36,
         "node_cost": 2.0, "sigma": 1.5, "threads": 2, "split": "even", "byte_budget": 3 << 20,
         "expert_bytes": 44_000_000, "objective": "active_experts",
         "capacities": (1.0, 1.0, 2.0, 0.5),
     }  # fmt: skip
-    said = told | {"byte_budget": "3MiB", "expert_bytes": "44M", "capacities": "1,1,2,.5"}
-    flags = [word for k, v in said.items() for word in ("--" + k.replace("_", "-"), str(v))]
+    option_texts = options | {
+        "byte_budget": "3MiB",
+        "expert_bytes": "44M",
+        "capacities": "1,1,2,.5",
+    }
+    flags = [word for k, v in option_texts.items() for word in ("--" + k.replace("_", "-"), str(v))]
     assert equipoise("plan", "counts.npy", "--installed", "installed.json", *OUT, *flags).code == 0
-    assert {key: seen[key] for key in told} == told
-    assert (seen["ranks"], seen["slots"]) == (4, 12)
+    assert {key: planner_options[key] for key in options} == options
+    assert (planner_options["ranks"], planner_options["slots"]) == (4, 12)
 
 
 @pytest.mark.parametrize(
-    ("windows", "said", "sigma"),
+    ("windows", "options", "sigma"),
     [
         (8, (), 1.0), (7, (), 0.0), (8, ("--sigma", "0"), 0.0), (2, ("--sigma", "2"), 2.0),
         (8, ("--policy", "greedy"), 0.0), (8, ("--objective", "active_experts"), 0.0),
     ],
 )  # fmt: skip
 def test_plan_sigma_default_follows_windows(
-    equipoise: Callable[..., Any], windows: int, said: tuple[str, ...], sigma: float
+    equipoise: Callable[..., Any], windows: int, options: tuple[str, ...], sigma: float
 ) -> None:
     rng = np.random.default_rng(0)
     np.save("varied.npy", rng.integers(1, 1000, (windows, LAYERS, EXPERTS)))
-    answer = equipoise("plan", "varied.npy", *SHAPE, *OUT, "--json", "f.json", *said)
+    answer = equipoise("plan", "varied.npy", *SHAPE, *OUT, "--json", "f.json", *options)
     assert answer.code == 0, answer.err
     assert json.loads(Path("f.json").read_text())["sigma"] == sigma
     assert ("sigma " in answer.out) == (sigma > 0)
@@ -345,8 +351,10 @@ def test_plan_sigma_default_lowers_imbalance_of_windows(equipoise: Callable[...,
     turns[::2, :, ::2], turns[1::2, :, 1::2] = 1000, 1000
     np.save("turns.npy", turns)
     worst = []
-    for said in ((), ("--sigma", "0")):
-        assert equipoise("plan", "turns.npy", "--ranks", "4", "--slots", "8", *OUT, *said).code == 0
+    for options in ((), ("--sigma", "0")):
+        assert (
+            equipoise("plan", "turns.npy", "--ranks", "4", "--slots", "8", *OUT, *options).code == 0
+        )
         answer = equipoise(
             "report", "turns.npy", "--placement", "new.json", "--json", "r.json", "--quiet"
         )
@@ -366,16 +374,18 @@ def test_plan_option_defaults_match_planner() -> None:
     assert tuple(PlanningPolicy) == kinds.POLICIES
     assert tuple(Split) == kinds.SPLITS
     assert tuple(Objective) == kinds.OBJECTIVES
-    written = tuple(form.name for form in formats.known_formats()[6:] if form.write_suffixes)
-    assert written == format_names.PLACEMENT_FORMAT_NAMES
+    writable_formats = tuple(
+        form.name for form in formats.known_formats()[6:] if form.write_suffixes
+    )
+    assert writable_formats == format_names.PLACEMENT_FORMAT_NAMES
 
 
 def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> None:
     np.save("moved.npy", np.load("counts.npy")[..., ::-1] ** 2)
     installed = ("--installed", "installed.json", "--policy", "connected", "--json", "f.json")
-    weighed = (*installed, "--expert-bytes", "1000")
+    size_options = (*installed, "--expert-bytes", "1000")
     for budget, most in (("999", 0), ("1999", 1), ("1M", 36)):
-        answer = equipoise("plan", "moved.npy", *OUT, *weighed, "--byte-budget", budget)
+        answer = equipoise("plan", "moved.npy", *OUT, *size_options, "--byte-budget", budget)
         assert answer.code == 0
         figures = json.loads(Path("f.json").read_text())
         assert figures["moves"] <= most
@@ -387,23 +397,38 @@ def test_plan_byte_budget_limits_moved_copies(equipoise: Callable[..., Any]) -> 
 
 def test_plan_capacities_give_larger_ranks_more_load(equipoise: Callable[..., Any]) -> None:
     Path("ranks.txt").write_text("1 1\n1, 3\n")
-    for given in ("1,1,1,3", "ranks.txt"):
+    for capacities_option in ("1,1,1,3", "ranks.txt"):
         answer = equipoise(
-            "plan", "counts.npy", *SHAPE, *OUT, "--capacities", given, "--json", "f.json"
+            "plan",
+            "counts.npy",
+            *SHAPE,
+            *OUT,
+            "--capacities",
+            capacities_option,
+            "--json",
+            "f.json",
         )
         assert answer.code == 0
         assert "capacities 1 to 3" in answer.out
-        wanted = plan(np.load("counts.npy"), slots=12, ranks=4, capacities=(1, 1, 1, 3))
-        assert formats.read_placement("new.json").digest == wanted.digest
+        expected = plan(np.load("counts.npy"), slots=12, ranks=4, capacities=(1, 1, 1, 3))
+        assert formats.read_placement("new.json").digest == expected.digest
         figures = json.loads(Path("f.json").read_text())["imbalance"]
         # The plan's own figure is for what each rank can take; shares are rounded.
-        assert figures["planned"] == pytest.approx(wanted.predicted_imbalance, abs=1e-4)
+        assert figures["planned"] == pytest.approx(expected.predicted_imbalance, abs=1e-4)
         assert figures["planned"] < figures["linear"]
         assert figures["bound"] is None
-    warned = equipoise(
-        "plan", "counts.npy", *SHAPE, *OUT, "--capacities", given, "--policy", "greedy", "--quiet"
+    greedy_answer = equipoise(
+        "plan",
+        "counts.npy",
+        *SHAPE,
+        *OUT,
+        "--capacities",
+        capacities_option,
+        "--policy",
+        "greedy",
+        "--quiet",
     )
-    assert "--capacities: greedy places as if all ranks were equal" in warned.err
+    assert "--capacities: greedy places as if all ranks were equal" in greedy_answer.err
 
 
 def test_plan_active_experts_objective_counts_experts_per_window(
@@ -412,8 +437,8 @@ def test_plan_active_experts_objective_counts_experts_per_window(
     batches = np.zeros((4, 1, 8), dtype=np.int64)
     batches[:, 0, 0], batches[0, 0, 1:] = 1000, 1
     np.save("routing.npy", batches)
-    wanted = ("routing.npy", *SHAPE, *OUT, "--objective", "active_experts", "--json", "f.json")
-    answer = equipoise("plan", *wanted)
+    arguments = ("routing.npy", *SHAPE, *OUT, "--objective", "active_experts", "--json", "f.json")
+    answer = equipoise("plan", *arguments)
     assert answer.code == 0
     assert "experts that have any rows in a window" in answer.out
     figures = json.loads(Path("f.json").read_text())
@@ -440,10 +465,10 @@ def test_plan_of_sglang_counts_writes_maps_of_moe_layers_only(
     answer = equipoise("plan", "decode.json", *options)
     assert answer.code == 0
     assert "decode.json: layers 0..2 have no rows, as dense ones: they are left out" in answer.err
-    found = formats.read_placement(out)
-    assert found.layers == tuple(range(3, 9))
+    placement_read = formats.read_placement(out)
+    assert placement_read.layers == tuple(range(3, 9))
     own = plan(counts[3:], slots=24, ranks=4, split="even")
-    assert found.placement.tolist() == own.placement.tolist()
+    assert placement_read.placement.tolist() == own.placement.tolist()
 
 
 def test_plan_fits_installed_map_of_moe_layers_by_place(
@@ -454,11 +479,11 @@ def test_plan_fits_installed_map_of_moe_layers_by_place(
     counts = np.zeros((9, 16), dtype=np.int64)
     counts[3:] = rng.lognormal(5, 1.5, (6, 16)).astype(np.int64)
     Path("decode.json").write_text(json.dumps({"logical_count": counts.tolist()}))
-    made = plan(counts[3:], slots=24, ranks=4, split="even")
-    layout = formats.ExpertPlacement(made.placement, made.shares, 4)
+    installed_plan = plan(counts[3:], slots=24, ranks=4, split="even")
+    layout = formats.ExpertPlacement(installed_plan.placement, installed_plan.shares, 4)
     formats.write_placement("recorded.json", layout, "vllm-ascend")
     options = ("--installed", "recorded.json", "--split", "even", "-o", "next.json")
     assert equipoise("plan", "decode.json", *options).code == 0
-    found = formats.read_placement("next.json")
-    assert found.layers == tuple(range(3, 9))
-    assert found.placement.tolist() == made.placement.tolist()
+    next_layout = formats.read_placement("next.json")
+    assert next_layout.layers == tuple(range(3, 9))
+    assert next_layout.placement.tolist() == installed_plan.placement.tolist()

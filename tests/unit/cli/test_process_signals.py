@@ -16,14 +16,14 @@ from equipoise.cli.process import SIGNALS, TerminatedBySignal, raise_on_signal
 from equipoise.demo import launcher
 
 EQUIPOISE = (sys.executable, "-m", "equipoise")
-PATIENCE = 200.0
+TIMEOUT_S = 200.0
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_terminates_run_after_cleanup_with_one_line(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    closed = []
+    signals = []
 
     def serve(*_: object) -> None:
         try:
@@ -31,13 +31,13 @@ def test_signal_terminates_run_after_cleanup_with_one_line(
         finally:
             # A second one, while cleaning up, changes nothing.
             signal.raise_signal(number)
-            closed.append(number)
+            signals.append(number)
 
     monkeypatch.setattr(launcher, "run_demo", serve)
     answer = equipoise("run", "--quiet")
     assert answer.code == 128 + number
     assert answer.err == f"equipoise: terminated by {number.name}\n"
-    assert closed == [number]
+    assert signals == [number]
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -53,16 +53,16 @@ def test_terminable_keeps_ignored_signal_ignored() -> None:
 
 
 def test_terminable_outside_main_thread_keeps_signal_handlers() -> None:
-    seen: list[object] = []
+    handlers: list[object] = []
 
     def enter() -> None:
         with raise_on_signal():
-            seen.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join(PATIENCE)
-    assert seen == [signal.SIG_DFL]
+    thread.join(TIMEOUT_S)
+    assert handlers == [signal.SIG_DFL]
 
 
 def test_terminated_is_not_an_exception_subclass() -> None:
@@ -84,15 +84,15 @@ def test_terminated_run_leaves_no_temporary_folder(tmp_path: Path) -> None:
     try:
         _wait_for(lambda: any(temporary.iterdir()) or program.poll() is not None)
         program.terminate()
-        _, said = program.communicate(timeout=PATIENCE)
+        _, stderr = program.communicate(timeout=TIMEOUT_S)
     finally:
         program.kill()
-    assert (program.returncode, said) == (143, "equipoise: terminated by SIGTERM\n")
+    assert (program.returncode, stderr) == (143, "equipoise: terminated by SIGTERM\n")
     assert list(temporary.iterdir()) == []
 
 
 def _wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.02)

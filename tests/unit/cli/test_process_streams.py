@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 
 # What argparse cannot write at once, it forgets; Python holds it back unless told otherwise.
 BUFFERED = {**os.environ, "PYTHONUNBUFFERED": ""}
-WRITTEN = ["record.npz", "report.html", "summary.json"]
+OUTPUT_FILES = ["record.npz", "report.html", "summary.json"]
 
 
-class Broken:
+class BrokenStream:
     """A stream whose other end is gone, or full."""
 
     def __init__(self, error: OSError, descriptor: int) -> None:
@@ -42,7 +42,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "says"),
+    ("error", "code", "message"),
     [
         (BrokenPipeError(32, "Broken pipe"), 1, ""),
         (OSError(28, "No space left on device"), 3, "standard output: No space left on device"),
@@ -50,27 +50,27 @@ class Broken:
 )
 def test_run_keeps_files_when_table_cannot_be_printed(
     equipoise: Callable[..., Any],
-    asked: list[RunSettings],
+    launched_settings: list[RunSettings],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     error: OSError,
     code: int,
-    says: str,
+    message: str,
 ) -> None:
     spare = os.open(tmp_path / "spare", os.O_CREAT | os.O_WRONLY)
-    monkeypatch.setattr(sys, "stdout", Broken(error, spare))
+    monkeypatch.setattr(sys, "stdout", BrokenStream(error, spare))
     answer = equipoise("run", "--quiet")
     assert os.fstat(spare).st_rdev == os.stat(os.devnull).st_rdev
     os.close(spare)
     assert answer.code == code
-    assert says in answer.err
-    assert len(answer.err.splitlines()) == bool(says)
-    assert sorted(os.listdir(tmp_path / "equipoise-run")) == WRITTEN
+    assert message in answer.err
+    assert len(answer.err.splitlines()) == bool(message)
+    assert sorted(os.listdir(tmp_path / "equipoise-run")) == OUTPUT_FILES
 
 
 def test_run_succeeds_with_closed_stdout_and_stderr(
     equipoise: Callable[..., Any],
-    asked: list[RunSettings],
+    launched_settings: list[RunSettings],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -80,12 +80,12 @@ def test_run_succeeds_with_closed_stdout_and_stderr(
     for stream in (sys.stdout, sys.stderr):
         assert stream.name == os.devnull
         stream.close()
-    assert sorted(os.listdir(tmp_path / "equipoise-run")) == WRITTEN
+    assert sorted(os.listdir(tmp_path / "equipoise-run")) == OUTPUT_FILES
 
 
 def test_streams_tell_ignores_broken_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
-    monkeypatch.setattr(sys, "stderr", Broken(BrokenPipeError(32, "Broken pipe"), theirs))
+    monkeypatch.setattr(sys, "stderr", BrokenStream(BrokenPipeError(32, "Broken pipe"), theirs))
     process.print_stderr("interrupted")
     assert os.fstat(theirs).st_rdev == os.stat(os.devnull).st_rdev
     os.close(ours)
@@ -102,8 +102,8 @@ def test_write_file_keeps_old_file_when_disk_is_full(
     page.write_text("old")
     page.chmod(0o640)
     link.symlink_to(page)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
         with pytest.raises(EquipoiseError, match=r"link\.html cannot be written: No space left"):
             write_file(link, "new" * 1000)
     assert (page.read_text(), sorted(os.listdir(tmp_path))) == ("old", ["link.html", "page.html"])
@@ -131,7 +131,7 @@ def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "code", "says"),
+    ("shell", "code", "message"),
     [
         ("--help >&-", 0, ""),
         ("--help > /dev/full", 3, "equipoise: error: standard output: No space left on device"),
@@ -140,11 +140,11 @@ def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
     ],
 )
 def test_program_ends_without_traceback_on_unusable_outputs(
-    shell: str, code: int, says: str
+    shell: str, code: int, message: str
 ) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this machine has no /dev/full")
-    told = subprocess.run(
+    completed = subprocess.run(
         ["/bin/sh", "-c", f'"$0" -m equipoise {shell}', sys.executable],
         capture_output=True,
         text=True,
@@ -152,15 +152,15 @@ def test_program_ends_without_traceback_on_unusable_outputs(
         check=False,
         env=BUFFERED,
     )
-    assert told.returncode == code
-    assert len(told.stderr.splitlines()) == bool(says)
-    assert says in told.stderr
+    assert completed.returncode == code
+    assert len(completed.stderr.splitlines()) == bool(message)
+    assert message in completed.stderr
 
 
 def test_program_ends_silently_when_stdout_reader_closed() -> None:
     ours, theirs = os.pipe()
     os.close(ours)
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "equipoise", "--help"],
         stdout=theirs,
         stderr=subprocess.PIPE,
@@ -169,4 +169,4 @@ def test_program_ends_silently_when_stdout_reader_closed() -> None:
         env=BUFFERED,
     )
     os.close(theirs)
-    assert (told.returncode, told.stderr) == (1, b"")
+    assert (completed.returncode, completed.stderr) == (1, b"")

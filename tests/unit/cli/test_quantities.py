@@ -31,7 +31,7 @@ def refuses(reader: Callable[[Any], object], value: object) -> bool:
 
 
 def test_bytes_of_text_accepts_decimal_and_binary_units() -> None:
-    said = {
+    bytes_by_text = {
         "7": 7,
         "44M": 44 * 10**6,
         "24MiB": 24 << 20,
@@ -41,7 +41,7 @@ def test_bytes_of_text_accepts_decimal_and_binary_units() -> None:
         "600ki": 600 << 10,
         "1TB": 10**12,
     }
-    assert {text: bytes_of_text(text) for text in said} == said
+    assert {text: bytes_of_text(text) for text in bytes_by_text} == bytes_by_text
 
 
 @given(st.integers(1, 10**6), st.sampled_from(sorted(UNITS)), st.sampled_from(["", "B"]))
@@ -88,8 +88,8 @@ def test_numbers_option_is_a_list_or_a_file_path() -> None:
     assert numbers_of_text("1,.5") == (1.0, 0.5)
     assert numbers_of_text("ranks.txt") == Path("ranks.txt")
     assert numbers_of_yaml([1, 0.5]) == numbers_of_yaml("1,.5")
-    for wrong in ([], [True], ["1"], 3, None):
-        assert refuses(numbers_of_yaml, wrong)
+    for bad_value in ([], [True], ["1"], 3, None):
+        assert refuses(numbers_of_yaml, bad_value)
 
 
 def test_numbers_file_must_have_one_number_per_rank(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from equipoise.demo.run_record import save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RecordingSettings, RunSettings
 from equipoise.hal.errors import RankLost
 
-Asked = list[tuple[RunSettings, RecordingSettings]]
+Launches = list[tuple[RunSettings, RecordingSettings]]
 
 
 def rows(step: int, rank: int) -> np.ndarray[Any, Any]:
@@ -27,14 +27,14 @@ def rows(step: int, rank: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     """Ranks that record at once, without a model."""
-    seen: Asked = []
+    launches_seen: Launches = []
 
     def record_demo(
         settings: RunSettings, recording: RecordingSettings, progress: RunProgress
     ) -> None:
-        seen.append((settings, recording))
+        launches_seen.append((settings, recording))
         progress.variant("unbalanced", settings.steps)
         for rank in range(settings.ranks):
             one = StatisticsRecorder(
@@ -52,11 +52,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         progress.step(settings.steps, 0.25, "")
 
     monkeypatch.setattr(launcher, "record_demo", record_demo)
-    return seen
+    return launches_seen
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> Path:
+def finished_run(tmp_path: Path) -> Path:
     """A run of 12 steps on four ranks."""
     from unit.cli.conftest import record_of
 
@@ -65,19 +65,23 @@ def finished(tmp_path: Path) -> Path:
     return tmp_path / "done"
 
 
-def test_record_writes_rows_of_every_rank(equipoise: Callable[..., Any], asked: Asked) -> None:
+def test_record_writes_rows_of_every_rank(
+    equipoise: Callable[..., Any], launches: Launches
+) -> None:
     answer = equipoise("record", "--ranks", "2", "--steps", "9", "--range", "3-5", "-o", "new/rec")
     assert answer.code == 0, answer.err
-    found = formats.read_statistics("new/rec")
-    assert found.by_rank is not None
-    assert np.array_equal(found.by_rank, [[rows(s, rank) for s in (3, 4)] for rank in range(2)])
-    assert (found.first_iteration, found.top_k) == (3, 4)
-    total = f"{found.counts.sum():,}"
+    statistics = formats.read_statistics("new/rec")
+    assert statistics.by_rank is not None
+    assert np.array_equal(
+        statistics.by_rank, [[rows(s, rank) for s in (3, 4)] for rank in range(2)]
+    )
+    assert (statistics.first_iteration, statistics.top_k) == (3, 4)
+    total = f"{statistics.counts.sum():,}"
     assert answer.out == (
         f"recorded steps 3 to 4 on 2 ranks: {total} rows of 6 layers of 32 experts\n"
     )
     assert answer.err.splitlines()[-1] == "statistics: new/rec, in a new folder"
-    [(settings, _)] = asked
+    [(settings, _)] = launches
     assert (settings.ranks, settings.steps, settings.balance) == (2, 9, Balance.OFF)
 
 
@@ -93,51 +97,55 @@ def test_record_writes_other_statistics_formats(equipoise: Callable[..., Any]) -
     assert formats.read_statistics("counts.csv").windows == 3
 
 
-def test_record_passes_balancing_options(equipoise: Callable[..., Any], asked: Asked) -> None:
+def test_record_passes_balancing_options(equipoise: Callable[..., Any], launches: Launches) -> None:
     wishes = ("--balance", "on", "--shares", "lagged", "--num-redundant-experts", "4")
     assert equipoise("record", *wishes, "--steps", "9", "-o", "rec").code == 0
-    [(settings, _)] = asked
+    [(settings, _)] = launches
     assert (settings.balance, settings.shares, settings.slots) == (Balance.ON, "lagged", 36)
 
 
 @pytest.mark.parametrize("out", ["new/rec", "new/counts.csv"])
 def test_record_rejects_uncreatable_output_before_start(
-    equipoise: Callable[..., Any], asked: Asked, monkeypatch: pytest.MonkeyPatch, out: str
+    equipoise: Callable[..., Any], launches: Launches, monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     answer = equipoise("record", "--steps", "3", "-o", out)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launches) == (2, "", [])
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: -o: new/")
     assert line.endswith("cannot be written: No such file or directory")
 
 
-def test_record_rejects_shares_without_balance(equipoise: Callable[..., Any], asked: Asked) -> None:
+def test_record_rejects_shares_without_balance(
+    equipoise: Callable[..., Any], launches: Launches
+) -> None:
     answer = equipoise("record", "--shares", "lagged", "--steps", "9", "-o", "rec")
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launches) == (2, "", [])
     assert "--shares has no meaning without --balance on: every expert has one slot" in answer.err
 
 
 def test_record_of_finished_run_sums_over_ranks(
-    equipoise: Callable[..., Any], asked: Asked, finished: Path
+    equipoise: Callable[..., Any], launches: Launches, finished_run: Path
 ) -> None:
     answer = equipoise("record", "--run", "done", "--range", "2-5", "-o", "rec")
     assert answer.code == 0, answer.err
-    found = formats.read_statistics("rec")
-    assert found.iteration_range == IterationRange(2, 5)
-    assert np.array_equal(found.counts, np.ones((3, 2, 32)))
+    statistics = formats.read_statistics("rec")
+    assert statistics.iteration_range == IterationRange(2, 5)
+    assert np.array_equal(statistics.counts, np.ones((3, 2, 32)))
     assert "all were written as those of rank 0" in answer.err
     assert "need --ranks 4" in answer.out
-    assert asked == []
+    assert launches == []
 
 
-def test_record_accepts_path_of_run_record(equipoise: Callable[..., Any], finished: Path) -> None:
+def test_record_accepts_path_of_run_record(
+    equipoise: Callable[..., Any], finished_run: Path
+) -> None:
     assert equipoise("record", "--run", "done/record.npz", "-o", "counts.npz").code == 0
-    found = formats.read_statistics("counts.npz")
-    assert (found.windows, found.by_rank, found.top_k) == (12, None, 4)
+    statistics = formats.read_statistics("counts.npz")
+    assert (statistics.windows, statistics.by_rank, statistics.top_k) == (12, None, 4)
 
 
 BAD = {
@@ -174,14 +182,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_record_rejects_bad_input_before_start(
     equipoise: Callable[..., Any],
-    asked: Asked,
-    finished: Path,
+    launches: Launches,
+    finished_run: Path,
     tmp_path: Path,
     arguments: tuple[str, ...],
-    says: str,
+    message: str,
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("")
@@ -191,8 +199,8 @@ def test_record_rejects_bad_input_before_start(
     assert (answer.code, answer.out) == (2, "")
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
-    assert asked == []
+    assert message in line
+    assert launches == []
     assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -210,28 +218,32 @@ def test_record_failure_leaves_no_files(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(("rank", "says"), [("0", "recorded steps 0 to 8 on 2 ranks\n"), ("1", "")])
+@pytest.mark.parametrize(
+    ("rank", "message"), [("0", "recorded steps 0 to 8 on 2 ranks\n"), ("1", "")]
+)
 def test_record_under_external_launcher_writes_into_folder(
     equipoise: Callable[..., Any],
-    asked: Asked,
+    launches: Launches,
     monkeypatch: pytest.MonkeyPatch,
     rank: str,
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", rank)
     answer = equipoise("record", "--ranks", "2", "--steps", "9", "-o", "rec")
-    assert (answer.code, answer.out) == (0, says)
-    [(_, recording)] = asked
+    assert (answer.code, answer.out) == (0, message)
+    [(_, recording)] = launches
     assert recording.folder == Path("rec")
     assert equipoise("record", "--ranks", "2", "-o", "counts.npz").code == 2
 
 
 def test_record_options_reach_request(tmp_path: Path) -> None:
-    said = {"range": IterationRange(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
-    found = resolve_record_request(said | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5})
-    assert (found.range, found.run, found.out, found.format) == tuple(said.values())
-    assert (found.settings.ranks, found.settings.steps, found.progress) == (8, 5, "hidden")
+    options = {"range": IterationRange(1, 2), "run": Path("r"), "out": Path("o"), "format": "csv"}
+    request = resolve_record_request(
+        options | {"ranks": 8, "quiet": True}, {"ranks": 2, "steps": 5}
+    )
+    assert (request.range, request.run, request.out, request.format) == tuple(options.values())
+    assert (request.settings.ranks, request.settings.steps, request.progress) == (8, 5, "hidden")
     assert resolve_record_request({}, {}) == RecordRequest(
         settings=RunSettings(balance=Balance.OFF)
     )
@@ -248,9 +260,9 @@ def test_record_options_reach_request(tmp_path: Path) -> None:
 
 
 def test_record_options_come_from_config_file(
-    equipoise: Callable[..., Any], asked: Asked, tmp_path: Path
+    equipoise: Callable[..., Any], launches: Launches, tmp_path: Path
 ) -> None:
     (tmp_path / "r.yaml").write_text("range: 2-4\nout: rec\nbalance: on\nsteps: 9\n")
     assert equipoise("record", "--config", "r.yaml", "--quiet").code == 0
-    [(settings, recording)] = asked
+    [(settings, recording)] = launches
     assert (settings.balance, recording.steps) == (Balance.ON, IterationRange(2, 4))

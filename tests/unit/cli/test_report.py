@@ -18,7 +18,7 @@ RANKS, EXPERTS = 4, 8
 
 
 @pytest.fixture(autouse=True)
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
+def recorded_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any, Any]:
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(7)
     by_rank = draw.integers(0, 50, (RANKS, 3, 2, EXPERTS)) * np.arange(EXPERTS)
@@ -28,12 +28,13 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray[Any,
     Path("empty").mkdir()
     formats.write_statistics("counts.npz", formats.ExpertStatistics(counts, (3, 5)))
     np.save("zero.npy", np.zeros((2, EXPERTS), dtype=np.int64))
-    found = plan(counts, slots=12, ranks=RANKS)
-    layout = formats.ExpertPlacement(found.placement, found.shares, RANKS, (3, 5))
+    placement_plan = plan(counts, slots=12, ranks=RANKS)
+    layout = formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, RANKS, (3, 5))
     formats.write_placement("placement.json", layout)
     formats.write_placement("placement.yaml", layout)
     formats.write_placement(
-        "others.json", formats.ExpertPlacement(found.placement, found.shares, RANKS)
+        "others.json",
+        formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, RANKS),
     )
     found_counts: np.ndarray[Any, Any] = counts
     return found_counts
@@ -84,24 +85,24 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_report_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))
     answer = equipoise("report", *arguments)
     assert (answer.code, answer.out) == (2, "")
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_report_table_follows_definitions(
-    equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
+    equipoise: Callable[..., Any], recorded_counts: np.ndarray[Any, Any]
 ) -> None:
     answer = equipoise("report", "recorded")
-    rows = recorded.reshape(3, 2, RANKS, -1).sum(axis=3)
+    rows = recorded_counts.reshape(3, 2, RANKS, -1).sum(axis=3)
     imbalance = (rows.max(axis=2) / rows.mean(axis=2) - 1).mean()
     std = rows.std(axis=2, ddof=1).mean()
     [line] = [line for line in answer.out.splitlines() if line.startswith("linear, by rank")]
@@ -177,7 +178,7 @@ def test_report_options_come_from_config_file(equipoise: Callable[..., Any]) -> 
 
 
 def test_report_range_ignores_other_iterations(
-    equipoise: Callable[..., Any], recorded: np.ndarray[Any, Any]
+    equipoise: Callable[..., Any], recorded_counts: np.ndarray[Any, Any]
 ) -> None:
     part = formats.read_statistics("recorded").select_iterations(formats.IterationRange(101, 103))
     formats.write_statistics("part", part)

@@ -78,19 +78,19 @@ BAD = {
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[RouteSettings]:
     """Settings that would be served."""
-    seen: list[RouteSettings] = []
+    settings_seen: list[RouteSettings] = []
 
     def serve(settings: RouteSettings, *_: object) -> int:
-        seen.append(settings)
+        settings_seen.append(settings)
         return 0
 
     monkeypatch.setattr(server, "serve", serve)
-    return seen
+    return settings_seen
 
 
-@pytest.mark.parametrize(("text", "says"), BAD.items(), ids=map(repr, BAD))
+@pytest.mark.parametrize(("text", "message"), BAD.items(), ids=map(repr, BAD))
 def test_route_rejects_bad_config_with_one_line(
-    equipoise: Callable[..., Any], tmp_path: Path, text: str, says: str
+    equipoise: Callable[..., Any], tmp_path: Path, text: str, message: str
 ) -> None:
     (tmp_path / "route.yaml").write_text(text)
     (tmp_path / "empty.txt").write_text("\n \n")
@@ -100,7 +100,7 @@ def test_route_rejects_bad_config_with_one_line(
     assert answer.code == 2, answer.err
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
 
 
 def test_route_command_line_overrides_config_file(
@@ -131,13 +131,13 @@ def test_route_command_line_overrides_config_file(
 
 def test_route_help_defaults_match_settings() -> None:
     settings = route_settings(request_of({"workers": ["http://a:1"]}))
-    shown = {option.key: option.shown_default for option in OPTIONS}
-    assert shown["queue_timeout"] == f"{settings.timeouts.queue:g}"
-    assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
-    assert shown["max_header"] == f"{settings.limits.header >> 10}KiB"
-    assert shown["lost_after"] == str(settings.health.lost_after)
-    assert shown["port"] == str(settings.access.port)
-    assert shown["slots"] == str(settings.workers[0].slots)
+    shown_defaults = {option.key: option.shown_default for option in OPTIONS}
+    assert shown_defaults["queue_timeout"] == f"{settings.timeouts.queue:g}"
+    assert shown_defaults["max_body"] == f"{settings.limits.body >> 20}MiB"
+    assert shown_defaults["max_header"] == f"{settings.limits.header >> 10}KiB"
+    assert shown_defaults["lost_after"] == str(settings.health.lost_after)
+    assert shown_defaults["port"] == str(settings.access.port)
+    assert shown_defaults["slots"] == str(settings.workers[0].slots)
 
 
 def test_route_accepts_workers_on_command_line() -> None:

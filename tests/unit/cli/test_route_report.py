@@ -23,7 +23,7 @@ OTHER = replace(ONE, worker="rank 1", outcome=RequestOutcome.WORKER_LOST, ended_
 LATER = replace(ONE, run=20.0)
 
 
-def written(name: str, *records: RequestRecord, more: str = "") -> Path:
+def write_log(name: str, *records: RequestRecord, more: str = "") -> Path:
     path = Path(name)
     path.write_text("".join(one.to_line() for one in records) + more)
     return path
@@ -32,13 +32,13 @@ def written(name: str, *records: RequestRecord, more: str = "") -> Path:
 @pytest.fixture(autouse=True)
 def logs(equipoise: Callable[..., Any]) -> None:
     del equipoise  # it changes into an empty folder
-    written("log", ONE, OTHER)
-    written("twice", ONE, LATER, OTHER, LATER, LATER)
-    written("cut", ONE, more=OTHER.to_line()[:40])
-    written("text", more="A text.\n")
-    written("other", more='{"step": 1}\n')
-    written("empty")
-    written("begun", more=ONE.to_line()[:-20])
+    write_log("log", ONE, OTHER)
+    write_log("twice", ONE, LATER, OTHER, LATER, LATER)
+    write_log("cut", ONE, more=OTHER.to_line()[:40])
+    write_log("text", more="A text.\n")
+    write_log("other", more='{"step": 1}\n')
+    write_log("empty")
+    write_log("begun", more=ONE.to_line()[:-20])
     os.mkfifo("pipe")
     Path("binary").write_bytes(b"\xff\xfe\x00\n")
 
@@ -64,14 +64,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD)
 def test_route_report_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], arguments: tuple[str, ...], message: str
 ) -> None:
     before = sorted(Path().iterdir())
     answer = equipoise("route-report", *arguments)
     assert (answer.code, answer.out) == (2, "")
-    assert says in answer.err
+    assert message in answer.err
     assert answer.err.count("\n") == 1
     assert sorted(Path().iterdir()) == before
 
@@ -109,7 +109,7 @@ def test_route_report_skips_truncated_line(equipoise: Callable[..., Any]) -> Non
 def test_route_report_without_matplotlib_prints_table_and_warns(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*given: object) -> str:
+    def missing(*arguments: object) -> str:
         raise svg.PlotsMissing("matplotlib is missing")
 
     monkeypatch.setattr("equipoise.report.proxy_log.plots.draw", missing)

@@ -29,7 +29,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_prints_verdict_and_writes_figures_and_report(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     answer = equipoise("run")
     assert answer.code == 0
@@ -37,11 +37,11 @@ def test_run_prints_verdict_and_writes_figures_and_report(
     figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
     assert figures["imbalance_unbalanced"] == pytest.approx(0.6)
     assert "<svg" in (tmp_path / "equipoise-run" / "report.html").read_text()
-    assert asked == [RunSettings()]
+    assert launched_settings == [RunSettings()]
 
 
 def test_run_writes_figures_and_report_to_given_paths(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     assert equipoise("run", "--json", "a/f.json", "--html", "b/r.html", "--quiet").code == 0
     assert (tmp_path / "a" / "f.json").exists()
@@ -51,7 +51,7 @@ def test_run_writes_figures_and_report_to_given_paths(
 
 @pytest.mark.usefixtures("no_report")
 def test_run_writes_trace_to_given_path(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     answer = equipoise("run", "--trace", "t/trace.json")
     assert answer.code == 0
@@ -61,23 +61,23 @@ def test_run_writes_trace_to_given_path(
 
 
 def test_run_rejects_trace_path_used_by_json(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     answer = equipoise("run", "--trace", "same", "--json", "same")
     assert answer.code == 2
     assert "--trace: same is the file that --json is written to" in answer.err
-    assert asked == []
+    assert launched_settings == []
 
 
 @pytest.mark.usefixtures("no_report")
 def test_run_passes_on_metrics_and_log_options(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     port = free_port(RunSettings().ranks)
     (tmp_path / "run.yaml").write_text(f"metrics_port: {port}\nlog_balancedness: true\n")
     words = ("--config", "run.yaml", "--log-balancedness-interval", "5", "--log-rebalances")
     assert equipoise("run", *words).code == 0
-    (settings,) = asked
+    (settings,) = launched_settings
     assert settings.metrics_port == port
     assert settings.log_balancedness
     assert settings.log_balancedness_interval == 5
@@ -86,7 +86,7 @@ def test_run_passes_on_metrics_and_log_options(
 
 @pytest.mark.usefixtures("no_report")
 def test_run_prints_rank_memory_before_first_step(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     lines = equipoise("run").err.splitlines()
     assert lines[0] == "device memory of a rank:"
@@ -96,7 +96,7 @@ def test_run_prints_rank_memory_before_first_step(
 
 
 def test_run_quiet_prints_only_the_table(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     loud, quiet = equipoise("run"), equipoise("run", "--quiet")
     assert "unbalanced: 12/12 steps, imbalance 0.250" in loud.err
@@ -106,7 +106,7 @@ def test_run_quiet_prints_only_the_table(
 
 @pytest.mark.usefixtures("no_report")
 def test_run_without_balancing_compares_outputs(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     answer = equipoise("run", "--no-balance")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "outputs identical: yes")
@@ -130,7 +130,7 @@ def test_run_without_balancing_compares_outputs(
 @pytest.mark.usefixtures("no_report")
 def test_run_serves_only_requested_variants(
     equipoise: Callable[..., Any],
-    asked: list[RunSettings],
+    launched_settings: list[RunSettings],
     tmp_path: Path,
     words: tuple[str, ...],
     served: list[str],
@@ -138,11 +138,13 @@ def test_run_serves_only_requested_variants(
 ) -> None:
     answer = equipoise("run", "--quiet", *words)
     assert answer.code == 0
-    assert [variant.name for variant in variants_of_run(asked[0], EXPERTS)][-1] in (
+    assert [variant.name for variant in variants_of_run(launched_settings[0], EXPERTS)][-1] in (
         about,
         "unbalanced",
     )
-    assert {variant.name for variant in variants_of_run(asked[0], EXPERTS)} == set(served)
+    assert {variant.name for variant in variants_of_run(launched_settings[0], EXPERTS)} == set(
+        served
+    )
     figures = json.loads((tmp_path / "equipoise-run" / "summary.json").read_text())
     assert set(figures["variants"]) == set(served)
     assert figures["shares"] == about
@@ -153,17 +155,20 @@ def test_run_serves_only_requested_variants(
 
 @pytest.mark.usefixtures("no_report")
 def test_run_serves_variants_of_config_file(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("variants: [unbalanced, exact]\n")
     (tmp_path / "one.yaml").write_text("variants: exact\n")
     assert equipoise("run", "--config", "run.yaml").code == 0
     assert equipoise("run", "--config", "one.yaml").code == 0
-    assert [settings.variants for settings in asked] == [("unbalanced", "exact"), ("exact",)]
+    assert [settings.variants for settings in launched_settings] == [
+        ("unbalanced", "exact"),
+        ("exact",),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ("--variants", "exact", "fast"),
@@ -195,27 +200,30 @@ def test_run_serves_variants_of_config_file(
     ],
 )
 def test_run_unservable_variants_exit_2(
-    equipoise: Callable[..., Any], asked: list[RunSettings], words: tuple[str, ...], told: str
+    equipoise: Callable[..., Any],
+    launched_settings: list[RunSettings],
+    words: tuple[str, ...],
+    message: str,
 ) -> None:
     answer = equipoise("run", *words)
     assert answer.code == 2
-    assert answer.err.splitlines() == [f"equipoise: error: {told}"]
-    assert asked == []
+    assert answer.err.splitlines() == [f"equipoise: error: {message}"]
+    assert launched_settings == []
 
 
 def test_run_rejects_unknown_variant_in_config(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("variants: [exact, fast]\n")
     answer = equipoise("run", "--config", "run.yaml")
     assert answer.code == 2
     assert "run.yaml: key 'variants': expected a variant (unbalanced, placement," in answer.err
-    assert asked == []
+    assert launched_settings == []
 
 
 def test_run_without_matplotlib_succeeds_and_names_extra(
     equipoise: Callable[..., Any],
-    asked: list[RunSettings],
+    launched_settings: list[RunSettings],
     no_report: None,
     tmp_path: Path,
 ) -> None:
@@ -261,7 +269,9 @@ def test_run_as_nonzero_external_rank_prints_no_table(
 
 
 def test_run_prints_table_when_figures_cannot_be_written(
-    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+    equipoise: Callable[..., Any],
+    launched_settings: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -277,7 +287,7 @@ def test_run_prints_table_when_figures_cannot_be_written(
 
 @pytest.mark.parametrize("flag", ["--trace", "--json", "--html"])
 def test_run_writes_other_outputs_when_one_fails(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path, flag: str
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path, flag: str
 ) -> None:
     if not Path("/dev/full").is_char_device():
         pytest.skip("no /dev/full here")
@@ -288,22 +298,26 @@ def test_run_writes_other_outputs_when_one_fails(
     assert answer.out.splitlines()[-1] == "outputs identical: yes"
     last = answer.err.splitlines()[-1]
     assert last == "equipoise: error: /dev/full cannot be written: No space left on device"
-    kept = {Path(path).name for name, path in outputs.items() if name != flag} | {"record.npz"}
-    assert {path.name for path in (tmp_path / "o").iterdir()} == kept
+    expected_files = {Path(path).name for name, path in outputs.items() if name != flag} | {
+        "record.npz"
+    }
+    assert {path.name for path in (tmp_path / "o").iterdir()} == expected_files
     assert "/dev/full" not in "\n".join(answer.err.splitlines()[:-1])
 
 
 def test_run_writes_trace_last(
-    equipoise: Callable[..., Any], asked: list[RunSettings], monkeypatch: pytest.MonkeyPatch
+    equipoise: Callable[..., Any],
+    launched_settings: list[RunSettings],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
     replace = Path.replace
 
-    def noted(path: Path, target: Path) -> Path:
+    def recording_replace(path: Path, target: Path) -> Path:
         order.append(target.name)
         return replace(path, target)
 
-    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(Path, "replace", recording_replace)
     assert equipoise("run", "--trace", "t.json").code == 0
     assert order == ["summary.json", "report.html", "t.json"]
 
@@ -311,9 +325,9 @@ def test_run_writes_trace_last(
 def test_run_help_shows_every_option_with_default(capsys: pytest.CaptureFixture[str]) -> None:
     from equipoise.cli.main import main
 
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         main(["run", "--help"])
-    assert left.value.code == 0
+    assert exit_info.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for option in OPTIONS:
         assert option.name in text

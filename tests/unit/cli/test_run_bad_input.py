@@ -126,13 +126,13 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "latin.txt").write_bytes(b"a" * 200 + b"\xe9" + b"b" * 200)
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_run_rejects_bad_input_with_one_line(
     equipoise: Callable[..., Any],
-    asked: list[object],
+    launched_settings: list[object],
     tmp_path: Path,
     arguments: tuple[str, ...],
-    says: str,
+    message: str,
 ) -> None:
     before = sorted(os.listdir(tmp_path))
     answer = equipoise("run", *arguments)
@@ -140,8 +140,8 @@ def test_run_rejects_bad_input_with_one_line(
     assert answer.out == ""
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
-    assert asked == []
+    assert message in line
+    assert launched_settings == []
     assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -157,24 +157,24 @@ def test_unknown_command_is_rejected_with_one_line(
 
 def test_run_rejects_unwritable_output_folder_before_start(
     equipoise: Callable[..., Any],
-    asked: list[object],
+    launched_settings: list[object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Permissions do not bind the superuser, who may well run this test.
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked)
-    answer = equipoise("run", "--out", str(locked / "run"))
+    locked_folder = tmp_path / "locked"
+    locked_folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked_folder)
+    answer = equipoise("run", "--out", str(locked_folder / "run"))
     assert answer.code == 2
     assert "locked cannot be written to" in answer.err
-    assert asked == []
+    assert launched_settings == []
 
 
 @pytest.mark.parametrize("flag", ["--out", "--json", "--html", "--trace"])
 def test_run_rejects_uncreatable_output_before_start(
     equipoise: Callable[..., Any],
-    asked: list[object],
+    launched_settings: list[object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flag: str,
@@ -189,7 +189,7 @@ def test_run_rejects_uncreatable_output_before_start(
     here = {"--out": "there", "--json": "f.json", "--html": "r.html", "--trace": "t.json"}
     words = [word for pair in {**here, flag: "new/x"}.items() for word in pair]
     answer = equipoise("run", *words)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     assert line.startswith(f"equipoise: error: {flag}")
     assert line.endswith("cannot be written: No such file or directory")
@@ -210,13 +210,13 @@ def test_try_file_leaves_existing_files_unchanged(tmp_path: Path) -> None:
 
 
 def test_run_rejects_used_metrics_port_before_start(
-    equipoise: Callable[..., Any], asked: list[object]
+    equipoise: Callable[..., Any], launched_settings: list[object]
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     first = free_port(4)
     with socket.create_server(("127.0.0.1", first + 2)):
         answer = equipoise("run", "--metrics-port", str(first))
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     assert answer.err == (
         f"equipoise: error: --metrics-port {first}: rank 2: metrics cannot be served on "
         f"127.0.0.1:{first + 2}: Address already in use\n"
@@ -224,13 +224,13 @@ def test_run_rejects_used_metrics_port_before_start(
 
 
 def test_run_rejects_foreign_metrics_address_before_start(
-    equipoise: Callable[..., Any], asked: list[object]
+    equipoise: Callable[..., Any], launched_settings: list[object]
 ) -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     first, documents = free_port(4), "192.0.2.1"
     words = ("--metrics-port", str(first), "--metrics-address", documents)
     answer = equipoise("run", *words)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     assert line.startswith(
         f"equipoise: error: --metrics-address {documents} --metrics-port {first}: rank 0: "
@@ -246,7 +246,7 @@ def test_try_folder_makes_nothing_under_external_launcher(
 
 
 def test_run_error_hides_control_characters_of_file_name(
-    equipoise: Callable[..., Any], asked: list[object]
+    equipoise: Callable[..., Any], launched_settings: list[object]
 ) -> None:
     answer = equipoise("run", "--text", "a\x1b[2J\nb")
     assert len(answer.err.splitlines()) == 1
@@ -255,7 +255,7 @@ def test_run_error_hides_control_characters_of_file_name(
 
 @pytest.mark.slow
 def test_run_as_process_rejects_bad_input_with_one_line() -> None:
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "equipoise", "run", "--ranks", "0"],
         capture_output=True,
         text=True,
@@ -263,4 +263,4 @@ def test_run_as_process_rejects_bad_input_with_one_line() -> None:
         check=False,
     )
     expected = "equipoise: error: --ranks must be at least 1, got 0\n"
-    assert (told.returncode, told.stdout, told.stderr) == (2, "", expected)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (2, "", expected)

@@ -22,7 +22,7 @@ from equipoise.demo.settings import (
 )
 from equipoise.hal.errors import UsageError
 
-SAID: dict[str, tuple[str, object]] = {
+OPTION_VALUES: dict[str, tuple[str, object]] = {
     "routing_rule": ("tensorrt_llm", RoutingRule.TRTLLM_ROUND_ROBIN),
     "target": ("0.05", 0.05),
     "slack": ("0", 0.0),
@@ -104,19 +104,22 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_run_rejects_impossible_engine_options(
-    equipoise: Callable[..., Any], asked: list[object], arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any],
+    launched_settings: list[object],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     answer = equipoise("run", *arguments)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
 
 
 BESIDE = {
-    **{key: text for key, (text, _) in SAID.items()},
+    **{key: text for key, (text, _) in OPTION_VALUES.items()},
     "layer_updates_per_iter": "2",
     "slots": "40",
     "num_redundant_experts": "8",
@@ -125,7 +128,7 @@ BESIDE = {
     "step_interval": "8",
 }
 """All that is only of balancing."""
-SENT = pytest.mark.parametrize("source", ["command line", "file"])
+EACH_SOURCE = pytest.mark.parametrize("source", ["command line", "file"])
 ONCE = "target"
 """What a file is tried with: it comes to the same check as the command line."""
 
@@ -134,20 +137,24 @@ ONCE = "target"
     ("key", "source"), [*((key, "command line") for key in BESIDE), (ONCE, "file")]
 )
 def test_balancing_options_are_rejected_with_no_balance(
-    equipoise: Callable[..., Any], asked: list[object], tmp_path: Path, key: str, source: str
+    equipoise: Callable[..., Any],
+    launched_settings: list[object],
+    tmp_path: Path,
+    key: str,
+    source: str,
 ) -> None:
     words = [BY_KEY[key].name, BESIDE[key]]
     if source == "file":
         (tmp_path / "run.yaml").write_text(f"{key}: {BESIDE[key]}\n")
         words = ["--config", "run.yaml"]
     answer = equipoise("run", "--no-balance", *words)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     name = "--slots" if key == "num_redundant_experts" else BY_KEY[key].name
     assert line.startswith(f"equipoise: error: {name} has no meaning with --no-balance: ")
 
 
-@SENT
+@EACH_SOURCE
 @pytest.mark.parametrize(
     ("key", "value", "needs"),
     [
@@ -157,7 +164,7 @@ def test_balancing_options_are_rejected_with_no_balance(
 )
 def test_dependent_options_are_rejected_alone(
     equipoise: Callable[..., Any],
-    asked: list[object],
+    launched_settings: list[object],
     tmp_path: Path,
     key: str,
     value: str,
@@ -167,55 +174,59 @@ def test_dependent_options_are_rejected_alone(
     (tmp_path / "run.yaml").write_text(f"{key}: {value}\n")
     words = [BY_KEY[key].name, value] if source == "command line" else ["--config", "run.yaml"]
     answer = equipoise("run", *words)
-    assert (answer.code, answer.out, asked) == (2, "", [])
+    assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     assert f"{BY_KEY[key].name} has no meaning without {needs}: " in line
 
 
 @pytest.mark.slow
 def test_engine_options_arrive_from_command_line(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
-    flags = [word for key, (text, _) in SAID.items() for word in (BY_KEY[key].name, text)]
+    flags = [word for key, (text, _) in OPTION_VALUES.items() for word in (BY_KEY[key].name, text)]
     assert equipoise("run", "--quiet", "--slots", "64", *flags).code == 0
-    [settings] = asked
-    assert {key: getattr(settings, key) for key in SAID} == {k: v for k, (_, v) in SAID.items()}
+    [settings] = launched_settings
+    assert {key: getattr(settings, key) for key in OPTION_VALUES} == {
+        k: v for k, (_, v) in OPTION_VALUES.items()
+    }
 
 
 @pytest.mark.slow
 def test_engine_options_arrive_from_config_file(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
-    lines = [f"{key}: {text}" for key, (text, _) in SAID.items()]
+    lines = [f"{key}: {text}" for key, (text, _) in OPTION_VALUES.items()]
     (tmp_path / "run.yaml").write_text("\n".join([*lines, "slots: 64", "quiet: true"]))
     assert equipoise("run", "--config", "run.yaml").code == 0
-    [settings] = asked
-    assert {key: getattr(settings, key) for key in SAID} == {k: v for k, (_, v) in SAID.items()}
+    [settings] = launched_settings
+    assert {key: getattr(settings, key) for key in OPTION_VALUES} == {
+        k: v for k, (_, v) in OPTION_VALUES.items()
+    }
 
 
 def test_engine_option_cases_cover_every_option() -> None:
     """Of the locked path's own there is one, which goes with nothing of the other path."""
     bounds = {key for key, option in BY_KEY.items() if option.group in (PLANS, MOVES)}
-    assert bounds | {"routing_rule"} == set(SAID) | {"layer_updates_per_iter"}
+    assert bounds | {"routing_rule"} == set(OPTION_VALUES) | {"layer_updates_per_iter"}
 
 
 @pytest.mark.slow
 def test_layer_updates_option_arrives_with_in_place_commit(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     line = ("run", "--quiet", "--commit", "in_place", "--layer-updates-per-iter", "5")
     assert equipoise(*line).code == 0
-    assert [settings.layer_updates_per_iter for settings in asked] == [5]
+    assert [settings.layer_updates_per_iter for settings in launched_settings] == [5]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RoutingRule if rule is not RoutingRule.SHARES])
 def test_engine_routing_rule_defaults_to_static_shares(rule: str) -> None:
     assert resolve_run_request({"routing_rule": rule}, {}).settings.shares is Shares.STATIC
     assert resolve_run_request({}, {"routing_rule": rule}).settings.shares is Shares.STATIC
-    said = resolve_run_request({"routing_rule": rule}, {"shares": Shares.LAGGED})
-    assert said.settings.shares is Shares.LAGGED
+    request = resolve_run_request({"routing_rule": rule}, {"shares": Shares.LAGGED})
+    assert request.settings.shares is Shares.LAGGED
     with pytest.raises(UsageError, match="must be static, not lagged"):
-        check_engine(said.settings)
+        check_engine(request.settings)
 
 
 def test_shares_rule_keeps_default_share_mode() -> None:
@@ -255,9 +266,9 @@ def test_staging_buffers_fill_in_flight_budget(run: RunSettings) -> None:
 @given(run=RUNS)
 def test_minimum_in_flight_from_error_message_is_accepted(run: RunSettings) -> None:
     least = f"{SLOT_BYTES // 1024}KiB"
-    found = resolve_run_request({}, {"slots": run.slots, "ranks": run.ranks})
+    unbounded = resolve_run_request({}, {"slots": run.slots, "ranks": run.ranks})
     room = BY_KEY["staging_bytes"].kind.from_text(least)
     assert room == BY_KEY["staging_bytes"].kind.from_yaml(yaml.safe_load(least))
-    asked = resolve_run_request({"staging_bytes": room}, {"slots": run.slots, "ranks": run.ranks})
-    check_engine(found.settings)
-    check_engine(asked.settings)
+    bounded = resolve_run_request({"staging_bytes": room}, {"slots": run.slots, "ranks": run.ranks})
+    check_engine(unbounded.settings)
+    check_engine(bounded.settings)

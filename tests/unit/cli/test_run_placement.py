@@ -48,17 +48,17 @@ def placements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["good.json", "good.yaml", "good.npy", "wide.json"])
 def test_run_placement_sets_slots_from_any_format(
-    equipoise: Callable[..., Any], asked: list[RunSettings], name: str
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], name: str
 ) -> None:
     answer = equipoise("run", "--placement", name, "--quiet")
     assert answer.code == 0, answer.err
-    [settings] = asked
+    [settings] = launched_settings
     assert settings.placement == Path(name)
     assert settings.slots == formats.read_placement(name, ranks=4).slots
 
 
 def test_run_placement_is_reported_in_table_and_figures(
-    equipoise: Callable[..., Any], asked: list[RunSettings]
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
     answer = equipoise("run", "--placement", "good.json", "--out", "o", "--quiet")
     assert "* placement        0.0000" in answer.out
@@ -112,33 +112,36 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_run_rejects_unservable_placement_with_one_line(
-    equipoise: Callable[..., Any], asked: list[object], arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any],
+    launched_settings: list[object],
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     answer = equipoise("run", "--placement", *arguments)
     assert (answer.code, answer.out) == (2, "")
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
-    assert asked == []
+    assert message in line
+    assert launched_settings == []
 
 
 def test_run_placement_accepts_equal_slots_option(
-    equipoise: Callable[..., Any], asked: list[object]
+    equipoise: Callable[..., Any], launched_settings: list[object]
 ) -> None:
     assert equipoise("run", "--placement", "wide.json", "--slots", "48", "--quiet").code == 0
 
 
 def test_run_placement_is_read_from_config_file(
-    equipoise: Callable[..., Any], asked: list[RunSettings], tmp_path: Path
+    equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "run.yaml").write_text("placement: wide.json\nquiet: true\n")
     assert equipoise("run", "--config", "run.yaml").code == 0
-    assert [settings.slots for settings in asked] == [48]
+    assert [settings.slots for settings in launched_settings] == [48]
 
 
 def test_run_placement_accepts_fewer_steps_than_window(
-    equipoise: Callable[..., Any], asked: list[object]
+    equipoise: Callable[..., Any], launched_settings: list[object]
 ) -> None:
     assert equipoise("run", "--placement", "good.json", "--steps", "3", "--quiet").code == 0

@@ -25,11 +25,11 @@ def test_run_progress_log_is_bounded_and_ends_with_last_step(steps: int) -> None
     stream = io.StringIO()
     lines = RunProgressLines(stream)
     lines.variant("exact", steps)
-    for done in range(1, steps + 1):
-        lines.step(done, 0.5, "")
-    written = stream.getvalue().splitlines()
-    assert 1 <= len(written) <= LINES_PER_VARIANT
-    assert written[-1] == f"exact: {steps}/{steps} steps, imbalance 0.500"
+    for step in range(1, steps + 1):
+        lines.step(step, 0.5, "")
+    log_lines = stream.getvalue().splitlines()
+    assert 1 <= len(log_lines) <= LINES_PER_VARIANT
+    assert log_lines[-1] == f"exact: {steps}/{steps} steps, imbalance 0.500"
 
 
 def test_run_progress_omits_unknown_imbalance() -> None:

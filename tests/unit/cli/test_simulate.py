@@ -47,11 +47,11 @@ def test_simulate_prints_table_and_writes_figures_and_report(
         f"figures: {folder / 'summary.json'}",
         f"report: {folder / 'report.html'}",
     ]
-    found = json.loads((tmp_path / folder / "summary.json").read_text())
-    assert found["command"] == "equipoise " + " ".join(SMALL)
-    assert found["settings"]["slots_per_worker"] == 4
-    assert (found["reference"], found["seeds"]) == ("fit", [0, 1])
-    assert list(found["policies"]) == ["round_robin", "br0", "fit"]
+    summary = json.loads((tmp_path / folder / "summary.json").read_text())
+    assert summary["command"] == "equipoise " + " ".join(SMALL)
+    assert summary["settings"]["slots_per_worker"] == 4
+    assert (summary["reference"], summary["seeds"]) == ("fit", [0, 1])
+    assert list(summary["policies"]) == ["round_robin", "br0", "fit"]
     page = (tmp_path / folder / "report.html").read_text()
     assert page.count("<svg") == 5
     assert "--slots-per-worker 4" in page
@@ -63,11 +63,15 @@ def test_simulate_figures_have_seeds_intervals_and_differences(
 ) -> None:
     assert equipoise(*SMALL, "--json", "f.json", "--quiet").code == 0
     policies = json.loads(Path("f.json").read_text())["policies"]
-    for found in policies.values():
-        assert set(found["figures"]) == set(found["intervals"]) == set(SimulationMetrics.names())
-        assert all(len(values) == 2 for values in found["figures"].values())
-        values = found["figures"]["throughput"]
-        assert found["intervals"]["throughput"]["mean"] == pytest.approx(sum(values) / 2)
+    for policy_summary in policies.values():
+        assert (
+            set(policy_summary["figures"])
+            == set(policy_summary["intervals"])
+            == set(SimulationMetrics.names())
+        )
+        assert all(len(values) == 2 for values in policy_summary["figures"].values())
+        values = policy_summary["figures"]["throughput"]
+        assert policy_summary["intervals"]["throughput"]["mean"] == pytest.approx(sum(values) / 2)
     assert policies["fit"]["beside_reference"] is None
     ours, theirs = (policies[name]["figures"]["idle"] for name in ("fit", "round_robin"))
     relative = [b / a - 1 for a, b in zip(ours, theirs, strict=True)]
@@ -104,8 +108,8 @@ def test_simulate_one_seed_has_no_intervals(equipoise: Callable[..., Any]) -> No
     answer = equipoise(*SMALL, "--seeds", "1", "--json", "f.json", "--quiet")
     assert "\u00b1" not in answer.out
     assert "one seed: no intervals, and no difference can be told from chance" in answer.out
-    found = json.loads(Path("f.json").read_text())
-    assert found["policies"]["fit"]["intervals"]["idle"]["half"] is None
+    summary = json.loads(Path("f.json").read_text())
+    assert summary["policies"]["fit"]["intervals"]["idle"]["half"] is None
 
 
 @pytest.mark.usefixtures("no_plots")
@@ -123,8 +127,8 @@ def test_simulate_counts_requests_that_never_fit_as_failed(equipoise: Callable[.
     answer = equipoise(*SMALL, "--kv-tokens", "300", "--json", "f.json", "--quiet")
     assert answer.code == 0
     assert "failed" in answer.out
-    failed = json.loads(Path("f.json").read_text())["policies"]["fit"]["figures"]["failed"]
-    assert all(0 < part < 1 for part in failed)
+    failed_shares = json.loads(Path("f.json").read_text())["policies"]["fit"]["figures"]["failed"]
+    assert all(0 < part < 1 for part in failed_shares)
 
 
 def test_simulate_writes_all_outputs_when_every_request_fails(
@@ -137,9 +141,9 @@ def test_simulate_writes_all_outputs_when_every_request_fails(
         "--kv-tokens 1 let none be served"
     )
     assert "no policy is better than another at anything" in answer.out
-    found = json.loads(Path("equipoise-simulate/summary.json").read_text())
-    assert found["policies"]["fit"]["figures"]["failed"] == [1.0, 1.0]
-    assert found["policies"]["fit"]["figures"]["throughput"] == [None, None]
+    summary = json.loads(Path("equipoise-simulate/summary.json").read_text())
+    assert summary["policies"]["fit"]["figures"]["failed"] == [1.0, 1.0]
+    assert summary["policies"]["fit"]["figures"]["throughput"] == [None, None]
     assert "<h1>" in Path("equipoise-simulate/report.html").read_text()
 
 
@@ -157,10 +161,12 @@ def test_simulate_sweep_prints_table_and_figures(
     sweep = ("--sweep", over, "--points", points)
     answer = equipoise(*SMALL, *sweep, "--json", "f.json", "--quiet")
     assert heads in answer.out
-    found = json.loads(Path("f.json").read_text())["sweep"]
-    assert found["over"] == over
-    assert [point["value"] for point in found["points"]] == [float(x) for x in points.split(",")]
-    assert set(found["points"][0]["policies"]) == {"round_robin", "br0", "fit"}
+    sweep_summary = json.loads(Path("f.json").read_text())["sweep"]
+    assert sweep_summary["over"] == over
+    assert [point["value"] for point in sweep_summary["points"]] == [
+        float(x) for x in points.split(",")
+    ]
+    assert set(sweep_summary["points"][0]["policies"]) == {"round_robin", "br0", "fit"}
 
 
 @pytest.mark.slow
@@ -203,9 +209,9 @@ def test_simulate_example_configs_are_valid(size: str) -> None:
     from equipoise.cli.simulate_setup import set_up_trial, validate
 
     path = CONFIGS / f"simulate-{size}.yaml"
-    said = read_config(path, BY_KEY)
-    assert set(said) == set(yaml.safe_load(path.read_text()))
-    request = SimulateRequest(**said)
+    options = read_config(path, BY_KEY)
+    assert set(options) == set(yaml.safe_load(path.read_text()))
+    request = SimulateRequest(**options)
     validate(request)
     assert set_up_trial(request, None).trial.seeds
 
@@ -213,9 +219,9 @@ def test_simulate_example_configs_are_valid(size: str) -> None:
 def test_simulate_help_lists_every_option(
     equipoise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         equipoise("simulate", "--help")
-    assert left.value.code == 0
+    assert exit_info.value.code == 0
     text = capsys.readouterr().out
     for option in BY_KEY.values():
         assert option.name in text, option.name

@@ -7,29 +7,32 @@ from typing import Any
 
 import pytest
 
-DRAWN = ("--workload", "sharegpt")
+SYNTHETIC = ("--workload", "sharegpt")
 TRACED = ("--trace", "t.csv")
 HASHED = ("--trace", "t.jsonl", "--prefill-chunk", "64", "--cached-blocks", "4")
 
 BAD = {
     "a window without fit": (
-        (*DRAWN, "--policies", "random,jsq", "--window", "5"),
+        (*SYNTHETIC, "--policies", "random,jsq", "--window", "5"),
         "--window says nothing without fit among --policies",
     ),
-    "a slack without fit": ((*DRAWN, "--policies", "jsq", "--slack", "1"), "--slack says nothing"),
-    "an out that is a file": ((*DRAWN, "--out", "t.csv"), "--out: t.csv is not a folder"),
+    "a slack without fit": (
+        (*SYNTHETIC, "--policies", "jsq", "--slack", "1"),
+        "--slack says nothing",
+    ),
+    "an out that is a file": ((*SYNTHETIC, "--out", "t.csv"), "--out: t.csv is not a folder"),
     "nothing to serve": ((), "--trace or --workload, one of them: neither is given"),
-    "two things to serve": ((*DRAWN, *TRACED), "--trace or --workload, one of them: both are"),
+    "two things to serve": ((*SYNTHETIC, *TRACED), "--trace or --workload, one of them: both are"),
     "an unknown workload": (("--workload", "chat"), "expected prop or az24 or reason or sharegpt"),
     "an unknown policy": (
-        (*DRAWN, "--policies", "fit,best"),
+        (*SYNTHETIC, "--policies", "fit,best"),
         "--policies: unknown name 'best'; known: all, random, round_robin",
     ),
-    "all and another": ((*DRAWN, "--policies", "all,fit"), "--policies: unknown name 'all'"),
-    "a policy twice": ((*DRAWN, "--policies", "fit,fit"), "--policies: fit is there twice"),
-    "no policy": ((*DRAWN, "--policies", ""), "expected names with commas between, got ''"),
+    "all and another": ((*SYNTHETIC, "--policies", "all,fit"), "--policies: unknown name 'all'"),
+    "a policy twice": ((*SYNTHETIC, "--policies", "fit,fit"), "--policies: fit is there twice"),
+    "no policy": ((*SYNTHETIC, "--policies", ""), "expected names with commas between, got ''"),
     "an unknown format": ((*TRACED, "--format", "xml"), "expected azure or mooncake or burstgpt"),
-    "a format of nothing": ((*DRAWN, "--format", "azure"), "--format needs --trace"),
+    "a format of nothing": ((*SYNTHETIC, "--format", "azure"), "--format needs --trace"),
     "a trace that is missing": (("--trace", "no.csv"), "no.csv: cannot be read"),
     "a trace that is a folder": (("--trace", "."), "is a folder, not a file"),
     "a trace that is none": (("--trace", "words.txt"), "words.txt: line 1: begins with"),
@@ -38,67 +41,88 @@ BAD = {
         (*TRACED, "--prompt-limit", "1"),
         "has no request with a prompt of at most 1 tokens",
     ),
-    "samples of a workload": ((*DRAWN, "--sampling", "shuffled"), "--sampling needs --trace"),
-    "no worker": ((*DRAWN, "--workers", "0"), "--workers must be at least 1, got 0"),
-    "a negative number of workers": ((*DRAWN, "--workers", "-4"), "--workers must be at least 1"),
-    "too many workers": ((*DRAWN, "--workers", "5000"), "--workers must be at most 4096"),
-    "no slot": ((*DRAWN, "--slots-per-worker", "0"), "--slots-per-worker must be at least 1"),
-    "no room": ((*DRAWN, "--kv-tokens", "0"), "--kv-tokens must be at least 1"),
-    "no request": ((*DRAWN, "--requests", "0"), "--requests must be at least 1"),
-    "no seed": ((*DRAWN, "--seeds", "0"), "--seeds must be at least 1"),
-    "a negative seed": ((*DRAWN, "--seed", "-1"), "--seed must be 0 to 4.29497e+09, got -1"),
-    "no load": ((*DRAWN, "--load", "0"), "--load must be above 0, at most 100, got 0"),
-    "a negative load": ((*DRAWN, "--load", "-0.5"), "--load must be above 0"),
-    "a load in words": ((*DRAWN, "--load", "full"), "expected saturated or a number, got 'full'"),
+    "samples of a workload": ((*SYNTHETIC, "--sampling", "shuffled"), "--sampling needs --trace"),
+    "no worker": ((*SYNTHETIC, "--workers", "0"), "--workers must be at least 1, got 0"),
+    "a negative number of workers": (
+        (*SYNTHETIC, "--workers", "-4"),
+        "--workers must be at least 1",
+    ),
+    "too many workers": ((*SYNTHETIC, "--workers", "5000"), "--workers must be at most 4096"),
+    "no slot": ((*SYNTHETIC, "--slots-per-worker", "0"), "--slots-per-worker must be at least 1"),
+    "no room": ((*SYNTHETIC, "--kv-tokens", "0"), "--kv-tokens must be at least 1"),
+    "no request": ((*SYNTHETIC, "--requests", "0"), "--requests must be at least 1"),
+    "no seed": ((*SYNTHETIC, "--seeds", "0"), "--seeds must be at least 1"),
+    "a negative seed": ((*SYNTHETIC, "--seed", "-1"), "--seed must be 0 to 4.29497e+09, got -1"),
+    "no load": ((*SYNTHETIC, "--load", "0"), "--load must be above 0, at most 100, got 0"),
+    "a negative load": ((*SYNTHETIC, "--load", "-0.5"), "--load must be above 0"),
+    "a load in words": (
+        (*SYNTHETIC, "--load", "full"),
+        "expected saturated or a number, got 'full'",
+    ),
     "times of a workload": (
-        (*DRAWN, "--load", "0.5", "--arrivals", "trace"),
+        (*SYNTHETIC, "--load", "0.5", "--arrivals", "trace"),
         "--arrivals trace needs --trace",
     ),
-    "times of nothing": ((*DRAWN, "--arrivals", "poisson"), "--arrivals poisson needs --load"),
+    "times of nothing": ((*SYNTHETIC, "--arrivals", "poisson"), "--arrivals poisson needs --load"),
     "times where requests wait": (
-        (*DRAWN, "--load", "saturated", "--arrivals", "poisson"),
+        (*SYNTHETIC, "--load", "saturated", "--arrivals", "poisson"),
         "--arrivals says nothing with --load saturated",
     ),
     "times that the trace lacks": (
         ("--trace", "chat.json", "--arrivals", "trace"),
         "has no times of arrival",
     ),
-    "all of a step fixed": ((*DRAWN, "--fixed-share", "1"), "--fixed-share must be at least 0 and"),
-    "less than nothing fixed": ((*DRAWN, "--fixed-share", "-0.1"), "at least 0 and below 1, got -"),
+    "all of a step fixed": (
+        (*SYNTHETIC, "--fixed-share", "1"),
+        "--fixed-share must be at least 0 and",
+    ),
+    "less than nothing fixed": (
+        (*SYNTHETIC, "--fixed-share", "-0.1"),
+        "at least 0 and below 1, got -",
+    ),
     "a share of another model": (
-        (*DRAWN, "--fixed-share", "0.3", "--step-model", "blog"),
+        (*SYNTHETIC, "--fixed-share", "0.3", "--step-model", "blog"),
         "--fixed-share says nothing with --step-model blog",
     ),
     "a rate of another model": (
-        (*DRAWN, "--seconds-per-token", "1e-7", "--step-model", "bfio"),
+        (*SYNTHETIC, "--seconds-per-token", "1e-7", "--step-model", "bfio"),
         "--seconds-per-token says nothing with --step-model bfio",
     ),
-    "an unknown model": ((*DRAWN, "--step-model", "mine"), "expected share or bfio or blog or dy"),
-    "steps without time": ((*DRAWN, "--seconds-per-token", "0"), "must be above 0"),
-    "negative noise": ((*DRAWN, "--noise", "-1"), "--noise must be 0 to 10, got -1"),
-    "no queue timeout": ((*DRAWN, "--queue-timeout", "0"), "--queue-timeout must be above 0"),
+    "an unknown model": (
+        (*SYNTHETIC, "--step-model", "mine"),
+        "expected share or bfio or blog or dy",
+    ),
+    "steps without time": ((*SYNTHETIC, "--seconds-per-token", "0"), "must be above 0"),
+    "negative noise": ((*SYNTHETIC, "--noise", "-1"), "--noise must be 0 to 10, got -1"),
+    "no queue timeout": ((*SYNTHETIC, "--queue-timeout", "0"), "--queue-timeout must be above 0"),
     "negative queue timeout": (
-        (*DRAWN, "--queue-timeout", "-1"),
+        (*SYNTHETIC, "--queue-timeout", "-1"),
         "--queue-timeout must be 0 to 1e+09, got -1",
     ),
     "reports from the future": (
-        (*DRAWN, "--report-interval", "-5"),
+        (*SYNTHETIC, "--report-interval", "-5"),
         "--report-interval must be 0 to",
     ),
-    "no front end": ((*DRAWN, "--front-ends", "0"), "--front-ends must be at least 1"),
-    "no window": ((*DRAWN, "--window", "0"), "--window must be at least 1"),
-    "negative wait bonus": ((*DRAWN, "--wait-bonus", "-1"), "--wait-bonus must be 0 to"),
-    "negative slack": ((*DRAWN, "--slack", "-1"), "--slack must be 0 to"),
-    "negative prefill wait": ((*DRAWN, "--prefill-wait", "-1"), "--prefill-wait must be 0 to"),
-    "acceptance of nothing": ((*DRAWN, "--acceptance", "0.5"), "--acceptance needs --draft-tokens"),
+    "no front end": ((*SYNTHETIC, "--front-ends", "0"), "--front-ends must be at least 1"),
+    "no window": ((*SYNTHETIC, "--window", "0"), "--window must be at least 1"),
+    "negative wait bonus": ((*SYNTHETIC, "--wait-bonus", "-1"), "--wait-bonus must be 0 to"),
+    "negative slack": ((*SYNTHETIC, "--slack", "-1"), "--slack must be 0 to"),
+    "negative prefill wait": ((*SYNTHETIC, "--prefill-wait", "-1"), "--prefill-wait must be 0 to"),
+    "acceptance of nothing": (
+        (*SYNTHETIC, "--acceptance", "0.5"),
+        "--acceptance needs --draft-tokens",
+    ),
     "a chance above one": (
-        (*DRAWN, "--draft-tokens", "2", "--acceptance", "1.5"),
+        (*SYNTHETIC, "--draft-tokens", "2", "--acceptance", "1.5"),
         "--acceptance must be 0 to 1, got 1.5",
     ),
-    "a weight of prompts that come": ((*DRAWN, "--prompt-weight", "9"), "needs --prefill-chunk"),
-    "a cache of prompts that come": ((*DRAWN, "--cached-blocks", "9"), "needs --prefill-chunk"),
+    "a weight of prompts that come": (
+        (*SYNTHETIC, "--prompt-weight", "9"),
+        "needs --prefill-chunk",
+    ),
+    "a cache of prompts that come": ((*SYNTHETIC, "--cached-blocks", "9"), "needs --prefill-chunk"),
     "a cache without hashes": (
-        (*DRAWN, "--prefill-chunk", "64", "--cached-blocks", "9"),
+        (*SYNTHETIC, "--prefill-chunk", "64", "--cached-blocks", "9"),
         "--cached-blocks needs a trace with hashes",
     ),
     "a trace without hashes": (
@@ -106,18 +130,24 @@ BAD = {
         "--cached-blocks: t.csv has no hashes of prompts",
     ),
     "prompts drawn twice": ((*HASHED, "--sampling", "bootstrap"), "--sampling bootstrap: a prompt"),
-    "points of nothing": ((*DRAWN, "--points", "1,2"), "--points needs --sweep"),
+    "points of nothing": ((*SYNTHETIC, "--points", "1,2"), "--points needs --sweep"),
     "half a worker": (
-        (*DRAWN, "--sweep", "workers", "--points", "2.5"),
+        (*SYNTHETIC, "--sweep", "workers", "--points", "2.5"),
         "--points: 2.5 is not what --sweep workers goes over",
     ),
-    "a point twice": ((*DRAWN, "--sweep", "load", "--points", "1,1.0"), "one is there twice"),
-    "points in words": ((*DRAWN, "--sweep", "load", "--points", "few"), "expected numbers with c"),
-    "an unknown sweep": ((*DRAWN, "--sweep", "slots"), "expected load or workers, got 'slots'"),
+    "a point twice": ((*SYNTHETIC, "--sweep", "load", "--points", "1,1.0"), "one is there twice"),
+    "points in words": (
+        (*SYNTHETIC, "--sweep", "load", "--points", "few"),
+        "expected numbers with c",
+    ),
+    "an unknown sweep": ((*SYNTHETIC, "--sweep", "slots"), "expected load or workers, got 'slots'"),
     "figures over the trace": ((*TRACED, "--json", "t.csv"), "the file that --trace is read from"),
-    "one file for two": ((*DRAWN, "--json", "f", "--html", "./f"), "the file that --json is writ"),
-    "a folder as report": ((*DRAWN, "--html", "."), "--html: . is a folder, not a file"),
-    "a folder below a file": ((*DRAWN, "--out", "t.csv/deep"), "t.csv is not a folder"),
+    "one file for two": (
+        (*SYNTHETIC, "--json", "f", "--html", "./f"),
+        "the file that --json is writ",
+    ),
+    "a folder as report": ((*SYNTHETIC, "--html", "."), "--html: . is a folder, not a file"),
+    "a folder below a file": ((*SYNTHETIC, "--out", "t.csv/deep"), "t.csv is not a folder"),
     "an unknown key": (("--config", "typo.yaml"), "unknown key 'wokers'; did you mean workers?"),
     "a word for a number": (("--config", "word.yaml"), "key 'workers': expected a whole number"),
     "no name in a list": (("--config", "list.yaml"), "key 'policies': expected names with commas"),
@@ -142,14 +172,14 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("list.yaml").write_text("workload: prop\npolicies: [fit, 3]\n")
 
 
-@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
 def test_simulate_rejects_bad_input_and_writes_nothing(
-    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], says: str
+    equipoise: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = sorted(os.listdir(tmp_path))
     answer = equipoise("simulate", *arguments)
     assert (answer.code, answer.out) == (2, "")
     [line] = answer.err.splitlines()
     assert line.startswith("equipoise: error: ")
-    assert says in line
+    assert message in line
     assert sorted(os.listdir(tmp_path)) == before

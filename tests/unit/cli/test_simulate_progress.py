@@ -22,9 +22,9 @@ def test_simulate_progress_log_is_bounded_and_ends_with_last_run(runs: int) -> N
         lines.update("fit", 0, 0.5)
         lines.finish_run()
     lines.close()
-    written = stream.getvalue().splitlines()
-    assert 1 <= len(written) <= LINES
-    assert written[-1] == f"{runs}/{runs} runs"
+    log_lines = stream.getvalue().splitlines()
+    assert 1 <= len(log_lines) <= LINES
+    assert log_lines[-1] == f"{runs}/{runs} runs"
 
 
 def test_simulate_progress_bar_names_policy_seed_and_runs() -> None:

@@ -25,14 +25,14 @@ TRACES = os.environ.get("EQUIPOISE_TRACES")
 FILES = ("AzureLLMInferenceTrace_conv.csv", "mooncake_conversation_trace.jsonl")
 
 
-def request(**said: Any) -> SimulateRequest:
-    given: dict[str, Any] = {"workload": "sharegpt"} | said
-    wanted = SimulateRequest(**given)
-    validate(wanted)
-    return wanted
+def request(**options: Any) -> SimulateRequest:
+    arguments: dict[str, Any] = {"workload": "sharegpt"} | options
+    checked_request = SimulateRequest(**arguments)
+    validate(checked_request)
+    return checked_request
 
 
-def traced(tmp_path: Path, rows: int = 6) -> Path:
+def write_trace(tmp_path: Path, rows: int = 6) -> Path:
     path = tmp_path / "t.jsonl"
     lines = (
         f'{{"timestamp": {n * 100}, "input_length": {500 + n}, "output_length": {5 + n}, '
@@ -44,26 +44,26 @@ def traced(tmp_path: Path, rows: int = 6) -> Path:
 
 
 def test_cluster_options_reach_simulated_cluster() -> None:
-    staged = set_up_trial(
+    setup = set_up_trial(
         request(
             workers=3, slots_per_worker=5, kv_tokens=900, prefill_chunk=64, draft_tokens=2,
             acceptance=0.6, noise=0.1, prompt_weight=4.0, seconds_per_token=2e-7, fixed_share=0.25,
         ),
         None,
     )  # fmt: skip
-    cluster = staged.trial.scenario.cluster
+    cluster = setup.trial.scenario.cluster
     assert (cluster.workers, cluster.slots, cluster.kv_tokens) == (3, 5, 900)
     assert cluster.prefill == Prefill(chunk=64)
     assert cluster.drafting == Drafting(tokens=2, acceptance=0.6)
     step = cluster.step
     assert (step.per_token, step.noise, step.prompt_weight) == (2e-7, 0.1, 4.0)
-    workload, scenario = staged.trial.scenario_of_seed(0)
+    workload, scenario = setup.trial.scenario_of_seed(0)
     full = scenario.cluster.step.seconds(scenario.cluster.full_load(workload))
     assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
 
 
 def test_routing_options_reach_every_policy_in_seconds() -> None:
-    staged = set_up_trial(
+    setup = set_up_trial(
         request(
             policies=("jsq", "fit"), when_full="hold", window=9, wait_bonus=3.0, slack=0.2,
             prefill_wait=0.5, prefill_chunk=8, prompt_weight=2.0, front_ends=3,
@@ -71,29 +71,29 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
         ),
         None,
     )  # fmt: skip
-    assert [contender.label for contender in staged.contenders] == ["jsq", "fit"]
-    for contender in staged.contenders:
+    assert [contender.label for contender in setup.contenders] == ["jsq", "fit"]
+    for contender in setup.contenders:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
         assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
-    scenario = staged.trial.scenario
+    scenario = setup.trial.scenario
     assert (scenario.front_ends, scenario.patience) == (3, 7.0)
     assert (scenario.report_every, scenario.tell_every) == (0.05, 0.02)
 
 
 @pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])
 def test_published_step_model_ignores_fixed_share(model: str) -> None:
-    staged = set_up_trial(request(step_model=model), None)
-    assert staged.trial.fixed_share is None
-    step = staged.trial.scenario.cluster.step
-    assert step == staged.trial.scenario_of_seed(0)[1].cluster.step
+    setup = set_up_trial(request(step_model=model), None)
+    assert setup.trial.fixed_share is None
+    step = setup.trial.scenario.cluster.step
+    assert step == setup.trial.scenario_of_seed(0)[1].cluster.step
     assert (step.fixed > 0, step.per_mean > 0) == (model != "blog", model == "blog")
 
 
 def test_workload_draws_40_requests_per_slot_for_each_seed() -> None:
-    staged = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
-    assert list(staged.trial.seeds) == [7, 8]
-    first, second = (staged.trial.workload_factory(seed) for seed in staged.trial.seeds)
+    setup = set_up_trial(request(workers=2, slots_per_worker=3, seed=7, seeds=2), None)
+    assert list(setup.trial.seeds) == [7, 8]
+    first, second = (setup.trial.workload_factory(seed) for seed in setup.trial.seeds)
     assert first.count == second.count == 240
     assert not first.same_requests(second)
     assert (
@@ -112,21 +112,21 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "words"), SAMPLES.values(), ids=SAMPLES.keys())
+@pytest.mark.parametrize(("options", "words"), SAMPLES.values(), ids=SAMPLES.keys())
 def test_trace_sampling_states_how_seeds_differ(
-    tmp_path: Path, said: dict[str, Any], words: str
+    tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
-    wanted = request(workload=None, trace=traced(tmp_path), **said)
-    trace = load_trace(wanted)
-    staged = set_up_trial(wanted, trace)
+    simulate_request = request(workload=None, trace=write_trace(tmp_path), **options)
+    trace = load_trace(simulate_request)
+    setup = set_up_trial(simulate_request, trace)
     assert trace is not None
-    assert words in staged.sampling
-    drawn = staged.trial.workload_factory(1)
-    assert drawn.count == trace.count
-    assert (drawn.hashes is None) == ("replacement" in words)
-    same = sorted(drawn.prompts) == sorted(trace.prompts)
+    assert words in setup.sampling
+    workload = setup.trial.workload_factory(1)
+    assert workload.count == trace.count
+    assert (workload.hashes is None) == ("replacement" in words)
+    same = sorted(workload.prompts) == sorted(trace.prompts)
     assert same == ("replacement" not in words)
-    assert np.array_equal(drawn.prompts, trace.prompts) == ("in its order" in words)
+    assert np.array_equal(workload.prompts, trace.prompts) == ("in its order" in words)
 
 
 ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
@@ -142,29 +142,29 @@ ARRIVALS: dict[str, tuple[dict[str, Any], type, str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
+@pytest.mark.parametrize(("options", "kind", "words"), ARRIVALS.values(), ids=ARRIVALS.keys())
 def test_arrival_options_select_arrival_process(
-    tmp_path: Path, said: dict[str, Any], kind: type, words: str
+    tmp_path: Path, options: dict[str, Any], kind: type, words: str
 ) -> None:
-    wanted = request(workload=None, trace=traced(tmp_path), **said)
-    staged = set_up_trial(wanted, load_trace(wanted))
-    assert words in staged.arrivals
-    workload, scenario = staged.trial.scenario_of_seed(0)
+    simulate_request = request(workload=None, trace=write_trace(tmp_path), **options)
+    setup = set_up_trial(simulate_request, load_trace(simulate_request))
+    assert words in setup.arrivals
+    workload, scenario = setup.trial.scenario_of_seed(0)
     assert isinstance(scenario.arrivals, kind)
     assert workload.arrivals is not None
-    if said == {"arrivals": "trace"}:
+    if options == {"arrivals": "trace"}:
         assert workload.arrivals[-1] == pytest.approx(0.5)
 
 
 def test_trace_is_cut_to_requested_count(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = traced(tmp_path)
+    path = write_trace(tmp_path)
 
-    def taken(count: int) -> Workload | None:
+    def traced_workload(count: int) -> Workload | None:
         return load_trace(request(workload=None, trace=path, requests=count))
 
-    few, many = taken(4), taken(9)
+    few, many = traced_workload(4), traced_workload(9)
     assert few is not None
     assert many is not None
     assert (few.count, many.count) == (4, 6)
@@ -190,7 +190,7 @@ def test_simulate_warns_when_seeds_share_recorded_trace(
 ) -> None:
     run_simulation(
         request(
-            workload=None, trace=traced(tmp_path), sampling="recorded", seeds=2, workers=1,
+            workload=None, trace=write_trace(tmp_path), sampling="recorded", seeds=2, workers=1,
             policies=("fit",), progress="hidden",
         )
     )  # fmt: skip
@@ -204,14 +204,14 @@ def test_published_trace_is_simulated_without_failures(name: str, load: float | 
     path = Path(str(TRACES)) / name
     if not path.exists():
         pytest.skip(f"EQUIPOISE_TRACES has no {name}")
-    found = run_simulation(
+    report = run_simulation(
         request(
             workload=None, trace=path, requests=400, workers=4, slots_per_worker=8, seeds=2,
             load=load, policies=("round_robin", "fit"), progress="hidden",
         )
     )  # fmt: skip
-    assert found.subject.requests.count == 400
-    figures = to_json(found)["policies"]
+    assert report.subject.requests.count == 400
+    figures = to_json(report)["policies"]
     assert all(one["intervals"]["failed"]["mean"] == 0 for one in figures.values())
     slow, fast = (figures[name]["intervals"]["idle"]["mean"] for name in ("round_robin", "fit"))
     assert fast < slow

@@ -26,7 +26,7 @@ sys.modules["torch"] = None
 from equipoise.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
-BROKEN = 'raise ImportError("libcudart.so.13: cannot open shared object file")\n'
+TORCH_IMPORT_ERROR = 'raise ImportError("libcudart.so.13: cannot open shared object file")\n'
 SHAPE = ("--ranks", "4", "--slots", "12")
 COMMANDS = {
     "plan": ("plan", "counts.npy", *SHAPE, "-o", "new.json"),
@@ -48,8 +48,10 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     counts = np.arange(2 * 3 * 8, dtype=np.int64).reshape(2, 3, 8) ** 2
     np.save("counts.npy", counts)
-    found = plan(counts, slots=12, ranks=4)
-    formats.write_placement("map.json", formats.ExpertPlacement(found.placement, found.shares, 4))
+    placement_plan = plan(counts, slots=12, ranks=4)
+    formats.write_placement(
+        "map.json", formats.ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
+    )
     Path("log").write_text(RECORD.to_line())
 
 
@@ -67,18 +69,18 @@ def with_broken_torch(tmp_path: Path, source: str, *arguments: str) -> tuple[int
     (package / "__init__.py").write_text(source)
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(package.parent), *([before] if before else [])])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "equipoise", *arguments],
         capture_output=True, text=True, timeout=BOUND, check=False,
         env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_offline_command_works_without_torch(command: str) -> None:
-    done = without_torch(*COMMANDS[command])
-    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+    completed = without_torch(*COMMANDS[command])
+    assert (completed.returncode, completed.stderr.count("Traceback")) == (0, 0), completed.stderr
 
 
 @pytest.mark.skipif(find_spec("aiohttp") is None, reason="the proxy takes aiohttp")
@@ -91,39 +93,44 @@ def test_proxy_serves_without_torch() -> None:
             assert proxy.stderr is not None
             assert proxy.stderr.readline().startswith("equipoise: serving on http://127.0.0.1:")
             proxy.send_signal(signal.SIGTERM)
-            _, said = proxy.communicate(timeout=BOUND)
+            _, stderr = proxy.communicate(timeout=BOUND)
         finally:
             proxy.kill()
-    assert (proxy.returncode, said.count("Traceback")) == (0, 0), said
+    assert (proxy.returncode, stderr.count("Traceback")) == (0, 0), stderr
 
 
 @pytest.mark.parametrize("command", [("run",), ("record", "-o", "counts"), ("conformance",)])
 def test_serving_command_reports_broken_torch_in_one_line(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    code, _, said = with_broken_torch(tmp_path, BROKEN, *command)
-    assert (code, len(said.splitlines())) == (3, 1), said
-    assert said.startswith("equipoise: error: torch does not import: libcudart.so.13: cannot open")
+    code, _, stderr = with_broken_torch(tmp_path, TORCH_IMPORT_ERROR, *command)
+    assert (code, len(stderr.splitlines())) == (3, 1), stderr
+    assert stderr.startswith(
+        "equipoise: error: torch does not import: libcudart.so.13: cannot open"
+    )
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [(BROKEN, "torch does not import: libcudart.so.13: cannot open"), ("", "torch is not whole")],
+    [
+        (TORCH_IMPORT_ERROR, "torch does not import: libcudart.so.13: cannot open"),
+        ("", "torch is not whole"),
+    ],
 )
 def test_doctor_reports_broken_torch_and_all_else(tmp_path: Path, source: str, reason: str) -> None:
-    code, out, said = with_broken_torch(tmp_path, source, "doctor", "--json", "found.json")
-    assert (code, said) == (1, "")
+    code, out, stderr = with_broken_torch(tmp_path, source, "doctor", "--json", "found.json")
+    assert (code, stderr) == (1, "")
     assert out.splitlines()[-1] == "no accelerator works: see the reasons above"
-    found = json.loads(Path("found.json").read_text())
-    checks = {check["name"]: check for check in found["checks"]}
+    findings = json.loads(Path("found.json").read_text())
+    checks = {check["name"]: check for check in findings["checks"]}
     assert checks["torch"]["passed"] is False
     assert checks["torch"]["detail"].startswith(reason)
     assert checks["native core"]["passed"] is True
-    known = {point.name for point in entry_points(group="equipoise.accelerators")}
-    assert {backend["name"] for backend in found["accelerators"]} == known
+    accelerator_names = {point.name for point in entry_points(group="equipoise.accelerators")}
+    assert {backend["name"] for backend in findings["accelerators"]} == accelerator_names
 
 
 def test_doctor_reports_missing_torch() -> None:
-    done = without_torch("doctor")
-    assert done.returncode == 1, done.stderr
-    assert "MISSING: torch is missing: install it" in done.stdout
+    completed = without_torch("doctor")
+    assert completed.returncode == 1, completed.stderr
+    assert "MISSING: torch is missing: install it" in completed.stdout

@@ -14,15 +14,17 @@ SERVING = ("nano.py", "own_loop.py")
 
 
 def modules(path: Path) -> set[str]:
-    """What a file imports, but for the standard library."""
-    found: set[str] = set()
+    """Top-level modules that a file imports, without the standard library."""
+    imported_modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         match node:
             case ast.Import(names=names):
-                found |= {alias.name for alias in names}
+                imported_modules |= {alias.name for alias in names}
             case ast.ImportFrom(module=str(module)):
-                found.add(module)
-    return {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names}
+                imported_modules.add(module)
+    return {
+        name for name in imported_modules if name.partition(".")[0] not in sys.stdlib_module_names
+    }
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)

@@ -20,15 +20,15 @@ def board() -> Any:
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = board()["panels"]
-    return found
+    dashboard_panels: list[dict[str, Any]] = board()["panels"]
+    return dashboard_panels
 
 
 def targets() -> list[dict[str, str]]:
     return [target for panel in panels() for target in panel["targets"]]
 
 
-def told() -> dict[str, set[str]]:
+def labels_by_series() -> dict[str, set[str]]:
     """Labels of all series of an engine, by name: `_total` of counters, `_bucket` of histograms."""
     registry = prometheus_client.CollectorRegistry()
     PrometheusSink(registry, "x")
@@ -36,25 +36,25 @@ def told() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for sample in samples}
 
 
-def labels(listed: str) -> set[str]:
-    """Of `a, b`, or of `a="x", b=~"y"`."""
-    return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=|,|$)", re.sub(r'"[^"]*"', "", listed)))
+def labels(selector: str) -> set[str]:
+    """Label names in `a, b`, or in `a="x", b=~"y"`."""
+    return set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=|,|$)", re.sub(r'"[^"]*"', "", selector)))
 
 
 def test_dashboard_queries_only_exported_series() -> None:
-    asked = {name for target in targets() for name, _ in re.findall(SERIES, target["expr"])}
-    assert len(asked) >= 8
-    assert asked <= told().keys()
+    queried_names = {name for target in targets() for name, _ in re.findall(SERIES, target["expr"])}
+    assert len(queried_names) >= 8
+    assert queried_names <= labels_by_series().keys()
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda one: one["expr"])
 def test_dashboard_queries_use_existing_labels(target: dict[str, str]) -> None:
-    known, expression = told(), target["expr"]
+    series_labels, expression = labels_by_series(), target["expr"]
     by = [labels(one) for one in re.findall(r"\bby \(([^)]*)\)", expression)]
     assert by, "ranks are put together"
-    for name, selected in re.findall(SERIES, expression):
-        assert "engine" in labels(selected) <= known[name]
-        assert set.union(*by) <= known[name]
+    for name, selector in re.findall(SERIES, expression):
+        assert "engine" in labels(selector) <= series_labels[name]
+        assert set.union(*by) <= series_labels[name]
         assert ("le" in by[0]) == name.endswith("_bucket")
     assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= set.intersection(*by)
 
@@ -64,7 +64,7 @@ def test_dashboard_variables_query_existing_labels() -> None:
     assert queries
     for query in queries:
         [(name, label)] = re.findall(r"^label_values\((\w+), (\w+)\)$", query)
-        assert label in told()[name]
+        assert label in labels_by_series()[name]
 
 
 def test_dashboard_panels_have_own_places_and_descriptions() -> None:

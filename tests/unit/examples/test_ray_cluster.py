@@ -21,11 +21,11 @@ class NoteTaker:
     """The few functions of Ray that are called, as its documentation has them."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.failure: Exception | None = None
 
-    def init(self, **given: object) -> None:
-        self.asked.append(("init", given))
+    def init(self, **options: object) -> None:
+        self.calls.append(("init", options))
 
     def nodes(self) -> list[dict[str, Any]]:
         living = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True}
@@ -35,23 +35,23 @@ class NoteTaker:
                 {**plain, "Resources": {"CPU": 4.0}}]  # fmt: skip
 
     def remote(self, kind: type) -> Any:
-        def options(**given: object) -> Any:
-            self.asked.append(("options", given))
+        def options(**arguments_by_name: object) -> Any:
+            self.calls.append(("options", arguments_by_name))
             return SimpleNamespace(remote=lambda *arguments: _Actor(kind(*arguments)))
 
         return SimpleNamespace(options=options)
 
-    def get(self, wanted: Callable[[], object], timeout: float) -> object:
+    def get(self, reference: Callable[[], object], timeout: float) -> object:
         assert timeout > 0
         if self.failure is not None:
             raise self.failure
-        return wanted()
+        return reference()
 
     def kill(self, actor: object) -> None:
-        self.asked.append(("kill", actor))
+        self.calls.append(("kill", actor))
 
     def shutdown(self) -> None:
-        self.asked.append(("shutdown", None))
+        self.calls.append(("shutdown", None))
 
 
 class _Actor:
@@ -65,17 +65,17 @@ class _Actor:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> NoteTaker:
-    made = NoteTaker()
+    note_taker = NoteTaker()
     ray, strategies = ModuleType("ray"), ModuleType("ray.util.scheduling_strategies")
     for name in ("init", "nodes", "remote", "get", "kill", "shutdown"):
-        setattr(ray, name, getattr(made, name))
+        setattr(ray, name, getattr(note_taker, name))
     errors = SimpleNamespace(RayError=RayError, GetTimeoutError=GetTimeoutError)
     monkeypatch.setattr(ray, "exceptions", errors, raising=False)
     kind = "NodeAffinitySchedulingStrategy"
-    monkeypatch.setattr(strategies, kind, lambda **given: given, raising=False)
+    monkeypatch.setattr(strategies, kind, lambda **options: options, raising=False)
     for module in (ray, ModuleType("ray.util"), strategies):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return made
+    return note_taker
 
 
 def test_ray_cluster_places_server_as_actor_on_node(notes: NoteTaker) -> None:
@@ -89,11 +89,11 @@ def test_ray_cluster_places_server_as_actor_on_node(notes: NoteTaker) -> None:
     cluster.release(server)
     cluster.close()
     there = {"node_id": "a", "soft": False}
-    assert dict(notes.asked[1:2])["options"] == {
+    assert dict(notes.calls[1:2])["options"] == {
         "num_cpus": 0, "num_gpus": 1, "scheduling_strategy": there
     }  # fmt: skip
-    assert [what for what, _ in notes.asked] == ["init", "options", "kill", "shutdown"]
-    [folder] = dict(notes.asked)["init"]["runtime_env"]["py_modules"]
+    assert [what for what, _ in notes.calls] == ["init", "options", "kill", "shutdown"]
+    [folder] = dict(notes.calls)["init"]["runtime_env"]["py_modules"]
     assert folder.endswith("ray_launch"), "other nodes get the code"
 
 
@@ -102,15 +102,15 @@ def test_ray_cluster_requests_other_resource_by_name(notes: NoteTaker) -> None:
     node = cluster.nodes()[0]
     assert node.units == 8
     cluster.call(cluster.place(node, 8), "tell")
-    assert dict(notes.asked)["options"]["resources"] == {"NPU": 8}
-    assert "num_gpus" not in dict(notes.asked)["options"]
+    assert dict(notes.calls)["options"]["resources"] == {"NPU": 8}
+    assert "num_gpus" not in dict(notes.calls)["options"]
 
 
 def test_ray_cluster_reports_ray_errors_in_one_line(notes: NoteTaker) -> None:
     cluster = part("ray_launch.cluster").RayCluster("auto", "GPU")
     server = cluster.place(cluster.nodes()[0], 1)
     cluster.call(server, "tell")
-    failed = part("ray_launch.errors").LaunchError
+    launch_error = part("ray_launch.errors").LaunchError
     task = RayError("a traceback\nof many lines")
     for failure, why in (
         (GetTimeoutError("late"), "no answer within 60 s"),
@@ -118,9 +118,9 @@ def test_ray_cluster_reports_ray_errors_in_one_line(notes: NoteTaker) -> None:
         (RayError("\n"), "^RayError$"),
     ):
         notes.failure = failure
-        with pytest.raises(failed, match=why):
+        with pytest.raises(launch_error, match=why):
             cluster.call(server, "hold", 0)
     task.cause = OSError("port 8000 cannot be had")  # type: ignore[attr-defined]  # as Ray has it
     notes.failure = task
-    with pytest.raises(failed, match="port 8000 cannot be had"):
+    with pytest.raises(launch_error, match="port 8000 cannot be had"):
         cluster.call(server, "hold", 0)

@@ -59,30 +59,30 @@ class Case:
     @property
     def arguments(self) -> dict[str, Any]:
         """All arguments of the engine."""
-        told = {**COMMON, **self.engine, "model": self.model}
+        engine_arguments = {**COMMON, **self.engine, "model": self.model}
         if self.plugin is not None:
-            additional = {**told.get("additional_config", {}), "equipoise": self.plugin}
-            told["additional_config"] = additional
-        return told
+            additional = {**engine_arguments.get("additional_config", {}), "equipoise": self.plugin}
+            engine_arguments["additional_config"] = additional
+        return engine_arguments
 
     @property
     def text(self) -> str:
-        """As JSON."""
+        """The case as JSON."""
         return json.dumps(asdict(self) | {"holes": sorted(self.holes)})
 
     @staticmethod
     def parsed(text: str) -> "Case":
         """The case of a `text`. Raises `ValueError` or `TypeError` for another."""
-        told = json.loads(text)
-        told["holes"] = frozenset(Hole(name) for name in told["holes"])
-        told["fault"] = None if told["fault"] is None else Fault(told["fault"])
-        told["asks"], told["pins"] = tuple(told["asks"]), tuple(told["pins"])
-        return Case(**told)
+        fields = json.loads(text)
+        fields["holes"] = frozenset(Hole(name) for name in fields["holes"])
+        fields["fault"] = None if fields["fault"] is None else Fault(fields["fault"])
+        fields["asks"], fields["pins"] = tuple(fields["asks"]), tuple(fields["pins"])
+        return Case(**fields)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a driver writes.
+    """The results that a driver writes.
 
     Attributes:
         rounds: by round and prompt, the tokens.
@@ -97,7 +97,7 @@ class Answers:
     proxy: str = ""
 
     def write(self, path: Path) -> None:
-        """As JSON, whole or not at all."""
+        """Write the answers as JSON, atomically."""
         half = path.with_suffix(".half")
         half.write_text(json.dumps(asdict(self)), encoding="utf-8")
         half.rename(path)

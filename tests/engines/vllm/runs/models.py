@@ -57,22 +57,22 @@ EXPERTS: dict[str, Any] = {
 def make_models(folder: Path) -> dict[str, Path]:
     """Write every model of `MODELS_PATH` with its tokenizer; the folder of each by name."""
     tokenizer = _tokenizer()
-    made = {}
+    folders = {}
     for name, (family, config) in MODELS.items():
         torch.manual_seed(SEED)
         model = family(config).to(torch.float32)
         _correct(model)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-        made[name] = folder / name
-    return made
+        folders[name] = folder / name
+    return folders
 
 
 def _correct(model: PreTrainedModel) -> None:
     """Corrections of scores start at zero, where nobody would miss them."""
-    for name, held in model.named_buffers():
+    for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
-            held.normal_(std=SPREAD)
+            buffer.normal_(std=SPREAD)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -86,18 +86,18 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=CHAT)
 
 
-def _routed(experts: int, chosen: int) -> Qwen3MoeConfig:
+def _routed_config(experts: int, chosen: int) -> Qwen3MoeConfig:
     counts = {"num_experts": experts, "num_experts_per_tok": chosen}
     return Qwen3MoeConfig(**COMMON, **EXPERTS, **counts, head_dim=32)
 
 
-def _shared() -> Qwen2MoeConfig:
+def _shared_expert_config() -> Qwen2MoeConfig:
     """Routed experts beside one that every token visits."""
     counts = {"num_experts": 8, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 64}
     return Qwen2MoeConfig(**COMMON, **EXPERTS, **counts)
 
 
-def _grouped() -> Glm4MoeConfig:
+def _grouped_config() -> Glm4MoeConfig:
     """As DeepSeek's: a dense layer, then groups of experts, their scores corrected, one shared."""
     counts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
     groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5}
@@ -111,10 +111,10 @@ def _dense() -> Qwen3Config:
 
 
 MODELS: dict[str, tuple[type[PreTrainedModel], PretrainedConfig]] = {
-    "qwen3-moe": (Qwen3MoeForCausalLM, _routed(8, 2)),
-    "qwen3-moe-16": (Qwen3MoeForCausalLM, _routed(16, 4)),
-    "qwen2-moe": (Qwen2MoeForCausalLM, _shared()),
-    "glm4-moe": (Glm4MoeForCausalLM, _grouped()),
+    "qwen3-moe": (Qwen3MoeForCausalLM, _routed_config(8, 2)),
+    "qwen3-moe-16": (Qwen3MoeForCausalLM, _routed_config(16, 4)),
+    "qwen2-moe": (Qwen2MoeForCausalLM, _shared_expert_config()),
+    "glm4-moe": (Glm4MoeForCausalLM, _grouped_config()),
     "qwen3": (Qwen3ForCausalLM, _dense()),
 }
 """Name to class and sizes."""

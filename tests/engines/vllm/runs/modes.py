@@ -56,9 +56,9 @@ def balanced(reference: Reference, **settings: Any) -> Case:
 
 def on_second_runner(case: Case) -> Case:
     """The same under the model runner of GPUs, which brings its own state and its own buffers."""
-    brought = {Hole.EPLB_STATE, Hole.RECEIVE_BUFFER}
+    unneeded_holes = {Hole.EPLB_STATE, Hole.RECEIVE_BUFFER}
     environment = {**case.environment, **runner.ENVIRONMENT}
-    return replace(case, holes=case.holes - brought | SECOND_RUNNER, environment=environment)
+    return replace(case, holes=case.holes - unneeded_holes | SECOND_RUNNER, environment=environment)
 
 
 def ours(case: Case, **parts: Any) -> Case:

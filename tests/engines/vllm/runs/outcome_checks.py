@@ -1,4 +1,4 @@
-"""What a test says of an outcome."""
+"""Checks of the outcome of a run: tokens, rearrangements, counters."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from engines.vllm.runs.run import Outcome
 from vllm_cpu.faults import PLANTED, Fault
 
 
-def says(outcome: Outcome, reference: Reference) -> None:
+def check_tokens(outcome: Outcome, reference: Reference) -> None:
     """Every round is the reference, token for token."""
     for number, tokens in enumerate(outcome.rounds):
         assert tokens == reference.tokens, f"round {number}"
@@ -16,13 +16,13 @@ def says(outcome: Outcome, reference: Reference) -> None:
 
 def differs(outcome: Outcome, reference: Reference, fault: Fault) -> bool:
     """Whether a fault that was planted shows: another token, or an engine that died of it."""
-    assert PLANTED.format(fault) in outcome.said, "nothing was broken"
+    assert PLANTED.format(fault) in outcome.output, "nothing was broken"
     if outcome.answers is None:
         return outcome.code == 1
     return any(tokens != reference.tokens for tokens in outcome.rounds)
 
 
-def rearranged(outcome: Outcome, layers: int) -> None:
+def check_rearrangements(outcome: Outcome, layers: int) -> None:
     """Both ranks went through enough rearrangements, alike, and experts moved.
 
     Args:
@@ -31,21 +31,25 @@ def rearranged(outcome: Outcome, layers: int) -> None:
             rearrangement is one step. One by one, the last rearrangement may not be through when
             the ranks end, and one rank may have come further with it.
     """
-    watched = outcome.of("watch")
-    assert len(watched) == 2, "nothing is balanced"
-    first, second = watched
+    processes = outcome.of("watch")
+    assert len(processes) == 2, "nothing is balanced"
+    first, second = processes
     assert (first["rank"], second["rank"]) == (0, 1)
     assert first["maps"] == second["maps"]
     assert first["maps"] != first["first"]
     assert layers or counts(first) == counts(second)
-    done = counts(first)["rearrangements"]
-    assert done == counts(second)["rearrangements"] >= REARRANGEMENTS
-    for process in watched:
-        assert layers * (done - 1) <= counts(process).get("layers", 0) <= layers * done
+    rearrangements = counts(first)["rearrangements"]
+    assert rearrangements == counts(second)["rearrangements"] >= REARRANGEMENTS
+    for process in processes:
+        assert (
+            layers * (rearrangements - 1)
+            <= counts(process).get("layers", 0)
+            <= layers * rearrangements
+        )
         assert counts(process)["map_changes"] >= REARRANGEMENTS - 1
 
 
 def counts(process: dict[str, Any]) -> dict[str, int]:
-    """What one process counted."""
-    found: dict[str, int] = process["counts"]
-    return found
+    """The counters of one process, by name."""
+    counts_by_name: dict[str, int] = process["counts"]
+    return counts_by_name

@@ -53,7 +53,7 @@ def rows(placement: Tensor, rank: int) -> list[list[Tensor]]:
     ]
 
 
-def committed(model: Any, new: Tensor) -> bool:
+def is_committed(model: Any, new: Tensor) -> bool:
     """Whether the engine's own commit leaves every expert its slots."""
     eplb_state._commit_eplb_maps(model, new)
     copies = model.logical_replica_count.sum(dim=1)
@@ -61,7 +61,7 @@ def committed(model: Any, new: Tensor) -> bool:
 
 
 def model_state(placement: Tensor) -> Any:
-    """What a commit writes to."""
+    """The model state that a commit writes to."""
     return SimpleNamespace(
         physical_to_logical_map=placement.clone(),
         logical_to_physical_map=torch.full((SHAPE.layers, SHAPE.experts, 8), -1),
@@ -69,18 +69,18 @@ def model_state(placement: Tensor) -> Any:
     )
 
 
-Told = list[list[int]]
+LayerResults = list[list[int]]
 """By window."""
 
 
-def move(rank: int, meeting: str) -> Told:
+def move(rank: int, meeting: str) -> LayerResults:
     """Four windows: the first moves much, the second nothing, and then the traffic is another."""
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{meeting}", limit, world_size=2, rank=rank)
     policy = policy_class(EplbPolicySettings())
     old = torch.from_numpy(first_map(SHAPE)).long()
     weights, model = rows(old, rank), model_state(old)
-    told: Told = []
+    layer_results: LayerResults = []
     for number in range(WINDOWS):
         load = torch.from_numpy(window(popular(number // 2, SHAPE.layers, SHAPE.experts), number))
         before = COUNTERS.read()["eplb_policy_moved_slots"]
@@ -89,22 +89,24 @@ def move(rank: int, meeting: str) -> Told:
         buffer = [torch.empty_like(each) for each in weights[0]]
         rearrange_expert_weights_inplace(old, new, weights, buffer, dist.group.WORLD, carrier)
         right = all(
-            torch.equal(is_now, wanted)
+            torch.equal(is_now, expected_weight)
             for layer, expected in zip(weights, rows(new, rank), strict=True)
-            for is_now, wanted in zip(layer, expected, strict=True)
+            for is_now, expected_weight in zip(layer, expected, strict=True)
         )
         moves = COUNTERS.read()["eplb_policy_moved_slots"] - before
-        told.append([carrier.received, moves * BYTES, right and committed(model, new)])
+        layer_results.append([carrier.received, moves * BYTES, right and is_committed(model, new)])
         old = new
     dist.destroy_process_group()
-    return told
+    return layer_results
 
 
 def main(meeting: str) -> None:
     """The program."""
     with get_context("fork").Pool(SHAPE.ranks) as ranks:
-        told = ranks.starmap(move, [(rank, meeting) for rank in range(SHAPE.ranks)], chunksize=1)
-    print(json.dumps(told), flush=True)
+        results_by_rank = ranks.starmap(
+            move, [(rank, meeting) for rank in range(SHAPE.ranks)], chunksize=1
+        )
+    print(json.dumps(results_by_rank), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class Kin:
         A process that gives itself a title, as those of vLLM do, writes it over its environment:
         then its leader tells that it belongs here. One that leads others itself has the mark.
         """
-        found = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
-        return sorted(pid for pid in found if pid != os.getpid() and self._has(pid))
+        process_ids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+        return sorted(pid for pid in process_ids if pid != os.getpid() and self._has(pid))
 
     def _has(self, pid: int) -> bool:
         mark = f"{VARIABLE}={self.mark}\0".encode()
@@ -75,16 +75,16 @@ def _state(pid: int) -> tuple[str, int]:
     return words[0], int(words[3])
 
 
-def end_all(kin: Kin, patience: float = 20.0) -> list[int]:
+def end_all(kin: Kin, timeout: float = 20.0) -> list[int]:
     """Kill what is left of a run; ids of what was left. Raises `TimeoutError` where it stays."""
-    left = kin.alive
-    until = time.monotonic() + patience
+    remaining = kin.alive
+    until = time.monotonic() + timeout
     while pids := kin.alive:
         _send(pids, signal.SIGKILL)
         if time.monotonic() > until:
             raise TimeoutError(f"processes {pids} do not end")
         time.sleep(0.05)
-    return left
+    return remaining
 
 
 def tell_stacks(kin: Kin) -> None:
@@ -106,11 +106,11 @@ def remove_unused(segments: set[Path], besides: int = 0) -> list[Path]:
     others = (
         maps for maps in Path("/proc").glob("[0-9]*/maps") if maps.parent.name != str(besides)
     )
-    unused = segments - mapped(others)
-    removed = sorted(path for path in unused if path.exists())
-    for path in removed:
+    segments_without_user = segments - mapped(others)
+    segments_removed = sorted(path for path in segments_without_user if path.exists())
+    for path in segments_removed:
         path.unlink(missing_ok=True)
-    return removed
+    return segments_removed
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

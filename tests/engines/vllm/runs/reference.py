@@ -27,9 +27,9 @@ def _of_model(folder: Path) -> Reference:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    continued = [_continue(model, prompt) for prompt in prompts]
-    tokens = [tokens for tokens, _ in continued]
-    return Reference(str(folder), prompts, tokens, min(margin for _, margin in continued))
+    continuations = [_continue(model, prompt) for prompt in prompts]
+    tokens = [tokens for tokens, _ in continuations]
+    return Reference(str(folder), prompts, tokens, min(margin for _, margin in continuations))
 
 
 @torch.no_grad()
@@ -46,8 +46,8 @@ def _continue(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], flo
 def main() -> int:
     """The program."""
     folder = Path(sys.argv[1])
-    told = {name: asdict(one) for name, one in compute(folder).items()}
-    (folder / NAME).write_text(json.dumps(told), encoding="utf-8")
+    references = {name: asdict(one) for name, one in compute(folder).items()}
+    (folder / NAME).write_text(json.dumps(references), encoding="utf-8")
     return 0
 
 

@@ -26,7 +26,7 @@ class Reference:
     margin: float
 
 
-def read(folder: Path) -> dict[str, Reference]:
-    """What `python -m engines.vllm.runs.reference` has written."""
-    told = json.loads((folder / NAME).read_text(encoding="utf-8"))
-    return {name: Reference(**one) for name, one in told.items()}
+def read_references(folder: Path) -> dict[str, Reference]:
+    """Read the references that `python -m engines.vllm.runs.reference` wrote."""
+    references = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    return {name: Reference(**one) for name, one in references.items()}

@@ -53,48 +53,48 @@ OFFLINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """The outcome of one case.
 
     Attributes:
         code: exit code of the driver; None where the watchdog ended it.
         answers: what the driver wrote; None where it did not come so far.
         counters: what each process wrote into the folder of counters, with `name` and `pid`.
-        said: all that was printed.
-        left: processes that outlived the driver, and were ended. vLLM kills its workers without
-            waiting for them, so that on a busy machine there are some.
+        output: all that was printed.
+        remaining_processes: those that outlived the driver, and were ended. vLLM kills its
+            workers without waiting for them, so that on a busy machine there are some.
     """
 
     code: int | None
     answers: dict[str, Any] | None
     counters: list[dict[str, Any]]
-    said: str
-    left: list[int]
+    output: str
+    remaining_processes: list[int]
 
     @property
     def rounds(self) -> list[list[list[int]]]:
         """Tokens by round and prompt; fails the test where there are none."""
-        assert self.code == 0, f"exit code {self.code}:\n{self.said[-6000:]}"
+        assert self.code == 0, f"exit code {self.code}:\n{self.output[-6000:]}"
         assert self.answers is not None
-        found: list[list[list[int]]] = self.answers["rounds"]
-        return found
+        rounds_of_tokens: list[list[list[int]]] = self.answers["rounds"]
+        return rounds_of_tokens
 
     @property
-    def asked(self) -> dict[str, list[Any]]:
+    def rpc_results(self) -> dict[str, list[Any]]:
         """What each worker answered to each of the case's `asks`."""
-        assert self.answers is not None, self.said[-6000:]
-        found: dict[str, list[Any]] = self.answers["asked"]
-        return found
+        assert self.answers is not None, self.output[-6000:]
+        results_by_method: dict[str, list[Any]] = self.answers["asked"]
+        return results_by_method
 
     @property
     def metrics(self) -> str:
         """What the server told at `/metrics` in the end; empty without a server."""
-        assert self.answers is not None, self.said[-6000:]
+        assert self.answers is not None, self.output[-6000:]
         return str(self.answers["metrics"])
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """Counters that processes wrote under a name, by rank."""
-        found = [one for one in self.counters if one["name"] == name]
-        return sorted(found, key=lambda one: one.get("rank", -1))
+        counters_of_name = [one for one in self.counters if one["name"] == name]
+        return sorted(counters_of_name, key=lambda one: one.get("rank", -1))
 
 
 def run(case: Case, folder: Path, limit: float = LIMIT) -> Outcome:
@@ -103,17 +103,17 @@ def run(case: Case, folder: Path, limit: float = LIMIT) -> Outcome:
     (folder / "counters").mkdir()
     (folder / "case.json").write_text(case.text, encoding="utf-8")
     with (
-        (folder / "said.txt").open("wb") as said,
+        (folder / "said.txt").open("wb") as output_file,
         TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True) as passing,
     ):
         try:
-            with _started(case, folder, passing, kin, said.fileno()) as driver:
+            with _driver_process(case, folder, passing, kin, output_file.fileno()) as driver:
                 kin = replace(kin, leader=driver.pid)
                 code = _await(driver, kin, segments, limit)
         finally:
-            left = end_all(kin)
+            remaining_processes = end_all(kin)
             remove_unused(segments)
-    return _outcome(folder, code, left)
+    return _outcome(folder, code, remaining_processes)
 
 
 def _await(
@@ -129,8 +129,8 @@ def _await(
 
 
 @contextmanager
-def _started(
-    case: Case, folder: Path, passing: str, kin: Kin, said: int
+def _driver_process(
+    case: Case, folder: Path, passing: str, kin: Kin, output_descriptor: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The driver; its standard input is a pipe that nobody writes to, see `end_with_parent`."""
     module = {
@@ -145,8 +145,8 @@ def _started(
         # whose name may be too long for a socket.
         env={**_environment(case, folder, kin.mark), "TMPDIR": passing},
         stdin=subprocess.PIPE,
-        stdout=said,
-        stderr=said,
+        stdout=output_descriptor,
+        stderr=output_descriptor,
         start_new_session=True,
     )
     try:
@@ -162,8 +162,8 @@ def _started(
 
 def _environment(case: Case, folder: Path, mark: str) -> dict[str, str]:
     # Absolute, since the driver runs in another folder.
-    told = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [SEARCH_PATH, *(str(Path(path).resolve()) for path in told if path)]
+    python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [SEARCH_PATH, *(str(Path(path).resolve()) for path in python_path if path)]
     ours = {
         VARIABLE: mark,
         COUNTERS: str(folder / "counters"),
@@ -176,11 +176,13 @@ def _environment(case: Case, folder: Path, mark: str) -> dict[str, str]:
     return {**os.environ, **SETTINGS, **inside, **ours, **case.environment}
 
 
-def _outcome(folder: Path, code: int | None, left: list[int]) -> Outcome:
-    written = folder / "answers.json"
-    answers = json.loads(written.read_text(encoding="utf-8")) if written.exists() else None
-    said = (folder / "said.txt").read_text(encoding="utf-8", errors="replace")
-    return Outcome(code, answers, list(_counters(folder / "counters")), said, left)
+def _outcome(folder: Path, code: int | None, remaining_processes: list[int]) -> Outcome:
+    answers_file = folder / "answers.json"
+    answers = (
+        json.loads(answers_file.read_text(encoding="utf-8")) if answers_file.exists() else None
+    )
+    output = (folder / "said.txt").read_text(encoding="utf-8", errors="replace")
+    return Outcome(code, answers, list(_counters(folder / "counters")), output, remaining_processes)
 
 
 def _counters(folder: Path) -> Iterator[dict[str, Any]]:

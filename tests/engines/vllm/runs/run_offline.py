@@ -22,8 +22,8 @@ def generate(case: Case) -> Answers:
     for _ in range(case.rounds):
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         rounds.append([list(output.outputs[0].token_ids) for output in outputs])
-    asked = {name: engine.collective_rpc(name) for name in case.asks}
-    return Answers(rounds, asked)
+    rpc_results = {name: engine.collective_rpc(name) for name in case.asks}
+    return Answers(rounds, rpc_results)
 
 
 def prepare_to_fork() -> None:

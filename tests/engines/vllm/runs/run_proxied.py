@@ -18,14 +18,14 @@ ROOM = 8192
 """Tokens, fewer than the cache of a rank holds: a report's part of it is told by this."""
 
 
-def configured(case: Case, server_port: int, port: int) -> str:
+def proxy_config(case: Case, server_port: int, port: int) -> str:
     """The example, for the ranks of a server here."""
-    told = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    told["workers"] = told["workers"][: case.engine["data_parallel_size"]]
-    for worker in told["workers"]:
+    config = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    config["workers"] = config["workers"][: case.engine["data_parallel_size"]]
+    for worker in config["workers"]:
         worker["url"] = f"http://127.0.0.1:{server_port}"
-    told |= {"port": port, "slots": case.engine["max_num_seqs"], "room": ROOM}
-    return str(yaml.safe_dump(told))
+    config |= {"port": port, "slots": case.engine["max_num_seqs"], "room": ROOM}
+    return str(yaml.safe_dump(config))
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     case = Case.parsed(Path(sys.argv[1]).read_text(encoding="utf-8"))
     port, file = free_port(), Path("route.yaml")
     with server(case) as behind:
-        file.write_text(configured(case, behind, port), encoding="utf-8")
+        file.write_text(proxy_config(case, behind, port), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "equipoise", "route", "--config", str(file)]
         with served_by(command, port):
             rounds = ask_all(port, case)

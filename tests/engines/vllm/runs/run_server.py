@@ -17,7 +17,7 @@ from helpers.processes.ports import free_port
 
 READY = 900.0
 """Seconds within which the server answers: five processes import an engine first."""
-PATIENCE = 120.0
+TIMEOUT_S = 120.0
 """Seconds between two pieces of an answer, and for the server to end."""
 STAY = 0.3
 """Seconds for which a client stays that wants no answer."""
@@ -51,17 +51,19 @@ def ask_all(port: int, case: Case) -> list[list[list[int]]]:
     rounds = []
     with ThreadPoolExecutor(len(case.prompts) + case.leavers) as clients:
         for _ in range(case.rounds):
-            asked = [clients.submit(ask, port, case, number) for number in range(len(case.prompts))]
-            gone = [clients.submit(leave, port, case) for _ in range(case.leavers)]
-            rounds.append([one.result() for one in asked])
-            for one in gone:
+            requests = [
+                clients.submit(ask, port, case, number) for number in range(len(case.prompts))
+            ]
+            disconnects = [clients.submit(leave, port, case) for _ in range(case.leavers)]
+            rounds.append([one.result() for one in requests])
+            for one in disconnects:
                 one.result()
     return rounds
 
 
 def leave(port: int, case: Case) -> None:
     """Ask for more than would come while one waits, and go."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     body = {"model": case.model, "prompt": case.prompts[0], "stream": True, "max_tokens": 200}
     text = json.dumps(body | {"ignore_eos": True})
     connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
@@ -76,26 +78,26 @@ def ask(port: int, case: Case, number: int) -> list[int]:
     headers = {"Content-Type": "application/json"}
     if case.pins and case.pins[number] is not None:
         headers[RANK] = str(case.pins[number])
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         text = json.dumps(body | {"return_token_ids": True})
         connection.request("POST", "/v1/completions", text, headers)
-        return list(_streamed(connection.getresponse()))
+        return list(_tokens_of_stream(connection.getresponse()))
     finally:
         connection.close()
 
 
-def _streamed(response: HTTPResponse) -> Iterator[int]:
+def _tokens_of_stream(response: HTTPResponse) -> Iterator[int]:
     if response.status != 200:
         raise RuntimeError(f"status {response.status}: {response.read()!r}")
     for line in response:
         piece = line.decode().removeprefix("data: ").strip()
         if not piece or piece == "[DONE]":
             continue
-        told = json.loads(piece)
-        if "error" in told:
+        event = json.loads(piece)
+        if "error" in event:
             raise RuntimeError(piece)
-        for choice in told["choices"]:
+        for choice in event["choices"]:
             yield from choice["token_ids"] or []
 
 
@@ -113,17 +115,17 @@ def server(case: Case) -> Iterator[int]:
 @contextmanager
 def served_by(command: list[str], port: int) -> Iterator[None]:
     """While `command` answers at `port`; then it is told to end."""
-    started = subprocess.Popen(command)
+    process = subprocess.Popen(command)
     try:
-        _await(started, port)
+        _await(process, port)
         yield
     finally:
-        started.terminate()
+        process.terminate()
         try:
-            started.wait(PATIENCE)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
+            process.kill()
+            process.wait()
 
 
 def _await(server: subprocess.Popen[bytes], port: int) -> None:
@@ -140,7 +142,7 @@ def _await(server: subprocess.Popen[bytes], port: int) -> None:
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()

@@ -18,7 +18,7 @@ WATCHDOG = 100.0
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankResult:
     """One rank of the launch: its exit code, and what it wrote."""
 
     code: int
@@ -43,8 +43,8 @@ def launch(rank: int, address: tuple[str, int], folder: Path) -> "subprocess.Pop
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    """Every rank of one launch, after its end."""
+def rank_results(tmp_path_factory: pytest.TempPathFactory) -> list[RankResult]:
+    """Results of all ranks of one launch."""
     folder, host = tmp_path_factory.mktemp("launch"), GLOO.host()
     ranks = [launch(rank, host.address, folder) for rank in range(SIZE)]
     try:
@@ -55,44 +55,53 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
             process.wait()
         host.close()
     return [
-        Ended(code, (folder / f"{rank}.out").read_text(), (folder / f"{rank}.err").read_text())
+        RankResult(code, (folder / f"{rank}.out").read_text(), (folder / f"{rank}.err").read_text())
         for rank, code in enumerate(codes)
     ]
 
 
 @pytest.fixture(scope="module")
-def found(ended: list[Ended]) -> dict[str, Any]:
-    assert ended[0].code == 0, ended[0].complaints
-    replies: dict[str, Any] = json.loads(ended[0].out)
+def replies_by_property(rank_results: list[RankResult]) -> dict[str, Any]:
+    assert rank_results[0].code == 0, rank_results[0].complaints
+    replies: dict[str, Any] = json.loads(rank_results[0].out)
     return replies
 
 
-def test_launched_ranks_end_with_rank_0(ended: list[Ended]) -> None:
-    assert [rank.code for rank in ended] == [0] * SIZE, [rank.complaints for rank in ended]
+def test_launched_ranks_end_with_rank_0(rank_results: list[RankResult]) -> None:
+    assert [rank.code for rank in rank_results] == [0] * SIZE, [
+        rank.complaints for rank in rank_results
+    ]
 
 
-def test_launched_subject_offers_sizes_up_to_launch(found: dict[str, Any]) -> None:
-    assert found["sizes"] == [1, 2, 3]
-    assert len(set(found["processes"])) == 2
+def test_launched_subject_offers_sizes_up_to_launch(replies_by_property: dict[str, Any]) -> None:
+    assert replies_by_property["sizes"] == [1, 2, 3]
+    assert len(set(replies_by_property["processes"])) == 2
 
 
-def test_launched_subject_holds_sound_properties_after_violations(found: dict[str, Any]) -> None:
-    assert [found[name][0] for name in ("sound", "pids")] == ["PropertyHeld", "PropertyHeld"]
+def test_launched_subject_holds_sound_properties_after_violations(
+    replies_by_property: dict[str, Any],
+) -> None:
+    assert [replies_by_property[name][0] for name in ("sound", "pids")] == [
+        "PropertyHeld",
+        "PropertyHeld",
+    ]
 
 
-def test_launched_subject_blames_failing_rank(found: dict[str, Any]) -> None:
-    assert found["wrong"][0] == "PropertyViolated"
-    assert found["raising"][1] == "X4: rank 1: raised ValueError: rank 1 was told to"
+def test_launched_subject_blames_failing_rank(replies_by_property: dict[str, Any]) -> None:
+    assert replies_by_property["wrong"][0] == "PropertyViolated"
+    assert replies_by_property["raising"][1] == "X4: rank 1: raised ValueError: rank 1 was told to"
 
 
 def test_launched_subject_reports_stack_of_hanging_rank(
-    found: dict[str, Any],
+    replies_by_property: dict[str, Any],
 ) -> None:
-    kind, what = found["hanging"]
+    kind, what = replies_by_property["hanging"]
     assert kind == "PropertyViolated"
     assert what.startswith("C8: rank 1: no answer within 5 s")
     assert "in _hang" in what
 
 
-def test_launched_subject_injects_nonfatal_faults(found: dict[str, Any]) -> None:
-    assert found["a-fault-ends-what-depends-on-it-and-nothing-else"][0] == "PropertyHeld", found
+def test_launched_subject_injects_nonfatal_faults(replies_by_property: dict[str, Any]) -> None:
+    assert (
+        replies_by_property["a-fault-ends-what-depends-on-it-and-nothing-else"][0] == "PropertyHeld"
+    ), replies_by_property

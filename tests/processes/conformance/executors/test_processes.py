@@ -17,9 +17,9 @@ CASE = Case(make_program([Step("sum", (7,))], size=2))
 
 @pytest.fixture(scope="module")
 def subject() -> Iterator[ProcessSubject]:
-    made = ProcessSubject("cpu", "gloo", 2)
-    yield made
-    made.close()
+    process_subject = ProcessSubject("cpu", "gloo", 2)
+    yield process_subject
+    process_subject.close()
 
 
 def healthy(subject: ProcessSubject) -> bool:
@@ -28,7 +28,7 @@ def healthy(subject: ProcessSubject) -> bool:
 
 def pids(subject: ProcessSubject) -> list[int]:
     subject.play(planted.PIDS, CASE)
-    return planted.SEEN[-1]
+    return planted.JUDGED_ANSWERS[-1]
 
 
 def test_process_subject_keeps_ranks_between_cases(subject: ProcessSubject) -> None:
@@ -89,7 +89,7 @@ def test_process_subject_closes_communicators_between_cases(
 ) -> None:
     for _ in range(6):
         subject.play(planted.THREADS, CASE)
-    assert planted.SEEN[-1] == planted.SEEN[-5]
+    assert planted.JUDGED_ANSWERS[-1] == planted.JUDGED_ANSWERS[-5]
 
 
 def test_process_subject_detects_leaked_descriptors(subject: ProcessSubject) -> None:

@@ -18,23 +18,23 @@ from equipoise.hal.conformance.executors.leak_detector import all_threads_stoppe
 from equipoise.hal.conformance.executors.worker_pool import WorkerPool
 from equipoise.hal.errors import Violation
 
-PATIENCE = 200.0
+TIMEOUT_S = 200.0
 
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool([driving.RANK])
-    yield made
-    made.close()
+    worker_pool = WorkerPool([driving.RANK])
+    yield worker_pool
+    worker_pool.close()
 
 
 def ask(pool: WorkerPool, rank: int, **order: object) -> dict[str, Any]:
     pool.send({rank: order})
-    return pool.gather([rank], (), PATIENCE, lambda _rank, _how: None)[rank]
+    return pool.gather([rank], (), TIMEOUT_S, lambda _rank, _how: None)[rank]
 
 
-def ended(pid: int) -> bool:
-    """Gone, or waiting for whoever inherited it to ask how it ended."""
+def has_ended(pid: int) -> bool:
+    """Whether a process has exited: it does not exist, or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -42,14 +42,14 @@ def ended(pid: int) -> bool:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    expiry = time.monotonic() + PATIENCE
+    expiry = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < expiry
         time.sleep(0.01)
 
 
 def wait_until_all_ended(pids: list[int]) -> None:
-    wait_until(lambda: all(map(ended, pids)))
+    wait_until(lambda: all(map(has_ended, pids)))
 
 
 def test_pool_ranks_are_forks_of_one_server(pool: WorkerPool) -> None:
@@ -100,7 +100,7 @@ def test_pool_replaces_stopped_rank(pool: WorkerPool) -> None:
     before = ask(pool, 0)
     os.kill(before["pid"], signal.SIGSTOP)
     pool.kill([0])
-    assert ended(before["pid"])
+    assert has_ended(before["pid"])
     pool.start(range(2))
     after = ask(pool, 0)
     assert after["pid"] != before["pid"]
@@ -144,7 +144,7 @@ def test_pool_close_leaves_no_process_thread_or_descriptor() -> None:
     replies = [ask(pool, rank) for rank in range(3)]
     os.kill(replies[1]["pid"], signal.SIGSTOP)
     pool.close()
-    assert all(ended(one["pid"]) and ended(one["parent"]) for one in replies)
+    assert all(has_ended(one["pid"]) and has_ended(one["parent"]) for one in replies)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
@@ -158,7 +158,7 @@ def test_pool_ranks_end_with_killed_driver(module: str) -> None:
     assert driver.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(driver.stdout, selectors.EVENT_READ)
-        assert selector.select(PATIENCE)
+        assert selector.select(TIMEOUT_S)
     pids = [int(word) for word in driver.stdout.readline().split()]
     assert len(pids) == 4
     driver.kill()

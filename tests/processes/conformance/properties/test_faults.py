@@ -26,16 +26,16 @@ ALONE = Traits(BACKEND.capabilities, COMMUNICATOR.capabilities, (1, 2, 4), True)
 SEND = Step("message", (3, 0, 1))
 
 
-def told(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
+def plan_of(fault: RankFault, at: int = 1, victim: int = 0) -> FaultPlan:
     options = {"fault": fault.value, "victim": victim, "at": at, "window": 0}
     return fault_plan(make_program([SEND, SEND, SEND], 2, options))
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessSubject]:
-    made = ProcessSubject("cpu", "gloo", 3)
-    yield made
-    made.close()
+    subject = ProcessSubject("cpu", "gloo", 3)
+    yield subject
+    subject.close()
 
 
 def violation(subject: ProcessSubject, case: Case) -> Violation | None:
@@ -57,15 +57,15 @@ def test_fault_on_process_ranks_ends_only_dependents(
 
 @given(st.data())
 def test_fault_programs_name_existing_ranks(data: st.DataObject) -> None:
-    found = data.draw(fault_programs(TRAITS))
-    plan = fault_plan(found)
-    assert 2 <= found.size <= 4
-    assert plan.victim < found.size
+    program = data.draw(fault_programs(TRAITS))
+    plan = fault_plan(program)
+    assert 2 <= program.size <= 4
+    assert plan.victim < program.size
     assert plan.step < len(plan.steps)
-    for step in found.steps:
+    for step in program.steps:
         _, first, second = map(int, step.args)
         assert first != second
-        assert max(first, second) < found.size
+        assert max(first, second) < program.size
 
 
 @given(fault_programs(ALONE))
@@ -76,7 +76,7 @@ def test_fault_programs_end_no_irreplaceable_rank(program: Program) -> None:
 
 
 def test_fault_plan_drop_excuses_only_last_step() -> None:
-    plan = told(RankFault.DROP)
+    plan = plan_of(RankFault.DROP)
     assert len(plan.steps) == 2
     assert [plan.never_comes(number) for number in range(2)] == [False, True]
     assert [plan.may_fail(number) for number in range(2)] == [False, True]
@@ -84,25 +84,25 @@ def test_fault_plan_drop_excuses_only_last_step() -> None:
 
 @pytest.mark.parametrize("fault", [RankFault.KILL, RankFault.STOP])
 def test_fault_plan_lost_rank_excuses_all_later_steps(fault: RankFault) -> None:
-    plan = told(fault)
+    plan = plan_of(fault)
     assert plan.lost == {0}
     assert [plan.never_comes(number) for number in range(3)] == [False, True, True]
     assert all(plan.may_fail(number) for number in range(3))
 
 
 def test_fault_plan_delay_requires_every_step() -> None:
-    plan = told(RankFault.DELAY)
+    plan = plan_of(RankFault.DELAY)
     assert not any(plan.never_comes(n) or plan.may_fail(n) for n in range(3))
 
 
 def test_fault_programs_draw_every_fault() -> None:
-    seen: Counter[RankFault] = Counter()
+    fault_counts: Counter[RankFault] = Counter()
 
     # The same programs every time: of a hundred drawn anew, one fault came up four times once.
     @settings(derandomize=True, database=None)
     @given(fault_programs(TRAITS))
     def draw(program: Program) -> None:
-        seen[fault_plan(program).fault] += 1
+        fault_counts[fault_plan(program).fault] += 1
 
     draw()
-    assert min(seen[fault] for fault in RankFault) >= 5, seen
+    assert min(fault_counts[fault] for fault in RankFault) >= 5, fault_counts

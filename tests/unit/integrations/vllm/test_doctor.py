@@ -25,56 +25,56 @@ def _points(monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
     monkeypatch.setattr(doctor, "entry_points", lambda group, name: points)
 
 
-def found() -> dict[str, tuple[bool | None, str]]:
+def findings() -> dict[str, tuple[bool | None, str]]:
     with engine():
         return {what: (so, detail) for what, so, detail in examine()}
 
 
 def test_doctor_passes_hooks_and_fails_parts_with_missing_symbols() -> None:
-    told = found()
-    assert told["vLLM"][0]
-    assert told["plugin"] == (True, "found by vLLM")
-    assert told["hooks"] == (True, "all 2 symbols are there, with their signatures")
-    assert set(compatibility.FEATURE_SYMBOLS) <= set(told)
-    assert not told["eplb"][0]
-    assert "vllm.distributed.parallel_state:get_ep_group is missing" in told["eplb"][1]
+    results = findings()
+    assert results["vLLM"][0]
+    assert results["plugin"] == (True, "found by vLLM")
+    assert results["hooks"] == (True, "all 2 symbols are there, with their signatures")
+    assert set(compatibility.FEATURE_SYMBOLS) <= set(results)
+    assert not results["eplb"][0]
+    assert "vllm.distributed.parallel_state:get_ep_group is missing" in results["eplb"][1]
 
 
 def test_doctor_fails_untested_vllm_version_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9")
-    assert found()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0")
+    assert findings()["vLLM"] == (False, "9.9 was not tested; tested: 0.32.0")
     monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9")
-    assert found()["vLLM"][0]
+    assert findings()["vLLM"][0]
 
 
 def test_doctor_passes_post_release_of_tested_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "0.32.0.post2")
-    says = "0.32.0.post2, a post-release of one that was tested"
-    assert found()["vLLM"] == (True, says)
+    message = "0.32.0.post2, a post-release of one that was tested"
+    assert findings()["vLLM"] == (True, message)
 
 
 def test_doctor_fails_plugin_that_is_excluded_or_not_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(doctor.PLUGINS_VARIABLE, "other,another")
-    assert found()["plugin"] == (False, "VLLM_PLUGINS=other,another leaves it out")
+    assert findings()["plugin"] == (False, "VLLM_PLUGINS=other,another leaves it out")
     monkeypatch.delenv(doctor.PLUGINS_VARIABLE)
     _points(monkeypatch)
-    assert found()["plugin"] == (
+    assert findings()["plugin"] == (
         False,
         "vLLM does not see it: install equipoise in vLLM's environment",
     )
 
 
-@pytest.mark.parametrize("broken", ["entry", "plugin"])
+@pytest.mark.parametrize("failing_part", ["entry", "plugin"])
 def test_doctor_fails_plugin_that_cannot_be_imported(
-    broken: str, monkeypatch: pytest.MonkeyPatch
+    failing_part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if broken == "entry":
+    if failing_part == "entry":
         _points(monkeypatch, "no_such_module:register")
     else:
         monkeypatch.setattr(doctor, "PLUGIN", "no_such_module")
-    so, detail = found()["plugin"]
+    so, detail = findings()["plugin"]
     assert not so
     assert "cannot be imported: ModuleNotFoundError" in detail
 
@@ -86,4 +86,4 @@ def test_doctor_reports_only_missing_vllm_when_not_installed(
         raise EngineUnsupported("vLLM is not installed")
 
     monkeypatch.setattr(compatibility, "installed", absent)
-    assert found() == {"vLLM": (False, "vLLM is not installed")}
+    assert findings() == {"vLLM": (False, "vLLM is not installed")}

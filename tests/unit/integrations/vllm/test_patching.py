@@ -25,8 +25,8 @@ class Thing:
 
 
 def louder(stock: Callable[..., str]) -> Callable[..., str]:
-    def ours(*given: Any) -> str:
-        return stock(*given) + ", then ours"
+    def ours(*arguments: Any) -> str:
+        return stock(*arguments) + ", then ours"
 
     return ours
 
@@ -45,8 +45,8 @@ def place() -> dict[str, Any]:
 
 
 def test_apply_wraps_original_and_undo_restores_it() -> None:
-    with engine(vllm__place=place()) as made:
-        there = made["vllm.place"]
+    with engine(vllm__place=place()) as modules:
+        there = modules["vllm.place"]
         assert len(apply_patches([CALL, ALONE, FUNCTION])) == 3
         assert there.Thing().call() == there.Thing.alone() == "theirs, then ours"
         assert there.Thing().alone() == there.function() == "theirs, then ours"
@@ -55,25 +55,25 @@ def test_apply_wraps_original_and_undo_restores_it() -> None:
 
 
 def test_apply_twice_patches_once() -> None:
-    with engine(vllm__place=place()) as made:
+    with engine(vllm__place=place()) as modules:
         assert apply_patches([CALL]) == ("vllm.place:Thing.call",)
         assert apply_patches([CALL]) == ()
-        assert made["vllm.place"].Thing().call() == "theirs, then ours"
+        assert modules["vllm.place"].Thing().call() == "theirs, then ours"
 
 
 def test_apply_patches_nothing_when_one_patch_fails() -> None:
-    with engine(vllm__place=place()) as made:
-        broken = Patch("vllm.place", "Thing.alone", refusing)
+    with engine(vllm__place=place()) as modules:
+        failing_patch = Patch("vllm.place", "Thing.alone", refusing)
         with pytest.raises(IntegrationError, match=r"place:Thing.alone cannot .*cannot be made"):
-            apply_patches([CALL, FUNCTION, broken])
-        there = made["vllm.place"]
+            apply_patches([CALL, FUNCTION, failing_patch])
+        there = modules["vllm.place"]
         assert there.Thing().call() == there.function() == "theirs"
         assert not hasattr(there.Thing.call, ORIGINAL_ATTRIBUTE)
 
 
 def test_apply_refuses_missing_attribute_and_patches_nothing() -> None:
     absent = Patch("vllm.place", "Thing.absent", louder)
-    with engine(vllm__place=place()) as made:
+    with engine(vllm__place=place()) as modules:
         with pytest.raises(IntegrationError, match=r"Thing\.absent"):
             apply_patches([CALL, absent])
-        assert made["vllm.place"].Thing().call() == "theirs"
+        assert modules["vllm.place"].Thing().call() == "theirs"

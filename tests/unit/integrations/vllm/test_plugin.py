@@ -32,7 +32,7 @@ class Worker:
     devices = 0
 
 
-class Extended(Worker):
+class ExtendedWorker(Worker):
     """One that has it, as the engine puts it in."""
 
     inits = 0
@@ -51,36 +51,36 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def created(config: Any) -> Any:
-    """What the engine makes of it once the plugin is registered."""
-    with engine() as made:
+def engine_config(config: Any) -> Any:
+    """The config that the engine creates with the plugin registered."""
+    with engine() as modules:
         plugin.register()
-        return made[CONFIGURATION].EngineArgs(config).create_engine_config()
+        return modules[CONFIGURATION].EngineArgs(config).create_engine_config()
 
 
 def test_plugin_leaves_config_unchanged_without_settings() -> None:
     config = configuration({"other": 1}, enable_eplb=True)
-    assert created(config) is config
+    assert engine_config(config) is config
     assert config.parallel_config.worker_extension_cls == ""
     assert config.additional_config == {"other": 1}
 
 
 def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
-    config = created(configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True))
+    config = engine_config(configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True))
     assert config.parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_copies_environment_settings_into_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = {"pp_transport": True}
-    monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(asked))
-    config = created(configuration({}, pipeline_parallel_size=2))
-    assert config.additional_config == {SETTINGS_KEY: asked}
+    plugin_settings = {"pp_transport": True}
+    monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(plugin_settings))
+    config = engine_config(configuration({}, pipeline_parallel_size=2))
+    assert config.additional_config == {SETTINGS_KEY: plugin_settings}
 
 
 @pytest.mark.parametrize(
-    ("part", "parallel", "said"),
+    ("part", "parallel", "message"),
     [
         ("eplb_policy", {}, "need --enable-eplb"),
         ("eplb", {}, "need --enable-eplb"),
@@ -95,14 +95,14 @@ def test_plugin_copies_environment_settings_into_config(
     ],
 )
 def test_plugin_refuses_part_that_would_have_no_effect(
-    part: str, parallel: dict[str, Any], said: str
+    part: str, parallel: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(IntegrationError, match=said):
-        created(configuration({SETTINGS_KEY: {part: True}}, **parallel))
+    with pytest.raises(IntegrationError, match=message):
+        engine_config(configuration({SETTINGS_KEY: {part: True}}, **parallel))
 
 
 @pytest.mark.parametrize(
-    ("where", "changed", "said"),
+    ("where", "attributes", "message"),
     [
         ("model_config", {"enable_sleep_mode": True}, "sleep mode"),
         ("", {"weight_transfer_config": object()}, "transfer of weights"),
@@ -112,19 +112,19 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     ],
 )
 def test_plugin_refuses_engine_with_unsupported_vllm_options(
-    where: str, changed: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    where: str, attributes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True)
-    vars(getattr(config, where) if where else config).update(changed)
-    with pytest.raises(IntegrationError, match=said):
-        created(config)
-    if "NCCL" in said:
+    vars(getattr(config, where) if where else config).update(attributes)
+    with pytest.raises(IntegrationError, match=message):
+        engine_config(config)
+    if "NCCL" in message:
         monkeypatch.setenv("NCCL_MAX_CTAS", "8")
-        assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+        assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "said"),
+    ("device", "options", "message"),
     [
         ("cuda", {}, None),
         ("cuda", {"communicator": "nccl", "replica_split": "exact"}, None),
@@ -143,22 +143,22 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
     ],
 )
 def test_plugin_takes_only_communicator_of_device(
-    device: str, options: dict[str, str], said: str | None
+    device: str, options: dict[str, str], message: str | None
 ) -> None:
     config = configuration({SETTINGS_KEY: {"eplb": options or True}}, enable_eplb=True)
     config.device_config.device_type = device
-    with nullcontext() if said is None else pytest.raises(IntegrationError, match=said):
-        created(config)
+    with nullcontext() if message is None else pytest.raises(IntegrationError, match=message):
+        engine_config(config)
 
 
 def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
     settings = {SETTINGS_KEY: {"eplb": {"communicator": "gloo"}}}
     config = configuration(settings, enable_eplb=True, all2all_backend="deepep_low_latency")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+    assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 @pytest.mark.parametrize(
-    ("runner", "parallel", "refused"),
+    ("runner", "parallel", "expect_error"),
     [
         ("generate", {"pipeline_parallel_size": 2}, True),
         ("pooling", {"data_parallel_size": 2}, True),
@@ -167,28 +167,28 @@ def test_plugin_with_gloo_needs_no_bound_on_nccl_blocks() -> None:
     ],
 )
 def test_plugin_refuses_v1_runner_that_leaves_steps_out(
-    runner: str, parallel: dict[str, int], refused: bool
+    runner: str, parallel: dict[str, int], expect_error: bool
 ) -> None:
     config = configuration({SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, **parallel)
     config.model_config.runner_type = runner
-    assert created(config) is config, "the second model runner counts every forward"
+    assert engine_config(config) is config, "the second model runner counts every forward"
     config.use_v2_model_runner = False
-    with pytest.raises(IntegrationError, match="V1") if refused else nullcontext():
-        created(config)
+    with pytest.raises(IntegrationError, match="V1") if expect_error else nullcontext():
+        engine_config(config)
 
 
 @pytest.mark.parametrize("part", ["eplb", "pp_transport"])
 def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     several = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     config = configuration({SETTINGS_KEY: {part: True}}, enable_eplb=True, **several)
-    assert created(config) is config
+    assert engine_config(config) is config
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     with pytest.raises(IntegrationError, match="Ray's compiled graph"):
-        created(config)
+        engine_config(config)
 
 
 @pytest.mark.parametrize(
-    ("shares", "mode", "refused"),
+    ("shares", "mode", "expect_error"),
     [
         ("exact", Graphs.FULL, True),
         ("exact", Graphs.NONE, False),
@@ -197,18 +197,20 @@ def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.Monkey
     ],
 )
 def test_plugin_refuses_exact_shares_with_captured_forwards(
-    shares: str, mode: Graphs | None, refused: bool
+    shares: str, mode: Graphs | None, expect_error: bool
 ) -> None:
     config = configuration({SETTINGS_KEY: {"eplb": {"replica_split": shares}}}, enable_eplb=True)
     config.compilation_config.cudagraph_mode = mode
-    wanted = pytest.raises(IntegrationError, match="--enforce-eager") if refused else nullcontext()
-    with wanted:
-        created(config)
+    expectation = (
+        pytest.raises(IntegrationError, match="--enforce-eager") if expect_error else nullcontext()
+    )
+    with expectation:
+        engine_config(config)
 
 
 def test_plugin_refuses_unknown_settings() -> None:
     with pytest.raises(ConfigError, match="unknown engin"):
-        created(configuration({SETTINGS_KEY: {"engin": True}}))
+        engine_config(configuration({SETTINGS_KEY: {"engin": True}}))
 
 
 def test_plugin_refuses_untested_version_and_names_tested_ones(
@@ -217,20 +219,20 @@ def test_plugin_refuses_untested_version_and_names_tested_ones(
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
     config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
-        created(config)
+        engine_config(config)
     assert config.parallel_config.worker_extension_cls == ""
     monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9.9")
-    assert created(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
+    assert engine_config(config).parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
 def test_plugin_names_missing_symbol_and_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wanted = Symbol("vllm.place", "Thing.call", "self")
-    monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "pp_transport", (wanted,))
+    symbol = Symbol("vllm.place", "Thing.call", "self")
+    monkeypatch.setitem(compatibility.FEATURE_SYMBOLS, "pp_transport", (symbol,))
     config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
     with pytest.raises(EngineUnsupported, match=r"vllm\.place:Thing\.call is missing"):
-        created(config)
+        engine_config(config)
     assert config.parallel_config.worker_extension_cls == ""
 
 
@@ -239,36 +241,36 @@ def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
         {SETTINGS_KEY: {"eplb": True}}, enable_eplb=True, worker_extension_cls="json.JSONDecoder"
     )
     with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
-        created(theirs)
+        engine_config(theirs)
 
 
 def test_plugin_stays_off_when_hook_is_missing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with engine() as made:
-        del made[CONFIGURATION].EngineArgs.create_engine_config
-        before = made[WORKERS].WorkerWrapperBase.init_device
+    with engine() as modules:
+        del modules[CONFIGURATION].EngineArgs.create_engine_config
+        before = modules[WORKERS].WorkerWrapperBase.init_device
         with caplog.at_level(logging.WARNING):
             plugin.register()
         assert "create_engine_config is missing; it stays switched off" in caplog.text
         monkeypatch.setenv(SETTINGS_VARIABLE, "{}")
         with pytest.raises(EngineUnsupported, match="create_engine_config is missing"):
             plugin.register()
-        assert made[WORKERS].WorkerWrapperBase.init_device is before
+        assert modules[WORKERS].WorkerWrapperBase.init_device is before
 
 
 def test_plugin_stays_off_when_hook_signature_differs() -> None:
-    with engine() as made:
-        made[WORKERS].WorkerWrapperBase.init_device = lambda self, fast: None
+    with engine() as modules:
+        modules[WORKERS].WorkerWrapperBase.init_device = lambda self, fast: None
         plugin.register()
-        assert not hasattr(made[CONFIGURATION].EngineArgs.create_engine_config, "__wrapped__")
+        assert not hasattr(modules[CONFIGURATION].EngineArgs.create_engine_config, "__wrapped__")
 
 
 def test_worker_hook_initialises_extension_after_device() -> None:
-    worker = Extended()
-    with engine(vllm__distributed__eplb__policy=NOTHING) as made:
+    worker = ExtendedWorker()
+    with engine(vllm__distributed__eplb__policy=NOTHING) as modules:
         plugin.register()
-        made[WORKERS].WorkerWrapperBase(worker).init_device()
+        modules[WORKERS].WorkerWrapperBase(worker).init_device()
     assert (worker.devices, worker.inits) == (1, 1)
 
 
@@ -276,16 +278,16 @@ def test_worker_hook_initialises_extension_after_device() -> None:
 def test_worker_hook_without_extension_restores_stock_policy(before: object) -> None:
     """Ours, of an engine before, knows what it replaced; one that is not ours stays."""
     policies: dict[str, Any] = {"default": before}
-    with engine(vllm__distributed__eplb__policy={"EPLB_POLICIES": policies}) as made:
+    with engine(vllm__distributed__eplb__policy={"EPLB_POLICIES": policies}) as modules:
         plugin.register()
-        made[WORKERS].WorkerWrapperBase(Worker()).init_device()
+        modules[WORKERS].WorkerWrapperBase(Worker()).init_device()
     assert policies == {"default": "theirs"}
 
 
 def test_plugin_registered_twice_hooks_once() -> None:
-    worker = Extended()
-    with engine() as made:
+    worker = ExtendedWorker()
+    with engine() as modules:
         plugin.register()
         plugin.register()
-        made[WORKERS].WorkerWrapperBase(worker).init_device()
+        modules[WORKERS].WorkerWrapperBase(worker).init_device()
     assert worker.inits == 1

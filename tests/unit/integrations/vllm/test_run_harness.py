@@ -20,7 +20,7 @@ from helpers.paths import SEARCH_PATH
 from vllm_cpu import faults
 from vllm_cpu.missing_features import PARALLEL, SECOND_RUNNER, STOCK_EPLB, VARIABLE, Hole, filled
 
-PATIENCE = 20.0
+TIMEOUT_S = 20.0
 SLEEPER = "import time; print(flush=True); time.sleep(100)"
 MAPPER = """
 import mmap, sys, time
@@ -61,16 +61,21 @@ def test_case_adds_plugin_settings_to_additional_config() -> None:
     engine = {"additional_config": {"vllm_cpu": {"eplb": {}}}, "seed": 7}
     case = Case("m", [], 1, engine)
     assert case.arguments["additional_config"] == {"vllm_cpu": {"eplb": {}}}
-    switched = replace(case, plugin={"eplb_policy": "greedy"})
+    case_with_plugin = replace(case, plugin={"eplb_policy": "greedy"})
     both = {"vllm_cpu": {"eplb": {}}, "equipoise": {"eplb_policy": "greedy"}}
-    assert switched.arguments == case.arguments | {"additional_config": both}
+    assert case_with_plugin.arguments == case.arguments | {"additional_config": both}
     assert engine["additional_config"] == {"vllm_cpu": {"eplb": {}}}
 
 
 def test_server_flags_are_built_from_engine_arguments() -> None:
-    told = {"model": "m", "enforce_eager": True, "enable_prefix_caching": False, "seed": 0}
+    engine_arguments = {
+        "model": "m",
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "seed": 0,
+    }
     expected = ["m", "--enforce-eager", "--no-enable-prefix-caching", "--seed", "0"]
-    assert flags(told) == expected
+    assert flags(engine_arguments) == expected
     assert flags({"model": "m", "additional_config": {"a": 1}})[1:] == [
         "--additional-config",
         '{"a": 1}',
@@ -94,7 +99,7 @@ def test_process_cleanup_kills_only_processes_of_its_run() -> None:
     mark, other = uuid.uuid4().hex, uuid.uuid4().hex
     with sleeper(mark) as first, sleeper(mark) as second, sleeper(other) as third:
         assert orphans.end_all(Kin(mark)) == sorted([first.pid, second.pid])
-        assert (first.wait(PATIENCE), second.wait(PATIENCE)) == (-SIGKILL, -SIGKILL)
+        assert (first.wait(TIMEOUT_S), second.wait(TIMEOUT_S)) == (-SIGKILL, -SIGKILL)
         assert third.poll() is None
         orphans.end_all(Kin(other))
 
@@ -103,7 +108,7 @@ def test_process_cleanup_finds_unmarked_process_by_leader() -> None:
     with sleeper("another") as process:
         assert orphans.end_all(Kin(uuid.uuid4().hex)) == []
         assert orphans.end_all(Kin(uuid.uuid4().hex, process.pid)) == [process.pid]
-        assert process.wait(PATIENCE) == -SIGKILL
+        assert process.wait(TIMEOUT_S) == -SIGKILL
 
 
 def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> None:
@@ -113,18 +118,18 @@ def test_driver_ends_with_its_parent_and_frees_shared_memory(segment: Path) -> N
     with sleeper(mark, program) as driver, sleeper(mark, MAPPER, str(segment)) as worker:
         assert driver.stdin is not None
         driver.stdin.close()
-        assert driver.wait(PATIENCE) == worker.wait(PATIENCE) == -SIGKILL
+        assert driver.wait(TIMEOUT_S) == worker.wait(TIMEOUT_S) == -SIGKILL
     assert not segment.exists()
 
 
 def test_process_cleanup_keeps_mapped_shared_memory(segment: Path) -> None:
     mark = uuid.uuid4().hex
     with sleeper(mark, MAPPER, str(segment)):
-        seen = orphans.segments_of(Kin(mark))
-        assert seen == {segment}
-        assert orphans.remove_unused(seen) == []
+        segments = orphans.segments_of(Kin(mark))
+        assert segments == {segment}
+        assert orphans.remove_unused(segments) == []
         orphans.end_all(Kin(mark))
-    assert orphans.remove_unused(seen) == [segment]
+    assert orphans.remove_unused(segments) == [segment]
     assert not segment.exists()
 
 
@@ -141,11 +146,11 @@ def test_run_over_its_time_limit_is_ended_and_reported(front: Front, tmp_path: P
 def test_run_removes_its_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "passing").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "passing"))
-    folder, seen = tmp_path / "case", tmp_path / "seen.txt"
+    folder, path_file = tmp_path / "case", tmp_path / "seen.txt"
     folder.mkdir()
-    leaving = f"import tempfile as t; open({str(seen)!r}, 'w').write(t.mkdtemp())"
+    leaving = f"import tempfile as t; open({str(path_file)!r}, 'w').write(t.mkdtemp())"
     (folder / "sitecustomize.py").write_text(leaving, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-    run(Case("no such model", [[1]], 1), folder, limit=PATIENCE)
-    assert Path(seen.read_text(encoding="utf-8")).parent.parent == tmp_path / "passing"
+    run(Case("no such model", [[1]], 1), folder, limit=TIMEOUT_S)
+    assert Path(path_file.read_text(encoding="utf-8")).parent.parent == tmp_path / "passing"
     assert list((tmp_path / "passing").iterdir()) == []

@@ -24,23 +24,25 @@ PARTS = st.sampled_from(["eplb_policy", "eplb", "pp_transport", "dp_load_balance
 OPTIONS = st.sampled_from(
     ["timeout_seconds", "target_imbalance", "replica_split", "sub_window", "policy", "options", "x"]
 )
-GIVEN = st.dictionaries(PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2), max_size=3)
+SETTINGS_VALUES = st.dictionaries(
+    PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2), max_size=3
+)
 
 
 def said_of(value: Any) -> str | None:
-    """Of settings that are refused, why; None of those that are understood."""
+    """The error of settings that are refused, else None."""
     try:
-        found = parse_settings({SETTINGS_KEY: value}, {})
+        plugin_settings = parse_settings({SETTINGS_KEY: value}, {})
     except ConfigError as error:
         return str(error)
-    assert found is None or found.enabled_features
+    assert plugin_settings is None or plugin_settings.enabled_features
     return None
 
 
-@given(GIVEN | JSON)
-def test_settings_are_parsed_or_refused_by_name(given_: Any) -> None:
-    found = said_of(given_)
-    assert found is None or SETTINGS_KEY in found or "eplb plans by itself" in found
+@given(SETTINGS_VALUES | JSON)
+def test_settings_are_parsed_or_refused_by_name(value: Any) -> None:
+    message = said_of(value)
+    assert message is None or SETTINGS_KEY in message or "eplb plans by itself" in message
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_settings_are_none_when_nothing_is_configured(additional: Any) -> None:
 
 
 def test_settings_part_takes_true_or_options() -> None:
-    found = parse_settings(
+    plugin_settings = parse_settings(
         {
             SETTINGS_KEY: {
                 "eplb": {"replica_split": "exact"},
@@ -62,16 +64,16 @@ def test_settings_part_takes_true_or_options() -> None:
         },
         {},
     )
-    assert found is not None
-    assert found.enabled_features == ("eplb", "pp_transport")
-    assert found.eplb == EplbSettings(replica_split="exact")
+    assert plugin_settings is not None
+    assert plugin_settings.enabled_features == ("eplb", "pp_transport")
+    assert plugin_settings.eplb == EplbSettings(replica_split="exact")
 
 
 def test_settings_routing_takes_a_policy_name() -> None:
-    found = parse_settings({SETTINGS_KEY: {"dp_load_balancer": "br0"}}, {})
-    assert found is not None
-    assert found.dp_load_balancer is not None
-    assert found.dp_load_balancer.policy == "br0"
+    plugin_settings = parse_settings({SETTINGS_KEY: {"dp_load_balancer": "br0"}}, {})
+    assert plugin_settings is not None
+    assert plugin_settings.dp_load_balancer is not None
+    assert plugin_settings.dp_load_balancer.policy == "br0"
 
 
 def test_settings_environment_applies_only_without_config() -> None:
@@ -92,7 +94,7 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "options", "said"),
+    ("part", "options", "message"),
     [
         ("eplb", {"replica_splitt": 1}, "unknown replica_splitt; options are"),
         ("eplb", {"replica_split": "some"}, "replica_split must be static, lagged or exact"),
@@ -114,8 +116,10 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
         ("dp_load_balancer", {"policy": 3}, "policy is a name"),
     ],
 )
-def test_settings_refuse_wrong_option_and_name_its_part(part: str, options: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"{SETTINGS_KEY}.{part}.*{said}"):
+def test_settings_refuse_wrong_option_and_name_its_part(
+    part: str, options: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{SETTINGS_KEY}.{part}.*{message}"):
         parse_settings({SETTINGS_KEY: {part: options}}, {})
 
 

@@ -11,22 +11,22 @@ from helpers.fakes.fake_vllm import engine
 from equipoise.integrations.vllm.compatibility import Symbol, signature_of, symbol_problems
 
 
-def shown(a: int, /, b: int = 1, *rest: int, c: int, d: int = 2, **more: int) -> None:
+def all_parameter_kinds(a: int, /, b: int = 1, *rest: int, c: int, d: int = 2, **more: int) -> None:
     """Every kind of parameter."""
 
 
-def named(a: int, *, c: int = 1) -> None:
+def by_name_only(a: int, *, c: int = 1) -> None:
     """By name only."""
 
 
 def test_signature_of_renders_names_defaults_and_stars() -> None:
-    assert signature_of(shown) == "a, b=, *rest, c, d=, **more"
-    assert signature_of(named) == "a, *, c="
-    assert signature_of(functools.partial(named, 1)) == "*, c="
+    assert signature_of(all_parameter_kinds) == "a, b=, *rest, c, d=, **more"
+    assert signature_of(by_name_only) == "a, *, c="
+    assert signature_of(functools.partial(by_name_only, 1)) == "*, c="
 
 
 @pytest.mark.parametrize(
-    ("symbol", "said"),
+    ("symbol", "message"),
     [
         (Symbol("vllm.absent", "x"), "vllm.absent:x is missing: No module"),
         (Symbol("vllm.place", "absent"), "vllm.place:absent is missing"),
@@ -38,10 +38,10 @@ def test_signature_of_renders_names_defaults_and_stars() -> None:
         (Symbol("vllm.place", "number", "self"), "has no signature: it is 7"),
     ],
 )
-def test_problems_name_missing_or_changed_symbol(symbol: Symbol, said: str) -> None:
+def test_problems_name_missing_or_changed_symbol(symbol: Symbol, message: str) -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7}):
         (problem,) = symbol_problems([symbol, Symbol("vllm.place", "Thing.call", "self, a")])
-    assert re.search(said, problem)
+    assert re.search(message, problem)
 
 
 class Thing:
@@ -50,7 +50,7 @@ class Thing:
 
 def test_problems_are_empty_for_expected_symbols() -> None:
     with engine(vllm__place={"Thing": Thing, "number": 7, "held": SimpleNamespace(x=1)}):
-        found = symbol_problems(
+        problems = symbol_problems(
             [
                 Symbol("vllm.place", "Thing.call", "self, a"),
                 Symbol("vllm.place", "Thing.call"),
@@ -58,4 +58,4 @@ def test_problems_are_empty_for_expected_symbols() -> None:
                 Symbol("vllm.place", "held.x"),
             ]
         )
-    assert found == ()
+    assert problems == ()

@@ -12,7 +12,7 @@ GROUP: Any = None  # no rank is connected before the device and the communicator
 
 
 @pytest.mark.parametrize(
-    ("device", "communicator", "said"),
+    ("device", "communicator", "message"),
     [
         ("cpu", "nccl", "nccl is not for a device of type cpu: gloo"),
         ("cuda", "hccl", "hccl is not for a device of type cuda: nccl or gloo"),
@@ -20,7 +20,7 @@ GROUP: Any = None  # no rank is connected before the device and the communicator
     ],
 )
 def test_site_refuses_communicator_of_other_device(
-    device: str, communicator: str | None, said: str
+    device: str, communicator: str | None, message: str
 ) -> None:
-    with pytest.raises(IntegrationError, match=said):
+    with pytest.raises(IntegrationError, match=message):
         open_worker_context(GROUP, torch.device(device), 1.0, communicator)

@@ -17,22 +17,22 @@ def policies(monkeypatch: pytest.MonkeyPatch, **installed: Any) -> dict[str, Any
     module: Any = ModuleType(POLICY_MODULE)
     module.EPLB_POLICIES = {POLICY_NAME: SimpleNamespace(**installed)}
     monkeypatch.setitem(sys.modules, POLICY_MODULE, module)
-    found: dict[str, Any] = module.EPLB_POLICIES
-    return found
+    eplb_policies: dict[str, Any] = module.EPLB_POLICIES
+    return eplb_policies
 
 
 def test_worker_without_parts_restores_stock_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = policies(monkeypatch, **{ORIGINAL_ATTRIBUTE: "stock"})
+    eplb_policies = policies(monkeypatch, **{ORIGINAL_ATTRIBUTE: "stock"})
     parts = enable_features(SimpleNamespace(), Settings())
-    assert found == {POLICY_NAME: "stock"}
+    assert eplb_policies == {POLICY_NAME: "stock"}
     assert parts.placement() is None
     parts.close()
-    assert found == {POLICY_NAME: "stock"}
+    assert eplb_policies == {POLICY_NAME: "stock"}
 
 
 def test_worker_without_parts_keeps_third_party_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = policies(monkeypatch, theirs=True)
+    eplb_policies = policies(monkeypatch, theirs=True)
     enable_features(SimpleNamespace(), Settings()).close()
-    assert found[POLICY_NAME].theirs
+    assert eplb_policies[POLICY_NAME].theirs

@@ -27,25 +27,25 @@ def by_slot(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
     """(layers, ranks, slots of a rank), what each slot takes under an even split."""
     flat = table.reshape(len(table), -1)
     copies = np.stack([np.bincount(layer, minlength=load.shape[1]) for layer in flat])
-    taken: npt.NDArray[np.float64] = np.take_along_axis(load / copies, flat, axis=1)
-    return taken.reshape(table.shape)
+    slot_loads: npt.NDArray[np.float64] = np.take_along_axis(load / copies, flat, axis=1)
+    return slot_loads.reshape(table.shape)
 
 
 def fullest(load: Ints, table: Ints) -> npt.NDArray[np.float64]:
     """(layers,), tokens of the fullest rank."""
-    found: npt.NDArray[np.float64] = by_slot(load, table).sum(axis=2).max(axis=1)
-    return found
+    maximum_loads: npt.NDArray[np.float64] = by_slot(load, table).sum(axis=2).max(axis=1)
+    return maximum_loads
 
 
-def planned(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
+def rebalance(load: Ints, table: Ints, **settings: float) -> tuple[int, Ints, Ints, dict[str, int]]:
     ours, counters = policy(**settings)
     work = torch.from_numpy(by_slot(load, table))
-    changed, order, new = ours.rebalance_experts(torch.from_numpy(table), work)
-    return changed, order, np.asarray(new), dict(counters.read())
+    has_changed, order, new = ours.rebalance_experts(torch.from_numpy(table), work)
+    return has_changed, order, np.asarray(new), dict(counters.read())
 
 
-def accepted(before: Ints, after: Ints) -> None:
-    """As vllm-ascend's `check_expert_placement`."""
+def check_plan(before: Ints, after: Ints) -> None:
+    """The checks of vllm-ascend's `check_expert_placement`."""
     for old, new in zip(before, after, strict=True):
         assert np.unique(new).size == np.unique(old).size
         for old_rank, new_rank in zip(old, new, strict=True):
@@ -71,25 +71,25 @@ def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
     problem: tuple[Ints, Ints], most: float
 ) -> None:
     load, table = problem
-    changed, order, new, counted = planned(load, table, max_move_fraction=most)
-    accepted(table, new)
+    has_changed, order, new, counts = rebalance(load, table, max_move_fraction=most)
+    check_plan(table, new)
     moves = int((new != table).sum())
     assert moves <= most * table.size
-    assert counted == {
+    assert counts == {
         "eplb_policy_calls": 1,
         "eplb_policy_moved_slots": moves,
         "eplb_policy_failures": 0,
     }
-    assert changed == int(moves > 0)
+    assert has_changed == int(moves > 0)
     assert sorted(order.tolist()) == list(range(len(table)))
     assert (fullest(load, new) <= fullest(load, table) * (1 + 1e-9)).all()
 
 
 def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
     load, table = layouts.zipf(np.random.default_rng(0), 0.8), layouts.first_layout()
-    _, _, found, _ = planned(load, table)
-    assert layouts.score(load, found).mean() <= 1.05
-    assert planned(load, found)[3]["eplb_policy_moved_slots"] == 0
+    _, _, new_table, _ = rebalance(load, table)
+    assert layouts.score(load, new_table).mean() <= 1.05
+    assert rebalance(load, new_table)[3]["eplb_policy_moved_slots"] == 0
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_policy_balances_benchmark_layout_and_then_moves_nothing() -> None:
 )
 def test_policy_keeps_table_and_counts_failure_for_invalid_input(table: Any, work: Any) -> None:
     ours, counters = policy()
-    changed, order, kept = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
-    assert (changed, order.tolist(), kept.tolist()) == (0, [0], table)
+    has_changed, order, new_table = ours.rebalance_experts(torch.tensor(table), torch.tensor(work))
+    assert (has_changed, order.tolist(), new_table.tolist()) == (0, [0], table)
     assert dict(counters.read()) == {
         "eplb_policy_calls": 1,
         "eplb_policy_moved_slots": 0,

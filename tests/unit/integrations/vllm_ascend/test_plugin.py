@@ -25,7 +25,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
+def prepared_config(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
     """The configuration, as the plugin leaves it."""
     config = configuration(
         {SETTINGS_KEY: parts, **additional}, **{"worker_cls": WORKER, **parallel}
@@ -37,17 +37,17 @@ def prepared(parts: Any, additional: Any = BALANCING, **parallel: Any) -> Any:
 
 
 def test_plugin_with_ascend_worker_sets_no_extension() -> None:
-    assert prepared({"eplb_policy": True}).parallel_config.worker_extension_cls == ""
+    assert prepared_config({"eplb_policy": True}).parallel_config.worker_extension_cls == ""
 
 
 def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
     theirs = "vllm_ascend.worker.worker.NPUWorker"
     with pytest.raises(IntegrationError, match=f"--worker-cls {WORKER}: not {theirs}"):
-        prepared({"eplb_policy": True}, worker_cls=theirs)
+        prepared_config({"eplb_policy": True}, worker_cls=theirs)
 
 
 @pytest.mark.parametrize(
-    ("parts", "additional", "said"),
+    ("parts", "additional", "message"),
     [
         ({"eplb_policy": True}, {}, "dynamic_eplb"),
         ({"eplb_policy": True}, {"eplb_config": {"dynamic_eplb": False}}, "DYNAMIC_EPLB=true"),
@@ -57,10 +57,10 @@ def test_plugin_refuses_stock_ascend_worker_and_names_flag() -> None:
     ],
 )
 def test_plugin_refuses_part_that_would_have_no_effect(
-    parts: Any, additional: Any, said: str
+    parts: Any, additional: Any, message: str
 ) -> None:
-    with pytest.raises(IntegrationError, match=said):
-        prepared(parts, additional)
+    with pytest.raises(IntegrationError, match=message):
+        prepared_config(parts, additional)
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_plugin_refuses_part_that_would_have_no_effect(
     ],
 )
 def test_plugin_accepts_policy_when_expert_balancing_is_on(additional: Any, parallel: Any) -> None:
-    config = prepared({"eplb_policy": True}, additional, **parallel)
+    config = prepared_config({"eplb_policy": True}, additional, **parallel)
     assert config.additional_config[SETTINGS_KEY] == {"eplb_policy": True}
 
 
 def test_plugin_refuses_engine_part_with_reason() -> None:
     with pytest.raises(EngineUnsupported, match="eplb: vllm-ascend moves experts by itself"):
-        prepared({"eplb": True})
+        prepared_config({"eplb": True})
 
 
 def test_doctor_reports_versions_missing_symbols_and_refused_parts() -> None:
-    told = {what: (so, detail) for what, so, detail in doctor.examine()}
-    assert told["vllm-ascend"] == (True, "0.23.0, which was tested")
-    assert told["vLLM"] == (True, "0.23.0, which was tested")
-    assert not told["worker"][0]
-    assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in told["worker"][1]
-    assert told["eplb"] == (None, compatibility.UNSUPPORTED_FEATURES["eplb"])
+    results = {what: (so, detail) for what, so, detail in doctor.examine()}
+    assert results["vllm-ascend"] == (True, "0.23.0, which was tested")
+    assert results["vLLM"] == (True, "0.23.0, which was tested")
+    assert not results["worker"][0]
+    assert "vllm_ascend.worker.worker:NPUWorker.init_device is missing" in results["worker"][1]
+    assert results["eplb"] == (None, compatibility.UNSUPPORTED_FEATURES["eplb"])
 
 
 def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,5 +95,5 @@ def test_doctor_reports_only_missing_vllm_ascend(monkeypatch: pytest.MonkeyPatch
         raise EngineUnsupported(f"{release.engine} is not installed")
 
     monkeypatch.setattr(Release, "installed", absent)
-    found = ("vllm-ascend", False, "vllm-ascend is not installed")
-    assert list(doctor.examine()) == [found]
+    expected = ("vllm-ascend", False, "vllm-ascend is not installed")
+    assert list(doctor.examine()) == [expected]

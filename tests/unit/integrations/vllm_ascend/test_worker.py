@@ -38,14 +38,14 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     worker_class.cache_clear()
 
 
-def made(parts: Any, **parallel: Any) -> Any:
-    """A worker that has been asked for `parts`."""
+def worker_with(parts: Any, **parallel: Any) -> Any:
+    """A worker whose config enables `parts`."""
     config = configuration({SETTINGS_KEY: parts, **BALANCING}, **parallel)
     return vllm_ascend.Worker(config, 0, 0, "", is_driver_worker=True)
 
 
 def test_worker_without_settings_behaves_like_its_base() -> None:
-    worker = made(None)
+    worker = worker_with(None)
     worker.init_device()
     worker.init_worker_extension()
     worker.shutdown()
@@ -56,20 +56,24 @@ def test_worker_without_settings_behaves_like_its_base() -> None:
 def test_worker_installs_policy_before_and_handover_after_device_init(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted: list[str] = []
+    events: list[str] = []
 
     @contextmanager
     def part(name: str, *_: Any) -> Iterator[None]:
-        noted.append(f"{name} on after {worker.done[-1]}")
+        events.append(f"{name} on after {worker.done[-1]}")
         yield
-        noted.append(f"{name} off after {worker.done[-1]}")
+        events.append(f"{name} off after {worker.done[-1]}")
 
-    monkeypatch.setattr(eplb_policy, "install_policy", lambda *given: part("eplb_policy", *given))
-    monkeypatch.setattr(transport, "install_transport", lambda *given: part("pp_transport", *given))
-    worker = made({"eplb_policy": True, "pp_transport": True}, pipeline_parallel_size=2)
+    monkeypatch.setattr(
+        eplb_policy, "install_policy", lambda *arguments: part("eplb_policy", *arguments)
+    )
+    monkeypatch.setattr(
+        transport, "install_transport", lambda *arguments: part("pp_transport", *arguments)
+    )
+    worker = worker_with({"eplb_policy": True, "pp_transport": True}, pipeline_parallel_size=2)
     worker.init_device()
     worker.shutdown()
-    assert noted == [
+    assert events == [
         "eplb_policy on after init",
         "pp_transport on after init_device",
         "pp_transport off after init_device",
@@ -81,29 +85,29 @@ def test_worker_installs_policy_before_and_handover_after_device_init(
 def test_worker_uninstalls_parts_when_device_init_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    noted: list[str] = []
+    events: list[str] = []
 
     @contextmanager
     def part(*_: Any) -> Iterator[None]:
-        noted.append("on")
+        events.append("on")
         try:
             yield
         finally:
-            noted.append("off")
+            events.append("off")
 
     def fails(self: Any) -> None:
         raise RuntimeError("no device")
 
     monkeypatch.setattr(eplb_policy, "install_policy", part)
     monkeypatch.setattr(NPUWorker, "init_device", fails)
-    worker = made({"eplb_policy": True})
+    worker = worker_with({"eplb_policy": True})
     with pytest.raises(RuntimeError, match="no device"):
         worker.init_device()
-    assert noted == ["on", "off"]
+    assert events == ["on", "off"]
 
 
 @pytest.mark.parametrize(
-    ("parts", "kind", "said"),
+    ("parts", "kind", "message"),
     [
         ({"eplb": True}, EngineUnsupported, "eplb: vllm-ascend moves experts by itself"),
         ({"pp_transport": True}, IntegrationError, "--pipeline-parallel-size of at least 2"),
@@ -111,21 +115,21 @@ def test_worker_uninstalls_parts_when_device_init_fails(
     ],
 )
 def test_worker_refuses_unsupported_parts_before_base_init(
-    parts: Any, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    parts: Any, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begins(*_: Any, **__: Any) -> None:
         raise AssertionError("it began")
 
     monkeypatch.setattr(compatibility, "WORKER_SYMBOLS", ())
     monkeypatch.setattr(NPUWorker, "__init__", begins)
-    with pytest.raises(kind, match=said):
-        made(parts)
+    with pytest.raises(kind, match=message):
+        worker_with(parts)
 
 
 def test_worker_refuses_base_with_changed_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NPUWorker, "init_device", lambda self, device: None)
     with pytest.raises(EngineUnsupported, match=r"NPUWorker.init_device has the signature \(self"):
-        made({"eplb_policy": True})
+        worker_with({"eplb_policy": True})
 
 
 def test_worker_refuses_untested_release_unless_allowed(
@@ -135,18 +139,18 @@ def test_worker_refuses_untested_release_unless_allowed(
     with pytest.raises(
         EngineUnsupported, match=r"0\.30\.0 was not tested.*its vLLM: version 0\.30"
     ):
-        made({"eplb_policy": True})
+        worker_with({"eplb_policy": True})
     monkeypatch.setenv(compatibility.RELEASE.accept_variable, "0.30.0")
     monkeypatch.setenv(compatibility.VLLM_RELEASE.accept_variable, "0.30.0")
-    assert made({"eplb_policy": True}).done == ["init"]
+    assert worker_with({"eplb_policy": True}).done == ["init"]
 
 
 def test_worker_takes_post_release_of_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Release, "installed", lambda _: "0.23.0.post1")
-    assert made({"eplb_policy": True}).done == ["init"]
+    assert worker_with({"eplb_policy": True}).done == ["init"]
     monkeypatch.setattr(Release, "installed", lambda _: "0.23.0rc1")
     with pytest.raises(EngineUnsupported, match=r"0\.23\.0rc1 was not tested"):
-        made({"eplb_policy": True})
+        worker_with({"eplb_policy": True})
 
 
 def test_worker_import_failure_is_engine_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +160,7 @@ def test_worker_import_failure_is_engine_unsupported(monkeypatch: pytest.MonkeyP
 
 
 def test_worker_counters_include_counts_of_its_planner() -> None:
-    worker = made({"eplb_policy": True})
+    worker = worker_with({"eplb_policy": True})
     before = worker.equipoise_counters()
     worker.equipoise_policy_counters.add("eplb_policy_moved_slots", 5)
     assert worker.equipoise_counters() == {
@@ -171,7 +175,7 @@ def test_vllm_ascend_module_imports_no_engine_before_worker() -> None:
         "import sys; import equipoise.integrations.vllm_ascend as ours; ours.prepare; "
         "print([name for name in sys.modules if name.startswith(('vllm', 'torch_npu'))])"
     )
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     )
-    assert told.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

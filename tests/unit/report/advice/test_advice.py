@@ -55,15 +55,15 @@ SKEWED = np.array([[[90, 10, 10, 10, 10, 10, 10, 10]] * 2] * 4, dtype=np.int64) 
 def question(
     counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], **more: object
 ) -> AdviceInputs:
-    given = {"statistics": ExpertStatistics(counts), "ranks": 4} | more
-    return AdviceInputs(**given)  # type: ignore[arg-type]
+    inputs_by_name = {"statistics": ExpertStatistics(counts), "ranks": 4} | more
+    return AdviceInputs(**inputs_by_name)  # type: ignore[arg-type]
 
 
 def test_expert_size_and_operations_follow_dimensions() -> None:
     for precision, size in (("bf16", 2.0), ("fp8", 1.0), ("fp4", 0.5)):
-        found = Expert.of_dimensions(7168, 2048, precision)
-        assert found.size == 3 * 7168 * 2048 * size
-        assert found.operations_per_row == 2 * 3 * 7168 * 2048
+        expert = Expert.of_dimensions(7168, 2048, precision)
+        assert expert.size == 3 * 7168 * 2048 * size
+        assert expert.operations_per_row == 2 * 3 * 7168 * 2048
 
 
 def test_pace_reproduces_figure_15_of_source() -> None:
@@ -101,8 +101,8 @@ def test_pace_is_monotone_in_rate_latency_and_size(
 
 
 def test_incoming_counts_experts_new_to_rank() -> None:
-    def of(*held: int) -> ExpertPlacement:
-        return ExpertPlacement.with_even_shares(np.array([held] * 2, dtype=np.int32), 2)
+    def of(*experts: int) -> ExpertPlacement:
+        return ExpertPlacement.with_even_shares(np.array([experts] * 2, dtype=np.int32), 2)
 
     old, new = of(0, 1, 2, 3, 0, 1), of(2, 1, 0, 3, 3, 0)
     assert incoming_copies(old, new).tolist() == [[0, 0]] * 2
@@ -116,18 +116,21 @@ def test_incoming_equals_planner_moves(seed: int) -> None:
     rng = np.random.default_rng(seed)
     first = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4)
     again = plan(rng.integers(0, 100, (3, 8)), slots=12, ranks=4, installed=first.placement)
-    old, new = (ExpertPlacement.with_even_shares(found.placement, 4) for found in (first, again))
+    old, new = (
+        ExpertPlacement.with_even_shares(placement_plan.placement, 4)
+        for placement_plan in (first, again)
+    )
     assert int(incoming_copies(old, new).sum()) == again.moves
 
 
 def test_move_stall_is_transfer_beyond_forward_time() -> None:
     pace = TransferRate(1000.0, 1000, 5.0)
     copies = np.array([[1, 0], [2, 7]])
-    found = migration_cost("", copies, pace, np.array([1.0, 2.0]))
-    assert (found.copies, found.busiest, found.steps) == (10, 7, 2)
-    assert found.bulk_stall == 7.0
+    cost = migration_cost("", copies, pace, np.array([1.0, 2.0]))
+    assert (cost.copies, cost.busiest, cost.steps) == (10, 7, 2)
+    assert cost.bulk_stall == 7.0
     # Layer 0: 1 s within 4 s. Layer 1: 7 s within 3 s.
-    assert found.layer_stall == 4.0
+    assert cost.layer_stall == 4.0
     assert migration_cost("", copies * 0, pace, np.array([9.0, 9.0])).layer_stall == 0.0
 
 
@@ -141,23 +144,23 @@ def test_break_even_is_stall_over_saving_per_step() -> None:
 
 @given(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3), st.floats(1.0, 100.0))
 def test_break_even_is_monotone_in_saving(stall: float, saved: float, more: float) -> None:
-    found, faster = break_even(stall, saved), break_even(stall, saved * more)
-    assert found is not None
+    steps, faster = break_even(stall, saved), break_even(stall, saved * more)
+    assert steps is not None
     assert faster is not None
-    assert faster <= found
+    assert faster <= steps
 
 
 def test_roofline_takes_longer_of_reading_and_computing() -> None:
     roofline = Roofline(EXPERT, MACHINE)
     # 2e9 bytes and 8e9 operations a second: 0.5 us to read an expert, 0.25 us for a row.
     rows = np.array([[1000.0, 0.0, 0.0, 0.0], [1e-9, 0.0, 50.0, 50.0]])
-    read, row = 1000 / 2e9, 2000 / 8e9
+    read_us, row = 1000 / 2e9, 2000 / 8e9
     assert roofline.seconds(rows, 2) == pytest.approx(
-        np.array([[1000 * row, 0.0], [1e-9 * read, 100 * row]]), rel=1e-6
+        np.array([[1000 * row, 0.0], [1e-9 * read_us, 100 * row]]), rel=1e-6
     )
     few = roofline.seconds(np.array([[0.5, 0.5]]), 1)
-    assert few[0, 0] == pytest.approx(2 * (1 - math.exp(-0.5)) * read)
-    assert MACHINE.ridge("fp8") == pytest.approx(read / row)
+    assert few[0, 0] == pytest.approx(2 * (1 - math.exp(-0.5)) * read_us)
+    assert MACHINE.ridge("fp8") == pytest.approx(read_us / row)
 
 
 @given(st.lists(st.floats(0.0, 1e4), min_size=4, max_size=4), st.floats(1.0, 10.0))
@@ -169,10 +172,10 @@ def test_roofline_is_monotone_in_rows(rows: list[float], more: float) -> None:
 
 def test_trial_splits_windows_into_train_and_test() -> None:
     counts = np.arange(5 * 2 * 4, dtype=np.int64).reshape(5, 2, 4)
-    found = TrainTestSplit.of(ExpertStatistics(counts))
-    assert np.array_equal(found.train.counts, counts[:2])
-    assert np.array_equal(found.test.counts, counts[2:])
-    assert found.held_out
+    split = TrainTestSplit.of(ExpertStatistics(counts))
+    assert np.array_equal(split.train.counts, counts[:2])
+    assert np.array_equal(split.test.counts, counts[2:])
+    assert split.held_out
     alone = TrainTestSplit.of(ExpertStatistics(counts[:1]))
     assert not alone.held_out
     assert np.array_equal(alone.test.counts, counts[:1])
@@ -184,11 +187,11 @@ def test_trial_exact_shares_level_better_than_planned_shares() -> None:
     counts = SKEWED.copy()
     counts[2:, :, 0] = 3000
     split = TrainTestSplit.of(ExpertStatistics(counts))
-    found = plan(split.train.counts, slots=12, ranks=4, policy="connected")
-    layout = ExpertPlacement(found.placement, found.shares, 4)
-    levelled = split.imbalance_with_exact_shares(found.placement, 4)
-    assert (levelled <= split.measured_imbalance(layout) + 1e-9).all()
-    assert levelled.max() < split.measured_imbalance(layout).max()
+    placement_plan = plan(split.train.counts, slots=12, ranks=4, policy="connected")
+    layout = ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
+    exact_imbalance = split.imbalance_with_exact_shares(placement_plan.placement, 4)
+    assert (exact_imbalance <= split.measured_imbalance(layout) + 1e-9).all()
+    assert exact_imbalance.max() < split.measured_imbalance(layout).max()
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(320, 17), (1000, 20), (32 * 50, 32)])
@@ -201,38 +204,40 @@ def test_chance_floor_is_close_to_exact_floor(rows: int, ranks: int) -> None:
 
 def test_chance_floor_of_576_ranks_matches_simulation() -> None:
     rng = np.random.default_rng(0)
-    drawn = rng.multinomial(5760, [1 / 576] * 576, size=300).max(axis=1).mean() / 10 - 1
-    assert inputs.chance_imbalance(5760, 576) == pytest.approx(drawn, rel=0.03)
+    simulated_imbalance = (
+        rng.multinomial(5760, [1 / 576] * 576, size=300).max(axis=1).mean() / 10 - 1
+    )
+    assert inputs.chance_imbalance(5760, 576) == pytest.approx(simulated_imbalance, rel=0.03)
 
 
 @given(st.integers(2, 8), st.integers(1, 1000), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_advice_equal_load_is_not_worth_balancing(size: int, rows: int, layers: int) -> None:
-    found = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
-    assert found.worth.verdict is Verdict.NOISE
-    assert found.worth.now.mean == 0
-    assert found.slot_choices.advised.planned == 0
+    advice = advise(question(np.full((2, layers, 4 * size), rows, dtype=np.int64)))
+    assert advice.worth.verdict is Verdict.NOISE
+    assert advice.worth.now.mean == 0
+    assert advice.slot_choices.advised.planned == 0
 
 
 def test_advice_uniform_random_load_is_not_worth_balancing() -> None:
     rng = np.random.default_rng(0)
     counts = rng.multinomial(4000, [1 / 32] * 32, size=(8, 20)).astype(np.int64)
-    found = advise(question(counts))
-    assert found.worth.verdict is Verdict.NOISE
-    assert found.worth.now.mean == pytest.approx(found.worth.floor, rel=0.1)
+    advice = advise(question(counts))
+    assert advice.worth.verdict is Verdict.NOISE
+    assert advice.worth.now.mean == pytest.approx(advice.worth.floor, rel=0.1)
 
 
 def test_advice_skewed_load_gains_by_slowest_rank() -> None:
-    found = advise(question(SKEWED))
-    assert found.worth.verdict is Verdict.WORTH
+    advice = advise(question(SKEWED))
+    assert advice.worth.verdict is Verdict.WORTH
     # 100 of 160 on the first of four ranks; in 12 slots, all could have 40.
-    assert found.worth.now.mean == pytest.approx(100 / 40 - 1)
-    assert found.worth.planned.mean < 0.01
-    assert found.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
-    assert found.slots == 12
-    assert found.slot_choices.reason is SlotChoiceReason.TARGET
-    assert found.migration is None
-    assert found.rank_choices.advised is None
+    assert advice.worth.now.mean == pytest.approx(100 / 40 - 1)
+    assert advice.worth.planned.mean < 0.01
+    assert advice.worth.gain == pytest.approx(1 - 40 / 100, abs=0.01)
+    assert advice.slots == 12
+    assert advice.slot_choices.reason is SlotChoiceReason.TARGET
+    assert advice.migration is None
+    assert advice.rank_choices.advised is None
 
 
 def test_advice_gain_uses_seconds_when_known() -> None:
@@ -246,8 +251,8 @@ def test_advice_gain_uses_seconds_when_known() -> None:
 
 
 def test_advised_slots_are_fewest_that_meet_target() -> None:
-    def choice(more: int, planned: float, seconds: float | None = None) -> SlotChoice:
-        return SlotChoice(8 + 4 * more, 2 + more, more > 0, planned, planned, None, seconds)
+    def choice(more: int, imbalance: float, seconds: float | None = None) -> SlotChoice:
+        return SlotChoice(8 + 4 * more, 2 + more, more > 0, imbalance, imbalance, None, seconds)
 
     bare, one, two = choice(0, 0.5), choice(1, 0.01), choice(2, 0.0)
     assert advise_slots([bare, one, two], 0.02) == (one, SlotChoiceReason.TARGET)
@@ -271,32 +276,32 @@ def test_connectable_needs_experts_plus_ranks_less_one_slots() -> None:
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_rank_candidates_divide_experts_or_are_requested(experts: int, ranks: int) -> None:
-    found = candidate_ranks(experts, ranks)
-    assert ranks in found
-    assert found == sorted(set(found))
-    assert all(experts % size == 0 for size in found if size != ranks)
+    candidates = candidate_ranks(experts, ranks)
+    assert ranks in candidates
+    assert candidates == sorted(set(candidates))
+    assert all(experts % size == 0 for size in candidates if size != ranks)
 
 
 def test_advised_ranks_are_fewest_within_memory_and_latency() -> None:
-    known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
-    assert _advised_ranks(known) == 2
+    options = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
+    assert _advised_ranks(options) == 2
     small = replace(MACHINE, figures=FIGURES | {"memory_gb": 2 * 3 * 1000 / 1e9})
     # 3 slots of 2 layers fill it: 4 ranks have 3 slots, but 80 % is all that experts may take.
-    assert _advised_ranks(known | {"hardware": small}) == 8
-    assert _advised_ranks(known | {"hardware": small, "memory_share": 1.0}) == 4
-    assert _advised_ranks(known | {"latency": 1e-9}) is None
+    assert _advised_ranks(options | {"hardware": small}) == 8
+    assert _advised_ranks(options | {"hardware": small, "memory_share": 1.0}) == 4
+    assert _advised_ranks(options | {"latency": 1e-9}) is None
     slow = Hardware("slow", FIGURES | {"fp8_tflops": 1e-9})
-    assert _advised_ranks(known | {"hardware": slow, "latency": None}) == 2, "memory alone"
+    assert _advised_ranks(options | {"hardware": slow, "latency": None}) == 2, "memory alone"
 
 
-def _advised_ranks(known: Mapping[str, object]) -> int | None:
-    found = advise(question(SKEWED, **known)).rank_choices
-    return None if found.advised is None else found.advised.ranks
+def _advised_ranks(options: Mapping[str, object]) -> int | None:
+    rank_choices = advise(question(SKEWED, **options)).rank_choices
+    return None if rank_choices.advised is None else rank_choices.advised.ranks
 
 
 def test_advice_more_step_rows_change_time_not_imbalance() -> None:
-    known = {"expert": EXPERT, "hardware": MACHINE}
-    one, ten = (advise(question(SKEWED, step_rows=n, **known)).worth for n in (16_000, 160_000))
+    options = {"expert": EXPERT, "hardware": MACHINE}
+    one, ten = (advise(question(SKEWED, step_rows=n, **options)).worth for n in (16_000, 160_000))
     assert one.now.seconds is not None
     assert ten.now.seconds == pytest.approx(10 * one.now.seconds)
     assert ten.now.mean == one.now.mean
@@ -305,8 +310,8 @@ def test_advice_more_step_rows_change_time_not_imbalance() -> None:
 
 def test_advice_compares_with_installed_placement() -> None:
     statistics = ExpertStatistics(SKEWED)
-    found = plan(SKEWED, slots=12, ranks=4)
-    layout = ExpertPlacement(found.placement, found.shares, 4)
+    placement_plan = plan(SKEWED, slots=12, ranks=4)
+    layout = ExpertPlacement(placement_plan.placement, placement_plan.shares, 4)
     same = advise(question(SKEWED, installed=layout, expert=EXPERT, hardware=MACHINE, latency=1.0))
     assert same.worth.verdict is not Verdict.WORTH
     assert same.slots == 12
@@ -321,15 +326,15 @@ def test_advice_compares_with_installed_placement() -> None:
 def test_advice_json_has_plain_values() -> None:
     counts = SKEWED.copy()
     counts[:, 1] = 0
-    known = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
-    found = to_json(advise(question(counts, **known)))
-    assert found["kind"] == "a model, not a measurement"
-    assert found["worth"]["options"][0]["by_layer"][1] is None
-    assert [one["name"] for one in found["migration"]["moves"]] == [
+    options = {"expert": EXPERT, "hardware": MACHINE, "latency": 1.0}
+    values = to_json(advise(question(counts, **options)))
+    assert values["kind"] == "a model, not a measurement"
+    assert values["worth"]["options"][0]["by_layer"][1] is None
+    assert [one["name"] for one in values["migration"]["moves"]] == [
         "to the plan", "next, incremental", "next, greedy", "every slot",
     ]  # fmt: skip
-    assert found["migration"]["moves"][1]["copies"] == 0, "the load is the same"
-    assert found["rank_choices"]["judged_by"] == "memory and latency"
+    assert values["migration"]["moves"][1]["copies"] == 0, "the load is the same"
+    assert values["rank_choices"]["judged_by"] == "memory and latency"
     alone = to_json(advise(question(counts[:1])))
     assert alone["migration"] is None
     assert alone["inputs"]["held_out"] is False

@@ -33,10 +33,10 @@ def test_advise_docs_list_every_hardware_figure() -> None:
 def test_hardware_file_accepts_values_with_or_without_sources(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("memory_gb: 10\nfp8_tflops: {value: 2.5, source: I measured it}\n")
-    found = find_hardware(str(path))
-    assert (found.name, found.memory_bytes) == ("mine", 10**10)
-    assert found.operations_per_second("fp8") == 2.5e12
-    assert found.sources == {"memory_gb": str(path), "fp8_tflops": "I measured it"}
+    hardware = find_hardware(str(path))
+    assert (hardware.name, hardware.memory_bytes) == ("mine", 10**10)
+    assert hardware.operations_per_second("fp8") == 2.5e12
+    assert hardware.sources == {"memory_gb": str(path), "fp8_tflops": "I measured it"}
     path.write_text('{"name": "other", "host_link_gbs": 64}')
     assert find_hardware(str(path)).name == "other"
     assert find_hardware(str(path)).link_bytes_per_second("host") == 64e9
@@ -59,14 +59,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("text", "says"), BAD.items())
-def test_hardware_file_error_names_file(tmp_path: Path, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "message"), BAD.items())
+def test_hardware_file_error_names_file(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(FormatError) as error:
         find_hardware(str(path))
     assert str(error.value).startswith(str(path))
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_hardware_find_rejects_unknown_or_unreadable_names(tmp_path: Path) -> None:

@@ -17,41 +17,41 @@ COUNTS = np.array([[[4, 0, 2, 2], [1, 1, 1, 1]], [[0, 6, 1, 1], [9, 0, 0, 3]]], 
 
 
 def test_spread_by_rank_follows_definition() -> None:
-    found = layout_load("", ExpertStatistics(COUNTS), linear(ExpertStatistics(COUNTS), 2)).by_rank
+    spread = layout_load("", ExpertStatistics(COUNTS), linear(ExpertStatistics(COUNTS), 2)).by_rank
     layers: list[list[list[int]]] = [[[4, 4], [6, 2]], [[2, 2], [9, 3]]]
     for layer, windows in enumerate(layers):
-        assert found.mean[layer] == mean(mean(row) for row in windows)
-        assert found.std[layer] == pytest.approx(mean(stdev(row) for row in windows))
-        assert found.imbalance[layer] == mean(max(row) / mean(row) - 1 for row in windows)
-    assert found.average == pytest.approx(
-        [x.mean() for x in (found.mean, found.std, found.imbalance)]
+        assert spread.mean[layer] == mean(mean(row) for row in windows)
+        assert spread.std[layer] == pytest.approx(mean(stdev(row) for row in windows))
+        assert spread.imbalance[layer] == mean(max(row) / mean(row) - 1 for row in windows)
+    assert spread.average == pytest.approx(
+        [x.mean() for x in (spread.mean, spread.std, spread.imbalance)]
     )
-    assert found.worst == 0
+    assert spread.worst == 0
 
 
 def test_spread_by_slot_divides_expert_among_copies() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 0]] * 2, dtype=np.int32)
     layout = ExpertPlacement.with_even_shares(placement, 2)
-    found = layout_load("", ExpertStatistics(COUNTS), layout)
+    load = layout_load("", ExpertStatistics(COUNTS), layout)
     windows: list[list[float]] = [[4 / 3, 0, 2, 2, 4 / 3, 4 / 3], [0, 6, 1, 1, 0, 0]]
-    assert found.by_slot.std[0] == pytest.approx(mean(stdev(row) for row in windows), rel=1e-12)
-    assert found.rank_rows[0] == pytest.approx([4 / 3 + 2 + 6 + 1, 2 + 8 / 3 + 1])
+    assert load.by_slot.std[0] == pytest.approx(mean(stdev(row) for row in windows), rel=1e-12)
+    assert load.rank_rows[0] == pytest.approx([4 / 3 + 2 + 6 + 1, 2 + 8 / 3 + 1])
 
 
 def test_spread_uses_uneven_shares() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 1]] * 2, dtype=np.int32)
     shares = np.array([[1 << 14, 1 << 16, 1 << 16, 1 << 16, 3 << 14, 0]] * 2, dtype=np.int32)
-    found = layout_load("", ExpertStatistics(COUNTS), ExpertPlacement(placement, shares, 2))
-    assert found.rank_rows[0] == pytest.approx([1 + 6 + 3, 3 + 3 + 0])
+    load = layout_load("", ExpertStatistics(COUNTS), ExpertPlacement(placement, shares, 2))
+    assert load.rank_rows[0] == pytest.approx([1 + 6 + 3, 3 + 3 + 0])
 
 
 def test_spread_omits_windows_and_layers_without_rows() -> None:
     counts = np.zeros((2, 2, 4), dtype=np.int64)
     counts[0, 0] = COUNTS[0, 0]
-    found = layout_load("", ExpertStatistics(counts), linear(ExpertStatistics(counts), 2)).by_rank
-    assert found.mean[0] == 4
-    assert np.isnan([found.mean[1], found.std[1], found.imbalance[1]]).all()
-    assert found.average == (4, 0, 0)
+    spread = layout_load("", ExpertStatistics(counts), linear(ExpertStatistics(counts), 2)).by_rank
+    assert spread.mean[0] == 4
+    assert np.isnan([spread.mean[1], spread.std[1], spread.imbalance[1]]).all()
+    assert spread.average == (4, 0, 0)
 
 
 def test_spread_of_one_rank_has_zero_deviation() -> None:
@@ -68,9 +68,9 @@ def test_linear_placement_holds_all_experts_on_uneven_ranks() -> None:
 def test_fitted_placement_matches_layer_numbers() -> None:
     placement = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]], dtype=np.int32)
     layout = ExpertPlacement.with_even_shares(placement, 2, (3, 4, 7))
-    found = select_layers(layout, ExpertStatistics(COUNTS, (4, 7)))
-    assert found.placement.tolist() == placement[1:].tolist()
-    assert found.layers == (4, 7)
+    fitted_layout = select_layers(layout, ExpertStatistics(COUNTS, (4, 7)))
+    assert fitted_layout.placement.tolist() == placement[1:].tolist()
+    assert fitted_layout.layers == (4, 7)
     with pytest.raises(PlacementError, match="has no layer 5"):
         select_layers(layout, ExpertStatistics(COUNTS, (4, 5)))
     with pytest.raises(PlacementError, match="places 4 experts, and the statistics are of 3"):
@@ -83,9 +83,9 @@ def test_lower_bound_is_below_greedy_plan(loads: list[int], extra: int) -> None:
     counts = np.array([[loads]], dtype=np.int64)
     slots = 6 + 2 * extra
     bound = lower_bound(ExpertStatistics(counts), 2, slots)
-    found = plan(counts, slots=slots, ranks=2, policy="greedy")
+    greedy_plan = plan(counts, slots=slots, ranks=2, policy="greedy")
     if sum(loads):
-        assert bound[0] <= found.predicted_imbalance + 1e-4
+        assert bound[0] <= greedy_plan.predicted_imbalance + 1e-4
     else:
         assert np.isnan(bound[0])
 

@@ -61,5 +61,5 @@ def test_prompt_classes_keep_equal_lengths_together() -> None:
     alike = ProxyLog("log", tuple(logged_request(prompt=7, bound_at=1.0 + k) for k in range(50)))
     assert [len(one) for one in prompt_classes(alike)] == [50]
     assert wait_by_prompt(alike) is None
-    apart = ProxyLog("log", tuple(logged_request(prompt=k) for k in range(1, 101)))
-    assert [len(one) for one in prompt_classes(apart)] == [10] * CLASSES
+    distinct_lengths = ProxyLog("log", tuple(logged_request(prompt=k) for k in range(1, 101)))
+    assert [len(one) for one in prompt_classes(distinct_lengths)] == [10] * CLASSES

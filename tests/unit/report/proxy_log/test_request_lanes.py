@@ -33,10 +33,10 @@ def test_request_parts_are_contiguous_from_arrival_to_end(
     routed: ProxyLog,
 ) -> None:
     for one in routed.requests:
-        found = list(request_parts(one))
-        assert found[0][1] == one.arrived_at
-        assert found[-1][2] == one.ended_at
-        assert all(a[2] == b[1] for a, b in pairwise(found))
+        parts = list(request_parts(one))
+        assert parts[0][1] == one.arrived_at
+        assert parts[-1][2] == one.ended_at
+        assert all(a[2] == b[1] for a, b in pairwise(parts))
 
 
 def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
@@ -47,9 +47,9 @@ def test_gantt_excerpt_shows_middle_of_many_requests() -> None:
     excerpt = log_excerpt(ProxyLog("log", many))
     assert excerpt is not None
     assert not excerpt.whole
-    shown = [one for lane in excerpt.lanes[0] for one in lane]
-    assert len(shown) == MOST_REQUESTS
-    assert min(one.arrived_at for one in shown) == many[260].arrived_at
+    shown_requests = [one for lane in excerpt.lanes[0] for one in lane]
+    assert len(shown_requests) == MOST_REQUESTS
+    assert min(one.arrived_at for one in shown_requests) == many[260].arrived_at
 
 
 def test_gantt_excerpt_orders_and_limits_workers() -> None:

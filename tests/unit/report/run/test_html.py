@@ -29,12 +29,12 @@ class Outline(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[str] = []
+        self.tags: list[str] = []
         self.loads: list[str] = []
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
         if tag not in EMPTY:
             self.open.append(tag)
@@ -63,8 +63,8 @@ def test_run_page_has_every_section(
     make_record: MakeRecord,
 ) -> None:
     page, parsed = outline(make_record())
-    assert parsed.seen.count("svg") == 4
-    assert parsed.seen.count("table") == 1
+    assert parsed.tags.count("svg") == 4
+    assert parsed.tags.count("table") == 1
     assert page.count('<div class="tile">') == 8
     for words in ("outputs identical: yes", "def f():", "a processor", "stall_noise_seconds"):
         assert words in parsed.text
@@ -73,8 +73,8 @@ def test_run_page_has_every_section(
 
 def test_run_page_tile_says_times_once(make_record: MakeRecord) -> None:
     record = make_record()
-    lagged = replace(record.variants["lagged"], name="exact")
-    page, _ = outline(replace(record, variants={**record.variants, "exact": lagged}))
+    lagged_variant = replace(record.variants["lagged"], name="exact")
+    page, _ = outline(replace(record, variants={**record.variants, "exact": lagged_variant}))
     assert re.search(r"<b>[0-9.]+</b><span>times smaller</span>", page)
 
 
@@ -83,7 +83,7 @@ def test_run_page_is_self_contained(make_record: MakeRecord) -> None:
     assert all(load.startswith(("data:", "#")) for load in parsed.loads)
     assert "@import" not in page
     assert all(link.startswith("#") for link in re.findall(r"url\((.*?)\)", page))
-    assert not {"script", "link", "iframe"} & set(parsed.seen)
+    assert not {"script", "link", "iframe"} & set(parsed.tags)
 
 
 def test_run_page_escapes_prompts_and_command(make_record: MakeRecord) -> None:
@@ -98,7 +98,7 @@ def test_run_page_pictures_escape_phase_names(make_record: MakeRecord) -> None:
     hostile = ("</svg><script>$x_{$", "\x1b]0;&\ud83d")
     page, parsed = outline(make_record(phases=hostile))
     assert "<script" not in page
-    assert parsed.seen.count("svg") == 4
+    assert parsed.tags.count("svg") == 4
 
 
 def test_run_page_marks_different_outputs_as_bad(make_record: MakeRecord) -> None:
@@ -112,7 +112,7 @@ def test_run_page_without_balancing(make_record: MakeRecord) -> None:
     for name in ("static", "lagged", "exact"):
         del record.variants[name]
     _, parsed = outline(record)
-    assert parsed.seen.count("svg") == 4
+    assert parsed.tags.count("svg") == 4
     assert "None" not in parsed.text
 
 
@@ -124,7 +124,7 @@ def test_report_says_that_unbalanced_was_not_served(make_record: MakeRecord) -> 
     assert "The traffic was not served without balancing." in parsed.text
     assert "than without balancing" not in parsed.text
     assert page.count('<div class="tile">') == 6
-    assert parsed.seen.count("svg") == 4
+    assert parsed.tags.count("svg") == 4
     assert "None" not in parsed.text
 
 
@@ -144,7 +144,7 @@ def test_run_page_without_any_rows(make_record: MakeRecord) -> None:
     for name, variant in record.variants.items():
         record.variants[name] = replace(variant, rank_rows=np.zeros_like(variant.rank_rows))
     _, parsed = outline(replace(record, expert_rows=np.zeros_like(record.expert_rows)))
-    assert parsed.seen.count("svg") == 4
+    assert parsed.tags.count("svg") == 4
 
 
 def test_run_pictures_are_well_formed_and_reproducible(
@@ -171,9 +171,9 @@ def test_run_pictures_name_each_phase(make_record: MakeRecord, phase: str) -> No
 
 @given(st.text())
 def test_run_page_text_escapes_markup_and_control_characters(text: str) -> None:
-    shown = escape_html(text)
-    assert not set(shown) & set("<>\"'")
-    assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
+    html_text = escape_html(text)
+    assert not set(html_text) & set("<>\"'")
+    assert all(letter.isprintable() or letter in "\n\t" for letter in html_text)
 
 
 def test_run_page_shows_engine_settings_when_recorded(make_record: MakeRecord) -> None:

@@ -38,8 +38,8 @@ def test_balancedness_is_mean_over_max() -> None:
 def test_imbalance_is_independent_of_rank_order(rank_rows: Counts, seed: object) -> None:
     order = list(range(rank_rows.shape[-1]))
     seed.shuffle(order)  # type: ignore[attr-defined]
-    shuffled = rank_rows[..., order]
-    assert metrics.imbalance(shuffled, whole(rank_rows)) == pytest.approx(
+    shuffled_rows = rank_rows[..., order]
+    assert metrics.imbalance(shuffled_rows, whole(rank_rows)) == pytest.approx(
         metrics.imbalance(rank_rows, whole(rank_rows))
     )
 
@@ -53,8 +53,8 @@ def test_imbalance_is_scale_invariant(rank_rows: Counts, factor: int) -> None:
 
 @given(rank_rows=loads)
 def test_imbalance_is_between_zero_and_ranks_minus_one(rank_rows: Counts) -> None:
-    found = metrics.imbalance(rank_rows, whole(rank_rows))
-    assert -1e-12 <= found <= rank_rows.shape[-1] - 1
+    imbalance = metrics.imbalance(rank_rows, whole(rank_rows))
+    assert -1e-12 <= imbalance <= rank_rows.shape[-1] - 1
 
 
 @given(ranks=st.integers(1, 8), load=st.integers(1, 1000))
@@ -77,11 +77,15 @@ def test_floor_averages_noise_floors_of_steps() -> None:
 
 
 def test_stall_is_time_above_unbalanced_median() -> None:
-    unbalanced = np.array([9.0, 1.0, 1.2, 0.8])
-    balanced = np.array([9.0, 1.5, 0.1, 1.1])
-    assert metrics.stall_seconds(balanced, unbalanced, StepRange(1, 4)) == pytest.approx(0.5 + 0.1)
-    assert metrics.stall_seconds(unbalanced, unbalanced, StepRange(1, 4)) == pytest.approx(0.2)
-    assert metrics.stall_seconds(balanced, unbalanced, StepRange(4, 4)) == 0.0
+    unbalanced_seconds = np.array([9.0, 1.0, 1.2, 0.8])
+    balanced_seconds = np.array([9.0, 1.5, 0.1, 1.1])
+    assert metrics.stall_seconds(
+        balanced_seconds, unbalanced_seconds, StepRange(1, 4)
+    ) == pytest.approx(0.5 + 0.1)
+    assert metrics.stall_seconds(
+        unbalanced_seconds, unbalanced_seconds, StepRange(1, 4)
+    ) == pytest.approx(0.2)
+    assert metrics.stall_seconds(balanced_seconds, unbalanced_seconds, StepRange(4, 4)) == 0.0
 
 
 def test_metric_windows_start_at_first_commit_and_rebalance(
@@ -91,8 +95,8 @@ def test_metric_windows_start_at_first_commit_and_rebalance(
     make_rows: Callable[..., Counts],
 ) -> None:
     rebalances = (make_rebalance(0, 4, outcome="timeout"), make_rebalance(1, 8))
-    balanced = make_variant("exact", make_rows([1, 1], [1, 1]), *rebalances)
-    assert metrics.after_first_commit(balanced, 12) == StepRange(8, 12)  # type: ignore[arg-type]
-    assert metrics.after_first_rebalance_began(balanced, 12) == StepRange(2, 12)  # type: ignore[arg-type]
+    variant = make_variant("exact", make_rows([1, 1], [1, 1]), *rebalances)
+    assert metrics.after_first_commit(variant, 12) == StepRange(8, 12)  # type: ignore[arg-type]
+    assert metrics.after_first_rebalance_began(variant, 12) == StepRange(2, 12)  # type: ignore[arg-type]
     assert metrics.after_first_commit(None, 12) == StepRange(0, 12)
     assert metrics.after_first_rebalance_began(None, 12) == StepRange(0, 12)

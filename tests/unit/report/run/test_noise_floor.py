@@ -17,7 +17,7 @@ from equipoise.report.run.metrics import (
 )
 
 
-def enumerated(rows: int, ranks: int) -> Fraction:
+def enumerated_floor(rows: int, ranks: int) -> Fraction:
     """Every way to fill the ranks, weighted by the number of throws that lead there."""
     total = Fraction(0)
     for counts in itertools.product(range(rows + 1), repeat=ranks):
@@ -29,15 +29,19 @@ def enumerated(rows: int, ranks: int) -> Fraction:
 
 @given(rows=st.integers(1, 9), ranks=st.integers(1, 4))
 def test_exact_floor_equals_enumeration(rows: int, ranks: int) -> None:
-    assert exact_noise_floor(rows, ranks) == pytest.approx(float(enumerated(rows, ranks)), abs=1e-9)
+    assert exact_noise_floor(rows, ranks) == pytest.approx(
+        float(enumerated_floor(rows, ranks)), abs=1e-9
+    )
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(64, 4), (1000, 4), (1024, 8), (600, 64)])
 def test_exact_floor_matches_simulation(rows: int, ranks: int) -> None:
     throws = np.random.default_rng(7).multinomial(rows, [1 / ranks] * ranks, size=20_000)
-    simulated = throws.max(axis=1) * ranks / rows - 1
-    tolerance = 5 * simulated.std() / np.sqrt(len(simulated))
-    assert exact_noise_floor(rows, ranks) == pytest.approx(simulated.mean(), abs=tolerance)
+    simulated_imbalance = throws.max(axis=1) * ranks / rows - 1
+    tolerance = 5 * simulated_imbalance.std() / np.sqrt(len(simulated_imbalance))
+    assert exact_noise_floor(rows, ranks) == pytest.approx(
+        simulated_imbalance.mean(), abs=tolerance
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

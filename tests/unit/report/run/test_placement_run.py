@@ -22,25 +22,25 @@ DIGEST = "0123456789abcdef" * 2
 def record(make_record: MakeRecord, make_variant: Callable[..., object]) -> RunRecord:
     """Exact's rows, without a rebalance."""
     plain = make_record()
-    placed = replace(plain.variants["exact"], name="placement", rebalances=(), aborts={})
-    served = {"unbalanced": plain.variants["unbalanced"], "placement": placed}
+    placement_variant = replace(plain.variants["exact"], name="placement", rebalances=(), aborts={})
+    served = {"unbalanced": plain.variants["unbalanced"], "placement": placement_variant}
     return replace(plain, shares="placement", placement=DIGEST, variants=served)
 
 
 def test_placement_run_is_measured_over_all_steps(record: RunRecord) -> None:
-    found = summarise(record)
-    assert found.measured_from_step == 0
-    assert found.not_exercised is None
-    assert found.exit_code == 0
+    summary = summarise(record)
+    assert summary.measured_from_step == 0
+    assert summary.not_exercised is None
+    assert summary.exit_code == 0
     # Perfect but for 3 of 12 steps, whose layers have 0.5 and 1.
-    assert found.imbalance_placement == found.imbalance_balanced == pytest.approx(0.75 * 3 / 12)
-    assert (found.imbalance_static, found.slots_moved, found.rebalances) == (None, 0, 0)
+    assert summary.imbalance_placement == summary.imbalance_balanced == pytest.approx(0.75 * 3 / 12)
+    assert (summary.imbalance_static, summary.slots_moved, summary.rebalances) == (None, 0, 0)
 
 
 def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:
-    wrong = replace(record.variants["placement"], outputs="b")
-    found = summarise(replace(record, variants=record.variants | {"placement": wrong}))
-    assert (found.outputs_identical, found.exit_code) == (False, 1)
+    other_variant = replace(record.variants["placement"], outputs="b")
+    summary = summarise(replace(record, variants=record.variants | {"placement": other_variant}))
+    assert (summary.outputs_identical, summary.exit_code) == (False, 1)
 
 
 def test_placement_run_table_names_digest_and_no_rebalances(record: RunRecord) -> None:
@@ -61,7 +61,7 @@ def test_placement_run_page_compares_with_unbalanced(record: RunRecord) -> None:
 
 
 def test_placement_run_pictures_show_placement(record: RunRecord) -> None:
-    drawn = {one.title: one.svg for one in pictures(record)}
-    assert "balanced, the given placement" in drawn["Tokens by rank and step"]
-    assert ">placement<" in drawn["Imbalance by step"]
-    assert ">placement<" in drawn["Step time"]
+    svg_by_title = {one.title: one.svg for one in pictures(record)}
+    assert "balanced, the given placement" in svg_by_title["Tokens by rank and step"]
+    assert ">placement<" in svg_by_title["Imbalance by step"]
+    assert ">placement<" in svg_by_title["Step time"]

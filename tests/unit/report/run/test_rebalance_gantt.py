@@ -26,17 +26,17 @@ MakeRecord = Callable[..., RunRecord]
 
 def spans(number: int, ranks: int = 2) -> tuple[RecordedSpan, ...]:
     """A rebalance of two seconds on every rank, each a tenth later than the one before."""
-    found = []
+    recorded_spans = []
     for rank in range(ranks):
         at, of = 100.0 + rank / 10, {TRACK: number}
-        found += [
+        recorded_spans += [
             RecordedSpan(rank, TRACK, "planning", at, at + 1, of),
             RecordedSpan(rank, TRACK, "transferring", at + 1, at + 2, of),
             RecordedSpan(rank, TRACK, f"{TRACK} {number}: committed", at, at + 2, of),
             RecordedSpan(rank, "transfer", "move", at + 1.0, at + 1.5),
             RecordedSpan(rank, "compute stream", "step", at - 50, at - 49),
         ]
-    return tuple(found)
+    return tuple(recorded_spans)
 
 
 def test_gantt_shows_rebalance_with_most_moves(make_record: MakeRecord) -> None:
@@ -77,11 +77,11 @@ def test_gantt_extent_covers_all_ranks(make_record: MakeRecord) -> None:
     assert extent.end > extent.last
 
 
-@pytest.mark.parametrize("kept", [(), spans(99)])
+@pytest.mark.parametrize("recorded_spans", [(), spans(99)])
 def test_gantt_is_none_without_spans_of_rebalance(
-    make_record: MakeRecord, kept: tuple[RecordedSpan, ...]
+    make_record: MakeRecord, recorded_spans: tuple[RecordedSpan, ...]
 ) -> None:
-    assert rebalance_gantt(make_record(spans=kept)) is None
+    assert rebalance_gantt(make_record(spans=recorded_spans)) is None
 
 
 def test_gantt_draws_first_ranks_up_to_limit(make_record: MakeRecord) -> None:

@@ -39,9 +39,9 @@ MakeRecord = Callable[..., RunRecord]
 
 
 def test_summary_json_has_every_promised_key(make_record: MakeRecord) -> None:
-    written = json.loads(json.dumps(summarise(make_record()).to_json(), allow_nan=False))
-    assert set(PROMISED) <= set(written)
-    assert written["outputs_identical"] is True
+    summary_json = json.loads(json.dumps(summarise(make_record()).to_json(), allow_nan=False))
+    assert set(PROMISED) <= set(summary_json)
+    assert summary_json["outputs_identical"] is True
 
 
 def test_summary_figures_equal_hand_computed_values(make_record: MakeRecord) -> None:

@@ -31,7 +31,7 @@ SPANS = (
 )
 
 
-def traced(record: RunRecord) -> Any:
+def trace_json_of(record: RunRecord) -> Any:
     return json.loads(render_trace(record), parse_constant=lambda word: pytest.fail(word))
 
 
@@ -42,7 +42,7 @@ def events(trace: Any, phase: str) -> list[Any]:
 def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
     make_record: MakeRecord,
 ) -> None:
-    trace = traced(make_record(spans=SPANS))
+    trace = trace_json_of(make_record(spans=SPANS))
     assert faults(trace) == []
     names = {
         (event["pid"], event["tid"], event["args"]["name"])
@@ -61,16 +61,16 @@ def test_trace_maps_ranks_to_processes_and_tracks_to_threads(
 
 
 def test_trace_times_are_microseconds_from_first_event(make_record: MakeRecord) -> None:
-    trace = traced(make_record(spans=SPANS))
-    found = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
-    assert found["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
-    assert found["move"] == pytest.approx((1_500_000.0, 250_000.0), abs=1.0)
+    trace = trace_json_of(make_record(spans=SPANS))
+    times = {event["name"]: (event["ts"], event["dur"]) for event in events(trace, "X")}
+    assert times["step"] == pytest.approx((0.0, 250_000.0), abs=1.0)
+    assert times["move"] == pytest.approx((1_500_000.0, 250_000.0), abs=1.0)
     (move,) = [event for event in events(trace, "X") if event["name"] == "move"]
     assert move["args"] == {"layers": [0, 2]}
 
 
 def test_trace_orders_enclosing_spans_first(make_record: MakeRecord) -> None:
-    names = [event["name"] for event in events(traced(make_record(spans=SPANS)), "X")]
+    names = [event["name"] for event in events(trace_json_of(make_record(spans=SPANS)), "X")]
     assert names.index(f"{TRACK} 3: committed") < names.index("planning")
 
 
@@ -78,14 +78,14 @@ def test_trace_imbalance_counter_omits_unknown_values(
     make_record: MakeRecord,
 ) -> None:
     levels = (ImbalanceSample(0, START + 1.0, 0.25), ImbalanceSample(0, START + 2.0, math.nan))
-    trace = traced(make_record(spans=SPANS, levels=levels))
+    trace = trace_json_of(make_record(spans=SPANS, levels=levels))
     assert faults(trace) == []
     (counter,) = events(trace, "C")
     assert counter["args"] == {"max/mean - 1": 0.25}
 
 
 def test_trace_of_run_without_spans_is_empty(make_record: MakeRecord) -> None:
-    trace = traced(make_record())
+    trace = trace_json_of(make_record())
     assert trace["traceEvents"] == []
     assert faults(trace) == []
 
@@ -101,7 +101,7 @@ def test_trace_of_arbitrary_spans_is_valid(make_record: MakeRecord, data: st.Dat
                 begin = at + gap
                 at = begin + length
                 spans.append(RecordedSpan(rank, str(track), "x", begin, at))
-    assert faults(traced(make_record(spans=tuple(spans)))) == []
+    assert faults(trace_json_of(make_record(spans=tuple(spans)))) == []
 
 
 def test_trace_of_spans_without_run_record() -> None:

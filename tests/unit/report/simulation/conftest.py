@@ -11,24 +11,24 @@ from equipoise.cli.simulate import SimulateRequest, run_simulation
 from equipoise.report.simulation.result import SimulationResult
 
 
-def small(**said: object) -> SimulationResult:
-    """Real, of a fraction of a second."""
-    wanted: dict[str, object] = {
+def small(**options: object) -> SimulationResult:
+    """Run a small simulation; it takes a fraction of a second."""
+    default_options: dict[str, object] = {
         "workload": "sharegpt", "requests": 80, "workers": 3, "slots_per_worker": 4, "seeds": 2,
         "policies": ("round_robin", "br0", "fit"), "progress": "hidden",
     }  # fmt: skip
-    return run_simulation(SimulateRequest(**(wanted | said)))  # type: ignore[arg-type]
+    return run_simulation(SimulateRequest(**(default_options | options)))  # type: ignore[arg-type]
 
 
 def result(label: str, figure: str, values: Sequence[float]) -> PolicyResult:
-    """All figures 1, but one."""
+    """A result whose figures are all 1, except `figure`."""
     ones = dict.fromkeys(SimulationMetrics.names(), 1.0)
     runs = tuple(SimulationMetrics(**ones | {figure: value}) for value in values)
     return PolicyResult(NamedPolicy(label, RoutingPolicySettings()), runs)
 
 
 @pytest.fixture(scope="package")
-def found() -> SimulationResult:
+def simulation_result() -> SimulationResult:
     return small()
 
 

@@ -65,11 +65,13 @@ def test_best_of_one_seed_has_no_indistinguishable_policy(
 
 
 def test_tie_lines_list_indistinguishable_policies_by_column(
-    found: SimulationResult, make_result: MakeResult
+    simulation_result: SimulationResult, make_result: MakeResult
 ) -> None:
     def lines(*results: PolicyResult) -> list[str]:
         return list(
-            indistinguishable_lines(replace(found, results=results), best_of_columns(results))
+            indistinguishable_lines(
+                replace(simulation_result, results=results), best_of_columns(results)
+            )
         )
 
     one, two = make_result("a", "idle", (1.0, 2.0)), make_result("b", "idle", (1.1, 1.8))
@@ -85,8 +87,8 @@ def test_tie_lines_list_indistinguishable_policies_by_column(
 def test_column_cell_is_rounded_mean(mean: float, half: float) -> None:
     column = BY_FIGURE["throughput"]
     for decimals in (0, 4):
-        shown = column.cell(Interval(mean, half), decimals)
-        value = float(shown.split(" ")[0].replace(",", ""))
+        cell_text = column.cell(Interval(mean, half), decimals)
+        value = float(cell_text.split(" ")[0].replace(",", ""))
         assert value == pytest.approx(mean, rel=1e-12, abs=0.51 * 10**-decimals)
 
 

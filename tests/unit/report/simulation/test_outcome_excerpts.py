@@ -58,19 +58,19 @@ def test_excerpt_has_balance_of_whole_run(outcome: SimulationRun) -> None:
     assert balance.mean() == pytest.approx(outcome.balancedness.mean(), abs=0.02)
 
 
-@pytest.mark.parametrize("kept", [1, 5, 13, 40])
-def test_excerpt_fits_into_kept_steps(kept: int) -> None:
-    excerpt = StepExcerpt.of(run(kept))
-    count = min(kept, EXCERPT_STEPS)
+@pytest.mark.parametrize("kept_steps", [1, 5, 13, 40])
+def test_excerpt_fits_into_kept_steps(kept_steps: int) -> None:
+    excerpt = StepExcerpt.of(run(kept_steps))
+    count = min(kept_steps, EXCERPT_STEPS)
     assert len(excerpt.loads) == len(excerpt.clock) == len(excerpt.seconds) == count
 
 
 def test_excerpt_split_puts_barrier_before_step_end(outcome: SimulationRun) -> None:
-    seen = step_times(StepExcerpt.of(outcome), outcome.cluster)
-    assert seen.begins[0] == 0
-    assert np.allclose(seen.reading.max(axis=1), seen.barrier)
-    assert (seen.seconds >= seen.barrier - 1e-12).all()
-    assert np.allclose(np.diff(seen.begins), seen.seconds[:-1])
+    times = step_times(StepExcerpt.of(outcome), outcome.cluster)
+    assert times.begins[0] == 0
+    assert np.allclose(times.reading.max(axis=1), times.barrier)
+    assert (times.seconds >= times.barrier - 1e-12).all()
+    assert np.allclose(np.diff(times.begins), times.seconds[:-1])
 
 
 def test_wait_classes_are_ordered_by_size_and_cover_requests(outcome: SimulationRun) -> None:
@@ -85,11 +85,11 @@ def test_outcome_watch_keeps_first_seed_and_averages_balance() -> None:
     outcomes = [run(50, seed) for seed in (0, 1)]
     for seed, outcome in enumerate(outcomes):
         watch.keep(JSQ, seed, outcome)
-    seen = watch.plot_data()["jsq"]
-    assert np.array_equal(seen.lines.loads, LoadCurves.of(outcomes[0]).loads)
+    plot_data = watch.plot_data()["jsq"]
+    assert np.array_equal(plot_data.lines.loads, LoadCurves.of(outcomes[0]).loads)
     each = [np.quantile(outcome.balancedness, QUANTILES) for outcome in outcomes]
-    assert np.allclose(seen.balance, np.mean(each, axis=0))
-    assert (np.diff(seen.balance) >= 0).all()
+    assert np.allclose(plot_data.balance, np.mean(each, axis=0))
+    assert (np.diff(plot_data.balance) >= 0).all()
 
 
 def test_outcome_watch_omits_policy_with_all_requests_failed(outcome: SimulationRun) -> None:

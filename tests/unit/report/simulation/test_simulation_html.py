@@ -37,12 +37,12 @@ class Outline(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[str] = []
+        self.tags: list[str] = []
         self.loads: list[str] = []
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
+        self.tags.append(tag)
         self.loads += [value or "" for name, value in attrs if name.endswith(("src", "href"))]
         if tag not in EMPTY:
             self.open.append(tag)
@@ -58,9 +58,9 @@ class Outline(HTMLParser):
         self.text += data
 
 
-def outline(found: SimulationResult) -> tuple[str, Outline]:
+def outline(simulation_result: SimulationResult) -> tuple[str, Outline]:
     about = {"command": "equipoise simulate --trace '<b>'", "settings": {"workers": 3}}
-    page = render_html(found, about, to_json(found))
+    page = render_html(simulation_result, about, to_json(simulation_result))
     parsed = Outline()
     parsed.feed(page)
     parsed.close()
@@ -69,20 +69,23 @@ def outline(found: SimulationResult) -> tuple[str, Outline]:
 
 
 @pytest.fixture(scope="module")
-def whole(found: SimulationResult) -> tuple[str, Outline]:
-    hostile = replace(found.subject, workload="<script>$x_{$", notes=("\x00<i>",))
-    points = (SweepPoint(0.5, found.results), SweepPoint(1.0, found.results))
-    return outline(replace(found, subject=hostile, sweep=Sweep("load", points)))
+def whole(simulation_result: SimulationResult) -> tuple[str, Outline]:
+    hostile = replace(simulation_result.subject, workload="<script>$x_{$", notes=("\x00<i>",))
+    points = (
+        SweepPoint(0.5, simulation_result.results),
+        SweepPoint(1.0, simulation_result.results),
+    )
+    return outline(replace(simulation_result, subject=hostile, sweep=Sweep("load", points)))
 
 
 @pytest.fixture(scope="module")
-def drawn(found: SimulationResult) -> tuple[Picture, ...]:
-    return pictures(found)
+def plot_pictures(simulation_result: SimulationResult) -> tuple[Picture, ...]:
+    return pictures(simulation_result)
 
 
 def test_simulation_page_has_every_picture_table_and_figure(whole: tuple[str, Outline]) -> None:
     page, parsed = whole
-    assert parsed.seen.count("svg") == 6
+    assert parsed.tags.count("svg") == 6
     for title in (
         *TITLES,
         "From idle to overload",
@@ -101,7 +104,7 @@ def test_simulation_page_is_self_contained_and_escaped(whole: tuple[str, Outline
     page, parsed = whole
     assert all(load.startswith(("data:", "#")) for load in parsed.loads)
     assert all(link.startswith("#") for link in re.findall(r"url\((.*?)\)", page))
-    assert not {"script", "link", "iframe", "i"} & set(parsed.seen)
+    assert not {"script", "link", "iframe", "i"} & set(parsed.tags)
     assert "--trace '<b>'" in parsed.text
     assert "\x00" not in page
 
@@ -116,20 +119,20 @@ def test_simulation_pictures_have_unique_ids_and_current_color(
 
 
 def test_simulation_pictures_are_well_formed_and_reproducible(
-    found: SimulationResult, drawn: tuple[Picture, ...]
+    simulation_result: SimulationResult, plot_pictures: tuple[Picture, ...]
 ) -> None:
-    assert [picture.title for picture in drawn] == list(TITLES)
-    assert drawn == pictures(found)
-    for picture in drawn:
+    assert [picture.title for picture in plot_pictures] == list(TITLES)
+    assert plot_pictures == pictures(simulation_result)
+    for picture in plot_pictures:
         assert ElementTree.fromstring(picture.svg).tag.endswith("svg")
 
 
 def test_simulation_pictures_name_each_policy_in_own_colour(
-    found: SimulationResult, drawn: tuple[Picture, ...]
+    simulation_result: SimulationResult, plot_pictures: tuple[Picture, ...]
 ) -> None:
     for title in (TITLES[0], TITLES[3], TITLES[4]):
-        [svg] = [picture.svg for picture in drawn if picture.title == title]
-        for label in found.labels:
+        [svg] = [picture.svg for picture in plot_pictures if picture.title == title]
+        for label in simulation_result.labels:
             assert re.search(rf">{label}[^<]*</text>", svg), (title, label)
     colours = [policy_colour(name) for name in known_policies()]
     assert len(colours) == len(set(colours))
@@ -139,7 +142,7 @@ def test_simulation_page_of_one_seed_and_policy(
     simulate_small: Callable[..., SimulationResult],
 ) -> None:
     _, parsed = outline(simulate_small(seeds=1, policies=("jsq",), workers=1))
-    assert parsed.seen.count("svg") == 5
+    assert parsed.tags.count("svg") == 5
     assert "One seed: no intervals" in parsed.text
     assert "nan" not in parsed.text
 
@@ -148,26 +151,31 @@ def test_simulation_page_without_served_requests(
     simulate_small: Callable[..., SimulationResult],
 ) -> None:
     _, parsed = outline(simulate_small(kv_tokens=1))
-    assert parsed.seen.count("svg") == 1
+    assert parsed.tags.count("svg") == 1
     assert "no policy makes more tokens a second than another" in parsed.text
 
 
 def test_simulation_loads_of_many_workers_are_an_image(
     simulate_small: Callable[..., SimulationResult],
 ) -> None:
-    found = simulate_small(workers=20, slots_per_worker=2, requests=300, policies=("fit",))
-    drawn = worker_load_plot(found)
-    assert drawn is not None
-    assert "data:image/png" in drawn.svg
+    simulation_result = simulate_small(
+        workers=20, slots_per_worker=2, requests=300, policies=("fit",)
+    )
+    picture = worker_load_plot(simulation_result)
+    assert picture is not None
+    assert "data:image/png" in picture.svg
 
 
 def test_simulation_verdict_names_few_indistinguishable_policies(
-    found: SimulationResult, make_result: Callable[..., PolicyResult]
+    simulation_result: SimulationResult, make_result: Callable[..., PolicyResult]
 ) -> None:
     best = make_result("best", "throughput", (2.0, 1.0, 3.0))
     near = [make_result(f"n{n}", "throughput", (1.9, 1.1, 2.9 - n / 100)) for n in range(5)]
-    few = replace(found, results=(best, near[0], make_result("far", "throughput", (1.8, 0.8, 2.8))))
-    many = replace(found, results=(best, *near))
+    few = replace(
+        simulation_result,
+        results=(best, near[0], make_result("far", "throughput", (1.8, 0.8, 2.8))),
+    )
+    many = replace(simulation_result, results=(best, *near))
     assert "cannot be told from it: n0<" in outline(replace(few, plot_data={}))[0]
     assert "cannot be told from it: 5 others<" in outline(replace(many, plot_data={}))[0]
 

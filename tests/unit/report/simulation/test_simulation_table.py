@@ -15,8 +15,10 @@ from equipoise.report.terminal import ColourMode
 MakeResult = Callable[..., PolicyResult]
 
 
-def test_simulation_table_fits_width_with_every_column_once(found: SimulationResult) -> None:
-    text = render(found, ColourMode.PLAIN)
+def test_simulation_table_fits_width_with_every_column_once(
+    simulation_result: SimulationResult,
+) -> None:
+    text = render(simulation_result, ColourMode.PLAIN)
     assert max(map(len, text.splitlines())) <= WIDTH
     heads = [line for line in text.splitlines() if re.match(r"^ {8}", line)]
     words = re.split(r" {2,}", "  ".join(heads).strip())
@@ -25,26 +27,28 @@ def test_simulation_table_fits_width_with_every_column_once(found: SimulationRes
         assert words.count(column.head) == (0 if hidden else 1), column.head
 
 
-def test_simulation_table_marks_only_best_of_column(found: SimulationResult) -> None:
-    best = {one.column.figure: one.best for one in best_of_columns(found.results)}
-    for filled in fill_columns(found, best_of_columns(found.results)):
-        marked = [
+def test_simulation_table_marks_only_best_of_column(simulation_result: SimulationResult) -> None:
+    best = {one.column.figure: one.best for one in best_of_columns(simulation_result.results)}
+    for column in fill_columns(simulation_result, best_of_columns(simulation_result.results)):
+        marked_labels = [
             label
-            for label, text in zip(found.labels, filled.texts, strict=True)
+            for label, text in zip(simulation_result.labels, column.texts, strict=True)
             if text.endswith(BEST_MARK)
         ]
-        expected = best.get(filled.column.figure)
-        assert marked == ([] if expected is None else [expected])
+        expected = best.get(column.column.figure)
+        assert marked_labels == ([] if expected is None else [expected])
 
 
-def test_simulation_table_colours_change_no_text(found: SimulationResult) -> None:
-    coloured = render(found, ColourMode.COLOUR)
-    assert "\033[1;32m" in coloured
-    assert re.sub(r"\033\[[0-9;]*m", "", coloured) == render(found, ColourMode.PLAIN)
+def test_simulation_table_colours_change_no_text(simulation_result: SimulationResult) -> None:
+    coloured_text = render(simulation_result, ColourMode.COLOUR)
+    assert "\033[1;32m" in coloured_text
+    assert re.sub(r"\033\[[0-9;]*m", "", coloured_text) == render(
+        simulation_result, ColourMode.PLAIN
+    )
 
 
-def test_simulation_table_describes_subject_and_signs(found: SimulationResult) -> None:
-    text = render(found, ColourMode.PLAIN)
+def test_simulation_table_describes_subject_and_signs(simulation_result: SimulationResult) -> None:
+    text = render(simulation_result, ColourMode.PLAIN)
     for words in (
         "sharegpt: 80 requests on 3 workers of 4 slots; 3 policies, 2 seeds",
         "each seed draws requests of its own",
@@ -64,16 +68,18 @@ def test_simulation_table_shows_failed_column_on_failures(
     assert re.search(r"\bfailed\b", text)
 
 
-def test_simulation_table_strips_escape_codes(found: SimulationResult) -> None:
-    hostile = replace(found.subject, workload="\x1b[2J", notes=("\x1b]0;",))
-    text = render(replace(found, subject=hostile), ColourMode.PLAIN)
+def test_simulation_table_strips_escape_codes(simulation_result: SimulationResult) -> None:
+    hostile = replace(simulation_result.subject, workload="\x1b[2J", notes=("\x1b]0;",))
+    text = render(replace(simulation_result, subject=hostile), ColourMode.PLAIN)
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("over", ["load", "workers"])
-def test_simulation_table_sweep_has_block_per_figure(found: SimulationResult, over: str) -> None:
-    points = (SweepPoint(1, found.results), SweepPoint(2, found.results))
-    text = render(replace(found, sweep=Sweep(over, points)), ColourMode.PLAIN)
+def test_simulation_table_sweep_has_block_per_figure(
+    simulation_result: SimulationResult, over: str
+) -> None:
+    points = (SweepPoint(1, simulation_result.results), SweepPoint(2, simulation_result.results))
+    text = render(replace(simulation_result, sweep=Sweep(over, points)), ColourMode.PLAIN)
     assert text.count(f", by {over}") == 3
     [row] = [line for line in text.split("idle, %, by")[1].splitlines() if line.startswith("fit")][
         :1
@@ -83,9 +89,11 @@ def test_simulation_table_sweep_has_block_per_figure(found: SimulationResult, ov
 
 
 def test_simulation_table_shows_dashes_for_missing_figures(
-    found: SimulationResult, make_result: MakeResult
+    simulation_result: SimulationResult, make_result: MakeResult
 ) -> None:
     nothing = make_result("none", "idle", (float("nan"), float("nan")))
-    text = render(replace(found, results=(*found.results, nothing)), ColourMode.PLAIN)
+    text = render(
+        replace(simulation_result, results=(*simulation_result.results, nothing)), ColourMode.PLAIN
+    )
     [row] = [line for line in text.splitlines() if line.startswith("none")][:1]
     assert " -" in row

@@ -24,18 +24,18 @@ SHARES = st.integers(0, 9).flatmap(
 RANKS = st.lists(st.tuples(COUNTS, SHARES), min_size=1, max_size=6)
 
 
-class Reported:
-    """As much of a client as reports are read from."""
+class ReportingClient:
+    """The part of a client that reports are read from."""
 
     lb_engines: Any = None
 
 
-def front_of(count: int, room: int | None = ROOM) -> tuple[Reported, ClientView]:
-    client = Reported()
+def front_of(count: int, room: int | None = ROOM) -> tuple[ReportingClient, ClientView]:
+    client = ReportingClient()
     return client, ClientView(client, RankCapacity(count, 8, room, None))
 
 
-def told(rows: list[list[Any]], shares: list[RankLoad], room: int | None = ROOM) -> Any:
+def reports_of(rows: list[list[Any]], shares: list[RankLoad], room: int | None = ROOM) -> Any:
     client, front = front_of(len(rows), room)
     client.lb_engines = rows
     return front.new_reports(lambda: shares)
@@ -50,8 +50,10 @@ def test_front_reports_kv_usage_of_ranks_once(ranks: list[tuple[tuple[int, int],
     client, front = front_of(len(ranks))
     client.lb_engines = [[*counts, usage] for counts, usage in ranks]
     expected = tuple(
-        WorkerReport(waiting=waiting, running=running, tokens=int(usage * ROOM), kv_usage=usage)
-        for (waiting, running), usage in ranks
+        WorkerReport(
+            waiting=waiting, running=running_count, tokens=int(usage * ROOM), kv_usage=usage
+        )
+        for (waiting, running_count), usage in ranks
     )
     assert front.new_reports(never) == expected
     assert front.new_reports(never) == (), "read already"
@@ -62,11 +64,11 @@ def test_front_estimates_tokens_from_known_mean_length(
     ranks: list[tuple[tuple[int, int], RankLoad]],
 ) -> None:
     shares = [share for _, share in ranks]
-    known, tokens = sum(one.requests for one in shares), sum(one.tokens for one in shares)
-    reports = told([list(counts) for counts, _ in ranks], shares)
+    request_total, tokens = sum(one.requests for one in shares), sum(one.tokens for one in shares)
+    reports = reports_of([list(counts) for counts, _ in ranks], shares)
     for ((waiting, running), share), report in zip(ranks, reports, strict=True):
         assert (report.waiting, report.running) == (waiting, running)
-        of = share if share.requests else RankLoad(known, tokens)
+        of = share if share.requests else RankLoad(request_total, tokens)
         mean = of.tokens / of.requests if of.requests else 0
         assert report.tokens == pytest.approx((waiting + running) * mean, abs=1)
         assert report.kv_usage == min(1.0, report.tokens / ROOM)
@@ -78,22 +80,22 @@ def test_front_reports_own_tokens_when_it_has_all_requests(
     ranks: list[tuple[tuple[int, int], RankLoad]],
 ) -> None:
     shares = [share for _, share in ranks]
-    reports = told([[0, share.requests] for share in shares], shares)
+    reports = reports_of([[0, share.requests] for share in shares], shares)
     assert [report.tokens for report in reports] == [share.tokens for share in shares]
 
 
 def test_front_reports_no_kv_usage_without_cache_size() -> None:
-    (report,) = told([[1, 1]], [RankLoad(1, 10)], room=None)
+    (report,) = reports_of([[1, 1]], [RankLoad(1, 10)], room=None)
     assert (report.tokens, report.kv_usage) == (20, 0.0)
 
 
 @pytest.mark.parametrize("name", CLIENT_ATTRIBUTES)
 def test_front_refuses_client_without_required_attribute(name: str) -> None:
     class Without(patched(Client.NEW)):  # type: ignore[misc]
-        def __getattribute__(self, asked: str) -> Any:
-            if asked == name and vars(self).get("made"):
-                raise AttributeError(asked)
-            return super().__getattribute__(asked)
+        def __getattribute__(self, attribute: str) -> Any:
+            if attribute == name and vars(self).get("made"):
+                raise AttributeError(attribute)
+            return super().__getattribute__(attribute)
 
     from equipoise.integrations.vllm.dp.core_client import attach_scheduler
 

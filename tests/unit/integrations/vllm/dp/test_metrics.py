@@ -27,30 +27,30 @@ def count_all(meters: RoutingMetrics) -> dict[str, int]:
     return {name: after[name] - before[name] for name in NAMES}
 
 
-def shown(name: str, **labels: str) -> float:
+def metric_value(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(PREFIX + name, labels) or 0.0
 
 
 def test_meters_count_event_in_counters_and_prometheus() -> None:
     meters = RoutingMetrics()
-    rank = shown("routed_requests_total", dp_rank="1")
-    others = {name: shown(f"{name}_total") for name in NAMES[1:]}
+    rank = metric_value("routed_requests_total", dp_rank="1")
+    others = {name: metric_value(f"{name}_total") for name in NAMES[1:]}
     assert count_all(meters) == dict.fromkeys(NAMES, 1)
-    assert shown("routed_requests_total", dp_rank="1") == rank + 1
-    assert {name: shown(f"{name}_total") for name in NAMES[1:]} == {
+    assert metric_value("routed_requests_total", dp_rank="1") == rank + 1
+    assert {name: metric_value(f"{name}_total") for name in NAMES[1:]} == {
         name: count + 1 for name, count in others.items()
     }
-    assert shown("queued_requests") == 3
+    assert metric_value("queued_requests") == 3
     meters.queued(0)
-    assert shown("queued_requests") == 0
+    assert metric_value("queued_requests") == 0
 
 
 def test_meters_of_two_clients_share_prometheus_metrics() -> None:
     assert prometheus_metrics() is prometheus_metrics()
     RoutingMetrics().aborted()
-    before = shown("aborted_requests_total")
+    before = metric_value("aborted_requests_total")
     RoutingMetrics().aborted()
-    assert shown("aborted_requests_total") == before + 1
+    assert metric_value("aborted_requests_total") == before + 1
 
 
 def test_meters_count_without_prometheus(without_prometheus: None) -> None:

@@ -22,8 +22,8 @@ from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 SEEDS = range(60)
 
 
-def _kept(self: RequestTable, request: DpRequest) -> None:
-    """Forgotten, but the policy is not told."""
+def _policy_not_notified(self: RequestTable, request: DpRequest) -> None:
+    """Removes the request without notifying the policy."""
     self.requests.pop(request.id)
     self.queued.pop(request.id, None)
     request.messages.clear()
@@ -88,10 +88,10 @@ def _overdue_twice(self: RequestTable, request: DpRequest) -> None:
 
 
 def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:
-    """What was given up is told as what came to its end."""
-    gone = [name for name in dict.fromkeys(ended) if name in self.requests]
+    """Reports aborted requests to the policy as finished."""
+    ended_names = [name for name in dict.fromkeys(ended) if name in self.requests]
     STEP(self, counts, ())
-    for name in gone:
+    for name in ended_names:
         if self.requests.pop(name).state not in UNSENT_STATES:
             self.policy.on_finish(name)
 
@@ -100,7 +100,7 @@ OBSERVE, BESIDE, STEP = DpRequestScheduler.on_outputs, RequestTable.fall_back, R
 REPORTS = ClientView.new_reports
 FIRST: WeakKeyDictionary[ClientView, Any] = WeakKeyDictionary()
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "an abort does not reach the policy": (RequestTable, "remove", _kept),
+    "an abort does not reach the policy": (RequestTable, "remove", _policy_not_notified),
     "what was given up is sent": (RequestTable, "remove", _sent_all_the_same),
     "an abort of what is held is left to the engine": (
         DpRequestScheduler,
@@ -113,7 +113,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "what the policy bound is not sent": (
         DpRequestScheduler,
         "_send_soon",
-        lambda self, tickets: None,
+        lambda self, requests: None,
     ),
     "the end of a request is not told": (DpRequestScheduler, "on_outputs", _ended_unheard),
     "what is given up is told as finished": (RequestTable, "on_step", _finished_all),
@@ -129,7 +129,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-def seen() -> bool:
+def some_play_fails() -> bool:
     """Whether some play comes to a bad end: with one client or with two, held too long or not, and
     with an older client, which only has parts of its own go where the first went."""
     sites = [(Release.NEW, 5.0), (Release.NEW, LATER), (Release.OLD, LATER)]
@@ -145,8 +145,8 @@ def play(seed: int, clients: int, release: Release, hold: float) -> None:
     async def work() -> None:
         routing = {"policy": "fit", "max_queue_seconds": hold}
         one = Play(deploy(SLOTS, ENGINES, clients, release=release, **routing))
-        for act in drawn(seed, 60):
-            await one.act(*act)
+        for action in drawn(seed, 60):
+            await one.act(*action)
         await one.finish()
         one.look_at_policies()
 
@@ -154,11 +154,11 @@ def play(seed: int, clients: int, release: Release, hold: float) -> None:
 
 
 def test_healthy_request_routing_passes_all_plays() -> None:
-    assert not seen()
+    assert not some_play_fails()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_request_routing_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, attribute, broken = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, broken)
-    assert seen()
+    owner, attribute, mutant = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    assert some_play_fails()

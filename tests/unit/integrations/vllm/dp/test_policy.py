@@ -20,9 +20,9 @@ from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_s
 
 
 def engine(**cache: Any) -> SimpleNamespace:
-    found = configuration(8)
-    vars(found.cache_config).update(cache)
-    return found
+    config = configuration(8)
+    vars(config.cache_config).update(cache)
+    return config
 
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
@@ -41,8 +41,8 @@ def test_ranks_of_has_no_room_with_prefix_caching() -> None:
 
 
 def test_ranks_of_derives_room_from_block_count() -> None:
-    given = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
-    assert rank_capacity(given, 4, DpLoadBalancerSettings()).kv_token_limit == 80 * 16 // 4
+    config = engine(kv_cache_size_tokens=None, num_gpu_blocks=80, enable_prefix_caching=False)
+    assert rank_capacity(config, 4, DpLoadBalancerSettings()).kv_token_limit == 80 * 16 // 4
     nothing = engine(kv_cache_size_tokens=None, enable_prefix_caching=False)
     assert rank_capacity(nothing, 4, DpLoadBalancerSettings()).kv_token_limit is None
 
@@ -75,10 +75,10 @@ def test_third_party_policy_is_constructed_from_slots() -> None:
 
 def switch_on(routing: object) -> None:
     """As the plugin does, as far as it needs no engine."""
-    requested = parse_settings({"equipoise": {"dp_load_balancer": routing}}, {})
-    assert requested is not None
-    assert requested.dp_load_balancer is not None
-    prepare(requested.dp_load_balancer)
+    plugin_settings = parse_settings({"equipoise": {"dp_load_balancer": routing}}, {})
+    assert plugin_settings is not None
+    assert plugin_settings.dp_load_balancer is not None
+    prepare(plugin_settings.dp_load_balancer)
 
 
 @pytest.mark.parametrize(
@@ -96,21 +96,21 @@ def switch_on(routing: object) -> None:
     ],
 )
 def test_routing_settings_are_refused_before_engine_starts(routing: object, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as error:
         switch_on(routing)
-    assert words in str(refused.value)
-    assert "--policy" not in str(refused.value)
+    assert words in str(error.value)
+    assert "--policy" not in str(error.value)
 
 
-def configured(**parallel: Any) -> SimpleNamespace:
-    known = {
+def engine_config(**parallel: Any) -> SimpleNamespace:
+    parallel_options = {
         "data_parallel_size": 2,
         "data_parallel_external_lb": False,
         "enable_elastic_ep": False,
     }
     scheduler = SimpleNamespace(policy=parallel.pop("policy", "fcfs"))
     return SimpleNamespace(
-        parallel_config=SimpleNamespace(**known | parallel), scheduler_config=scheduler
+        parallel_config=SimpleNamespace(**parallel_options | parallel), scheduler_config=scheduler
     )
 
 
@@ -124,17 +124,17 @@ def configured(**parallel: Any) -> SimpleNamespace:
     ],
 )
 def test_routing_contradiction_names_unsupported_engine_option(parallel: Any, words: str) -> None:
-    [found] = dp_config_errors(configured(**parallel), DpLoadBalancerSettings(), {})
-    assert words in found
+    [message] = dp_config_errors(engine_config(**parallel), DpLoadBalancerSettings(), {})
+    assert words in message
 
 
 def test_routing_contradiction_names_rust_front_end() -> None:
-    [found] = dp_config_errors(
-        configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
+    [message] = dp_config_errors(
+        engine_config(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "1"}
     )
-    assert RUST_FRONTEND_VARIABLE in found
+    assert RUST_FRONTEND_VARIABLE in message
     assert (
-        dp_config_errors(configured(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
+        dp_config_errors(engine_config(), DpLoadBalancerSettings(), {RUST_FRONTEND_VARIABLE: "0"})
         == []
     )
 
@@ -142,7 +142,7 @@ def test_routing_contradiction_names_rust_front_end() -> None:
 def test_routing_policy_without_holding_allows_priority_scheduling() -> None:
     pushing = DpLoadBalancerSettings(policy="jsq", options={"when_full": "queue"})
     assert not may_hold_requests(pushing)
-    assert dp_config_errors(configured(policy="priority"), pushing, {}) == []
+    assert dp_config_errors(engine_config(policy="priority"), pushing, {}) == []
     assert may_hold_requests(DpLoadBalancerSettings(policy="jsq"))
     assert may_hold_requests(DpLoadBalancerSettings(policy="package:object"))
     assert may_hold_requests(DpLoadBalancerSettings(policy="br0", options={"when_full": "queue"}))

@@ -32,8 +32,8 @@ ENDS = st.lists(
 """By request: where it was when it ended, and tokens made before that step, and in it."""
 
 
-class Told(LateBinding):
-    """Keeps which requests it was told to be finished, and which to be given up."""
+class RecordingPolicy(LateBinding):
+    """Records the requests that are reported to it as finished, and as aborted."""
 
     def __init__(self) -> None:
         super().__init__([MANY] * WORKERS)
@@ -66,7 +66,7 @@ async def _nowhere(message: Any) -> None:
     """The engine takes it."""
 
 
-def entered(table: RequestTable, name: str, rank: int | None = None) -> DpRequest:
+def add_request(table: RequestTable, name: str, rank: int | None = None) -> DpRequest:
     """A request that has come in."""
     request = DpRequest(
         name, prompt_tokens=1, required_rank=rank, arrived_at=0.0, send=_nowhere, messages=[name]
@@ -80,21 +80,21 @@ def entered(table: RequestTable, name: str, rank: int | None = None) -> DpReques
 def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
     ends: list[tuple[DpRequestState, int, int]],
 ) -> None:
-    policy = Told()
+    policy = RecordingPolicy()
     table = RequestTable(policy, WORKERS)
-    wanted = []
+    expected = []
     for number, (stage, early, late) in enumerate(ends):
         name = str(number)
-        request = entered(table, name)
+        request = add_request(table, name)
         assert mark_sent(request) is not None
         table.on_step({name: early} if early else {}, ())
         request.state = stage
         if stage is DpRequestState.RUNNING and early + late:
-            wanted.append(name)
+            expected.append(name)
     names = [str(number) for number in range(len(ends))]
     table.on_step({name: end[2] for name, end in zip(names, ends, strict=True) if end[2]}, names)
-    assert policy.finished == wanted
-    assert policy.aborted == [name for name in names if name not in wanted]
+    assert policy.finished == expected
+    assert policy.aborted == [name for name in names if name not in expected]
     assert (policy.refused, table.requests) == ([], {})
 
 
@@ -102,10 +102,10 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
 def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
     table = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
-        assert entered(table, "one", rank).assigned_rank == worker
+        assert add_request(table, "one", rank).assigned_rank == worker
         return
     with pytest.raises(RequestError, match="made an invalid assignment"):
-        entered(table, "one", rank)
+        add_request(table, "one", rank)
     assert list(table.take_assigned()) == []
 
 
@@ -120,17 +120,17 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
     )
 )
 def test_ledger_share_sums_size_and_tokens_of_sent_requests(
-    tickets: list[tuple[DpRequestState, int | None, int]],
+    request_states: list[tuple[DpRequestState, int | None, int]],
 ) -> None:
     table = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
-    for number, (stage, worker, size) in enumerate(tickets):
+    for number, (stage, worker, size) in enumerate(request_states):
         table.requests[str(number)] = DpRequest(
             str(number), size, None, 0.0, _nowhere, [], stage, worker, generated_tokens=number
         )
     there = [
         [
             (n, size)
-            for n, (stage, at, size) in enumerate(tickets)
+            for n, (stage, at, size) in enumerate(request_states)
             if at == w and stage in POLICY_TRACKED_STATES
         ]
         for w in range(WORKERS)

@@ -46,14 +46,14 @@ def engine_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("name", list(POLICIES))
-@given(acts=st.lists(ACTS, max_size=60))
+@given(actions=st.lists(ACTS, max_size=60))
 def test_scheduler_never_loses_or_duplicates_requests(
-    name: str, clients: int, acts: list[Act]
+    name: str, clients: int, actions: list[Act]
 ) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, clients, policy=name, max_queue_seconds=LATER))
-        for act in acts:
-            await play.act(*act)
+        for action in actions:
+            await play.act(*action)
         await play.finish()
         play.look_at_policies()
 
@@ -61,15 +61,15 @@ def test_scheduler_never_loses_or_duplicates_requests(
 
 
 @pytest.mark.parametrize("clients", [1, 2])
-@given(acts=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
+@given(actions=st.lists(ACTS, max_size=60), name=st.sampled_from(list(POLICIES)))
 def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
-    clients: int, acts: list[Act], name: str
+    clients: int, actions: list[Act], name: str
 ) -> None:
     async def work() -> None:
         routing = {"policy": name, "max_queue_seconds": LATER}
         play = Play(deploy(SLOTS, ENGINES, clients, release=Release.OLD, **routing))
-        for act in acts:
-            await play.act(*act)
+        for action in actions:
+            await play.act(*action)
         await play.finish()
         play.look_at_policies()
 
@@ -79,7 +79,7 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fit", "brh", "jsq"])
 @example(
-    acts=[
+    actions=[
         ("arrive", 1, None),
         ("arrive", 1, None),
         ("arrive", 27, None),
@@ -89,39 +89,39 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
         ("abort", 2, None),
     ]
 )
-@given(acts=st.lists(ACTS, max_size=60))
-def test_scheduler_never_loses_overdue_requests(name: str, acts: list[Act]) -> None:
+@given(actions=st.lists(ACTS, max_size=60))
+def test_scheduler_never_loses_overdue_requests(name: str, actions: list[Act]) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, 2, policy=name, max_queue_seconds=5))
-        for act in acts:
-            await play.act(*act)
+        for action in actions:
+            await play.act(*action)
         await play.finish()
         play.look_at_policies()
 
     run(work())
 
 
-class Held:
-    """One engine that is full, by `busy`, and a request that is held, `late`."""
+class HeldRequest:
+    """An engine filled by requests `busy`, and a request `late` that the scheduler holds."""
 
     def __init__(self, **routing: Any) -> None:
-        given = {"policy": "fit", "max_queue_seconds": LATER, **routing}
-        self.setup = deploy(1, 2, **given)
+        options = {"policy": "fit", "max_queue_seconds": LATER, **routing}
+        self.setup = deploy(1, 2, **options)
         self.client = self.setup.clients[0]
         self.late = asked("late", length=3)
 
-    async def __aenter__(self) -> "Held":
+    async def __aenter__(self) -> "HeldRequest":
         for number in range(len(self.setup.engines)):
             await self.client.add_request_async(asked(f"busy{number}", length=9))
         await self.client.add_request_async(self.late)
-        assert self.seen() == []
+        assert self.engine_requests() == []
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await turn()
 
-    def seen(self) -> list[FakeRequest]:
-        """What engines have of it."""
+    def engine_requests(self) -> list[FakeRequest]:
+        """The requests named `late` that engines have received."""
         engines = self.setup.engines
         return [one for each in engines for one in each.seen if one.request_id == "late"]
 
@@ -132,105 +132,111 @@ class Held:
 
 def test_scheduler_holds_request_until_a_slot_is_free() -> None:
     async def work() -> None:
-        async with Held() as held:
-            assert len(held.client.reqs_in_flight) == 2, "the engine's books know what it has"
-            await held.until_free()
-            assert held.seen() == [held.late]
-            assert held.client.reqs_in_flight["late"] == held.client.core_engines[0]
-            assert held.late.data_parallel_rank is None, "a choice is not what was asked for"
+        async with HeldRequest() as held_request:
+            assert len(held_request.client.reqs_in_flight) == 2, (
+                "the engine's books know what it has"
+            )
+            await held_request.until_free()
+            assert held_request.engine_requests() == [held_request.late]
+            assert held_request.client.reqs_in_flight["late"] == held_request.client.core_engines[0]
+            assert held_request.late.data_parallel_rank is None, (
+                "a choice is not what was asked for"
+            )
 
     run(work())
 
 
 def test_scheduler_never_sends_request_aborted_while_held() -> None:
     async def work() -> None:
-        async with Held() as held:
+        async with HeldRequest() as held_request:
             before = COUNTERS.read()["aborted_requests"]
-            await held.client.abort_requests_async(["late", "busy1"])
+            await held_request.client.abort_requests_async(["late", "busy1"])
             assert COUNTERS.read()["aborted_requests"] == before + 2
-            assert held.setup.engines[1].reached == ["busy1"]
-            await held.setup.run_out()
-            assert held.seen() == []
-            assert held.setup.idle
+            assert held_request.setup.engines[1].reached == ["busy1"]
+            await held_request.setup.run_out()
+            assert held_request.engine_requests() == []
+            assert held_request.setup.idle
 
     run(work())
 
 
 def test_scheduler_shows_aborted_request_with_kv_transfer_to_engine() -> None:
     async def work() -> None:
-        async with Held() as held:
-            held.late.sampling_params = SimpleNamespace(extra_args={"kv_transfer_params": {}})
-            await held.client.abort_requests_async(["late"])
-            [seen] = held.seen()
-            assert seen.abort_immediately
-            await held.setup.run_out()
-            assert not held.client.reqs_in_flight
+        async with HeldRequest() as held_request:
+            held_request.late.sampling_params = SimpleNamespace(
+                extra_args={"kv_transfer_params": {}}
+            )
+            await held_request.client.abort_requests_async(["late"])
+            [engine_request] = held_request.engine_requests()
+            assert engine_request.abort_immediately
+            await held_request.setup.run_out()
+            assert not held_request.client.reqs_in_flight
 
     run(work())
 
 
 def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
     async def work() -> None:
-        async with Held(max_queue_seconds=5) as held:
-            scheduler, before = held.client.scheduler, COUNTERS.read()
+        async with HeldRequest(max_queue_seconds=5) as held_request:
+            scheduler, before = held_request.client.scheduler, COUNTERS.read()
             now = scheduler.clock()
             scheduler.clock = lambda: now + 4
             scheduler.poll()
             await turn()
-            assert held.seen() == []
+            assert held_request.engine_requests() == []
             scheduler.clock = lambda: now + 6
             scheduler.poll()
             await turn()
-            assert held.seen() == [held.late]
+            assert held_request.engine_requests() == [held_request.late]
             after = COUNTERS.read()
             assert after["fallback_requests"] == before["fallback_requests"] + 1
             assert after["routed_requests"] == before["routed_requests"]
-            await held.setup.run_out()
-            assert held.setup.ended["late"] == 1
+            await held_request.setup.run_out()
+            assert held_request.setup.ended["late"] == 1
 
     run(work())
 
 
 def test_scheduler_sends_overdue_request_without_further_events() -> None:
     async def work() -> None:
-        async with Held(max_queue_seconds=0) as held:
-            while not held.seen():
+        async with HeldRequest(max_queue_seconds=0) as held_request:
+            while not held_request.engine_requests():
                 await asyncio.sleep(0.01)
-            assert held.seen() == [held.late]
+            assert held_request.engine_requests() == [held_request.late]
 
     run(work())
 
 
 def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
     async def work() -> None:
-        async with Held(max_queue_seconds=5) as held:
-            pinned = asked("pinned", rank=1)
-            await held.client.add_request_async(pinned)
-            now = held.client.scheduler.clock()
-            held.client.scheduler.clock = lambda: now + 6
-            held.client.scheduler.poll()
+        async with HeldRequest(max_queue_seconds=5) as held_request:
+            pinned_request = asked("pinned", rank=1)
+            await held_request.client.add_request_async(pinned_request)
+            now = held_request.client.scheduler.clock()
+            held_request.client.scheduler.clock = lambda: now + 6
+            held_request.client.scheduler.poll()
             await turn()
-            assert held.setup.engines[1].seen[-1] == pinned
+            assert held_request.setup.engines[1].seen[-1] == pinned_request
 
     run(work())
 
 
 def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
     async def work() -> None:
-        async with Held() as held:
-            await held.client.pause_scheduler_async("keep")
-            await held.client.sleep_async(1, "wait")
-            assert held.client.outputs_queue.empty()
-            await held.client.pause_scheduler_async()
-            told = held.client.outputs_queue.get_nowait()
-            assert [(one.request_id, one.finish_reason) for one in told.outputs] == [
+        async with HeldRequest() as held_request:
+            await held_request.client.pause_scheduler_async("keep")
+            await held_request.client.sleep_async(1, "wait")
+            assert held_request.client.outputs_queue.empty()
+            await held_request.client.pause_scheduler_async()
+            outputs = held_request.client.outputs_queue.get_nowait()
+            assert [(one.request_id, one.finish_reason) for one in outputs.outputs] == [
                 ("late", "abort")
             ]
-            assert held.client.paused == ["keep", "wait", "abort"]
-            await held.client.sleep_async()
-            assert held.client.outputs_queue.empty()
-            await held.setup.run_out()
-            assert held.seen() == []
+            assert held_request.client.paused == ["keep", "wait", "abort"]
+            await held_request.client.sleep_async()
+            assert held_request.client.outputs_queue.empty()
+            await held_request.setup.run_out()
+            assert held_request.engine_requests() == []
         assert engine_names == ["ABORT"]
 
     run(work())
@@ -238,9 +244,9 @@ def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
-@given(failing=st.integers(0, 40), acts=st.lists(ACTS, min_size=10, max_size=40))
+@given(failing=st.integers(0, 40), actions=st.lists(ACTS, min_size=10, max_size=40))
 def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
-    kind: str, failing: int, acts: list[Act]
+    kind: str, failing: int, actions: list[Act]
 ) -> None:
     async def work() -> None:
         play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
@@ -248,8 +254,8 @@ def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
         policy = scheduler.policy
         assert isinstance(policy, Failing)
         policy.left = failing
-        for act in acts:
-            await play.act(*act)
+        for action in actions:
+            await play.act(*action)
         await play.finish()
         assert policy.failed == (scheduler.mode is RoutingMode.ENGINE)
         assert policy.after == 0
@@ -283,27 +289,27 @@ def test_scheduler_raises_send_error_to_caller_and_forgets_request() -> None:
 
 def test_scheduler_ends_held_request_with_error_when_send_fails(engine_names: list[str]) -> None:
     async def work() -> None:
-        async with Held() as held:
-            held.client.broken.add("late")
-            await held.until_free()
-            told = held.client.outputs_queue.get_nowait()
-            assert [one.request_id for one in told.outputs] == ["late"]
+        async with HeldRequest() as held_request:
+            held_request.client.broken.add("late")
+            await held_request.until_free()
+            outputs = held_request.client.outputs_queue.get_nowait()
+            assert [one.request_id for one in outputs.outputs] == ["late"]
             assert engine_names == ["ERROR"]
-            assert "late" not in [one.id for one in held.client.scheduler.requests]
+            assert "late" not in [one.id for one in held_request.client.scheduler.requests]
 
     run(work())
 
 
 def test_scheduler_stays_silent_about_held_requests_of_dead_engine(engine_names: list[str]) -> None:
     async def work() -> None:
-        async with Held() as held:
-            held.client.resources.engine_dead = True
-            await held.until_free()
-            assert held.client.outputs_queue.empty()
+        async with HeldRequest() as held_request:
+            held_request.client.resources.engine_dead = True
+            await held_request.until_free()
+            assert held_request.client.outputs_queue.empty()
             assert engine_names == []
             while len(asyncio.all_tasks()) > 1:  # until polling has ended
                 await asyncio.sleep(0.01)
-            assert held.seen() == []
+            assert held_request.engine_requests() == []
 
     run(work())
 
@@ -331,14 +337,14 @@ def test_scheduler_passes_each_report_to_policy_once() -> None:
 )
 def test_scheduler_leaves_invalid_rank_and_immediate_abort_to_engine(given_up: FakeRequest) -> None:
     async def work() -> None:
-        async with Held() as held:
+        async with HeldRequest() as held_request:
             if given_up.data_parallel_rank == 7:
                 with pytest.raises(IndexError):
-                    await held.client.add_request_async(given_up)
+                    await held_request.client.add_request_async(given_up)
             else:
-                await held.client.add_request_async(given_up)
-                assert held.setup.engines[0].reached == ["x"]
-            assert "x" not in [one.id for one in held.client.scheduler.requests]
+                await held_request.client.add_request_async(given_up)
+                assert held_request.setup.engines[0].reached == ["x"]
+            assert "x" not in [one.id for one in held_request.client.scheduler.requests]
 
     run(work())
 
@@ -379,7 +385,7 @@ def test_scheduler_caps_request_size_at_room_of_a_rank(room: int | None, size: i
             1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_token_capacity=room
         )
         await setup.clients[0].add_request_async(asked("one", size=size))
-        [ticket] = setup.clients[0].scheduler.requests
-        assert ticket.prompt_tokens == max(1, size if room is None else min(size, room))
+        [request] = setup.clients[0].scheduler.requests
+        assert request.prompt_tokens == max(1, size if room is None else min(size, room))
 
     run(work())

@@ -23,23 +23,27 @@ def families(slots_per_rank: int, sizes: list[int]) -> tuple[LayerGroup, ...]:
     layers = []
     for number, size in enumerate(sizes):
         tensor = torch.empty((slots_per_rank, size), dtype=torch.uint8)
-        placed = TensorName("model", number, "w13")
-        layers.append(LayerTensors(number, (slot_tensor(placed, tensor, slots_per_rank, strided),)))
+        tensor_name = TensorName("model", number, "w13")
+        layers.append(
+            LayerTensors(number, (slot_tensor(tensor_name, tensor, slots_per_rank, strided),))
+        )
     return layer_groups(tuple(layers))
 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 3000), min_size=1, max_size=6))
 def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[int]) -> None:
-    found = families(slots, sizes)
-    assert split_staging(found, staging_budget(EplbSettings(), found)) == (slots,) * len(found)
+    tensor_families = families(slots, sizes)
+    assert split_staging(tensor_families, staging_budget(EplbSettings(), tensor_families)) == (
+        slots,
+    ) * len(tensor_families)
 
 
-@pytest.mark.parametrize(("staging_mib", "wanted"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
+@pytest.mark.parametrize(("staging_mib", "expected"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
 def test_staging_setting_is_at_least_one_slot_of_each_family(
-    staging_mib: float, wanted: int
+    staging_mib: float, expected: int
 ) -> None:
-    found = families(4, [1000, 2000, 2000])
-    assert staging_budget(EplbSettings(staging_mib=staging_mib), found) == wanted
+    tensor_families = families(4, [1000, 2000, 2000])
+    assert staging_budget(EplbSettings(staging_mib=staging_mib), tensor_families) == expected
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

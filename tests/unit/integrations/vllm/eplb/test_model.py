@@ -22,9 +22,9 @@ def test_initial_layout_repeats_first_experts_in_redundant_slots(
         num_logical_experts=experts,
         num_physical_experts=experts + redundant,
     )
-    found = initial_layout(model).placement
-    assert found.shape == (here, experts + redundant)
-    for row in found.tolist():
+    placement = initial_layout(model).placement
+    assert placement.shape == (here, experts + redundant)
+    for row in placement.tolist():
         assert row == [slot % experts for slot in range(experts + redundant)]
 
 

@@ -50,88 +50,97 @@ print(sha256(found.placement.tobytes()).hexdigest())
 """
 
 
-def proposed(given: Standing, **chosen: float) -> PolicyPlan:
+def plan_for(standing: Standing, **chosen: float) -> PolicyPlan:
     return plan_placement(
-        given.problem.load, given.shape, given.installed, EplbPolicySettings(**chosen)
+        standing.problem.load, standing.shape, standing.installed, EplbPolicySettings(**chosen)
     )
 
 
 @UNHURRIED
 @given(standings(), st.floats(0, 1))
-def test_proposal_keeps_a_slot_for_every_expert(given: Standing, most: float) -> None:
-    found = proposed(given, max_move_fraction=most)
-    assert found.placement.dtype == np.int64
-    assert found.placement.shape == given.installed.shape
-    for row in found.placement.tolist():
-        assert set(row) == set(range(given.problem.experts))
+def test_proposal_keeps_a_slot_for_every_expert(standing: Standing, most: float) -> None:
+    policy_plan = plan_for(standing, max_move_fraction=most)
+    assert policy_plan.placement.dtype == np.int64
+    assert policy_plan.placement.shape == standing.installed.shape
+    for row in policy_plan.placement.tolist():
+        assert set(row) == set(range(standing.problem.experts))
 
 
 @UNHURRIED
 @given(standings(), st.sampled_from([0.0, 0.01, 0.3]), st.sampled_from([0.0, 0.02, 0.2]))
 def test_proposal_changes_layer_only_for_the_required_gain(
-    given: Standing, gain: float, target: float
+    standing: Standing, gain: float, target: float
 ) -> None:
-    load, ranks = given.problem.load, given.problem.ranks
-    found = proposed(given, min_improvement=gain, target_imbalance=target)
-    before = fullest(load, given.installed, ranks)
-    after = fullest(load, found.placement, ranks)
-    changed = (found.placement != given.installed).any(axis=1)
-    rounding = given.problem.slots / 65536
+    load, ranks = standing.problem.load, standing.problem.ranks
+    policy_plan = plan_for(standing, min_improvement=gain, target_imbalance=target)
+    before = fullest(load, standing.installed, ranks)
+    after = fullest(load, policy_plan.placement, ranks)
+    layer_changed = (policy_plan.placement != standing.installed).any(axis=1)
+    rounding = standing.problem.slots / 65536
     # Below one row for each rank the gain is counted in rows.
     floor = np.maximum(load.sum(axis=1) // ranks, 1) * (gain - 2 / 65536)
-    assert (before - after >= floor - rounding)[changed].all()
-    assert found.changed_layers == changed.sum()
+    assert (before - after >= floor - rounding)[layer_changed].all()
+    assert policy_plan.changed_layers == layer_changed.sum()
 
 
 @UNHURRIED
 @given(standings())
-def test_proposal_moves_equal_changed_slots_and_fetched_copies(given: Standing) -> None:
-    found = proposed(given)
-    assert found.moved_slots == (found.placement != given.installed).sum()
-    assert found.moved_slots == fetched(given.installed, found.placement, given.problem.ranks)
+def test_proposal_moves_equal_changed_slots_and_fetched_copies(standing: Standing) -> None:
+    policy_plan = plan_for(standing)
+    assert policy_plan.moved_slots == (policy_plan.placement != standing.installed).sum()
+    assert policy_plan.moved_slots == fetched(
+        standing.installed, policy_plan.placement, standing.problem.ranks
+    )
 
 
 @UNHURRIED
 @given(standings(), st.floats(0, 0.5))
-def test_proposal_moves_stay_within_limit(given: Standing, most: float) -> None:
+def test_proposal_moves_stay_within_limit(standing: Standing, most: float) -> None:
     assert (
-        proposed(given, max_move_fraction=most, min_improvement=0.0).moved_slots
-        <= most * given.installed.size
+        plan_for(standing, max_move_fraction=most, min_improvement=0.0).moved_slots
+        <= most * standing.installed.size
     )
 
 
 @UNHURRIED
 @given(standings(), st.integers(0, 2**18))
-def test_proposal_keeps_layer_without_load(given: Standing, scale: int) -> None:
-    load = given.problem.load * scale
+def test_proposal_keeps_layer_without_load(standing: Standing, scale: int) -> None:
+    load = standing.problem.load * scale
     load[0] = 0
-    found = plan_placement(load, given.shape, given.installed, EplbPolicySettings())
-    assert (found.placement[0] == given.installed[0]).all()
+    policy_plan = plan_placement(load, standing.shape, standing.installed, EplbPolicySettings())
+    assert (policy_plan.placement[0] == standing.installed[0]).all()
     if not load.any():
-        assert (found.moved_slots, found.changed_layers, found.balancedness_after) == (0, 0, 1.0)
+        assert (
+            policy_plan.moved_slots,
+            policy_plan.changed_layers,
+            policy_plan.balancedness_after,
+        ) == (0, 0, 1.0)
 
 
 @UNHURRIED
 @given(standings())
-def test_proposal_balancedness_matches_load(given: Standing) -> None:
-    found, load, ranks = proposed(given), given.problem.load, given.problem.ranks
+def test_proposal_balancedness_matches_load(standing: Standing) -> None:
+    policy_plan, load, ranks = plan_for(standing), standing.problem.load, standing.problem.ranks
     if load.any():
-        assert found.balancedness_before is not None
-        assert found.balancedness_before == pytest.approx(
-            balanced(load, given.installed, ranks), rel=1e-3
+        assert policy_plan.balancedness_before is not None
+        assert policy_plan.balancedness_before == pytest.approx(
+            balanced(load, standing.installed, ranks), rel=1e-3
         )
-        assert found.balancedness_after == pytest.approx(
-            balanced(load, found.placement, ranks), rel=1e-3
+        assert policy_plan.balancedness_after == pytest.approx(
+            balanced(load, policy_plan.placement, ranks), rel=1e-3
         )
-        assert found.balancedness_after >= found.balancedness_before
+        assert policy_plan.balancedness_after >= policy_plan.balancedness_before
 
 
 @UNHURRIED
 @given(standings())
-def test_proposal_without_old_map_gives_no_rank_an_expert_twice(given: Standing) -> None:
-    found = plan_placement(given.problem.load, given.shape, None, EplbPolicySettings())
-    assert not has_duplicates(found.placement.astype(np.int32), given.problem.ranks).any()
-    assert (found.balancedness_before, found.moved_slots) == (None, given.installed.size)
+def test_proposal_without_old_map_gives_no_rank_an_expert_twice(standing: Standing) -> None:
+    policy_plan = plan_placement(standing.problem.load, standing.shape, None, EplbPolicySettings())
+    assert not has_duplicates(policy_plan.placement.astype(np.int32), standing.problem.ranks).any()
+    assert (policy_plan.balancedness_before, policy_plan.moved_slots) == (
+        None,
+        standing.installed.size,
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -141,10 +150,10 @@ def test_proposal_moves_little_under_steady_load(seed: int) -> None:
     ours, theirs = first_map(BIG), first_map(BIG)
     for number in range(4):
         load, after = (window(odds, 10 * seed + each) for each in (number, number + 1))
-        found = plan_placement(load, BIG, ours, EplbPolicySettings())
+        policy_plan = plan_placement(load, BIG, ours, EplbPolicySettings())
         theirs = _native.plan_greedy(load, BIG.slots, BIG.ranks)
-        assert number == 0 or found.moved_slots <= 0.05 * ours.size
-        ours = found.placement.astype(np.int32)
+        assert number == 0 or policy_plan.moved_slots <= 0.05 * ours.size
+        ours = policy_plan.placement.astype(np.int32)
         assert balanced(after, ours, 32) >= 0.99 * balanced(after, theirs, 32)
 
 
@@ -153,11 +162,11 @@ def test_proposal_moves_nothing_when_balanced_and_little_after_drift() -> None:
     start = plan_placement(window(odds, 0), BIG, first_map(BIG), EplbPolicySettings()).placement
     drift = np.exp(DRIFT * np.random.default_rng(4).standard_normal(odds.shape))
     still = plan_placement(window(odds, 0), BIG, start.astype(np.int32), EplbPolicySettings())
-    moved = plan_placement(
+    drift_plan = plan_placement(
         window(odds * drift, 1), BIG, start.astype(np.int32), EplbPolicySettings()
     )
     assert still.moved_slots == 0
-    assert 0 < moved.moved_slots <= 0.1 * start.size
+    assert 0 < drift_plan.moved_slots <= 0.1 * start.size
 
 
 @pytest.mark.slow
@@ -165,7 +174,7 @@ def test_proposal_is_the_same_in_another_process() -> None:
     path = os.pathsep.join(filter(None, sys.path))
     answers = set()
     for more in ({}, ELSEWHERE):
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", AGAIN],
             env={**os.environ, "PYTHONPATH": path, **more},
             capture_output=True,
@@ -173,7 +182,7 @@ def test_proposal_is_the_same_in_another_process() -> None:
             timeout=240,
             check=True,
         )
-        answers.add(done.stdout)
+        answers.add(completed.stdout)
     assert len(answers) == 1
     assert len(answers.pop().strip()) == 64
 
@@ -195,10 +204,10 @@ def test_standing_map_is_none_for_invalid_placement(old: list[list[int]]) -> Non
 
 
 def test_standing_map_is_int32_for_valid_placement() -> None:
-    found = valid_placement(np.array([[0, 1, 2, 0]], dtype=np.int64), ExpertShape(1, 3, 4, 2))
-    assert found is not None
-    assert found.dtype == np.int32
-    assert found.tolist() == [[0, 1, 2, 0]]
+    placement = valid_placement(np.array([[0, 1, 2, 0]], dtype=np.int64), ExpertShape(1, 3, 4, 2))
+    assert placement is not None
+    assert placement.dtype == np.int32
+    assert placement.tolist() == [[0, 1, 2, 0]]
 
 
 def test_proposal_does_not_overflow_with_largest_loads() -> None:
@@ -206,9 +215,9 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
     placement = np.array([[0, 1, 2, 3]], dtype=np.int32)
     assert (max_rank_rows(load, placement, 2) > 0).all()
     assert balancedness(load, placement, 2) == pytest.approx(2 / 3)
-    found = plan_placement(load, ExpertShape(1, 4, 4, 2), placement, EplbPolicySettings())
-    assert found.balancedness_before is not None
-    assert found.balancedness_before < found.balancedness_after == pytest.approx(1.0)
+    policy_plan = plan_placement(load, ExpertShape(1, 4, 4, 2), placement, EplbPolicySettings())
+    assert policy_plan.balancedness_before is not None
+    assert policy_plan.balancedness_before < policy_plan.balancedness_after == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

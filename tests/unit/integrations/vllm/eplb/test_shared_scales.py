@@ -30,23 +30,23 @@ def alone(tmp_path: Path) -> Iterator[Any]:
     dist.destroy_process_group()
 
 
-def layer(**held: Any) -> Any:
-    return SimpleNamespace(routed_experts=SimpleNamespace(**held))
+def layer(**scales: Any) -> Any:
+    return SimpleNamespace(routed_experts=SimpleNamespace(**scales))
 
 
 @AGAIN
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=len(NAMES)))
 def test_check_scales_names_scales_that_differ_among_experts(
-    alone: Any, found: dict[str, list[float]]
+    alone: Any, values_by_name: dict[str, list[float]]
 ) -> None:
-    wrong = [name for name, values in found.items() if len(set(values)) > 1]
-    given_scales = [(name, torch.tensor(values)) for name, values in found.items()]
-    if not wrong:
+    differing_names = [name for name, values in values_by_name.items() if len(set(values)) > 1]
+    given_scales = [(name, torch.tensor(values)) for name, values in values_by_name.items()]
+    if not differing_names:
         check_shared_scales(given_scales, alone)
         return
-    with pytest.raises(IntegrationError, match="scales differ") as refused:
+    with pytest.raises(IntegrationError, match="scales differ") as error:
         check_shared_scales(given_scales, alone)
-    assert str(refused.value).endswith(f": {wrong}")
+    assert str(error.value).endswith(f": {differing_names}")
 
 
 def test_check_scales_names_scales_that_differ_between_ranks(
@@ -71,5 +71,5 @@ def test_check_scales_skips_collective_without_scales() -> None:
 def test_scales_lists_only_known_scales_with_values() -> None:
     first = layer(w13_input_scale=torch.ones(2), w2_input_scale=torch.ones(0), other=torch.ones(2))
     second = layer(w2_input_scale=torch.ones(()))
-    found = shared_scales(SimpleNamespace(moe_layers=[first, second]))
-    assert [name for name, _ in found] == ["layers.0.w13_input_scale", "layers.1.w2_input_scale"]
+    scales = shared_scales(SimpleNamespace(moe_layers=[first, second]))
+    assert [name for name, _ in scales] == ["layers.0.w13_input_scale", "layers.1.w2_input_scale"]

@@ -21,7 +21,7 @@ from equipoise.integrations.vllm.pp.transport import (
 )
 from equipoise.pipeline.tensor_dict import TensorDictGroup
 
-GIVEN = {"hidden": torch.zeros(2)}
+TENSORS = {"hidden": torch.zeros(2)}
 CHOSEN = {"hidden": False}
 
 
@@ -63,16 +63,16 @@ class Group:
 
     def __init__(self, turns: Turns, handles: int) -> None:
         self._turns = turns
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         self.handles = [Handle(turns) for _ in range(handles)]
 
-    def isend_tensor_dict(self, *given: Any) -> list[Handle]:
-        self.asked.append((self._turns.open, *given))
+    def isend_tensor_dict(self, *arguments: Any) -> list[Handle]:
+        self.calls.append((self._turns.open, *arguments))
         return self.handles
 
-    def irecv_tensor_dict(self, *given: Any) -> tuple[Any, list[Handle], list[Any]]:
-        self.asked.append((self._turns.open, *given))
-        return GIVEN, self.handles, [len]
+    def irecv_tensor_dict(self, *arguments: Any) -> tuple[Any, list[Handle], list[Any]]:
+        self.calls.append((self._turns.open, *arguments))
+        return TENSORS, self.handles, [len]
 
 
 def between(handles: int = 2) -> tuple[TensorDictTransport, Group, Turns]:
@@ -87,14 +87,14 @@ def test_handover_send_is_one_turn_and_is_completed_at_once(
 ) -> None:
     ours, group, turns = between(handles)
     slices = None if ranks is None else SimpleNamespace(world_size=ranks)
-    sent = ours.isend_tensor_dict(GIVEN, dst, slices, CHOSEN)
-    [(open_turns, tensors, stage, sliced, chosen)] = group.asked
+    send_handles = ours.isend_tensor_dict(TENSORS, dst, slices, CHOSEN)
+    [(open_turns, tensors, stage, slice_group, chosen)] = group.calls
     assert (open_turns, turns.count, turns.open) == (1, 1, 0)
-    assert (tensors is GIVEN, stage, chosen is CHOSEN) == (True, dst, True)
-    assert (sliced is not None) == (ranks is not None and ranks > 1)
-    assert len(sent) == handles
-    assert all(cast(Any, one).is_completed() for one in sent)
-    for one in sent:
+    assert (tensors is TENSORS, stage, chosen is CHOSEN) == (True, dst, True)
+    assert (slice_group is not None) == (ranks is not None and ranks > 1)
+    assert len(send_handles) == handles
+    assert all(cast(Any, one).is_completed() for one in send_handles)
+    for one in send_handles:
         one.wait()
     assert not any(one.within for one in group.handles), "an engine waits, and must not for those"
 
@@ -104,12 +104,14 @@ def test_handover_receive_and_each_wait_take_a_turn_of_their_own(
     src: int | None, handles: int
 ) -> None:
     ours, group, turns = between(handles)
-    values, found, postprocess = ours.irecv_tensor_dict(src, SimpleNamespace(world_size=2))
-    assert (group.asked, turns.count) == ([(1, src)], 1)
-    assert values is GIVEN
+    values, receive_handles, postprocess = ours.irecv_tensor_dict(
+        src, SimpleNamespace(world_size=2)
+    )
+    assert (group.calls, turns.count) == ([(1, src)], 1)
+    assert values is TENSORS
     assert cast(Any, postprocess) == [len]
-    assert len(found) == handles
-    for number, one in enumerate(found, 2):
+    assert len(receive_handles) == handles
+    for number, one in enumerate(receive_handles, 2):
         assert not cast(Any, one).is_completed()
         one.wait()
         assert cast(Any, one).is_completed()
@@ -121,18 +123,18 @@ def test_awaited_handle_without_query_is_not_completed() -> None:
     assert not StreamOrderedHandle(cast(Any, SimpleNamespace(wait=len)), Turns()).is_completed()
 
 
-@pytest.mark.parametrize(("ranks", "opened"), [([3], 0), ([2, 3], 2), ([4, 5, 6, 7], 2)])
-def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], opened: int) -> None:
-    asked: list[tuple[str, list[int]]] = []
+@pytest.mark.parametrize(("ranks", "group_count"), [([3], 0), ([2, 3], 2), ([4, 5, 6, 7], 2)])
+def test_handover_slices_need_several_ranks_in_a_stage(ranks: list[int], group_count: int) -> None:
+    groups: list[tuple[str, list[int]]] = []
 
     def communicator(name: str, among: list[int]) -> Any:
-        asked.append((name, among))
+        groups.append((name, among))
         return SimpleNamespace(name=name)
 
     context: Any = SimpleNamespace(fabric=SimpleNamespace(open=communicator))
-    found: Any = _open_slice_group(context, ranks)
-    assert len({name for name, _ in asked}) == opened
-    assert all(among == ranks for _, among in asked)
-    assert (found is None) == (opened == 0)
-    if found is not None:
-        assert found.gather_communicator is not found.verify_communicator
+    slice_group: Any = _open_slice_group(context, ranks)
+    assert len({name for name, _ in groups}) == group_count
+    assert all(among == ranks for _, among in groups)
+    assert (slice_group is None) == (group_count == 0)
+    if slice_group is not None:
+        assert slice_group.gather_communicator is not slice_group.verify_communicator
