@@ -36,7 +36,7 @@ def test_threads_share_mpi_communicator_and_fabric(job: StartJob) -> None:
 
 
 def test_threads_open_mpi_communicators_in_any_order(job: StartJob) -> None:
-    assert job(4).run(mpi.open_from_threads) == [{"left": 10, "right": 10}] * 4
+    assert job(4).run(mpi.open_from_threads, deadline=120.0) == [{"left": 10, "right": 10}] * 4
 
 
 def test_open_refuses_invalid_group_ranks(job: StartJob) -> None:

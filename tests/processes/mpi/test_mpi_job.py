@@ -22,11 +22,13 @@ def test_mpi_job_with_killed_rank_leaves_no_process_or_memory() -> None:
 
 
 def test_mpi_job_exits_with_unmatched_operations() -> None:
-    before, job = segments(), Job(2)
-    job.run(close_in_flight, deadline=1.0)
-    for op in ("all_reduce", "irecv", "long isend"):
-        job.run(mpi.unmatched, deadline=1.0, op=op)
-    assert job.end() == 0, job.said
+    before = segments()
+    with Job(2) as job:
+        # The ranks have to meet within the deadline too, on a busy machine as well.
+        job.run(close_in_flight, deadline=3.0)
+        for op in ("all_reduce", "irecv", "long isend"):
+            job.run(mpi.unmatched, deadline=3.0, op=op)
+        assert job.end() == 0, job.said
     assert left_since(before) == set()
 
 

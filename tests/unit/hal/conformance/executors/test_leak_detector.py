@@ -23,7 +23,7 @@ def test_memory_that_grows_between_cases_is_a_leak() -> None:
     detector = make_detector(0, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH)
     detector.check_released()
     with pytest.raises(Violation, match="more bytes of memory"):
-        detector.check_released(patience=0.0)
+        detector.check_released(timeout=0.0)
 
 
 def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
@@ -39,7 +39,7 @@ def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
     detector.expect_growth()
     detector.check_released()
     with pytest.raises(Violation, match="more bytes of memory"):
-        detector.check_released(patience=0.0)
+        detector.check_released(timeout=0.0)
 
 
 def test_thread_of_python_counts_under_its_own_name() -> None:
