@@ -12,7 +12,7 @@ from helpers.records import RecordProperty, add_row
 from helpers.tiers import DEEP
 
 SIZE = 3
-SHORT_LOSSES = [
+LOST = [
     ("Staged", "killed", "staged"),
     ("Transferring", "stopped", "staged"),
     ("Updating", "killed", "in_place"),
@@ -58,7 +58,7 @@ def play(
     )
 
 
-@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else SHORT_LOSSES)
+@pytest.mark.parametrize(("where", "how", "commit"), LOSSES if DEEP else LOST)
 def test_engine_survivors_serve_one_layout_after_rank_loss(
     ranks: Ranks,
     network: Network,

@@ -260,7 +260,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="mutants of the engine",
             proof="exploration/engine/test_mutants.py",
-            token="mutant.property in found.broken",
+            token="mutant.property in result.broken",
             members=literal("exploration/engine/mutants", "MUTANTS"),
             says="rejected by its property within 400 interleavings",
             before=36,

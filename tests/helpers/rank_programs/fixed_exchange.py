@@ -47,7 +47,7 @@ def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, 
         return {"wrong": {}, "verdicts": []}
     script = _script(case, group)
     _from(where, script.accelerator, lambda: _run(script))
-    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+    return {"wrong": script.report.wrong, "verdicts": script.report.verdicts}
 
 
 def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
     case = cases.case(given)
     script = _script(case, fabric.open("experts"), NaiveKernels)
     _from("host", script.accelerator, lambda: _run(script))
-    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+    return {"wrong": script.report.wrong, "verdicts": script.report.verdicts}
 
 
 def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
     left = replace(case, active=[rank for rank in range(case.size) if rank != victim])
     after = _script(left, spare)
     _from("host", after.accelerator, lambda: _run(after))
-    return {"told": told, "wrong": after.told.wrong, "verdicts": after.told.verdicts}
+    return {"told": told, "wrong": after.report.wrong, "verdicts": after.report.verdicts}
 
 
 def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
@@ -118,7 +118,7 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
             stream.launch(partial(_compare, script, step, found, wrong))
 
     _from(where, accelerator, play)
-    wrong += script.told.wrong.values()
+    wrong += script.report.wrong.values()
     return {"wrong": wrong, "tally": asdict(sure.statistics)}
 
 
