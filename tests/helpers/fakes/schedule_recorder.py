@@ -1,12 +1,12 @@
 """What a device that can be steered is steered by: remembers what it was told."""
 
-TOLD: list[bytes] = []
+SCHEDULES: list[bytes] = []
 """The schedule of each case, in order."""
 
 
 def steer(schedule: bytes) -> None:
     """Remember it."""
-    TOLD.append(schedule)
+    SCHEDULES.append(schedule)
 
 
 def into_nothing(schedule: bytes) -> None:

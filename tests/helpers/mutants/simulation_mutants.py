@@ -19,8 +19,10 @@ class SimulationMutant:
     of_servers: bool = False
 
     def run(self, workload: Workload, scenario: Scenario) -> SlowSimulation:
-        made = {} if self.of_servers else self.changes
-        simulation = type("Broken", (SlowSimulation,), made)(workload, scenario, front_of(scenario))
+        simulation_changes = {} if self.of_servers else self.changes
+        simulation = type("Broken", (SlowSimulation,), simulation_changes)(
+            workload, scenario, front_of(scenario)
+        )
         assert isinstance(simulation, SlowSimulation)
         if self.of_servers:
             server: Any = type("Broken", (SlowServer,), self.changes)
