@@ -62,8 +62,8 @@ class SlowLengths:
 
     def remaining(self, age: int, horizon: int) -> float:
         """E[min(output - age, horizon) | output > age]; 1 where nobody came so far."""
-        left = [min(output - age, horizon) for output in self.known if output > age]
-        return sum(left) / len(left) if left else 1.0
+        remainders = [min(output - age, horizon) for output in self.known if output > age]
+        return sum(remainders) / len(remainders) if remainders else 1.0
 
     def quantile(self, share: float) -> int:
         """The smallest length that at least this part of the outputs does not exceed."""

@@ -80,8 +80,8 @@ class SlowServer:
         return self.held - sum(job.missing for job in self.active)
 
     def cached(self, blocks: list[int]) -> int:
-        known = [block in self.cache for block in blocks]
-        return known.index(False) if False in known else len(known)
+        hits = [block in self.cache for block in blocks]
+        return hits.index(False) if False in hits else len(hits)
 
     def keep(self, blocks: list[int], most: int) -> None:
         """The first block is the one used last, so that it stays longest."""
@@ -278,21 +278,21 @@ class SlowSimulation:
 
     def advance(self, server: SlowServer) -> int:
         """Decoding, then prompts, by what they had before the step; then there has to be room."""
-        before = sum(job.made for job in self.jobs)
+        tokens_before = sum(job.made for job in self.jobs)
         computing = [job for job in server.active if job.missing]
         for job in self.by_end(server.running):
             self.make(server, job, self.drawn(job))
-        left = self.chunk
+        chunk_left = self.chunk
         for job in computing:
-            computed = min(left, job.missing)
-            left -= computed
+            computed = min(chunk_left, job.missing)
+            chunk_left -= computed
             job.missing -= computed
             if not job.missing:
                 server.running.append(job)
                 self.make(server, job, 1)
-        made = sum(job.made for job in self.jobs) - before
+        new_tokens = sum(job.made for job in self.jobs) - tokens_before
         self.make_room(server)
-        return made
+        return new_tokens
 
     def by_end(self, running: list[SlowJob]) -> list[SlowJob]:
         if self.cluster.drafting:
