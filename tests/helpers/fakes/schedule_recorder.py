@@ -1,12 +1,12 @@
 """What a device that can be steered is steered by: remembers what it was told."""
 
-SCHEDULES: list[bytes] = []
+TOLD: list[bytes] = []
 """The schedule of each case, in order."""
 
 
 def steer(schedule: bytes) -> None:
     """Remember it."""
-    SCHEDULES.append(schedule)
+    TOLD.append(schedule)
 
 
 def into_nothing(schedule: bytes) -> None:
