@@ -82,7 +82,7 @@ class OneLayer:
         with self.streams.ordered_section():
             self._kernels.commit_tables(update, self._tables, self.streams.compute_stream)
 
-    def filled(self, count: int) -> Tensor:
+    def scalar(self, count: int) -> Tensor:
         """An int32 scalar of the device."""
         return torch.tensor(count, dtype=torch.int32).to(self.device)
 
@@ -118,12 +118,14 @@ def within(
     )
 
 
-def check_slots(slots: Tensor, rows: list[list[int]], placement: list[int], filled: int) -> None:
+def check_slots(
+    slots: Tensor, rows: list[list[int]], placement: list[int], num_filled: int
+) -> None:
     """Rows with a token went to their experts, and all others to slots in turn."""
-    found = slots.tolist()
-    assert [[placement[slot] for slot in row] for row in found[:filled]] == rows[:filled]
+    actual = slots.tolist()
+    assert [[placement[slot] for slot in row] for row in actual[:num_filled]] == rows[:num_filled]
     turns = [place % SHAPE.slots for place in range(2 * len(rows))]
-    assert [slot for row in found[filled:] for slot in row] == turns[2 * filled :]
+    assert [slot for row in actual[num_filled:] for slot in row] == turns[2 * num_filled :]
 
 
 def rows_by_expert(rows: list[list[int]]) -> list[int]:
@@ -140,13 +142,13 @@ def captured(
     """
     runtime, theirs = device_of(device).runtime, fresh_stream(device)
     layer.arrange(PLAIN)
-    layer.graph_inputs = ids, filled = layer.ids(rows), layer.filled(len(rows))
+    layer.graph_inputs = ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
     device.synchronize(SOON)
     with runtime.current(theirs):
-        layer.rows.to_slots(ids, filled)
+        layer.rows.to_slots(ids, num_rows)
         theirs.synchronize()
         graph = runtime.begin_capture()
-        slots = layer.rows.to_slots(ids, filled)
+        slots = layer.rows.to_slots(ids, num_rows)
         runtime.end_capture(graph)
     return graph, slots
 
@@ -154,14 +156,14 @@ def captured(
 @FEW
 @given(ROWS, PLACEMENT, st.integers(0, 9))
 def test_routed_rows_map_to_experts_and_padding_round_robin(
-    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+    layer: OneLayer, rows: list[list[int]], placement: list[int], num_filled: int
 ) -> None:
     batches, counts = COUNTERS.read()["routed_expert_batches"], layer.counters.cpu().clone()
     layer.arrange(placement)
-    slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
+    slots = layer.rows.to_slots(layer.ids(rows), layer.scalar(num_filled))
     assert slots.dtype == torch.int64
-    check_slots(slots, rows, placement, min(filled, len(rows)))
-    assert (layer.counters.cpu() - counts)[0].tolist() == rows_by_expert(rows[:filled])
+    check_slots(slots, rows, placement, min(num_filled, len(rows)))
+    assert (layer.counters.cpu() - counts)[0].tolist() == rows_by_expert(rows[:num_filled])
     assert layer.rows.was_called
     assert COUNTERS.read()["routed_expert_batches"] == batches + 1
 
@@ -169,14 +171,14 @@ def test_routed_rows_map_to_experts_and_padding_round_robin(
 @FEW
 @given(ROWS, PLACEMENT, st.integers(0, 9))
 def test_batches_beyond_resident_places_are_mapped_alike(
-    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+    layer: OneLayer, rows: list[list[int]], placement: list[int], num_filled: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(router, "PRECOMPUTED_ELEMENTS", 3)
         layer.rows = layer.with_indices()
         layer.arrange(placement)
-        slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
-    check_slots(slots, rows, placement, min(filled, len(rows)))
+        slots = layer.rows.to_slots(layer.ids(rows), layer.scalar(num_filled))
+    check_slots(slots, rows, placement, min(num_filled, len(rows)))
 
 
 @pytest.mark.skipif(
@@ -191,8 +193,8 @@ def test_routed_rows_take_few_launches_beside_the_router(
 
     layer = within(device)
     layer.arrange(PLAIN)
-    ids, filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.filled(1)
-    layer.rows.to_slots(ids, filled)  # what is made once
+    ids, num_filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.scalar(1)
+    layer.rows.to_slots(ids, num_filled)  # what is made once
 
     def launches(program: Callable[[], object]) -> int:
         device.synchronize(SOON)
@@ -205,7 +207,7 @@ def test_routed_rows_take_few_launches_beside_the_router(
     alone = launches(
         lambda: layer.streams.launch_in_forward(lambda stream: layer.route(0, routed, stream))
     )
-    assert launches(lambda: layer.rows.to_slots(ids, filled)) - alone == bar
+    assert launches(lambda: layer.rows.to_slots(ids, num_filled)) - alone == bar
 
 
 @FEW
@@ -230,13 +232,13 @@ def test_routed_rows_follow_engine_that_changes_its_stream(
 ) -> None:
     layer = within(device)
     layer.arrange(PLAIN)
-    ids, filled = layer.ids(rows), layer.filled(len(rows))
+    ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
     device.synchronize(SOON)
     with device_of(device).runtime.current(fresh_stream(device)):
         slots_by_commit = []
         for placement in placements:
             layer.arrange(placement)
-            slots_by_commit.append(layer.rows.to_slots(ids, filled))
+            slots_by_commit.append(layer.rows.to_slots(ids, num_rows))
         for placement, slots in zip(placements, slots_by_commit, strict=True):
             check_slots(slots.cpu(), rows, placement, len(rows))
         assert layer.counters.cpu()[0].tolist() == [

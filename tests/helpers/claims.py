@@ -547,7 +547,7 @@ def _modes() -> Iterator[str]:
         tests = functions(file, "")
         deep = sum(tier is Tier.DEEP for _, tier in tests)
         what = (ast.get_docstring(parsed(file)) or "").partition("\n")[0]
-        yield f"| `{_shown(file)}` | {what} | {len(tests) - deep} | {deep} |"
+        yield f"| `{_relative_path(file)}` | {what} | {len(tests) - deep} | {deep} |"
     yield ""
     names = [
         f"{file.parent.name}/{file.stem}::{name} ({tier.value})"
@@ -562,7 +562,9 @@ def marked() -> dict[str, list[str]]:
     files_by_folder: dict[str, list[str]] = {}
     for file in sorted(TESTS.rglob("*.py")):
         if file != Path(__file__) and DEEP_MARK in file.read_text("utf-8"):
-            files_by_folder.setdefault(file.relative_to(TESTS).parts[0], []).append(_shown(file))
+            files_by_folder.setdefault(file.relative_to(TESTS).parts[0], []).append(
+                _relative_path(file)
+            )
     return files_by_folder
 
 
@@ -587,7 +589,7 @@ def larger() -> list[tuple[str, str, str, str]]:
             for one in choices:
                 if isinstance(one, ast.IfExp) and ast.unparse(one.test) == "DEEP":
                     few, many = (ast.unparse(each)[:LONGEST] for each in (one.orelse, one.body))
-                    rows.append((_shown(file), name, few, many))
+                    rows.append((_relative_path(file), name, few, many))
     return rows
 
 
@@ -630,7 +632,7 @@ def _compared() -> Iterator[str]:
             yield f"| {' | '.join(map(str, cells))} |"
 
 
-def _shown(file: Path) -> str:
+def _relative_path(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 

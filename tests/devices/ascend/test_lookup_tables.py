@@ -250,10 +250,10 @@ def test_replica_tables_end_with_their_tables(npu: AscendAccelerator) -> None:
     ids=["DeepSeek-V3", "Kimi-K2", "Qwen3-235B"],
 )
 def test_replica_tables_of_published_models_take_stated_bytes(
-    npu: AscendAccelerator, layers: int, experts: int, slots: int, due: int
+    npu: AscendAccelerator, layers: int, experts: int, slots: int, expected_bytes: int
 ) -> None:
     """The figures of docs/ascend.md, and what the memory report counts."""
     live = Tables.empty(layers, experts, slots, 1, npu.device)
     derived = lookup_tables.replica_tables_of(live, npu.stream(Role.COMPUTE))
     buffers = backend_tables(npu, [ExpertShape(layers, experts, slots, 16)])
-    assert derived.nbytes == buffers[0].nbytes == due
+    assert derived.nbytes == buffers[0].nbytes == expected_bytes

@@ -163,31 +163,31 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def selected_breakages(trial: Trial, names: Sequence[str]) -> list[Breakage]:
     """Those of that name, all by default. Ends the program when there is none."""
-    known = [breakage.name for breakage in trial.breakages]
-    if strange := sorted(set(names) - set(known)):
-        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
+    valid_names = [breakage.name for breakage in trial.breakages]
+    if strange := sorted(set(names) - set(valid_names)):
+        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(valid_names)}")
     return [breakage for breakage in trial.breakages if not names or breakage.name in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 when every broken backend was caught in every run, and no healthy one."""
-    chosen = options(arguments)
-    trial = Trial(chosen.of)
-    tried = selected_breakages(trial, chosen.names)
-    runs = {1: chosen.runs}
-    caught = [show(trial.broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
+    parsed = options(arguments)
+    trial = Trial(parsed.of)
+    tried = selected_breakages(trial, parsed.names)
+    runs = {1: parsed.runs}
+    caught = [show(trial.broken(b, runs.get(b.ranks, parsed.rank_runs))) for b in tried]
     used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
-    sound = [show(trial.healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
-    if chosen.json:
-        told = zip(tried, caught, strict=True)
+    sound = [show(trial.healthy(*claim, parsed.healthy)) for claim in used if parsed.healthy]
+    if parsed.json:
+        judged = zip(tried, caught, strict=True)
         rows = {
             "broken": [
                 {**asdict(row), "instead": b.broken, "property": b.property, "ranks": b.ranks}
-                for b, row in told
+                for b, row in judged
             ],
             "healthy": [asdict(row) for row in sound],
         }
-        chosen.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        parsed.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return int(any(row.caught < row.runs for row in caught) or any(row.caught for row in sound))
 
 

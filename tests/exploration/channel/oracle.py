@@ -13,11 +13,11 @@ EXPLAINED = (CommunicatorFailed, MessageMismatch, StreamError)
 def whole(case: Case, record: Record) -> Iterator[str]:
     """What is read of a step is what was sent, all of it, unless the read raised, or `settle`."""
     for observation in record.observations:
-        sent = expected(case, observation.rank, observation.step)
-        matching = {name: sent[name] for name in observation.values}
+        sent_values = expected(case, observation.rank, observation.step)
+        matching = {name: sent_values[name] for name in observation.values}
         if observation.values != matching and not _was_reported(observation, record):
             where = f"rank {observation.rank}, step {observation.step}"
-            yield f"{where}: read {observation.values}, sent was {sent}"
+            yield f"{where}: read {observation.values}, sent was {sent_values}"
 
 
 def read(case: Case, record: Record) -> Iterator[str]:
@@ -71,9 +71,9 @@ def steady(case: Case, record: Record) -> Iterator[str]:
 
 def lent(case: Case, record: Record) -> Iterator[str]:
     """What a sender keeps of what it was lent stays as it wrote it, until it lets go."""
-    for actual, written in record.lent_reads:
-        if actual != written:
-            yield f"a sender wrote {written} where it was lent, and read {actual}"
+    for actual, written_values in record.lent_reads:
+        if actual != written_values:
+            yield f"a sender wrote {written_values} where it was lent, and read {actual}"
 
 
 PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {

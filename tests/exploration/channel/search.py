@@ -13,7 +13,7 @@ LONGEST = 128
 """Bytes that a case is read off."""
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
@@ -28,9 +28,9 @@ def broken_by(mutant: Mutant, most: int) -> dict[str, str]:
 
     def look(case: Case) -> None:
         if mutant.property in violations_seen:
-            raise Found
+            raise SearchEnded
         violations_seen.update(violations(case, play(case)))
 
-    with suppress(Found), mutant.planted():
+    with suppress(SearchEnded), mutant.planted():
         each_of(cases(mutant.faults), most, look)
     return violations_seen

@@ -26,24 +26,24 @@ class Driver:
     Attributes:
         world: its streams and its network.
         case: its schedule and its lags.
-        lost: called when a host has raised.
+        on_lost_host: called when a host has raised.
         watch: called before each micro-step.
         hosts: of the ranks.
         workers: of the engines.
         slow: ranks that get few choices.
         micro_steps: micro-steps so far.
-        reached: the boundary that each rank has come to.
+        last_boundaries: the boundary that each rank has come to.
     """
 
     world: VirtualWorld
     case: Case
-    lost: Callable[[LaneHost], object]
+    on_lost_host: Callable[[LaneHost], object]
     watch: Callable[[], object] = lambda: None
     hosts: list[LaneHost] = field(default_factory=list)
     workers: list[LaneWorker] = field(default_factory=list)
     slow: set[int] = field(default_factory=set)
     micro_steps: int = 0
-    reached: dict[int, int] = field(default_factory=dict)
+    last_boundaries: dict[int, int] = field(default_factory=dict)
     _schedule: bytes = b""
     _late: dict[int, Stepper] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Driver:
         """Until all hosts have ended, and nothing can move any more. Raises `Hang`."""
         while self.alive():
             if not self.move() and not self.pass_time() and self.alive():
-                raise Hang(f"nobody can move: {self._stuck()}")
+                raise Hang(f"nobody can move: {self._waiting_hosts()}")
         while self.move() or self.pass_time():
             pass
 
@@ -71,12 +71,12 @@ class Driver:
             return False
         self.micro_steps += 1
         if self.micro_steps > MOST:
-            raise Hang(f"no end after {MOST} micro-steps: {self._stuck()}")
+            raise Hang(f"no end after {MOST} micro-steps: {self._waiting_hosts()}")
         lane.step()
         if isinstance(lane, LaneWorker):
             lane.since = self.micro_steps
         if isinstance(lane, LaneHost) and lane.error is not None:
-            self.lost(lane)
+            self.on_lost_host(lane)
         return True
 
     def pass_time(self) -> bool:
@@ -94,17 +94,17 @@ class Driver:
 
     def turned(self, rank: int, step: int) -> None:
         """A host has come to another boundary: others lag now; behind the last, all is eager."""
-        self.reached[rank] = step
-        if min(self.reached.values()) >= self.case.steps:
+        self.last_boundaries[rank] = step
+        if min(self.last_boundaries.values()) >= self.case.steps:
             self._schedule, self._late = b"", {}
             self.slow.clear()
             return
         lagging = {
             (lag.rank, lag.kind)
             for lag in self.case.lags
-            if lag.first <= self.reached.get(lag.rank, 0) <= lag.last
+            if lag.first <= self.last_boundaries.get(lag.rank, 0) <= lag.last
         }
-        self._late = {id(lane): lane for lane in self._named(lagging)} if lagging else {}
+        self._late = {id(lane): lane for lane in self._lagging_steppers(lagging)} if lagging else {}
 
     def remove(self, rank: int) -> None:
         """The rank is gone."""
@@ -136,7 +136,7 @@ class Driver:
             return 0
         return self._schedule[self.micro_steps % len(self._schedule)] % count
 
-    def _named(self, lagging: set[tuple[int, str]]) -> Sequence[Stepper]:
+    def _lagging_steppers(self, lagging: set[tuple[int, str]]) -> Sequence[Stepper]:
         own: list[LaneWorker | LaneHost] = [*self.workers, *self.hosts]
         steppers: list[Stepper] = [lane for lane in own if (lane.ranks[0], lane.kind) in lagging]
         for rank, kind in lagging:
@@ -150,9 +150,10 @@ class Driver:
         ]
         return steppers
 
-    def _stuck(self) -> str:
+    def _waiting_hosts(self) -> str:
         hosts = [
-            f"rank {h.ranks[0]} at boundary {self.reached.get(h.ranks[0])}" for h in self.alive()
+            f"rank {h.ranks[0]} at boundary {self.last_boundaries.get(h.ranks[0])}"
+            for h in self.alive()
         ]
         return ", ".join(hosts) or "only workers"
 

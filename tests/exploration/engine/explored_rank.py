@@ -81,7 +81,10 @@ class ExploredRank:
             self._note()
             while len(forward_events) > self.case.ahead:
                 yield EventDone(forward_events.popleft())
-        for event in (*forward_events, *(self._recorded(stream) for stream in readers.values())):
+        for event in (
+            *forward_events,
+            *(self._record_event(stream) for stream in readers.values()),
+        ):
             yield EventDone(event)
         yield from self.balancer.load.drain()
 
@@ -109,13 +112,13 @@ class ExploredRank:
         self.forward.count(compute, hot[step // 3 % len(hot)])
         self.engine.after_launch()
         if not self.tokens.capabilities.stream_ordered:
-            yield EventDone(self._recorded(compute))
+            yield EventDone(self._record_event(compute))
         with compute.current():
             work = self.tokens.barrier()
         work.wait(compute)
-        return self._recorded(compute)
+        return self._record_event(compute)
 
-    def _recorded(self, stream: VirtualStream) -> Event:
+    def _record_event(self, stream: VirtualStream) -> Event:
         event = self.world.accelerator(self.rank).event()
         stream.record(event)
         return event

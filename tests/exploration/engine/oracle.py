@@ -126,9 +126,11 @@ def explained(record: Record) -> Iterator[str]:
     for rank_record in record.rank_records:
         for reason in rank_record.aborts:
             aborted = True
-            if not reason.startswith((*expected_reasons, *BEHIND)) and not _lost(record):
+            if not reason.startswith((*expected_reasons, *BEHIND)) and not _ranks_may_end(record):
                 yield f"rank {rank_record.rank} aborts for {reason!r}"
-        if rank_record.error is not None and not (_lost(record) and _may_end(rank_record.error)):
+        if rank_record.error is not None and not (
+            _ranks_may_end(record) and _may_end(rank_record.error)
+        ):
             yield f"rank {rank_record.rank} ends by {rank_record.error!r}"
     patient = record.case.max_stalled_steps >= record.case.tail and not record.case.locked
     if record.struck == () and aborted and patient:
@@ -254,11 +256,11 @@ def _too_long(record: Record, rank_record: RankRecord) -> Iterator[str]:
         and not record.struck
         and rank_record.open[1] <= record.case.steps
     ):
-        number, opened = rank_record.open
-        yield f"rank {rank_record.rank}: rebalance {number}, opened at {opened}, has not ended"
+        number, opened_at = rank_record.open
+        yield f"rank {rank_record.rank}: rebalance {number}, opened at {opened_at}, has not ended"
 
 
-def _lost(record: Record) -> bool:
+def _ranks_may_end(record: Record) -> bool:
     ends = ENDS_RANKS | (REWRITES if record.case.locked else frozenset())
     return any(fault.kind in ends for fault in record.struck)
 

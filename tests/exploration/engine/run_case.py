@@ -44,14 +44,16 @@ class Play:
         self._acting = 0
         self._lurking: bool | None = None
         self._plans: dict[tuple[bytes, ...], RebalancePlan] = {}
-        self.driver = Driver(world, case, self._lost)
-        self.ranks = [explored_rank(world, case, rank, self._act) for rank in range(world.size)]
+        self.driver = Driver(world, case, self._remove_rank)
+        self.ranks = [
+            explored_rank(world, case, rank, self._set_acting) for rank in range(world.size)
+        ]
         waiting = [(fault, fault.delay) for fault in case.faults]
         self.mischief = Mischief(self.ranks, self.driver, waiting)
         self.driver.watch = self.mischief.watch
         for one in self.ranks:
             job = one.serve(partial(self._turn, one))
-            self.driver.hosts.append(LaneHost(one.rank, job, self._act))
+            self.driver.hosts.append(LaneHost(one.rank, job, self._set_acting))
             self.driver.workers += one.workers.values()
 
     def draft(
@@ -96,7 +98,7 @@ class Play:
     def _trap(self, kind: FaultKind) -> bool:
         return self.ranks[self._acting].traps.spring(kind)
 
-    def _act(self, rank: int) -> None:
+    def _set_acting(self, rank: int) -> None:
         self._acting = rank
 
     def _turn(self, at: ExploredRank, step: int) -> None:
@@ -105,7 +107,7 @@ class Play:
         if step >= self.case.steps and self._lurking is None:
             self._lurking = self.mischief.armed
 
-    def _lost(self, host: LaneHost) -> None:
+    def _remove_rank(self, host: LaneHost) -> None:
         """A rank whose host raises stops for good, as its process does."""
         self.driver.remove(host.ranks[0])
 

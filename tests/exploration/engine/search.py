@@ -11,11 +11,11 @@ from exploration.engine.run_case import play
 from exploration.engine.strategies import MIXED
 from helpers.strategies.hypothesis_examples import each_of
 
-DRAWN = 8
+DRAWN_PER_PLAYED = 8
 """Cases that are drawn for each that is played."""
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
@@ -41,22 +41,22 @@ class Search:
     _max_cases: int = 0
 
     def run(self, cases: int) -> "Search":
-        """Play at most `cases`, with faults and without, of `DRAWN` times as many."""
+        """Play at most `cases`, with faults and without, of `DRAWN_PER_PLAYED` times as many."""
         self._max_cases = cases
-        with suppress(Found):
-            each_of(MIXED, cases * DRAWN, self._try)
+        with suppress(SearchEnded):
+            each_of(MIXED, cases * DRAWN_PER_PLAYED, self._try)
         return self
 
     def _try(self, case: Case) -> None:
         if self.property_name in self.broken:  # hypothesis plays the case that it found once more
-            raise Found
+            raise SearchEnded
         if not self.reaches(case):
             return
         if self.played == self._max_cases:
-            raise Found
+            raise SearchEnded
         self.played += 1
         for name, what in violations(play(case, self.patches)).items():
             self.broken.setdefault(name, what)
             self.first.setdefault(name, self.played)
         if self.property_name in self.broken:
-            raise Found
+            raise SearchEnded

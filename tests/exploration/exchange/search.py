@@ -9,7 +9,7 @@ from exploration.exchange.strategies import cases
 from helpers.strategies.hypothesis_examples import each_of
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
@@ -26,8 +26,8 @@ def search(patches: Patches, property_name: str, count: int) -> dict[str, str]:
         # hypothesis plays the case that it found once more
         if property_name in broken_properties or violations:
             violations.update(broken_properties)
-            raise Found
+            raise SearchEnded
 
-    with suppress(Found):
+    with suppress(SearchEnded):
         each_of(cases(), count, look)
     return violations

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.harnesses.kernel_launchers import Launchers, guarded, intact, is_clean, on_device
-from helpers.strategies.routing_kernel_cases import World, moved
+from helpers.strategies.routing_kernel_cases import World, copied_to
 from torch import Tensor
 
 from equipoise.hal import routing, routing_rules
@@ -111,7 +111,7 @@ def check_commits(
     launchers: Launchers, tables: Tables, commits: list[tuple[list[int], Tensor]]
 ) -> None:
     """Commits of layers and their rows, held to a copy of the tables on the host."""
-    expected = moved(tables, torch.device("cpu"))
+    expected = copied_to(tables, torch.device("cpu"))
     widths = [tables.experts + 1, tables.slots, tables.slots]
     for layers, rows in commits:
         numbers = torch.tensor(layers, dtype=torch.int32)[:, None]

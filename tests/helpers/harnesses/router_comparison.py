@@ -54,7 +54,7 @@ class Play:
                 return f"event {number}, {kind}: {mismatch}"
         return None
 
-    def compare(self, decision: Decision, lost: set[int]) -> str | None:
+    def compare(self, decision: Decision, lost_names: set[int]) -> str | None:
         expected = self.dispatch(decision)
         actual = [(a.request, a.worker) for a in decision.assignments]
         for name, worker in expected:
@@ -63,7 +63,7 @@ class Play:
         size = range(self.slow.size)
         pairs = [
             ("assignments", actual, expected),
-            ("lost", set(decision.lost), lost),
+            ("lost", set(decision.lost), lost_names),
             ("loads", self.native.loads, [self.slow.load(w) for w in size]),
             ("counts", self.native.counts, [self.slow.count(w) for w in size]),
             ("pooled", self.native.unassigned, len(self.pooled)),
@@ -152,13 +152,13 @@ def _abort(play: Play, a: int, b: int) -> Happening | None:
 def _lose(play: Play, a: int, b: int) -> Happening:
     worker = a % play.slow.size
     decision = play.native.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
-    lost = play.slow.lose(worker)
-    for name in lost:
+    lost_names = play.slow.lose(worker)
+    for name in lost_names:
         play.forget(name)
     for name in [name for name, home in play.homes.items() if home == worker]:
         del play.homes[name]
         play.pooled.append(name)
-    return decision, lost
+    return decision, lost_names
 
 
 def _become(

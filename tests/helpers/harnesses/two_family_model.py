@@ -54,8 +54,8 @@ SCALED: Kind = (
 def layer_of(kind: Kind, marks: Sequence[int]) -> dict[str, SlotTensors]:
     """Tensors of a layer by name; slot k is filled with the k-th mark."""
     tensors = {part.name: part.make(len(marks)) for part in kind}
-    for stored in tensors.values():
-        for tensor, value in zip(tensors_of(stored), marks, strict=True):
+    for slot_tensors in tensors.values():
+        for tensor, value in zip(tensors_of(slot_tensors), marks, strict=True):
             memory = torch.empty(0, dtype=torch.uint8).set_(
                 tensor.untyped_storage(),
                 tensor.storage_offset() * tensor.itemsize,

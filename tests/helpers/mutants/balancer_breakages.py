@@ -65,7 +65,7 @@ def negative(loads: torch.Tensor) -> None:
     loads[0, 0] = -1
 
 
-OPENED = "/opened"
+OPENED_SUFFIX = "/opened"
 """What ranks ask each other before there is an engine ends so; it is none of the breakages'."""
 
 
@@ -216,7 +216,7 @@ class MuteOnce(Around):
 
     def cast(self, question: str, ballot: bytes) -> None:
         declines = b'"status": "failed"' in ballot
-        if not self._dropped and not declines and not question.endswith(OPENED):
+        if not self._dropped and not declines and not question.endswith(OPENED_SUFFIX):
             self._dropped.add(question)
             return
         self._inner.cast(question, ballot)
@@ -253,7 +253,7 @@ class NoStore(Around):
     """Has lost the store."""
 
     def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
-        if question.endswith(OPENED):
+        if question.endswith(OPENED_SUFFIX):
             ballots: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
             return ballots
         raise ControlPlaneLost("ballots unreadable: connection lost")

@@ -185,11 +185,11 @@ def _smallest(self: Fit, front: SlowFront) -> tuple[SlowRequest, int] | None:
 
 def _pool_behind(self: SlowFront, worker: int) -> set[int]:
     there = self.members(worker)
-    lost = SlowFront.lose(self, worker)
+    lost_names = SlowFront.lose(self, worker)
     for request in there:
         self.arrivals += 1
         request.order = self.arrivals
-    return lost
+    return lost_names
 
 
 def _saved_once(self: Fit, front: SlowFront, request: SlowRequest, worker: int) -> float:

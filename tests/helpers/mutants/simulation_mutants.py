@@ -55,7 +55,7 @@ def _last_come(self: SlowSimulation, server: SlowServer) -> None:
 
 
 def _first_goes_back(self: SlowSimulation, server: SlowServer) -> None:
-    if server.held > self.room:
+    if server.held_tokens > self.room:
         server.active.append(server.active.pop(0))
     SlowSimulation.make_room(self, server)
 
@@ -129,7 +129,7 @@ def _any_block(self: SlowServer, blocks: list[int]) -> int:
 
 
 def _computed_counts(self: SlowServer) -> int:
-    return self.held
+    return self.held_tokens
 
 
 MUTANTS = (

@@ -128,7 +128,7 @@ def stream_of_steps(
 
 def steady(fabric: Fabric, steps: int) -> Any:
     """What a step costs once all classes are known: pickles, buffers, operations."""
-    with place(fabric) as at, counted(at) as counts:
+    with place(fabric) as at, counting_calls(at) as counts:
         spec, rows = plan(fabric.control.rank), [8] * steps
         if fabric.control.rank == 0:
             sender = open_sender(spec, at)
@@ -144,7 +144,7 @@ def steady(fabric: Fabric, steps: int) -> Any:
 
 
 @contextmanager
-def counted(at: EdgeContext) -> Iterator[dict[str, int]]:
+def counting_calls(at: EdgeContext) -> Iterator[dict[str, int]]:
     """Counts what the channels of a place ask of pickle, of torch's memory and of communicators."""
     counts: dict[str, int] = {}
 

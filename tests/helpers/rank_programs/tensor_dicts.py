@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from helpers.rank_programs.call_outcome import outcome
-from helpers.rank_programs.channels import counted, place
+from helpers.rank_programs.channels import counting_calls, place
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
@@ -90,7 +90,7 @@ def _same(actual: Any, expected: Any) -> bool:
 
 def steady(fabric: Fabric, steps: int) -> Any:
     """What a step costs when the steps are alike: on rank 0, which sends, and on rank 1."""
-    with place(fabric) as at, counted(at) as counts:
+    with place(fabric) as at, counting_calls(at) as counts:
         group = open_tensor_dict_group("stages", [0, 1], at)
         for number in range(4 + steps):
             if number == 4:

@@ -101,7 +101,7 @@ class Brh(Br0):
         horizon = self.settings.horizon
         if self.settings.predictor is Predictor.ORACLE and request.expected is not None:
             remaining: float = request.expected - request.made
-        elif not self.lengths.heard:
+        elif not self.lengths.output_lengths:
             remaining = horizon
         else:
             remaining = self.lengths.remaining(request.made, horizon)

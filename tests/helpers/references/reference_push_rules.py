@@ -157,13 +157,13 @@ class FastPhi(Push):
     def begin(self, front: SlowFront) -> None:
         last = self.settings.points - 1
         at = [self.lengths.quantile(k / last) for k in range(1, last + 1)]
-        self.points = [0, *at] if self.lengths.heard else [0]
+        self.points = [0, *at] if self.lengths.output_lengths else [0]
         ends = [self.points[0], *self.points, self.points[-1]]
         widths = [Fraction(high - low, 2) for low, high in zip(ends, ends[2:], strict=False)]
         self.weights = [
             width * self.survival(0, h) for width, h in zip(widths, self.points, strict=True)
         ]
-        if not self.lengths.heard:
+        if not self.lengths.output_lengths:
             self.weights = [Fraction(1)]
         self.loads = [[self.expected(front, w, h) for h in self.points] for w in range(front.size)]
 
@@ -193,5 +193,5 @@ class FastPhi(Push):
 
     def picked(self, front: SlowFront, request: SlowRequest, worker: int) -> None:
         for k, h in enumerate(self.points):
-            lives = self.survival(0, h) if self.lengths.heard else 1
+            lives = self.survival(0, h) if self.lengths.output_lengths else 1
             self.loads[worker][k] += front.alike(worker) * lives * (request.size + h)

@@ -42,15 +42,15 @@ class SlowLengths:
     """Outputs that have ended."""
 
     def __init__(self) -> None:
-        self.heard: list[int] = []
+        self.output_lengths: list[int] = []
 
     def add(self, length: int) -> None:
-        self.heard.append(length)
+        self.output_lengths.append(length)
 
     @property
     def known(self) -> list[int]:
-        count = len(self.heard)
-        return self.heard[: count if count <= REFRESH else count // REFRESH * REFRESH]
+        count = len(self.output_lengths)
+        return self.output_lengths[: count if count <= REFRESH else count // REFRESH * REFRESH]
 
     def longer(self, length: int) -> int:
         return sum(output > length for output in self.known)

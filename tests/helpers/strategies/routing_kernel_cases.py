@@ -92,10 +92,10 @@ def installed(
     host_tables.generation[layer] = word
     for part in ("start", "replicas", "cumulative"):
         getattr(host_tables, part)[word & 1, layer] = getattr(table, part)
-    return World(table, moved(host_tables, DEVICE), layer)
+    return World(table, copied_to(host_tables, DEVICE), layer)
 
 
-def moved(tables: Tables, device: torch.device) -> Tables:
+def copied_to(tables: Tables, device: torch.device) -> Tables:
     """A copy."""
     return replace(
         tables,

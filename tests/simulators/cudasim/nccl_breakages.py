@@ -25,8 +25,10 @@ def _answered_round(patch: Patch) -> None:
             with self._api.group(comm):
                 for way, blob, peer in zip(ways, blobs, peers, strict=True):
                     messages, answers = [(peer, blob)], [(peer, self._answer)]
-                    received, sent = (messages, answers) if way == "irecv" else (answers, messages)
-                    self._launch_messages(received, sent, comm, to)
+                    incoming, outgoing = (
+                        (messages, answers) if way == "irecv" else (answers, messages)
+                    )
+                    self._launch_messages(incoming, outgoing, comm, to)
 
         return self._launch(launch)
 

@@ -125,8 +125,8 @@ def _acl() -> Any:
 
 
 def _declared(library: str, functions: dict[str, Any]) -> Any:
-    loaded = ctypes.CDLL(library)
+    handle = ctypes.CDLL(library)
     for name, parameters in functions.items():
-        function = getattr(loaded, name)
+        function = getattr(handle, name)
         function.argtypes, function.restype = parameters, ctypes.c_int
-    return loaded
+    return handle

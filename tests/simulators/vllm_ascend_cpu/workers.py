@@ -19,8 +19,8 @@ MakeRunner = Callable[..., Any]
 def counting() -> Iterator[Callable[[Any], dict[str, int]]]:
     """What a worker says that it has counted, without what was counted in the process before."""
     before = COUNTERS.read()
-    yield lambda made: {
-        name: count - before[name] for name, count in made.equipoise_counters().items()
+    yield lambda ascend_worker: {
+        name: count - before[name] for name, count in ascend_worker.equipoise_counters().items()
     }
 
 

@@ -74,7 +74,7 @@ def watch_all() -> None:
 
     watch, balancer = Watch(Path(folder)), eplb_state.EplbState
     _wrap(GroupCoordinator, "isend_tensor_dict", lambda handles, *_: _sent(watch, handles))
-    _wrap(GroupCoordinator, "irecv_tensor_dict", lambda got, *_: _received(watch, got))
+    _wrap(GroupCoordinator, "irecv_tensor_dict", lambda result, *_: _received(watch, result))
     _wrap(balancer, "rearrange", lambda *_: watch.add(rearrangements=1))
     _wrap(balancer, "step", lambda _, state, *__: _stepped(watch, state))
     _wrap(eplb_state, "_move_to_workspace", lambda *_: watch.add(layers=1))

@@ -25,7 +25,7 @@ from devices.simulator.programs.driver import (
 
 MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
 LIMIT = 20.0
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 driver.start()
 size = ctypes.c_size_t(SIZE)
 memory, pageable = device_memory(), ctypes.create_string_buffer(SIZE)
@@ -52,9 +52,9 @@ def captured(work: Callable[[Pointer], object]) -> Pointer:
     return graph
 
 
-def in_thread(work: Callable[[], Found]) -> Found:
+def in_thread(work: Callable[[], Result]) -> Result:
     """What it finds in another thread of the same device."""
-    results: list[Found] = []
+    results: list[Result] = []
 
     def run() -> None:
         do("aclrtSetDevice", 0)
