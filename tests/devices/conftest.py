@@ -19,22 +19,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    backend(found)
-    return found
+    name: str = request.param
+    backend(name)
+    return name
 
 
 @pytest.fixture
 def device(kind: str) -> Iterator[DeviceAccelerator]:
-    made = backend(kind).open(0)
-    assert isinstance(made, DeviceAccelerator)
-    yield made
-    made.close()
+    accelerator = backend(kind).open(0)
+    assert isinstance(accelerator, DeviceAccelerator)
+    yield accelerator
+    accelerator.close()
 
 
 @pytest.fixture(params=KINDS)
 def network(request: pytest.FixtureRequest) -> Network:
     """Rank processes work with it; none of it is opened here."""
-    found: str = request.param
-    backend(found)
-    return NETWORKS[found]
+    name: str = request.param
+    backend(name)
+    return NETWORKS[name]

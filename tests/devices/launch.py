@@ -23,8 +23,8 @@ def refusal() -> str | None:
     """Why nothing can be run here."""
     try:
         find_torch()
-    except Refused as refused:
-        return str(refused)
+    except Refused as error:
+        return str(error)
     return None
 
 

@@ -45,10 +45,10 @@ ANY_PLACEMENT = st.lists(st.integers(0, 3), min_size=2, max_size=2).flatmap(
     scope="module",
 )
 def accelerator(request: pytest.FixtureRequest) -> Iterator[Accelerator]:
-    found = CPU if request.param == "cpu" else backend(request.param)
-    made = found.open(0)
-    yield made
-    made.close()
+    chosen_backend = CPU if request.param == "cpu" else backend(request.param)
+    opened_device = chosen_backend.open(0)
+    yield opened_device
+    opened_device.close()
 
 
 class Bench:
@@ -81,8 +81,8 @@ class Bench:
 
     def prefill(self, seed: int) -> None:
         """Prompts into the cache, and the first token of each request."""
-        drawn = torch.Generator().manual_seed(seed)
-        prompts = torch.randint(1, 256, (len(REQUESTS), PROMPT), generator=drawn)
+        generator = torch.Generator().manual_seed(seed)
+        prompts = torch.randint(1, 256, (len(REQUESTS), PROMPT), generator=generator)
         batch = Batch(tuple(Sequence(r, p, 0) for r, p in zip(REQUESTS, prompts, strict=True)))
 
         def program() -> None:
@@ -100,8 +100,8 @@ class Bench:
         return self.decode.tokens.tolist(), self.decode.logits.cpu().clone()
 
     def _store(self, accelerator: Accelerator, layer: int) -> SlotStore:
-        held = zip(self._slots.gate_up[layer], self._slots.down[layer], strict=True)
-        rows = tuple((Segment("gate_up", a), Segment("down", b)) for a, b in held)
+        pairs = zip(self._slots.gate_up[layer], self._slots.down[layer], strict=True)
+        rows = tuple((Segment("gate_up", a), Segment("down", b)) for a, b in pairs)
         return accelerator.slot_store(SlotLayout(rows, staging=1))
 
 
@@ -112,13 +112,13 @@ def _sizes() -> tuple[int, int, int]:
 def plain(seed: int) -> Iterator[tuple[list[int], Tensor]]:
     """The same by ordinary forwards on the host, all experts in one place."""
     decoder, cache, moe = Decoder(WEIGHTS), KVCache(CONFIG, 10), LocalExperts(WEIGHTS)
-    drawn = torch.Generator().manual_seed(seed)
-    prompts = torch.randint(1, 256, (len(REQUESTS), PROMPT), generator=drawn)
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randint(1, 256, (len(REQUESTS), PROMPT), generator=generator)
     rows = tuple(Sequence(r, p, 0) for r, p in zip(REQUESTS, prompts, strict=True))
     logits = decoder.forward(Batch(rows), cache, moe)[PROMPT - 1 :: PROMPT]
     for place in range(PROMPT, PROMPT + STEPS):
-        chosen = logits.max(-1).indices
-        batch = tuple(Sequence(r, t[None], place) for r, t in zip(REQUESTS, chosen, strict=True))
+        tokens = logits.max(-1).indices
+        batch = tuple(Sequence(r, t[None], place) for r, t in zip(REQUESTS, tokens, strict=True))
         logits = decoder.forward(Batch(decode=batch), cache, moe)
         yield logits.max(-1).indices.tolist(), logits
 
@@ -135,12 +135,12 @@ def test_captured_decode_equals_plain_under_commits(
     bench.prefill(seed)
     for placement, (tokens, logits) in zip(placements, plain(seed), strict=True):
         bench.arrange(placement)
-        found, seen = bench.next()
-        assert found == tokens
+        next_tokens, next_logits = bench.next()
+        assert next_tokens == tokens
         if accelerator.device.type == "cpu":
-            assert torch.equal(seen, logits)
+            assert torch.equal(next_logits, logits)
         else:
-            torch.testing.assert_close(seen, logits, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(next_logits, logits, rtol=1e-3, atol=1e-4)
 
 
 def test_captured_decode_runs_nothing_before_first_step(accelerator: Accelerator) -> None:
@@ -162,8 +162,8 @@ def test_captured_decode_differs_with_stale_expert_weights(accelerator: Accelera
     bench.prefill(1)
     bench.arrange([3, 2, 1, 0, 0, 1])
     for layer, store in enumerate(bench._stores):
-        stale = [[WEIGHTS.gate_up[layer, 1], WEIGHTS.down[layer, 1]]]
-        store.write([0], stale, bench.stream)
-    _, seen = bench.next()
-    _, due = next(plain(1))
-    assert not torch.allclose(seen, due, rtol=1e-3, atol=1e-4)
+        other_weights = [[WEIGHTS.gate_up[layer, 1], WEIGHTS.down[layer, 1]]]
+        store.write([0], other_weights, bench.stream)
+    _, logits = bench.next()
+    _, expected = next(plain(1))
+    assert not torch.allclose(logits, expected, rtol=1e-3, atol=1e-4)

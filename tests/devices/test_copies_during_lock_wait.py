@@ -36,19 +36,19 @@ def feed(device: DeviceAccelerator, lock: StreamLock, slot: Tensor, rounds: int)
 
 
 def zeros(device: DeviceAccelerator, *shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    made = torch.zeros(shape, dtype=dtype, device=device.device)
+    tensor = torch.zeros(shape, dtype=dtype, device=device.device)
     current_stream(device).synchronize()
-    return made
+    return tensor
 
 
 def test_copies_complete_while_replays_wait_for_lock(device: DeviceAccelerator) -> None:
     compute, lock, graph = device.stream(Role.COMPUTE), device.stream_lock(SOON), device.graph()
-    slot, seen = zeros(device, WORDS), zeros(device, AHEAD, WORDS)
+    slot, copies = zeros(device, WORDS), zeros(device, AHEAD, WORDS)
     place = zeros(device, 1, dtype=torch.int64)
 
     def step() -> None:
         lock.acquire(compute)
-        compute.launch(lambda: seen.index_copy_(0, place, slot[None]))
+        compute.launch(lambda: copies.index_copy_(0, place, slot[None]))
         for _ in range(NODES):
             compute.launch(partial(place.add_, 0))
         compute.launch(partial(place.add_, 1))
@@ -60,8 +60,8 @@ def test_copies_complete_while_replays_wait_for_lock(device: DeviceAccelerator) 
         feed(device, lock, slot, AHEAD)
         launched.result(SOON)
     compute.synchronize(SOON)
-    due = torch.arange(1, AHEAD + 1, dtype=torch.int32)[:, None].expand(-1, WORDS)
-    assert torch.equal(seen.cpu(), due)
+    expected = torch.arange(1, AHEAD + 1, dtype=torch.int32)[:, None].expand(-1, WORDS)
+    assert torch.equal(copies.cpu(), expected)
     assert lock.drain(SOON) == 1
 
 
@@ -70,12 +70,12 @@ def test_copy_completes_while_single_launches_wait_for_lock(
 ) -> None:
     """Fewer launches than a device's queue has room for: behind more of them the host stands."""
     compute, lock = device.stream(Role.COMPUTE), device.stream_lock(SOON)
-    slot, seen = zeros(device, WORDS), zeros(device, WORDS)
+    slot, target = zeros(device, WORDS), zeros(device, WORDS)
     lock.acquire(compute)
-    compute.launch(lambda: seen.copy_(slot))
+    compute.launch(lambda: target.copy_(slot))
     for _ in range(LAUNCHES):
-        compute.launch(partial(seen.add_, 1))
+        compute.launch(partial(target.add_, 1))
     lock.release(compute)
     feed(device, lock, slot, 1)
     compute.synchronize(SOON)
-    assert seen.tolist() == [1 + LAUNCHES] * WORDS
+    assert target.tolist() == [1 + LAUNCHES] * WORDS

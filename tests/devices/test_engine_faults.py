@@ -67,8 +67,8 @@ def test_engine_survivors_serve_one_layout_after_rank_loss(
     commit: str,
     record_property: RecordProperty,
 ) -> None:
-    lost = frozenset({faults.VICTIM})
-    answers = play(ranks, network, faults.survive, lost, where=where, how=how, commit=commit)
+    lost_ranks = frozenset({faults.VICTIM})
+    answers = play(ranks, network, faults.survive, lost_ranks, where=where, how=how, commit=commit)
     healthy([answers[0], answers[2]])
     add_row(record_property, "fault matrix", matrix_row(network.backend, commit, how, where))
 

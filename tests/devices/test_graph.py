@@ -35,9 +35,9 @@ def stream(device: DeviceAccelerator) -> DeviceStream:
 @pytest.fixture
 def number(device: DeviceAccelerator) -> Tensor:
     """int64 [1], zero on the device."""
-    made = torch.zeros(1, dtype=torch.int64, device=device.device)
+    tensor = torch.zeros(1, dtype=torch.int64, device=device.device)
     current_stream(device).synchronize()
-    return made
+    return tensor
 
 
 def append(number: Tensor, digit: int) -> None:
@@ -218,7 +218,7 @@ def test_captured_commit_keeps_order_and_leases_at_replay(
 def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: DeviceStream) -> None:
     """Looks before and after a wait inside the graph see one version."""
     slot = torch.zeros(64, dtype=torch.uint8, device=device.device)
-    seen = torch.zeros(2, 64, dtype=torch.uint8, device=device.device)
+    looks = torch.zeros(2, 64, dtype=torch.uint8, device=device.device)
     current_stream(device).synchronize()
     store, graph, event = (
         device.slot_store(SlotLayout(((Segment("w", slot),),), 1)),
@@ -228,17 +228,17 @@ def test_reader_replay_is_atomic_to_commit(device: DeviceAccelerator, stream: De
     reader = store.attach(stream)
 
     def program() -> None:
-        stream.launch(partial(seen[0].copy_, slot))
+        stream.launch(partial(looks[0].copy_, slot))
         stream.record(event)
         stream.wait(event)
-        stream.launch(partial(seen[1].copy_, slot))
+        stream.launch(partial(looks[1].copy_, slot))
 
     graph.capture(stream, program)
     for version in range(1, 6):
         store.write([0], [[device.pinned(64).fill_(version)]], device.stream(Role.COPY))
         graph.replay(stream)
     device.synchronize(SOON)
-    assert set(seen.flatten().tolist()) == {5}
+    assert set(looks.flatten().tolist()) == {5}
     reader.detach()
 
 

@@ -50,7 +50,7 @@ def on_devices(kind: str, program: Program, deadline: float = SOON) -> list[Any]
     return on_ranks(SIZE, serve, deadline)
 
 
-def placed(device: Accelerator, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+def to_device(device: Accelerator, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
     """On the device, and there when this returns: a copy from pageable memory is waited for."""
     return torch.tensor(values, dtype=dtype).to(device.device)
 
@@ -60,19 +60,19 @@ def operations(
 ) -> dict[str, list[Any]]:
     """What this rank has after each operation, issued on what is on the device."""
     me, peer = member.rank, 1 - member.rank
-    sent, summed, shared = (placed(device, [me + 1, 7]) for _ in range(3))
-    gathered, turned, uneven = (placed(device, [[0, 0]] * 2) for _ in range(3))
-    pair = placed(device, [[10 * me, 1], [10 * me + 1, 2]])
-    part, came = placed(device, [0, 0]), placed(device, [0, 0])
-    blob, into = placed(device, [me] * 5, torch.uint8), placed(device, [9] * 5, torch.uint8)
+    own, summed, shared = (to_device(device, [me + 1, 7]) for _ in range(3))
+    gathered, turned, uneven = (to_device(device, [[0, 0]] * 2) for _ in range(3))
+    pair = to_device(device, [[10 * me, 1], [10 * me + 1, 2]])
+    part, incoming = to_device(device, [0, 0]), to_device(device, [0, 0])
+    blob, into = to_device(device, [me] * 5, torch.uint8), to_device(device, [9] * 5, torch.uint8)
     group.all_reduce(summed).result(SOON)
     group.broadcast(shared, 1).result(SOON)
-    group.all_gather(gathered, sent).result(SOON)
+    group.all_gather(gathered, own).result(SOON)
     group.reduce_scatter(part, pair).result(SOON)
     group.all_to_all(turned, pair).result(SOON)
     rows = [1, 1]
     group.all_to_all_uneven(uneven, pair, rows, rows).result(SOON)
-    works = [group.isend(sent, peer), group.irecv(came, peer)]
+    works = [group.isend(own, peer), group.irecv(incoming, peer)]
     for work in works:
         work.result(SOON)
     group.barrier().result(SOON)
@@ -89,7 +89,7 @@ def operations(
         "reduce_scatter": part,
         "all_to_all": turned,
         "all_to_all_uneven": uneven,
-        "irecv": came,
+        "irecv": incoming,
         "exchange": into,
     }
     assert {tensor.device.type for tensor in tensors.values()} == {device.device.type}
@@ -97,10 +97,10 @@ def operations(
 
 
 def test_host_staged_operations_equal_their_definitions(kind: str) -> None:
-    for me, found in enumerate(on_devices(kind, operations)):
+    for me, results in enumerate(on_devices(kind, operations)):
         peer = 1 - me
         turned = [[me, 1 + me], [10 + me, 1 + me]]
-        assert found == {
+        assert results == {
             "all_reduce": [3, 14],
             "broadcast": [2, 7],
             "all_gather": [[1, 7], [2, 7]],
@@ -126,7 +126,7 @@ def test_vllm_site_stages_gloo_through_host_only_on_device(kind: str) -> None:
 def test_gloo_alone_refuses_tensor_of_device(kind: str) -> None:
     def program(member: GroupMember, device: Accelerator, _: HostStagedCommunicator) -> bool:
         with pytest.raises(Unsupported, match="a contiguous tensor on cpu is needed"):
-            member.fabric.open("plain").all_reduce(placed(device, [1]))
+            member.fabric.open("plain").all_reduce(to_device(device, [1]))
         return True
 
     assert on_devices(kind, program) == [True, True]
@@ -138,8 +138,8 @@ def test_host_staged_operation_fails_without_peer(kind: str) -> None:
     ) -> list[int]:
         if member.rank:
             return []
-        kept = placed(device, [5])
-        work = group.irecv(kept, 1)
+        incoming = to_device(device, [5])
+        work = group.irecv(incoming, 1)
         assert not work.done()
         with pytest.raises(ResultPending):
             work.result(0.0)
@@ -148,15 +148,15 @@ def test_host_staged_operation_fails_without_peer(kind: str) -> None:
         assert work.done()
         with pytest.raises(CommunicatorFailed):
             work.wait(device.stream(Role.COPY))
-        found: list[int] = kept.tolist()
-        return found
+        values: list[int] = incoming.tolist()
+        return values
 
     assert on_devices(kind, program, deadline=2.0)[0] == [5]
 
 
 def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
     def program(member: GroupMember, device: Accelerator, group: HostStagedCommunicator) -> Any:
-        weights = placed(device, [[member.rank + 1.0] * 16] * 4, torch.float32)
+        weights = to_device(device, [[member.rank + 1.0] * 16] * 4, torch.float32)
         layout = SlotLayout(tuple((Segment("w", row),) for row in weights), staging=2)
         store = device.slot_store(layout)
         transfer = P2PTransfer(device, group, store, range(SIZE), SOON)
@@ -173,9 +173,11 @@ def test_transfer_stages_weights_of_device_through_host(kind: str) -> None:
         compute.synchronize(SOON)
         return staged.sent, staged.received, weights[:, 0].tolist()
 
-    (sent, received, first), (sent_back, received_back, second) = on_devices(kind, program)
+    (sent_bytes, received_bytes, first), (sent_back, received_back, second) = on_devices(
+        kind, program
+    )
     assert (first, second) == ([1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0])
-    assert (sent, sent_back) == (received_back, received)
+    assert (sent_bytes, sent_back) == (received_back, received_bytes)
 
 
 def test_engine_rebalances_device_through_host(kind: str) -> None:
@@ -189,13 +191,13 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
     def serve(member: GroupMember) -> tuple[list[list[int]], list[float], int]:
         device = backend(kind).open(0)
         mine = slice(member.rank * shape.slots_per_rank, (member.rank + 1) * shape.slots_per_rank)
-        weights = placed(
+        weights = to_device(
             device, [[float(e)] * 16 for e in layout.placement[0, mine]], torch.float32
         )
         store = device.slot_store(SlotLayout(tuple((Segment("w", w),) for w in weights), staging=5))
         fabric = HostStagedFabric(member.fabric, device, SOON)
         balancer = open_balancer(device, fabric, store, shape, layout, config)
-        ids = placed(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
+        ids = to_device(device, [[1], [2], [1], [2], [1], [3], [2], [1]], torch.int32)
         compute = device.stream(Role.COMPUTE)
         for step in range(24):
             with balancer.step(step):
@@ -204,9 +206,9 @@ def test_engine_rebalances_device_through_host(kind: str) -> None:
         committed = [report for report in balancer.engine.reports if report.copies]
         placement = balancer.serving_state.layout.placement.tolist()
         balancer.close()
-        held: list[float] = weights[:, 0].tolist()
+        slot_values: list[float] = weights[:, 0].tolist()
         device.close()
-        return placement, held, len(committed)
+        return placement, slot_values, len(committed)
 
     (placement, first, rebalances), (other, second, _) = on_ranks(SIZE, serve, SOON)
     assert rebalances > 0

@@ -37,12 +37,12 @@ def stream(device: DeviceAccelerator) -> Stream:
 
 
 def zeros(device: DeviceAccelerator, count: int) -> Tensor:
-    made = torch.zeros(count, dtype=torch.int32, device=device.device)
+    tensor = torch.zeros(count, dtype=torch.int32, device=device.device)
     current_stream(device).synchronize()
-    return made
+    return tensor
 
 
-def passed(device: DeviceAccelerator, stream: Stream) -> Event:
+def record_event(device: DeviceAccelerator, stream: Stream) -> Event:
     event = device.event()
     stream.record(event)
     return event
@@ -54,7 +54,7 @@ def test_signal_releases_only_first_acquire(
     events = []
     for role in (Role.COMPUTE, Role.AUX):
         lock.acquire(device.stream(role))
-        events.append(passed(device, device.stream(role)))
+        events.append(record_event(device, device.stream(role)))
         lock.release(device.stream(role))
     lock.signal(0)
     lock.wait(0, SOON)
@@ -74,7 +74,7 @@ def test_graph_may_wait_for_lock_on_two_streams(
     graph.capture(stream, lambda: (lock.acquire(stream), lock.release(stream)))
     for role in (Role.COMPUTE, Role.AUX):
         graph.replay(device.stream(role))
-        events.append(passed(device, device.stream(role)))
+        events.append(record_event(device, device.stream(role)))
     lock.signal(0)
     lock.wait(0, SOON)
     with pytest.raises(StreamTimeout):
@@ -272,9 +272,9 @@ def test_watchdog_failure_poisons_lock(
     monkeypatch.setattr(lock, "tick", fail)
     lock.acquire(stream)
     device._lock_watchdog.check_all()
-    with pytest.raises(LockPoisoned) as told:
+    with pytest.raises(LockPoisoned) as error:
         lock.check()
-    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
     monkeypatch.undo()
     lock.poison()
     assert lock.drain(SOON) == 1

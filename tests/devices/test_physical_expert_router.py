@@ -63,7 +63,7 @@ class OneLayer:
         self._kernels = accelerator.kernels
         self._tables = Tables.empty(*sizes, ranks=SHAPE.ranks, device=device)
         self._router = TableRouter(accelerator, self._tables, 0, self.counters)
-        self.kept: tuple[Tensor, ...] = ()
+        self.graph_inputs: tuple[Tensor, ...] = ()
         self.rows = self.with_indices()
 
     def with_indices(self) -> PhysicalExpertRouter:
@@ -77,12 +77,12 @@ class OneLayer:
 
     def arrange(self, placement: list[int]) -> None:
         """A boundary at which tables are committed; nobody waits."""
-        placed = np.array([placement], dtype=np.int32)
-        update = build_tables(placed, even_shares(placed, SHAPE.experts), SHAPE, range(1))
+        placements = np.array([placement], dtype=np.int32)
+        update = build_tables(placements, even_shares(placements, SHAPE.experts), SHAPE, range(1))
         with self.streams.ordered_section():
             self._kernels.commit_tables(update, self._tables, self.streams.compute_stream)
 
-    def filled(self, count: int) -> Tensor:
+    def scalar(self, count: int) -> Tensor:
         """An int32 scalar of the device."""
         return torch.tensor(count, dtype=torch.int32).to(self.device)
 
@@ -93,36 +93,42 @@ class OneLayer:
 
 @pytest.fixture(params=KINDS)
 def device(request: pytest.FixtureRequest) -> Iterator[DeviceAccelerator]:
-    made = backend(request.param).open(0)
-    assert isinstance(made, DeviceAccelerator)
-    yield made
-    made.close()
+    accelerator = backend(request.param).open(0)
+    assert isinstance(accelerator, DeviceAccelerator)
+    yield accelerator
+    accelerator.close()
 
 
 @pytest.fixture(params=["cpu", *KINDS])
 def layer(request: pytest.FixtureRequest) -> Iterator[OneLayer]:
-    made = CPU.open(0) if request.param == "cpu" else backend(request.param).open(0)
-    yield within(made)
-    made.close()
+    accelerator = CPU.open(0) if request.param == "cpu" else backend(request.param).open(0)
+    yield within(accelerator)
+    accelerator.close()
 
 
-def within(opened: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineStreams) -> OneLayer:
+def within(
+    accelerator: Accelerator, kind: type[DeviceEngineStreams] = DeviceEngineStreams
+) -> OneLayer:
     """As a setup has it: on a device the engine's stream is the compute stream."""
-    if not isinstance(opened, DeviceAccelerator):
-        return OneLayer(opened, HostEngineStreams(opened.stream(Role.COMPUTE), SOON))
-    streams = kind(opened, lambda: current_stream(opened))
-    return OneLayer(cast(Accelerator, EngineAccelerator(opened, streams.compute_stream)), streams)
+    if not isinstance(accelerator, DeviceAccelerator):
+        return OneLayer(accelerator, HostEngineStreams(accelerator.stream(Role.COMPUTE), SOON))
+    streams = kind(accelerator, lambda: current_stream(accelerator))
+    return OneLayer(
+        cast(Accelerator, EngineAccelerator(accelerator, streams.compute_stream)), streams
+    )
 
 
-def right(slots: Tensor, rows: list[list[int]], placement: list[int], filled: int) -> None:
+def check_slots(
+    slots: Tensor, rows: list[list[int]], placement: list[int], num_filled: int
+) -> None:
     """Rows with a token went to their experts, and all others to slots in turn."""
-    found = slots.tolist()
-    assert [[placement[slot] for slot in row] for row in found[:filled]] == rows[:filled]
+    actual = slots.tolist()
+    assert [[placement[slot] for slot in row] for row in actual[:num_filled]] == rows[:num_filled]
     turns = [place % SHAPE.slots for place in range(2 * len(rows))]
-    assert [slot for row in found[filled:] for slot in row] == turns[2 * filled :]
+    assert [slot for row in actual[num_filled:] for slot in row] == turns[2 * num_filled :]
 
 
-def counted(rows: list[list[int]]) -> list[int]:
+def rows_by_expert(rows: list[list[int]]) -> list[int]:
     """Rows by expert."""
     return [sum(row.count(expert) for row in rows) for expert in range(SHAPE.experts)]
 
@@ -136,13 +142,13 @@ def captured(
     """
     runtime, theirs = device_of(device).runtime, fresh_stream(device)
     layer.arrange(PLAIN)
-    layer.kept = ids, filled = layer.ids(rows), layer.filled(len(rows))
+    layer.graph_inputs = ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
     device.synchronize(SOON)
     with runtime.current(theirs):
-        layer.rows.to_slots(ids, filled)
+        layer.rows.to_slots(ids, num_rows)
         theirs.synchronize()
         graph = runtime.begin_capture()
-        slots = layer.rows.to_slots(ids, filled)
+        slots = layer.rows.to_slots(ids, num_rows)
         runtime.end_capture(graph)
     return graph, slots
 
@@ -150,29 +156,29 @@ def captured(
 @FEW
 @given(ROWS, PLACEMENT, st.integers(0, 9))
 def test_routed_rows_map_to_experts_and_padding_round_robin(
-    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+    layer: OneLayer, rows: list[list[int]], placement: list[int], num_filled: int
 ) -> None:
-    before, asked = COUNTERS.read()["routed_expert_batches"], layer.counters.cpu().clone()
+    batches, counts = COUNTERS.read()["routed_expert_batches"], layer.counters.cpu().clone()
     layer.arrange(placement)
-    slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
+    slots = layer.rows.to_slots(layer.ids(rows), layer.scalar(num_filled))
     assert slots.dtype == torch.int64
-    right(slots, rows, placement, min(filled, len(rows)))
-    assert (layer.counters.cpu() - asked)[0].tolist() == counted(rows[:filled])
+    check_slots(slots, rows, placement, min(num_filled, len(rows)))
+    assert (layer.counters.cpu() - counts)[0].tolist() == rows_by_expert(rows[:num_filled])
     assert layer.rows.was_called
-    assert COUNTERS.read()["routed_expert_batches"] == before + 1
+    assert COUNTERS.read()["routed_expert_batches"] == batches + 1
 
 
 @FEW
 @given(ROWS, PLACEMENT, st.integers(0, 9))
 def test_batches_beyond_resident_places_are_mapped_alike(
-    layer: OneLayer, rows: list[list[int]], placement: list[int], filled: int
+    layer: OneLayer, rows: list[list[int]], placement: list[int], num_filled: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(router, "PRECOMPUTED_ELEMENTS", 3)
         layer.rows = layer.with_indices()
         layer.arrange(placement)
-        slots = layer.rows.to_slots(layer.ids(rows), layer.filled(filled))
-    right(slots, rows, placement, min(filled, len(rows)))
+        slots = layer.rows.to_slots(layer.ids(rows), layer.scalar(num_filled))
+    check_slots(slots, rows, placement, min(num_filled, len(rows)))
 
 
 @pytest.mark.skipif(
@@ -187,8 +193,8 @@ def test_routed_rows_take_few_launches_beside_the_router(
 
     layer = within(device)
     layer.arrange(PLAIN)
-    ids, filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.filled(1)
-    layer.rows.to_slots(ids, filled)  # what is made once
+    ids, num_filled = layer.ids([[0, 1], [2, -1]]).to(dtype), layer.scalar(1)
+    layer.rows.to_slots(ids, num_filled)  # what is made once
 
     def launches(program: Callable[[], object]) -> int:
         device.synchronize(SOON)
@@ -201,7 +207,7 @@ def test_routed_rows_take_few_launches_beside_the_router(
     alone = launches(
         lambda: layer.streams.launch_in_forward(lambda stream: layer.route(0, routed, stream))
     )
-    assert launches(lambda: layer.rows.to_slots(ids, filled)) - alone == bar
+    assert launches(lambda: layer.rows.to_slots(ids, num_filled)) - alone == bar
 
 
 @FEW
@@ -215,8 +221,8 @@ def test_captured_graph_follows_table_commits_at_each_replay(
     for turn, placement in enumerate(placements, 1):
         layer.arrange(placement)
         graph.replay()
-        right(slots.cpu(), rows, placement, len(rows))
-        assert (layer.counters.cpu() - base)[0].tolist() == [turn * n for n in counted(rows)]
+        check_slots(slots.cpu(), rows, placement, len(rows))
+        assert (layer.counters.cpu() - base)[0].tolist() == [turn * n for n in rows_by_expert(rows)]
 
 
 @FEW
@@ -226,16 +232,18 @@ def test_routed_rows_follow_engine_that_changes_its_stream(
 ) -> None:
     layer = within(device)
     layer.arrange(PLAIN)
-    ids, filled = layer.ids(rows), layer.filled(len(rows))
+    ids, num_rows = layer.ids(rows), layer.scalar(len(rows))
     device.synchronize(SOON)
     with device_of(device).runtime.current(fresh_stream(device)):
-        found = []
+        slots_by_commit = []
         for placement in placements:
             layer.arrange(placement)
-            found.append(layer.rows.to_slots(ids, filled))
-        for placement, slots in zip(placements, found, strict=True):
-            right(slots.cpu(), rows, placement, len(rows))
-        assert layer.counters.cpu()[0].tolist() == [len(placements) * n for n in counted(rows)]
+            slots_by_commit.append(layer.rows.to_slots(ids, num_rows))
+        for placement, slots in zip(placements, slots_by_commit, strict=True):
+            check_slots(slots.cpu(), rows, placement, len(rows))
+        assert layer.counters.cpu()[0].tolist() == [
+            len(placements) * n for n in rows_by_expert(rows)
+        ]
 
 
 def append(number: Tensor, digit: int) -> None:
@@ -265,7 +273,7 @@ def test_graph_without_captured_routing_is_rejected(device: DeviceAccelerator) -
     graph.replay()
     # Whatever lies there: a place where nobody wrote need not hold a slot at all.
     with pytest.raises((AssertionError, IndexError)):
-        right(slots.cpu(), rows, placement, len(rows))
+        check_slots(slots.cpu(), rows, placement, len(rows))
 
 
 @pytest.mark.parametrize("kind", [DeviceEngineStreams, Unordered])
@@ -275,20 +283,20 @@ def test_stream_turn_is_ordered_after_and_before_engine_work(
     streams = kind(device, lambda: current_stream(device))
     number = torch.zeros(1, dtype=torch.int64).to(device.device)
     device.synchronize(SOON)
-    found = []
+    digits = []
     with device_of(device).runtime.current(fresh_stream(device)):
         for digit in (1, 3):
             append(number, digit)
             with streams.ordered_section():
                 streams.compute_stream.launch(partial(append, number, digit + 1))
-        found.append(int(number))
+        digits.append(int(number))
         number.fill_(5)
         with streams.ordered_section():
             streams.compute_stream.launch(partial(append, number, 0))
             streams.compute_stream.synchronize(SOON)
-        found.append(int(number))
+        digits.append(int(number))
     device.synchronize(SOON)
     if kind is DeviceEngineStreams:
-        assert found == [1234, 50]
+        assert digits == [1234, 50]
     elif os.environ.get("NPUSIM_SCHEDULE") == "lazy":
-        assert found == [13, 5], "nobody waits for anybody"
+        assert digits == [13, 5], "nobody waits for anybody"

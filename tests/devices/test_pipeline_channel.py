@@ -96,14 +96,14 @@ def test_pipeline_tokens_equal_single_process_with_passing_stage(
     ranks: Ranks, network: Network, sizes: list[int], in_flight: int, passes: bool
 ) -> None:
     passing = [1] if passes else []
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "sizes": sizes,
         "in_flight": in_flight,
         "depth": 2,
         "parts": 1,
         "raises": [],
     }
-    answers = on_devices(ranks, network, stages.turns, 3, passing=passing, **told)
+    answers = on_devices(ranks, network, stages.turns, 3, passing=passing, **arguments)
     expected = stages.alone(3, sizes, in_flight, passing)
     assert [answer["error"] for answer in answers] == [""] * 3
     assert answers[0]["tokens"] == answers[-1]["tokens"] == expected

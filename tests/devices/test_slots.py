@@ -138,6 +138,6 @@ def test_slot_checksums_equal_the_definition(device: DeviceAccelerator) -> None:
     store.checksum_slots([2, 1], slots, stream)
     store.checksum_staging([1, 0], staging, stream)
     stream.synchronize(SOON)
-    due = [as_int64(checksum(torch.full((7,), n, dtype=torch.uint8))) for n in (2, 1, 0)]
-    assert slots.tolist() == due[:2]
-    assert staging.tolist() == [due[2]] * 2
+    expected = [as_int64(checksum(torch.full((7,), n, dtype=torch.uint8))) for n in (2, 1, 0)]
+    assert slots.tolist() == expected[:2]
+    assert staging.tolist() == [expected[2]] * 2

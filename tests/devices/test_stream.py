@@ -28,9 +28,9 @@ def stream(device: DeviceAccelerator) -> DeviceStream:
 
 def cell(device: DeviceAccelerator) -> Tensor:
     """int64 [1], zero on the device."""
-    made = torch.zeros(1, dtype=torch.int64, device=device.device)
+    tensor = torch.zeros(1, dtype=torch.int64, device=device.device)
     current_stream(device).synchronize()
-    return made
+    return tensor
 
 
 def append(number: Tensor, digit: int) -> None:
@@ -159,12 +159,12 @@ def test_nested_launch_runs_in_place_and_its_error_is_catchable(
 
 
 def test_launch_makes_its_stream_current(device: DeviceAccelerator, stream: DeviceStream) -> None:
-    seen: list[Any] = []
+    streams: list[Any] = []
     before = current_stream(device)
-    stream.launch(lambda: seen.append(current_stream(device)))
+    stream.launch(lambda: streams.append(current_stream(device)))
     with device.stream(Role.AUX).current():
-        seen.append(current_stream(device))
-    assert seen == [stream.native_stream, device.stream(Role.AUX).native_stream]
+        streams.append(current_stream(device))
+    assert streams == [stream.native_stream, device.stream(Role.AUX).native_stream]
     assert current_stream(device) == before
 
 
@@ -176,8 +176,8 @@ def test_threads_may_launch_on_one_stream(device: DeviceAccelerator, stream: Dev
             stream.launch(partial(number.add_, 1))
 
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work) for _ in range(threads)]:
-            done.result(SOON)
+        for future in [pool.submit(work) for _ in range(threads)]:
+            future.result(SOON)
     stream.synchronize(SOON)
     assert int(number) == threads * launches
 
@@ -197,7 +197,7 @@ def test_device_error_fails_stream_with_its_cause(
 ) -> None:
     """The driver's stream cannot be used any more after a real one, so the vendor's is doubled."""
 
-    class Broken:
+    class BrokenNative:
         device_index = 0
 
         def query(self) -> bool:
@@ -207,14 +207,14 @@ def test_device_error_fails_stream_with_its_cause(
             raise RuntimeError("error code is 507015")
 
     stream.synchronize(SOON)
-    broken = DeviceStream(
+    failing_stream = DeviceStream(
         Role.AUX, "broken", stream.device, stream.native_stream, device.stream(Role.AUX).issue_lock
     )
-    broken._native = _Half(stream.native_stream, Broken())
+    failing_stream._native = _Half(stream.native_stream, BrokenNative())
     with pytest.raises(StreamFailed, match="507015"):
-        broken._ask_for_errors()
+        failing_stream._ask_for_errors()
     with pytest.raises(StreamFailed, match="507015"):
-        broken.launch(lambda: None)
+        failing_stream.launch(lambda: None)
 
 
 class _Half:

@@ -74,8 +74,8 @@ class Judge:
     def keeps(self, name: str, schedule: str, *arguments: str) -> None:
         """A backend keeps the contract."""
         suite = (*EQUIPOISE, "conformance", "--quiet", *arguments, *FEW)
-        told, _ = self.run(schedule, *suite)
-        assert len([line for line in told.splitlines() if "contract is kept: " in line]) == 1
+        output, _ = self.run(schedule, *suite)
+        assert len([line for line in output.splitlines() if "contract is kept: " in line]) == 1
         driver = ("python", "-m", "npusim", "--schedule", schedule, "--")
         add_clauses(self._record, f"{name}, {schedule}", (*driver, *suite), self._figures)
 
@@ -121,13 +121,13 @@ def test_nccl_communicator_keeps_the_contract(judge: Judge, schedule: str) -> No
 )
 def test_suite_rejects_every_broken_backend(judge: Judge, kind: str) -> None:
     runs = () if DEEP else ("--runs", "3", "--rank-runs", "1", "--healthy", "0")
-    _, found = judge.run(
+    _, report = judge.run(
         LAZY, sys.executable, "-m", "devices.conformance.trial", "--of", kind, *runs
     )
-    for row in found["broken"]:
+    for row in report["broken"]:
         judge.add("broken backends", **broken_row(kind, row))
-    if found["healthy"]:
-        alarms, tried = (sum(row[name] for row in found["healthy"]) for name in ("caught", "runs"))
+    if report["healthy"]:
+        alarms, tried = (sum(row[name] for row in report["healthy"]) for name in ("caught", "runs"))
         judge.add("broken backends", of=kind, broken="none", caught=f"{alarms} of {tried}")
 
 
@@ -145,11 +145,11 @@ def broken_row(kind: str, row: dict[str, Any]) -> dict[str, object]:
 
 def test_driver_schedule_shows_every_planted_race(judge: Judge) -> None:
     schedules = races.SINGLE if DEEP else (LAZY,)
-    _, found = judge.run(
+    _, table = judge.run(
         LAZY, sys.executable, "-m", "npusim.selftest.races", "--schedules", *schedules
     )
-    for case in found[LAZY]:
-        right = {schedule: found[schedule].get(case, "·") for schedule in schedules}
+    for case in table[LAZY]:
+        right = {schedule: table[schedule].get(case, "·") for schedule in schedules}
         judge.add("races", race=case.replace("/", ", "), **right)
 
 
@@ -157,21 +157,21 @@ def test_driver_schedule_shows_every_planted_race(judge: Judge) -> None:
 def test_default_run_on_simulated_ranks_changes_no_output(judge: Judge, ranks: int) -> None:
     files = ("--quiet", "--out", str(judge.folder / "run"))
     command = (*EQUIPOISE, "run", "--backend", "ascend", "--ranks", str(ranks))
-    _, found = judge.run("eager", *command, *files)
-    assert found["outputs_identical"]
-    judge.add("runs", **run_row(found))
+    _, figures = judge.run("eager", *command, *files)
+    assert figures["outputs_identical"]
+    judge.add("runs", **run_row(figures))
 
 
-def run_row(found: dict[str, Any]) -> dict[str, object]:
+def run_row(figures: dict[str, Any]) -> dict[str, object]:
     """What came of a run, for the page."""
     return {
-        "backend": found["backend"],
-        "ranks": found["ranks"],
-        "outputs identical": "yes" if found["outputs_identical"] else "no",
-        "rebalances": found["rebalances"],
-        "slots moved": found["slots_moved"],
-        "imbalance without": round(found["imbalance_unbalanced"], 4),
-        "with": round(found["imbalance_balanced"], 4),
+        "backend": figures["backend"],
+        "ranks": figures["ranks"],
+        "outputs identical": "yes" if figures["outputs_identical"] else "no",
+        "rebalances": figures["rebalances"],
+        "slots moved": figures["slots_moved"],
+        "imbalance without": round(figures["imbalance_unbalanced"], 4),
+        "with": round(figures["imbalance_balanced"], 4),
     }
 
 

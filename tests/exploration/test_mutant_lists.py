@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 
 
 @dataclass(frozen=True)
-class Shown:
+class MutantList:
     """What an exploration rejects, and how its design page shows it.
 
     Attributes:
@@ -34,18 +34,18 @@ class Shown:
 
 ENGINE, EXCHANGE = engine_mutants(), exchange_mutants()
 LISTS = {
-    "channel": Shown(
+    "channel": MutantList(
         "stage-overlap.md",
         [m.name for m in CHANNEL],
         [f"| `{m.name}` | {m.broken} | `{m.property}` |" for m in CHANNEL],
     ),
-    "engine": Shown(
+    "engine": MutantList(
         "engine-exploration.md",
         [m.name for m in ENGINE],
         [row(m) for m in ENGINE],
         others=len(PROPERTIES),
     ),
-    "exchange": Shown(
+    "exchange": MutantList(
         "exchange.md",
         [m.name for m in EXCHANGE],
         [f"| `{m.name}` | {m.broken} | {m.property} |" for m in EXCHANGE],
@@ -53,18 +53,18 @@ LISTS = {
         others=0,
     ),
 }
-each_list = pytest.mark.parametrize("shown", LISTS.values(), ids=LISTS)
+each_list = pytest.mark.parametrize("mutant_list", LISTS.values(), ids=LISTS)
 
 
 @each_list
-def test_exploration_mutant_names_are_unique(shown: Shown) -> None:
-    assert [name for name, count in Counter(shown.names).items() if count > 1] == []
+def test_exploration_mutant_names_are_unique(mutant_list: MutantList) -> None:
+    assert [name for name, count in Counter(mutant_list.names).items() if count > 1] == []
 
 
 @each_list
-def test_design_page_lists_every_mutant_and_who_rejects_it(shown: Shown) -> None:
-    text = (ROOT / "docs" / "design" / shown.page).read_text(encoding="utf-8")
-    assert [row for row in shown.rows if row not in text] == []
-    if shown.others is not None:
-        below = text.partition(shown.heading)[2] if shown.heading else text
-        assert below.count("\n| `") == len(shown.rows) + shown.others
+def test_design_page_lists_every_mutant_and_who_rejects_it(mutant_list: MutantList) -> None:
+    text = (ROOT / "docs" / "design" / mutant_list.page).read_text(encoding="utf-8")
+    assert [row for row in mutant_list.rows if row not in text] == []
+    if mutant_list.others is not None:
+        below = text.partition(mutant_list.heading)[2] if mutant_list.heading else text
+        assert below.count("\n| `") == len(mutant_list.rows) + mutant_list.others

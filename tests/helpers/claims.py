@@ -72,10 +72,10 @@ class Family:
     @property
     def tier(self) -> Tier:
         """The first tier that runs the proof. Raises ValueError where there is none."""
-        found = [tier for _, tier in functions(TESTS / self.proof, self.token)]
-        if not found:
+        tiers = [tier for _, tier in functions(TESTS / self.proof, self.token)]
+        if not tiers:
             raise ValueError(f"{self.proof}: no test with {self.token!r}")
-        return Tier.DEEP if self.moved else min(found, key=list(Tier).index)
+        return Tier.DEEP if self.moved else min(tiers, key=list(Tier).index)
 
 
 BEFORE = "8c974b1"
@@ -123,8 +123,8 @@ def _members(file: Path, value: ast.expr) -> Iterator[str]:
 
 def _source(value: ast.expr) -> str:
     """The constant that a collection takes members from: `*NAME`, or `*(f(x) for x in NAME)`."""
-    found = value.generators[0].iter if isinstance(value, ast.GeneratorExp) else value
-    return ast.unparse(found)
+    collection = value.generators[0].iter if isinstance(value, ast.GeneratorExp) else value
+    return ast.unparse(collection)
 
 
 def _name_of(file: Path, element: ast.expr) -> str:
@@ -158,12 +158,12 @@ def values(place: str, enumeration: str) -> Callable[[], Sequence[str]]:
 def functions(file: Path, token: str) -> list[tuple[str, Tier]]:
     """Tests of a file whose source contains `token`, each with the first tier that runs it."""
     lines, tree = file.read_text("utf-8").splitlines(), parsed(file)
-    whole = "".join(
+    module_marks = "".join(
         ast.unparse(statement.value)
         for statement in tree.body
         if isinstance(statement, ast.Assign) and "pytestmark" in ast.unparse(statement.targets[0])
     )
-    found = []
+    tests = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(
             "test_"
@@ -172,8 +172,8 @@ def functions(file: Path, token: str) -> list[tuple[str, Tier]]:
             source = "\n".join([*marks, *lines[node.lineno - 1 : node.end_lineno]])
             own = [mark for mark in marks if not mark.startswith("pytest.mark.parametrize")]
             if token in source:
-                found.append((node.name, _tier(file, " ".join([whole, *own]))))
-    return found
+                tests.append((node.name, _tier(file, " ".join([module_marks, *own]))))
+    return tests
 
 
 def _tier(file: Path, marks: str) -> Tier:
@@ -260,7 +260,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="mutants of the engine",
             proof="exploration/engine/test_mutants.py",
-            token="mutant.property in found.broken",
+            token="mutant.property in result.broken",
             members=literal("exploration/engine/mutants", "MUTANTS"),
             says="rejected by its property within 400 interleavings",
             before=36,
@@ -499,13 +499,13 @@ def page() -> str:
 def _clauses() -> Iterator[str]:
     rows = clauses()
     judged = [name for name, tested in rows if "conformance (" in tested]
-    owed = [name for name, tested in rows if re.search(r"\bowed\b", tested)]
+    untested = [name for name, tested in rows if re.search(r"\bowed\b", tested)]
     yield "## Clauses of the contract"
     yield ""
     yield (
         f"{len(rows)} clauses: {len(judged)} are judged by properties of the suite, on every "
         "backend by name; the others by the files that [the contract](contract.md) names in its "
-        f"last column; {len(owed)} owed. Both run on every commit, in the tier `tox`; "
+        f"last column; {len(untested)} owed. Both run on every commit, in the tier `tox`; "
         "[the matrix](conformance-matrix.md) says which backend keeps which."
     )
     yield ""
@@ -533,8 +533,8 @@ def _families(families: Sequence[Family]) -> Iterator[str]:
 
 def _folded(title: str, names: Sequence[str], between: str) -> str:
     """A list that is shown when somebody asks for it."""
-    listed = between.join(escape(name) for name in names)
-    return f"<details><summary>{escape(title)}</summary>\n{listed}\n</details>\n"
+    items = between.join(escape(name) for name in names)
+    return f"<details><summary>{escape(title)}</summary>\n{items}\n</details>\n"
 
 
 def _modes() -> Iterator[str]:
@@ -544,10 +544,10 @@ def _modes() -> Iterator[str]:
     yield "| test | what | on a commit | only in deep |"
     yield "|---|---|---|---|"
     for file in sorted((TESTS / "engines").rglob("test_*.py")):
-        found = functions(file, "")
-        deep = sum(tier is Tier.DEEP for _, tier in found)
+        tests = functions(file, "")
+        deep = sum(tier is Tier.DEEP for _, tier in tests)
         what = (ast.get_docstring(parsed(file)) or "").partition("\n")[0]
-        yield f"| `{_shown(file)}` | {what} | {len(found) - deep} | {deep} |"
+        yield f"| `{_relative_path(file)}` | {what} | {len(tests) - deep} | {deep} |"
     yield ""
     names = [
         f"{file.parent.name}/{file.stem}::{name} ({tier.value})"
@@ -559,11 +559,13 @@ def _modes() -> Iterator[str]:
 
 def marked() -> dict[str, list[str]]:
     """Files with a test that only deep runs, by folder."""
-    found: dict[str, list[str]] = {}
+    files_by_folder: dict[str, list[str]] = {}
     for file in sorted(TESTS.rglob("*.py")):
         if file != Path(__file__) and DEEP_MARK in file.read_text("utf-8"):
-            found.setdefault(file.relative_to(TESTS).parts[0], []).append(_shown(file))
-    return found
+            files_by_folder.setdefault(file.relative_to(TESTS).parts[0], []).append(
+                _relative_path(file)
+            )
+    return files_by_folder
 
 
 def _marked() -> Iterator[str]:
@@ -580,15 +582,15 @@ def _marked() -> Iterator[str]:
 def larger() -> list[tuple[str, str, str, str]]:
     """Numbers that are larger in deep: file, name, on a commit, in deep."""
     files = [file for file in sorted(TESTS.rglob("*.py")) if " if DEEP " in file.read_text("utf-8")]
-    found = []
+    rows = []
     for file in files:
         for name, parts in _named(parsed(file)):
             choices = [each for part in parts for each in ast.walk(part)]
             for one in choices:
                 if isinstance(one, ast.IfExp) and ast.unparse(one.test) == "DEEP":
                     few, many = (ast.unparse(each)[:LONGEST] for each in (one.orelse, one.body))
-                    found.append((_shown(file), name, few, many))
-    return found
+                    rows.append((_relative_path(file), name, few, many))
+    return rows
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[str, Sequence[ast.expr]]]:
@@ -630,7 +632,7 @@ def _compared() -> Iterator[str]:
             yield f"| {' | '.join(map(str, cells))} |"
 
 
-def _shown(file: Path) -> str:
+def _relative_path(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 

@@ -15,7 +15,7 @@ from helpers.paths import ROOT
 
 DEPTH = 2
 """Of the folders that are told apart, below `tests`."""
-SPENT: defaultdict[str, float] = defaultdict(float)
+CPU_SECONDS: defaultdict[str, float] = defaultdict(float)
 ITEMS: Counter[str] = Counter()
 
 
@@ -32,13 +32,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        SPENT[folder] += _cpu_seconds() - before
+        CPU_SECONDS[folder] += _cpu_seconds() - before
         ITEMS[folder] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The table."""
     terminalreporter.section("CPU seconds by folder")
-    for folder in sorted(SPENT):
-        terminalreporter.write_line(f"{SPENT[folder]:8.1f}  {ITEMS[folder]:5}  {folder}")
-    terminalreporter.write_line(f"{sum(SPENT.values()):8.1f}  {ITEMS.total():5}  in all")
+    for folder in sorted(CPU_SECONDS):
+        terminalreporter.write_line(f"{CPU_SECONDS[folder]:8.1f}  {ITEMS[folder]:5}  {folder}")
+    terminalreporter.write_line(f"{sum(CPU_SECONDS.values()):8.1f}  {ITEMS.total():5}  in all")

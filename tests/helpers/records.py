@@ -26,14 +26,14 @@ def add_clauses(
 
     Clauses are kept by status, each status one string: `{"held": "O1 O2", "unsupported": "A10"}`.
     """
-    found = json.loads(verdicts.read_text("utf-8"))
+    report = json.loads(verdicts.read_text("utf-8"))
     status: dict[str, list[str]] = {}
-    for clause, verdict in found["clauses"].items():
+    for clause, verdict in report["clauses"].items():
         status.setdefault(verdict["status"], []).append(clause)
     cells = {
         "backend": backend,
         "command": typed(command),
-        "cases": sum(claim.get("cases", 0) for claim in found["properties"]),
+        "cases": sum(claim.get("cases", 0) for claim in report["properties"]),
         **{name: " ".join(clauses) for name, clauses in status.items()},
     }
     add_row(record_property, "clauses", cells)

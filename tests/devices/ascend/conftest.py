@@ -10,6 +10,6 @@ from equipoise.backends.ascend.accelerator import AscendAccelerator
 
 @pytest.fixture
 def npu() -> Iterator[AscendAccelerator]:
-    made = BACKEND.open(0)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(0)
+    yield accelerator
+    accelerator.close()

@@ -30,12 +30,16 @@ def test_open_refuses_missing_device_index() -> None:
 
 
 def test_declared_capabilities_match_device(npu: AscendAccelerator) -> None:
-    told = BACKEND.capabilities
-    assert (told.streams, told.stream_lock, told.graph_capture) == (len(Role), True, True)
-    assert told.copy_independent_of_launch
-    assert told.pinned_memory
+    capabilities = BACKEND.capabilities
+    assert (capabilities.streams, capabilities.stream_lock, capabilities.graph_capture) == (
+        len(Role),
+        True,
+        True,
+    )
+    assert capabilities.copy_independent_of_launch
+    assert capabilities.pinned_memory
     assert npu.pinned(3).is_pinned()
-    assert told.slot_formats == frozenset(SlotFormat)
+    assert capabilities.slot_formats == frozenset(SlotFormat)
 
 
 def test_stream_lock_unsupported_without_value_wait(
@@ -54,8 +58,8 @@ def test_accelerator_reports_topology_and_free_memory(npu: AscendAccelerator) ->
     assert npu.topology().index == 0
     before = npu.memory()
     assert 0 < before.free <= before.total
-    kept = torch.empty(64 << 20, dtype=torch.uint8, device=npu.device)
-    assert npu.memory().free <= before.free - kept.nbytes
+    block = torch.empty(64 << 20, dtype=torch.uint8, device=npu.device)
+    assert npu.memory().free <= before.free - block.nbytes
 
 
 def test_host_pool_page_is_pinned_and_waits_for_its_copy(
@@ -70,11 +74,11 @@ def test_host_pool_page_is_pinned_and_waits_for_its_copy(
     stream.launch(lambda: target.copy_(page.data, non_blocking=True))
     stream.record(event)
     page.give_back(event)
-    taken = list[object]()
-    taker = threading.Thread(target=lambda: taken.append(pool.take(SOON).data.fill_(6)))
+    refills = list[object]()
+    taker = threading.Thread(target=lambda: refills.append(pool.take(SOON).data.fill_(6)))
     taker.start()
     taker.join(0.1)
-    assert not taken
+    assert not refills
     lock.signal(0)
     taker.join(SOON)
     stream.synchronize(SOON)
@@ -82,11 +86,11 @@ def test_host_pool_page_is_pinned_and_waits_for_its_copy(
 
 
 def test_close_releases_waiting_stream_and_poisons_lock() -> None:
-    opened = BACKEND.open(0)
-    lock = opened.stream_lock(SOON)
-    lock.acquire(opened.stream(Role.COMPUTE))
-    opened.close()
-    opened.close()
+    accelerator = BACKEND.open(0)
+    lock = accelerator.stream_lock(SOON)
+    lock.acquire(accelerator.stream(Role.COMPUTE))
+    accelerator.close()
+    accelerator.close()
     with pytest.raises(LockPoisoned):
         lock.signal(0)
 
@@ -100,8 +104,8 @@ opened = BACKEND.open(0)
 opened.stream_lock(600.0).acquire(opened.stream(Role.COMPUTE))
 print("left", flush=True)
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.stdout.strip() == "left"
-    assert done.returncode == 0, done.stderr
+    assert completed.stdout.strip() == "left"
+    assert completed.returncode == 0, completed.stderr

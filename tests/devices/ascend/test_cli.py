@@ -15,7 +15,7 @@ MANY = {"conformance": ("--ranks", "32"), "run": ("--ranks", "32", "--slots", "6
 """More than any machine has, one hopes."""
 
 
-def told(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_equipoise(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """What the command says to somebody who sourced nothing."""
     return subprocess.run(
         [sys.executable, "-m", "equipoise", *arguments],
@@ -28,7 +28,7 @@ def told(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_doctor_names_missing_cann_setup() -> None:
-    answer = told("doctor")
+    answer = run_equipoise("doctor")
     assert answer.returncode == 0, answer.stderr
     assert "is CANN's set_env.sh sourced?" in " ".join(answer.stdout.split())
     assert answer.stderr == ""
@@ -36,7 +36,7 @@ def test_doctor_names_missing_cann_setup() -> None:
 
 @pytest.mark.parametrize("command", ["conformance", "run"])
 def test_command_without_driver_fails_with_one_line(command: str) -> None:
-    answer = told(command, "--backend", "ascend")
+    answer = run_equipoise(command, "--backend", "ascend")
     [line] = answer.stderr.splitlines()
     assert "ascend cannot run here: torch_npu does not import" in line
     assert answer.returncode in (2, 3)

@@ -48,21 +48,21 @@ def test_hccl_refuses_more_communicators_than_streams(play: Play) -> None:
 
 
 def test_hccl_communicator_leaves_process_state_unchanged(play: Play) -> None:
-    for found in play(hccl.surroundings, 2):
-        assert found == {"environment": True, "initialised": False, "watchdogs": 0, "ours": True}
+    for state in play(hccl.surroundings, 2):
+        assert state == {"environment": True, "initialised": False, "watchdogs": 0, "ours": True}
 
 
 def test_device_error_fails_only_its_communicator(play: Play) -> None:
-    for ended, again in play(hccl.mismatch, 2, spoils=True):
-        assert ended["error"] == "CommunicatorFailed"
-        assert "all_reduce of 'hit' failed on the device" in ended["text"]
-        assert again["error"] == "CommunicatorFailed"
-        assert "barrier of 'hit'" in again["text"]
+    for failure, repeated in play(hccl.mismatch, 2, spoils=True):
+        assert failure["error"] == "CommunicatorFailed"
+        assert "all_reduce of 'hit' failed on the device" in failure["text"]
+        assert repeated["error"] == "CommunicatorFailed"
+        assert "barrier of 'hit'" in repeated["text"]
 
 
 def test_hccl_refuses_unsupported_operands(play: Play) -> None:
-    for seen in play(hccl.refused, 2):
-        assert [one["error"] for one in seen] == ["Unsupported"] * 5
-        wanted = ("on npu", "private format", r"npu:\d is needed", "not summed", "blob")
-        for one, words in zip(seen, wanted, strict=True):
+    for refusals in play(hccl.refused, 2):
+        assert [one["error"] for one in refusals] == ["Unsupported"] * 5
+        reasons = ("on npu", "private format", r"npu:\d is needed", "not summed", "blob")
+        for one, words in zip(refusals, reasons, strict=True):
             assert re.search(words, one["text"]), one["text"]

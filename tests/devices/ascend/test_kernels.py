@@ -53,70 +53,70 @@ def table(weights: list[int]) -> RoutingTable:
     return build_table(placement, shares, EXPERTS)
 
 
-def update(layer: int, made: RoutingTable) -> TableUpdate:
-    return TableUpdate((layer,), made.start[None], made.replicas[None], made.cumulative[None])
+def update(layer: int, rows: RoutingTable) -> TableUpdate:
+    return TableUpdate((layer,), rows.start[None], rows.replicas[None], rows.cumulative[None])
 
 
 def on(npu: AscendAccelerator, values: Tensor) -> Tensor:
-    made = values.to(npu.device)
+    copy = values.to(npu.device)
     npu_runtime.npu().current_stream().synchronize()
-    return made
+    return copy
 
 
 def fresh(npu: AscendAccelerator) -> Tables:
-    made = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, npu.device)
+    tables = Tables.empty(LAYERS, EXPERTS, SLOTS, RANKS, npu.device)
     npu_runtime.npu().current_stream().synchronize()
-    return made
+    return tables
 
 
 def outputs(npu: AscendAccelerator, tokens: int) -> tuple[Tensor, Tensor]:
-    made = (on(npu, torch.full((n,), -1, dtype=torch.int32)) for n in (tokens, EXPERTS))
-    return next(made), next(made)
+    buffers = (on(npu, torch.full((n,), -1, dtype=torch.int32)) for n in (tokens, EXPERTS))
+    return next(buffers), next(buffers)
 
 
 @settings(max_examples=20)
 @given(ANY_IDS, ANY_SHARES, st.integers(0, 3), st.sampled_from((0, 7, 2**32 - 1)))
 def test_routing_equals_the_reference(
-    open_npu: AscendAccelerator, drawn: list[int], weights: list[int], rank: int, step: int
+    open_npu: AscendAccelerator, drawn_ids: list[int], weights: list[int], rank: int, step: int
 ) -> None:
     npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
-    made, ids, live = table(weights), torch.tensor(drawn, dtype=torch.int32), fresh(npu)
-    npu.kernels.commit_tables(update(1, made), live, stream)
+    routing, ids, live = table(weights), torch.tensor(drawn_ids, dtype=torch.int32), fresh(npu)
+    npu.kernels.commit_tables(update(1, routing), live, stream)
     slots, counts = outputs(npu, ids.numel())
     npu.kernels.route_and_count(on(npu, ids), live, Salt(rank, 1, step), slots, counts, stream)
     stream.synchronize(SOON)
-    assert slots.tolist() == route_hashed(ids, made, rank, 1, step)[0].tolist()
+    assert slots.tolist() == route_hashed(ids, routing, rank, 1, step)[0].tolist()
     assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
     slots, counts = outputs(npu, ids.numel())
-    shares = on(npu, made.cumulative)
+    shares = on(npu, routing.cumulative)
     npu.kernels.route_apportioned(
         on(npu, ids), live, shares, Salt(rank, 1, step), slots, counts, stream
     )
     stream.synchronize(SOON)
-    assert slots.tolist() == route_apportioned(ids, made, rank, 1)[0].tolist()
+    assert slots.tolist() == route_apportioned(ids, routing, rank, 1)[0].tolist()
     assert counts.tolist() == count_experts(ids, EXPERTS).tolist()
 
 
 @settings(max_examples=20)
 @given(ANY_IDS, st.sampled_from((1, 40)), st.integers(0, 5), st.sampled_from((0, 7, 2**31 - 1)))
 def test_route_by_rule_equals_the_reference(
-    open_npu: AscendAccelerator, drawn: list[int], repeat: int, number: int, rows: int
+    open_npu: AscendAccelerator, drawn_ids: list[int], repeat: int, number: int, rows: int
 ) -> None:
     npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
-    made, ids, live = table([0] * SLOTS), torch.tensor(drawn * repeat).int(), fresh(npu)
-    npu.kernels.commit_tables(update(1, made), live, stream)
-    counted = torch.tensor([rows], dtype=torch.int32)
+    routing, ids, live = table([0] * SLOTS), torch.tensor(drawn_ids * repeat).int(), fresh(npu)
+    npu.kernels.commit_tables(update(1, routing), live, stream)
+    real_rows = torch.tensor([rows], dtype=torch.int32)
     turns = BlockTurns(number)
     for rule, reference in (
         (turns, turns),
-        (RowHash(number + 1, on(npu, counted)), RowHash(number + 1, counted)),
+        (RowHash(number + 1, on(npu, real_rows)), RowHash(number + 1, real_rows)),
     ):
         slots, counts = outputs(npu, ids.numel())
         npu.kernels.route_by_rule(rule, on(npu, ids), live, 1, slots, counts, stream)
         stream.synchronize(SOON)
-        due = route_by_rule(ids, made, reference)
-        assert slots.tolist() == due[0].tolist()
-        assert counts.tolist() == due[1].tolist()
+        expected = route_by_rule(ids, routing, reference)
+        assert slots.tolist() == expected[0].tolist()
+        assert counts.tolist() == expected[1].tolist()
 
 
 @settings(max_examples=20)
@@ -125,12 +125,12 @@ def test_solve_shares_equals_the_reference_on_any_stream(
     open_npu: AscendAccelerator, load: list[int], other: bool
 ) -> None:
     npu, stream = open_npu, open_npu.stream(Role.AUX if other else Role.COMPUTE)
-    made, live = table([30000] * SLOTS), fresh(npu)
-    npu.kernels.commit_tables(update(0, made), live, stream)
+    routing, live = table([30000] * SLOTS), fresh(npu)
+    npu.kernels.commit_tables(update(0, routing), live, stream)
     out = on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     npu.kernels.solve_shares(on(npu, torch.tensor(load)), live, 0, out, stream)
     stream.synchronize(SOON)
-    assert out.tolist() == solve_cumulative(torch.tensor(load), made, RANKS).tolist()
+    assert out.tolist() == solve_cumulative(torch.tensor(load), routing, RANKS).tolist()
 
 
 @settings(max_examples=20)
@@ -156,8 +156,8 @@ def test_checksum_of_large_data_is_chunked(
 
 def test_mix32_equals_the_reference(npu: AscendAccelerator) -> None:
     index = torch.tensor([0, 1, 2**16, 2**32 - 1])
-    made = hashing.mix32(on(npu, index), 3, -1, 2**40 + 5)
-    assert made.tolist() == mix32(index, 3, -1, 2**40 + 5).tolist()
+    hashes = hashing.mix32(on(npu, index), 3, -1, 2**40 + 5)
+    assert hashes.tolist() == mix32(index, 3, -1, 2**40 + 5).tolist()
 
 
 def test_checksum_refuses_strided_data(npu: AscendAccelerator) -> None:
@@ -189,44 +189,51 @@ def test_commit_tables_fills_idle_set_of_its_layers_only(
 
 def test_commit_tables_writes_generation_last(npu: AscendAccelerator) -> None:
     """Order on the stream is order of the calls."""
-    live, written = fresh(npu), list[int]()
+    live, pointers = fresh(npu), list[int]()
 
     class Watching(TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func.__name__.startswith("index_copy_"):
-                written.append(args[0].untyped_storage().data_ptr())
+                pointers.append(args[0].untyped_storage().data_ptr())
             return func(*args, **(kwargs or {}))
 
     stream = npu.stream(Role.COMPUTE)
-    made = replica_tables_of(live, stream)
+    derived = replica_tables_of(live, stream)
     with Watching():
         npu.kernels.commit_tables(update(0, table([1] * SLOTS)), live, stream)
-    sets = (live.start, live.replicas, live.cumulative, made.replicas, made.runs, made.slots)
-    parts = (*sets, made.words, live.generation)
-    assert written == [part.untyped_storage().data_ptr() for part in parts]
+    sets = (
+        live.start,
+        live.replicas,
+        live.cumulative,
+        derived.replicas,
+        derived.runs,
+        derived.slots,
+    )
+    parts = (*sets, derived.words, live.generation)
+    assert pointers == [part.untyped_storage().data_ptr() for part in parts]
 
 
 def test_commit_tables_copies_update_at_call(npu: AscendAccelerator) -> None:
     stream, live, lock = npu.stream(Role.COMPUTE), fresh(npu), npu.stream_lock(SOON)
-    made = table([1] * SLOTS)
-    due = made.cumulative.tolist()
+    routing = table([1] * SLOTS)
+    expected = routing.cumulative.tolist()
     lock.acquire(stream)
-    npu.kernels.commit_tables(update(0, made), live, stream)
-    made.cumulative.fill_(-1)
+    npu.kernels.commit_tables(update(0, routing), live, stream)
+    routing.cumulative.fill_(-1)
     lock.signal(0)
     stream.synchronize(SOON)
-    assert live.cumulative[1, 0].tolist() == due
+    assert live.cumulative[1, 0].tolist() == expected
 
 
 def test_commit_tables_refuses_duplicate_layer(npu: AscendAccelerator) -> None:
-    made = table([1] * SLOTS)
+    routing = table([1] * SLOTS)
     twice = TableUpdate(
         (0, 0),
-        made.start.expand(2, -1),
-        made.replicas.expand(2, -1),
-        made.cumulative.expand(2, -1),
+        routing.start.expand(2, -1),
+        routing.replicas.expand(2, -1),
+        routing.cumulative.expand(2, -1),
     )
     with pytest.raises(KernelError, match="each once"):
         npu.kernels.commit_tables(twice, fresh(npu), npu.stream(Role.COMPUTE))
@@ -259,34 +266,34 @@ def test_kernels_never_block_host_and_can_be_captured(npu: AscendAccelerator) ->
     npu.kernels.commit_tables(update(0, table([9] * SLOTS)), live, stream)
     eager = launch_all(npu, stream, live)
     stream.synchronize(SOON)
-    due = {name: made.tolist() for name, made in eager.items()}
+    expected = {name: tensor.tolist() for name, tensor in eager.items()}
     lock, graph, captured = npu.stream_lock(SOON), npu.graph(), dict[object, Tensor]()
     lock.acquire(stream)
-    held = launch_all(npu, stream, live)
+    launched = launch_all(npu, stream, live)
     graph.capture(stream, lambda: captured.update(launch_all(npu, stream, live)))
     graph.replay(stream)
     with pytest.raises(StreamTimeout):
         stream.synchronize(BRIEF)
     lock.signal(0)
     stream.synchronize(SOON)
-    for made in (held, captured):
-        assert {name: found.tolist() for name, found in made.items()} == due
+    for results in (launched, captured):
+        assert {name: tensor.tolist() for name, tensor in results.items()} == expected
 
 
 def test_captured_solve_shares_reads_load_at_replay(npu: AscendAccelerator) -> None:
     stream, live, graph = npu.stream(Role.COMPUTE), fresh(npu), npu.graph()
-    made = table([9] * SLOTS)
-    npu.kernels.commit_tables(update(0, made), live, stream)
+    routing = table([9] * SLOTS)
+    npu.kernels.commit_tables(update(0, routing), live, stream)
     load, out = on(npu, torch.zeros(EXPERTS).long()), on(npu, torch.zeros(SLOTS).int())
     graph.capture(stream, lambda: npu.kernels.solve_shares(load, live, 0, out, stream))
     for heaviest in range(EXPERTS):
-        wanted = torch.ones(EXPERTS, dtype=torch.int64)
-        wanted[heaviest] = 1000
-        load.copy_(wanted)
+        rows = torch.ones(EXPERTS, dtype=torch.int64)
+        rows[heaviest] = 1000
+        load.copy_(rows)
         npu_runtime.npu().current_stream().synchronize()
         graph.replay(stream)
         stream.synchronize(SOON)
-        assert out.tolist() == solve_cumulative(wanted, made, RANKS).tolist()
+        assert out.tolist() == solve_cumulative(rows, routing, RANKS).tolist()
 
 
 def test_captured_solve_shares_has_own_memory(
@@ -311,13 +318,13 @@ def test_solve_shares_error_fails_its_stream(npu: AscendAccelerator) -> None:
     """The first expert has no slot."""
     stream, out = npu.stream(Role.COMPUTE), on(npu, torch.zeros(SLOTS, dtype=torch.int32))
     load, live = on(npu, torch.ones(EXPERTS, dtype=torch.int64)), fresh(npu)
-    torn = update(0, table([9] * SLOTS))
-    torn.start[0, 1] = 0
-    npu.kernels.commit_tables(torn, live, stream)
+    malformed = update(0, table([9] * SLOTS))
+    malformed.start[0, 1] = 0
+    npu.kernels.commit_tables(malformed, live, stream)
     npu.kernels.solve_shares(load, live, 0, out, stream)
-    with pytest.raises(StreamFailed) as told:
+    with pytest.raises(StreamFailed) as error:
         stream.synchronize(SOON)
-    assert isinstance(told.value.__cause__, ValueError)
+    assert isinstance(error.value.__cause__, ValueError)
 
 
 def test_solve_shares_launches_host_callback_once(

@@ -46,26 +46,26 @@ def spread(experts: int, slots: int, seed: int) -> RoutingTable:
     placement = torch.cat([torch.arange(experts), extra])[order].int()
     shares = torch.zeros(slots, dtype=torch.int32)
     for expert in range(experts):
-        held = (placement == expert).nonzero().flatten()
-        cuts = torch.randint(0, 65537, (len(held) - 1,), generator=random).sort()[0]
-        shares[held] = torch.tensor([0, *cuts.tolist(), 65536]).diff().int()
+        replicas = (placement == expert).nonzero().flatten()
+        cuts = torch.randint(0, 65537, (len(replicas) - 1,), generator=random).sort()[0]
+        shares[replicas] = torch.tensor([0, *cuts.tolist(), 65536]).diff().int()
     return build_table(placement, shares, experts)
 
 
-def update(known: dict[int, RoutingTable]) -> TableUpdate:
-    made = known.values()
+def update(by_layer: dict[int, RoutingTable]) -> TableUpdate:
+    tables = by_layer.values()
     return TableUpdate(
-        tuple(known),
-        torch.stack([table.start for table in made]),
-        torch.stack([table.replicas for table in made]),
-        torch.stack([table.cumulative for table in made]),
+        tuple(by_layer),
+        torch.stack([table.start for table in tables]),
+        torch.stack([table.replicas for table in tables]),
+        torch.stack([table.cumulative for table in tables]),
     )
 
 
 def on(npu: AscendAccelerator, values: Tensor) -> Tensor:
-    made = values.to(npu.device)
+    copy = values.to(npu.device)
     npu_runtime.npu().current_stream().synchronize()
-    return made
+    return copy
 
 
 def empty_tables(npu: AscendAccelerator, experts: int, slots: int) -> Tables:
@@ -139,23 +139,26 @@ def test_passes_of_both_sets_equal_the_reference(
 ) -> None:
     """Each commit fills the other set; layer 0 has one commit less than layer 2."""
     npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
-    experts, slots, seeds, drawn = world
-    live, ids = empty_tables(npu, experts, slots), torch.tensor(drawn, dtype=torch.int32)
-    counted = torch.tensor([rows], dtype=torch.int32)
-    here, rule = on(npu, ids), RowHash(3, on(npu, counted))
+    experts, slots, seeds, drawn_ids = world
+    live, ids = empty_tables(npu, experts, slots), torch.tensor(drawn_ids, dtype=torch.int32)
+    real_rows = torch.tensor([rows], dtype=torch.int32)
+    here, rule = on(npu, ids), RowHash(3, on(npu, real_rows))
     for turn, seed in enumerate(seeds):
         layers = (2,) if turn == 0 else (2, 0)
-        known = {layer: spread(experts, slots, seed + layer) for layer in layers}
-        npu.kernels.commit_tables(update(known), live, stream)
-        for layer, table in known.items():
-            out, ruled = outputs(npu, len(drawn), experts), outputs(npu, len(drawn), experts)
+        by_layer = {layer: spread(experts, slots, seed + layer) for layer in layers}
+        npu.kernels.commit_tables(update(by_layer), live, stream)
+        for layer, table in by_layer.items():
+            out, ruled = (
+                outputs(npu, len(drawn_ids), experts),
+                outputs(npu, len(drawn_ids), experts),
+            )
             npu.kernels.route_and_count(here, live, Salt(rank, layer, step), *out, stream)
             npu.kernels.route_by_rule(rule, here, live, layer, *ruled, stream)
             stream.synchronize(SOON)
-            due = route_hashed(ids, table, rank, layer, step)
-            assert [part.tolist() for part in out] == [part.tolist() for part in due]
-            due = route_by_rule(ids, table, RowHash(3, counted))
-            assert [part.tolist() for part in ruled] == [part.tolist() for part in due]
+            expected = route_hashed(ids, table, rank, layer, step)
+            assert [part.tolist() for part in out] == [part.tolist() for part in expected]
+            expected = route_by_rule(ids, table, RowHash(3, real_rows))
+            assert [part.tolist() for part in ruled] == [part.tolist() for part in expected]
 
 
 @settings(max_examples=10)
@@ -165,28 +168,28 @@ def test_passes_before_first_commit_stay_inside_the_tables(
 ) -> None:
     """Their slots mean nothing, but padding stays padding and the stream lives."""
     npu, stream = open_npu, open_npu.stream(Role.COMPUTE)
-    experts, slots, _, drawn = world
-    live, ids = empty_tables(npu, experts, slots), torch.tensor(drawn, dtype=torch.int32)
-    out, ruled = outputs(npu, len(drawn), experts), outputs(npu, len(drawn), experts)
+    experts, slots, _, drawn_ids = world
+    live, ids = empty_tables(npu, experts, slots), torch.tensor(drawn_ids, dtype=torch.int32)
+    out, ruled = outputs(npu, len(drawn_ids), experts), outputs(npu, len(drawn_ids), experts)
     npu.kernels.route_and_count(on(npu, ids), live, Salt(0, 1, 0), *out, stream)
     rows = on(npu, torch.tensor([99], dtype=torch.int32))
     npu.kernels.route_by_rule(RowHash(1, rows), on(npu, ids), live, 1, *ruled, stream)
     stream.synchronize(SOON)
-    for found, counts in (out, ruled):
-        assert found.tolist() == [0 if 0 <= id < experts else slots for id in drawn]
+    for routed, counts in (out, ruled):
+        assert routed.tolist() == [0 if 0 <= id < experts else slots for id in drawn_ids]
         assert counts.tolist() == count_experts(ids, experts).tolist()
 
 
 def test_malformed_tables_stay_inside(npu: AscendAccelerator) -> None:
     """What a pass makes of them is not defined; the stream lives."""
     stream, live = npu.stream(Role.COMPUTE), empty_tables(npu, 4, 6)
-    torn = TableUpdate(
+    malformed = TableUpdate(
         (0,),
         torch.tensor([[0, 9, -3, 2, 6]], dtype=torch.int32),
         torch.arange(6, dtype=torch.int32)[None],
         torch.tensor([[70000, -5, 65536, 3, 9, 1]], dtype=torch.int32),
     )
-    npu.kernels.commit_tables(torn, live, stream)
+    npu.kernels.commit_tables(malformed, live, stream)
     out = outputs(npu, 4, 4)
     ids = on(npu, torch.arange(4, dtype=torch.int32))
     npu.kernels.route_and_count(ids, live, Salt(0, 0, 0), *out, stream)
@@ -218,8 +221,8 @@ def test_captured_pass_follows_commits_and_larger_batches(
         graph.replay(stream)
         stream.synchronize(SOON)
         assert out[0].tolist() == route_hashed(ids, table, 2, 1, 5)[0].tolist()
-        due = route_by_rule(ids, table, RowHash(4, rows))
-        assert [part.tolist() for part in ruled] == [part.tolist() for part in due]
+        expected = route_by_rule(ids, table, RowHash(4, rows))
+        assert [part.tolist() for part in ruled] == [part.tolist() for part in expected]
         npu.kernels.count(on(npu, ids.repeat(seed + 2)), out[1], stream)
 
 
@@ -234,11 +237,11 @@ def test_tables_first_used_in_a_capture_are_refused(npu: AscendAccelerator) -> N
 
 def test_replica_tables_end_with_their_tables(npu: AscendAccelerator) -> None:
     live, stream = empty_tables(npu, 2, 3), npu.stream(Role.COMPUTE)
-    made = weakref.ref(lookup_tables.replica_tables_of(live, stream))
-    assert made() is lookup_tables.replica_tables_of(live, stream)
+    derived = weakref.ref(lookup_tables.replica_tables_of(live, stream))
+    assert derived() is lookup_tables.replica_tables_of(live, stream)
     del live
     gc.collect()
-    assert made() is None
+    assert derived() is None
 
 
 @pytest.mark.parametrize(
@@ -247,10 +250,10 @@ def test_replica_tables_end_with_their_tables(npu: AscendAccelerator) -> None:
     ids=["DeepSeek-V3", "Kimi-K2", "Qwen3-235B"],
 )
 def test_replica_tables_of_published_models_take_stated_bytes(
-    npu: AscendAccelerator, layers: int, experts: int, slots: int, due: int
+    npu: AscendAccelerator, layers: int, experts: int, slots: int, expected_bytes: int
 ) -> None:
     """The figures of docs/ascend.md, and what the memory report counts."""
     live = Tables.empty(layers, experts, slots, 1, npu.device)
-    made = lookup_tables.replica_tables_of(live, npu.stream(Role.COMPUTE))
-    counted = backend_tables(npu, [ExpertShape(layers, experts, slots, 16)])
-    assert made.nbytes == counted[0].nbytes == due
+    derived = lookup_tables.replica_tables_of(live, npu.stream(Role.COMPUTE))
+    buffers = backend_tables(npu, [ExpertShape(layers, experts, slots, 16)])
+    assert derived.nbytes == buffers[0].nbytes == expected_bytes

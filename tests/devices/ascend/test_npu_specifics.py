@@ -22,10 +22,10 @@ def settled(npu: AscendAccelerator) -> None:
 
 def nz(npu: AscendAccelerator, number: int) -> Tensor:
     """A padded matrix, every byte of it `number`, padding included."""
-    made = npu.empty_private((20, 24), torch.float16)
-    npu.storage_bytes(made).fill_(number)
+    matrix = npu.empty_private((20, 24), torch.float16)
+    npu.storage_bytes(matrix).fill_(number)
     settled(npu)
-    return made
+    return matrix
 
 
 def test_slot_store_moves_private_format_with_padding(npu: AscendAccelerator) -> None:

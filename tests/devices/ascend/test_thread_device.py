@@ -16,19 +16,19 @@ SOON = 20.0
 @pytest.fixture
 def last() -> Iterator[AscendAccelerator]:
     """The last device, not the first."""
-    made = BACKEND.open(BACKEND.devices() - 1)
-    yield made
-    made.close()
+    accelerator = BACKEND.open(BACKEND.devices() - 1)
+    yield accelerator
+    accelerator.close()
     npu_runtime.RUNTIME.select_device(0)
 
 
 def on_new_thread(look: Callable[[], list[int]]) -> list[int]:
     """What it finds there."""
-    found: list[int] = []
-    thread = threading.Thread(target=lambda: found.extend(look()))
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.extend(look()))
     thread.start()
     thread.join(SOON)
-    return found
+    return results
 
 
 def test_thread_is_switched_to_device_of_its_streams(last: AscendAccelerator) -> None:
@@ -60,15 +60,19 @@ def test_launch_gives_engine_thread_its_device_back(last: AscendAccelerator) -> 
     assert on_new_thread(look) == [last.device.index, 1]
 
 
-def _order(made: AscendAccelerator) -> list[int]:
+def _order(accelerator: AscendAccelerator) -> list[int]:
     """The thread's device at first, where one stream waits for another, and behind a launch."""
-    stream, other, event = made.stream(Role.COMPUTE), made.stream(Role.COPY), made.event()
-    torch.empty(4, dtype=torch.uint8, device=made.device)
+    stream, other, event = (
+        accelerator.stream(Role.COMPUTE),
+        accelerator.stream(Role.COPY),
+        accelerator.event(),
+    )
+    torch.empty(4, dtype=torch.uint8, device=accelerator.device)
     devices = [npu_runtime.npu().current_device()]
     stream.record(event)
     other.wait(event)
     devices.append(npu_runtime.npu().current_device())
-    other.launch(lambda: torch.empty(4, dtype=torch.uint8, device=made.device))
+    other.launch(lambda: torch.empty(4, dtype=torch.uint8, device=accelerator.device))
     devices.append(npu_runtime.npu().current_device())
     other.synchronize(SOON)
     return devices

@@ -49,14 +49,14 @@ Play = Callable[..., list[Any]]
 
 
 def test_ranks_that_both_send_first_both_receive(play: Play) -> None:
-    found = play(on_devices.messages, 2, edges=[(0, 1), (1, 0)], nbytes=70_000)
-    assert found == [[[1] * 70_000], [[0] * 70_000]]
+    received = play(on_devices.messages, 2, edges=[(0, 1), (1, 0)], nbytes=70_000)
+    assert received == [[[1] * 70_000], [[0] * 70_000]]
 
 
 def test_messages_of_different_pairs_do_not_block_each_other(play: Play) -> None:
     """On one stream a rank, and on one for either way, each of these three waits for another."""
-    found = play(on_devices.messages, 3, edges=[(0, 1), (0, 2), (1, 2)], nbytes=5)
-    assert found == [[], [[0] * 5], [[1] * 5, [2] * 5]]
+    received = play(on_devices.messages, 3, edges=[(0, 1), (0, 2), (1, 2)], nbytes=5)
+    assert received == [[], [[0] * 5], [[1] * 5, [2] * 5]]
 
 
 def test_first_message_of_pair_does_not_block_host(play: Play) -> None:
@@ -66,8 +66,8 @@ def test_first_message_of_pair_does_not_block_host(play: Play) -> None:
 
 
 def test_stream_waits_for_message_before_its_link_exists(play: Play) -> None:
-    found, _ = play(on_devices.awaited, 2)
-    assert found == [5, 6]
+    values, _ = play(on_devices.awaited, 2)
+    assert values == [5, 6]
 
 
 def test_stream_waiting_past_deadline_is_released_and_failed(play: Play) -> None:
@@ -84,8 +84,8 @@ def test_message_delayed_by_link_keeps_stream_order(play: Play) -> None:
 
 
 def test_warm_link_is_used_without_new_thread(play: Play) -> None:
-    for made, data, names in play(on_devices.warmed, 2):
-        assert made == []
+    for new_threads, data, names in play(on_devices.warmed, 2):
+        assert new_threads == []
         assert data == [0]
         assert names == ["test/0/0-1", "test/0/0-1/0-1", "test/0/0-1/1-0"]
 
@@ -97,21 +97,23 @@ def test_closed_communicators_return_their_streams(play: Play) -> None:
 
 
 def test_empty_operations_wait_for_all_ranks(play: Play) -> None:
-    early, _ = play(on_devices.empties, 2)
-    assert [seen["error"] for seen in early] == ["ResultPending"] * 2
+    outcomes, _ = play(on_devices.empties, 2)
+    assert [outcome["error"] for outcome in outcomes] == ["ResultPending"] * 2
 
 
 def test_operations_in_capture_are_unsupported(play: Play) -> None:
-    for seen in play(on_devices.captured, 2):
-        assert [one["error"] for one in seen] == ["Unsupported"] * 2
-        assert "all_reduce of 'test'" in seen[0]["text"]
+    for refusals in play(on_devices.captured, 2):
+        assert [one["error"] for one in refusals] == ["Unsupported"] * 2
+        assert "all_reduce of 'test'" in refusals[0]["text"]
 
 
 def test_rank_lost_during_link_setup_fails_operation(play: Play) -> None:
-    (ended, gone), _ = play(on_devices.lost_while_linking, 2, deadline=BRISK, lost=frozenset({1}))
-    assert ended["error"] in ("OperationTimeout", "CommunicatorFailed")
-    assert "irecv from 1 of 'test'" in ended["text"]
-    assert gone
+    (failure, peer_ended), _ = play(
+        on_devices.lost_while_linking, 2, deadline=BRISK, lost=frozenset({1})
+    )
+    assert failure["error"] in ("OperationTimeout", "CommunicatorFailed")
+    assert "irecv from 1 of 'test'" in failure["text"]
+    assert peer_ended
 
 
 def test_communicator_can_be_rebuilt_repeatedly(play: Play) -> None:
@@ -123,10 +125,10 @@ def test_communicator_opens_after_one_that_missed_its_deadline(
 ) -> None:
     """Of two that are made at once, torch_npu may take the stream of one for the other; NCCL's are
     made side by side."""
-    found = play(on_devices.opened_after_slow_greeting, 2, deadline=BRISK, spoils=True)
-    for ended, total, order in found:
-        assert ended["error"] == "CommunicatorFailed"
-        assert "communicator 'slow' was not opened" in ended["text"]
+    outcomes = play(on_devices.opened_after_slow_greeting, 2, deadline=BRISK, spoils=True)
+    for failure, total, order in outcomes:
+        assert failure["error"] == "CommunicatorFailed"
+        assert "communicator 'slow' was not opened" in failure["text"]
         assert total == 2
         if network is NETWORKS["ascend"]:
             assert order == ["begins", "ends"] * 2
@@ -143,18 +145,18 @@ def aborting(network: Network) -> None:
 
 @pytest.mark.usefixtures("aborting")
 def test_abort_ends_works_and_fails_waiting_streams(play: Play) -> None:
-    for ended, stream, idle, refusal, total, left in play(on_devices.aborted, 2):
-        assert "irecv from" in ended["text"]
-        assert ended["text"].endswith("was aborted")
+    for failure, stream, idle, refusal, total, clean in play(on_devices.aborted, 2):
+        assert "irecv from" in failure["text"]
+        assert failure["text"].endswith("was aborted")
         assert stream["error"] == "StreamFailed"
         assert idle
         assert refusal["error"] == "CommunicatorFailed"
         assert "it was aborted" in refusal["text"]
-        assert (total, left) == (1, True)
+        assert (total, clean) == (1, True)
 
 
 @pytest.mark.usefixtures("aborting")
 def test_fabric_close_aborts_operations_in_flight(play: Play) -> None:
-    for ended, kept in play(on_devices.closed_in_flight, 2):
-        assert ended["error"] == "CommunicatorFailed"
-        assert kept == []
+    for failure, remaining in play(on_devices.closed_in_flight, 2):
+        assert failure["error"] == "CommunicatorFailed"
+        assert remaining == []

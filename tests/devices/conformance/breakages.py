@@ -67,8 +67,8 @@ def _send_before_receive(patch: Patch) -> None:
     def message(self: CommSet, what: str, pair: tuple[int, int], tensor: Tensor) -> work.DeviceWork:
         sends = pair[0] == self.rank
         way, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
-        moved = tensor if tensor.numel() else self.scratch
-        return self.collective(what, lambda g: g.batch([way], [moved], [peer]), (moved,))
+        payload = tensor if tensor.numel() else self.scratch
+        return self.collective(what, lambda g: g.batch([way], [payload], [peer]), (payload,))
 
     patch(CommSet, "message", message)
 

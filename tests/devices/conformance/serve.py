@@ -19,8 +19,8 @@ TEXT = ("--text", str(resources.files("equipoise.demo").joinpath("text", "tables
 STEPS = ("--steps", "12", "--step-interval", "2", "--window-size", "2")
 PATIENT = ("--deadline", "120")
 """No rank is lost here. By default a rank that gets no core for 20 seconds would be."""
-SERVED = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "exact", "--quiet")
-RUN = (sys.executable, "-m", "equipoise", "run", "--backend", "ascend", *SERVED)
+OPTIONS = (*TEXT, *STEPS, *PATIENT, "--slots", "36", "--variants", "exact", "--quiet")
+RUN = (sys.executable, "-m", "equipoise", "run", "--backend", "ascend", *OPTIONS)
 EXPECTED = (0, 1)
 """1: the phase has not had its two rebalances, for which there may be too few steps."""
 LIMIT = 600.0
@@ -37,11 +37,11 @@ def serve(ranks: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
         files = ("--out", folder, "--json", str(figures))
-        done = subprocess.run([*RUN, "--ranks", ranks, *files], timeout=LIMIT, check=False)
-        if not figures.exists() or done.returncode not in EXPECTED:
+        completed = subprocess.run([*RUN, "--ranks", ranks, *files], timeout=LIMIT, check=False)
+        if not figures.exists() or completed.returncode not in EXPECTED:
             return 1
-        told = json.loads(figures.read_text())
-    identical, copies = told["outputs_identical"], told["slots_moved"]
+        report = json.loads(figures.read_text())
+    identical, copies = report["outputs_identical"], report["slots_moved"]
     print(f"{ranks} ranks: outputs identical {identical}, {copies} copies moved", flush=True)
     return 0 if identical and copies else 1
 

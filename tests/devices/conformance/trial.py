@@ -102,10 +102,10 @@ class Trial:
             name = f"{self._module}:{breakage.name}"
             with closing(self._subject(name, breakage.ranks)) as tried:
                 self._planted.undone.close()
-                found = score(breakage.name, breakage.property, tried, range(runs), CASES, faults)
-        if breakage.clause and set(found.clauses) - {breakage.clause}:
-            return replace(found, caught=0)  # blamed for what it keeps
-        return found
+                row = score(breakage.name, breakage.property, tried, range(runs), CASES, faults)
+        if breakage.clause and set(row.clauses) - {breakage.clause}:
+            return replace(row, caught=0)  # blamed for what it keeps
+        return row
 
     def healthy(self, property_name: str, ranks: int, runs: int) -> Score:
         """The same property on the healthy backend."""
@@ -125,18 +125,18 @@ def score(
     """Search once from every seed."""
     caught, clauses, began = 0, set(), time.monotonic()
     for seed in seeds:
-        before = told(faults)
+        before = fault_bytes(faults)
         verdict = search(
             suite.find(claim), tried, SearchSettings(cases=cases, seed=seed, max_shrinks=0)
         )
         if isinstance(verdict, PropertyViolated):
             clauses.add(verdict.clause)
-        caught += isinstance(verdict, PropertyViolated) or told(faults) > before
+        caught += isinstance(verdict, PropertyViolated) or fault_bytes(faults) > before
     seconds = round(time.monotonic() - began, 1)
     return Score(name, len(seeds), caught, tuple(sorted(clauses)), seconds)
 
 
-def told(faults: Path) -> int:
+def fault_bytes(faults: Path) -> int:
     """How many bytes of faults there are."""
     return faults.stat().st_size if faults.exists() else 0
 
@@ -161,40 +161,40 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def chosen_of(trial: Trial, names: Sequence[str]) -> list[Breakage]:
+def selected_breakages(trial: Trial, names: Sequence[str]) -> list[Breakage]:
     """Those of that name, all by default. Ends the program when there is none."""
-    known = [breakage.name for breakage in trial.breakages]
-    if strange := sorted(set(names) - set(known)):
-        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(known)}")
+    valid_names = [breakage.name for breakage in trial.breakages]
+    if strange := sorted(set(names) - set(valid_names)):
+        sys.exit(f"unknown: {', '.join(strange)}; known: {', '.join(valid_names)}")
     return [breakage for breakage in trial.breakages if not names or breakage.name in names]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 0 when every broken backend was caught in every run, and no healthy one."""
-    chosen = options(arguments)
-    trial = Trial(chosen.of)
-    tried = chosen_of(trial, chosen.names)
-    runs = {1: chosen.runs}
-    caught = [show(trial.broken(b, runs.get(b.ranks, chosen.rank_runs))) for b in tried]
+    parsed = options(arguments)
+    trial = Trial(parsed.of)
+    tried = selected_breakages(trial, parsed.names)
+    runs = {1: parsed.runs}
+    caught = [show(trial.broken(b, runs.get(b.ranks, parsed.rank_runs))) for b in tried]
     used = sorted({(breakage.property, breakage.ranks) for breakage in tried})
-    sound = [show(trial.healthy(*claim, chosen.healthy)) for claim in used if chosen.healthy]
-    if chosen.json:
-        told = zip(tried, caught, strict=True)
+    sound = [show(trial.healthy(*claim, parsed.healthy)) for claim in used if parsed.healthy]
+    if parsed.json:
+        judged = zip(tried, caught, strict=True)
         rows = {
             "broken": [
                 {**asdict(row), "instead": b.broken, "property": b.property, "ranks": b.ranks}
-                for b, row in told
+                for b, row in judged
             ],
             "healthy": [asdict(row) for row in sound],
         }
-        chosen.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        parsed.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     return int(any(row.caught < row.runs for row in caught) or any(row.caught for row in sound))
 
 
-def show(found: Score) -> Score:
+def show(row: Score) -> Score:
     """Print it at once: a run may take minutes."""
-    print(line(found), flush=True)
-    return found
+    print(line(row), flush=True)
+    return row
 
 
 if __name__ == "__main__":

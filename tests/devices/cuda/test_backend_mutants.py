@@ -15,5 +15,5 @@ LIMIT = 90.0
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)
 def test_cuda_mutant_is_rejected_by_its_property(breakage: Breakage) -> None:
     command = [sys.executable, "-m", "cudasim.trial", breakage.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
-    assert done.returncode == 0, f"{breakage.broken}\n{done.stdout}{done.stderr}"
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert completed.returncode == 0, f"{breakage.broken}\n{completed.stdout}{completed.stderr}"

@@ -25,9 +25,9 @@ SOON = 60.0
     [("cuda", 40), pytest.param("cudasim", 24, marks=pytest.mark.deep)],
 )
 def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int) -> None:
-    opened = backend(kind).open(0)
-    assert isinstance(opened, DeviceAccelerator)
-    device = device_of(opened)
+    accelerator = backend(kind).open(0)
+    assert isinstance(accelerator, DeviceAccelerator)
+    device = device_of(accelerator)
     if kind == "cudasim":
         from cudasim import nccl
 
@@ -45,13 +45,13 @@ def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int
             values[place : place + 1].add_(place)
             ends.append(device.runtime.event())
             ends[-1].record(lane)
-    passed = []
+    reached_ends = []
     for place in reversed(range(streams)):
         words[place].store(1)
         expiry = time.monotonic() + SOON
         while not ends[place].query() and time.monotonic() < expiry:
             time.sleep(0.001)
-        passed.append(bool(ends[place].query()))
-    assert passed == [True] * streams
+        reached_ends.append(bool(ends[place].query()))
+    assert reached_ends == [True] * streams
     assert values.tolist() == list(range(streams))
-    opened.close()
+    accelerator.close()

@@ -48,7 +48,7 @@ def launch(
     *arguments: str, environment: Mapping[str, str] | None = None, limit: float = LIMIT
 ) -> Outcome:
     """Run the launcher itself."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "npusim", *arguments],
         env={**os.environ, "PYTHONPATH": SEARCH_PATH, **(environment or {})},
         capture_output=True,
@@ -56,4 +56,4 @@ def launch(
         timeout=limit,
         check=False,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return Outcome(completed.returncode, completed.stdout, completed.stderr)

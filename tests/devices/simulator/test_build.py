@@ -49,28 +49,28 @@ def test_build_fails_when_torch_npu_needs_other_functions(tmp_path: Path) -> Non
     listing = (folder / "symbols.txt").read_text(encoding="utf-8")
     changed = listing.replace("aclInit\n", "aclInitialise\n")
     (folder / "symbols.txt").write_text(changed, encoding="utf-8")
-    done = build(folder)
-    assert done.returncode == 2
-    assert "added:   aclInit\n" in done.stderr
-    assert "removed: aclInitialise\n" in done.stderr
-    assert "--update" in done.stderr
+    completed = build(folder)
+    assert completed.returncode == 2
+    assert "added:   aclInit\n" in completed.stderr
+    assert "removed: aclInitialise\n" in completed.stderr
+    assert "--update" in completed.stderr
 
 
 @pytest.mark.deep
 def test_build_shows_compiler_errors_in_full(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     (folder / "src" / "core" / "broken.cpp").write_text("int broken() { return nothing; }\n")
-    done = build(folder)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "src/core/broken.cpp:1:" in done.stderr
-    assert "nothing" in done.stderr
+    completed = build(folder)
+    assert completed.returncode == 2
+    assert completed.stdout == ""
+    assert "src/core/broken.cpp:1:" in completed.stderr
+    assert "nothing" in completed.stderr
 
 
 def test_build_without_compiler_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = build(copy_sources(tmp_path), CXX="/no/such/compiler")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    completed = build(copy_sources(tmp_path), CXX="/no/such/compiler")
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines() == [
         "npusim: no C++ compiler is installed: install g++, or name one in CXX"
     ]
 
@@ -79,12 +79,12 @@ def test_build_without_compiler_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_build_with_another_compiler_starts_over_and_checks_output(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
     shutil.copy(SOURCES / "src" / "core" / "fault.cpp", folder / "src" / "core")  # stubs call it
-    done = build(folder, CXX="env g++")
-    assert done.returncode == 0, done.stderr
-    assert (Path(done.stdout.strip()) / "lib64" / "libascendcl.so").exists()
-    done = build(folder, CXX="/bin/true")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    completed = build(folder, CXX="env g++")
+    assert completed.returncode == 0, completed.stderr
+    assert (Path(completed.stdout.strip()) / "lib64" / "libascendcl.so").exists()
+    completed = build(folder, CXX="/bin/true")
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines() == [
         "npusim: /bin/true made no libascendcl.so: is it a C++ compiler?"
     ]
 
@@ -92,8 +92,8 @@ def test_build_with_another_compiler_starts_over_and_checks_output(tmp_path: Pat
 @pytest.mark.deep
 def test_build_interrupted_ends_in_one_line(tmp_path: Path) -> None:
     folder = copy_sources(tmp_path)
-    compiler, begun = tmp_path / "compiler", tmp_path / "begun"
-    compiler.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 60\n")
+    compiler, marker = tmp_path / "compiler", tmp_path / "begun"
+    compiler.write_text(f"#!/bin/sh\ntouch {marker}\nexec sleep 60\n")
     compiler.chmod(0o700)
     building = subprocess.Popen(
         [sys.executable, "-m", "npusim", "--schedule", "eager", "--", "true"],
@@ -103,17 +103,17 @@ def test_build_interrupted_ends_in_one_line(tmp_path: Path) -> None:
         start_new_session=True,
     )
     expiry = time.monotonic() + LIMIT
-    while not begun.exists() and time.monotonic() < expiry:
+    while not marker.exists() and time.monotonic() < expiry:
         time.sleep(0.02)
     os.killpg(building.pid, signal.SIGINT)  # as a terminal does
-    said = building.communicate(timeout=LIMIT)[1]
+    messages = building.communicate(timeout=LIMIT)[1]
     assert building.returncode == 130
-    assert said.splitlines() == ["npusim: interrupted"]
+    assert messages.splitlines() == ["npusim: interrupted"]
 
 
 @pytest.mark.deep
 def test_build_serves_concurrent_callers() -> None:
     command = [sys.executable, "-m", "npusim.build"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = [process.communicate(timeout=LIMIT)[0].strip() for process in running]
-    assert said == [str(ensure())] * 3
+    folders = [process.communicate(timeout=LIMIT)[0].strip() for process in running]
+    assert folders == [str(ensure())] * 3

@@ -7,18 +7,18 @@ from npusim import stubs
 from npusim.errors import Refused
 from npusim.wheels import find_torch, find_torch_npu
 
-KNOWN = "# 2 functions that torch_npu 1.0 needs from CANN at load.\naclA\naclB\n"
+LISTING = "# 2 functions that torch_npu 1.0 needs from CANN at load.\naclA\naclB\n"
 
 
 def test_stubs_check_accepts_committed_set_for_any_version() -> None:
-    stubs.check(KNOWN, "1.1", {"aclB", "aclA"})
-    assert stubs.listing("1.0", {"aclB", "aclA"}) == KNOWN
+    stubs.check(LISTING, "1.1", {"aclB", "aclA"})
+    assert stubs.listing("1.0", {"aclB", "aclA"}) == LISTING
 
 
 def test_stubs_check_names_added_and_removed_functions() -> None:
-    with pytest.raises(Refused) as refused:
-        stubs.check(KNOWN, "1.1", {"aclA", "aclC"})
-    lines = str(refused.value).splitlines()
+    with pytest.raises(Refused) as error:
+        stubs.check(LISTING, "1.1", {"aclA", "aclC"})
+    lines = str(error.value).splitlines()
     assert "torch_npu 1.1 needs other functions" in lines[0]
     assert "torch_npu 1.0" in lines[0]
     assert lines[1:3] == ["  added:   aclC", "  removed: aclB"]

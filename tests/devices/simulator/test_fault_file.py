@@ -27,7 +27,7 @@ def test_fault_summary_is_cut_off_after_limit(tmp_path: Path) -> None:
     path = tmp_path / "faults"
     path.write_text("".join(f"npusim fault: [1] number {k}\n" for k in range(60)))
     lines = faults.summary(faults.read(path)).splitlines()
-    assert len(lines) == faults.SHOWN + 2
+    assert len(lines) == faults.MOST_LINES + 2
     assert lines[-1] == "  and 10 more"
 
 
@@ -38,7 +38,7 @@ def test_fault_file_counts_truncated_line(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def stale_folder(tmp_path: Path) -> Path:
     """A folder that a killed launcher left."""
     folder = tmp_path / f"{faults.PREFIX}left"
     folder.mkdir()
@@ -47,15 +47,15 @@ def left(tmp_path: Path) -> Path:
     return folder
 
 
-def test_fault_folder_of_killed_launcher_is_removed(left: Path) -> None:
-    faults.forget_dead(left.parent)
-    assert not left.exists()
+def test_fault_folder_of_killed_launcher_is_removed(stale_folder: Path) -> None:
+    faults.forget_dead(stale_folder.parent)
+    assert not stale_folder.exists()
 
 
-def test_fault_folder_just_created_is_kept(left: Path) -> None:
-    (left / faults.LOCK).touch()
-    faults.forget_dead(left.parent)
-    assert left.exists()
+def test_fault_folder_just_created_is_kept(stale_folder: Path) -> None:
+    (stale_folder / faults.LOCK).touch()
+    faults.forget_dead(stale_folder.parent)
+    assert stale_folder.exists()
 
 
 def test_fault_folder_of_living_launcher_is_kept(

@@ -48,10 +48,10 @@ def test_capture_graph_cannot_be_destroyed_during_capture(facts: dict[str, Any])
 def test_capture_mode_restricts_unsafe_calls_of_threads(
     facts: dict[str, Any], mode: str, own: dict[str, int], others: dict[str, int]
 ) -> None:
-    found = facts["unsafe"][mode]
-    assert found["own thread"] == own
-    assert found["other thread"] == others
-    assert found["exchanged"] == ALLOWED
+    codes = facts["unsafe"][mode]
+    assert codes["own thread"] == own
+    assert codes["other thread"] == others
+    assert codes["exchanged"] == ALLOWED
 
 
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])

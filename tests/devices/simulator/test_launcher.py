@@ -25,11 +25,11 @@ from npusim.process import TIMER_SLACK
     ],
 )
 def test_launcher_bad_input_is_one_line_and_exit_code_2(
-    arguments: tuple[str, ...], said: str
+    arguments: tuple[str, ...], message: str
 ) -> None:
     outcome = launch(*arguments)
     assert outcome.code == 2
-    assert said in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
 
 
@@ -74,8 +74,8 @@ def test_launcher_exits_70_when_fault_file_is_removed() -> None:
 
 
 def test_launcher_unusable_build_folder_is_one_line() -> None:
-    given = {"NPUSIM_BUILD": "/proc/nowhere"}
-    outcome = launch("--schedule", "eager", "--", "true", environment=given)
+    variables = {"NPUSIM_BUILD": "/proc/nowhere"}
+    outcome = launch("--schedule", "eager", "--", "true", environment=variables)
     assert outcome.code == 2
     assert outcome.err.startswith("npusim: cannot build in /proc/nowhere: ")
     assert len(outcome.err.splitlines()) == 1

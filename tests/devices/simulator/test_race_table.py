@@ -7,7 +7,7 @@ RIGHT = {"a/right": races.ROUNDS, "a/wrong": 0}
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, races.Found]:
+def table() -> dict[str, races.CorrectRounds]:
     """The table of this machine."""
     return races.measure()
 
@@ -15,18 +15,20 @@ def found() -> dict[str, races.Found]:
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_simulator_catches_every_race_and_passes_right_programs(
-    found: dict[str, races.Found], capsys: pytest.CaptureFixture[str]
+    table: dict[str, races.CorrectRounds], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
-        print(f"\n{races.table(found)}")
-    assert races.violations(found) == []
+        print(f"\n{races.table(table)}")
+    assert races.violations(table) == []
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(300)
-def test_race_table_has_six_lazy_and_four_explore_races(found: dict[str, races.Found]) -> None:
-    assert len([case for case in found["lazy"] if case.endswith("/wrong")]) == 6
-    assert len([case for case in found["explore"] if case.endswith("/wrong")]) == 4
+def test_race_table_has_six_lazy_and_four_explore_races(
+    table: dict[str, races.CorrectRounds],
+) -> None:
+    assert len([case for case in table["lazy"] if case.endswith("/wrong")]) == 6
+    assert len([case for case in table["explore"] if case.endswith("/wrong")]) == 4
 
 
 def test_race_violations_are_empty_for_expected_table() -> None:

@@ -33,6 +33,6 @@ def test_schedule_parse_includes_seed(text: str, seed: int | None, parsed: str) 
         ("explore", 2**64, "is not in 0 to"),
     ],
 )
-def test_schedule_parse_refuses_invalid_text(text: str, seed: int | None, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+def test_schedule_parse_refuses_invalid_text(text: str, seed: int | None, message: str) -> None:
+    with pytest.raises(Refused, match=message):
         parse(text, seed)

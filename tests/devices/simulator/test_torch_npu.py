@@ -23,52 +23,52 @@ def look(*names: str, schedule: str = "lazy") -> Outcome:
 
 
 @pytest.fixture(scope="module", params=["lazy", "explore"])
-def seen(request: pytest.FixtureRequest) -> Outcome:
+def outcome(request: pytest.FixtureRequest) -> Outcome:
     """What leaves the device intact, looked at in one process for each schedule."""
     return look(*ALIKE, schedule=request.param)
 
 
-def test_torch_npu_new_tensor_holds_poison(seen: Outcome) -> None:
-    assert seen.facts["fresh"] == [0xA7] * 64
+def test_torch_npu_new_tensor_holds_poison(outcome: Outcome) -> None:
+    assert outcome.facts["fresh"] == [0xA7] * 64
 
 
-def test_torch_npu_reuses_first_stream_as_33rd(seen: Outcome) -> None:
-    assert seen.facts["streams"] == [32, 0]
+def test_torch_npu_reuses_first_stream_as_33rd(outcome: Outcome) -> None:
+    assert outcome.facts["streams"] == [32, 0]
 
 
-def test_torch_npu_wait_for_unrecorded_event_passes(seen: Outcome) -> None:
-    assert seen.facts["unrecorded_event"] == [True, True]
+def test_torch_npu_wait_for_unrecorded_event_passes(outcome: Outcome) -> None:
+    assert outcome.facts["unrecorded_event"] == [True, True]
 
 
-def test_torch_npu_survives_out_of_memory_error(seen: Outcome) -> None:
-    assert seen.facts["out_of_memory"] == "OutOfMemoryError"
+def test_torch_npu_survives_out_of_memory_error(outcome: Outcome) -> None:
+    assert outcome.facts["out_of_memory"] == "OutOfMemoryError"
 
 
-def test_torch_npu_external_event_waits_for_later_record(seen: Outcome) -> None:
-    assert seen.facts["external_event"] == [False, True]
+def test_torch_npu_external_event_waits_for_later_record(outcome: Outcome) -> None:
+    assert outcome.facts["external_event"] == [False, True]
 
 
-def test_torch_npu_streams_say_nothing_of_captures(seen: Outcome) -> None:
+def test_torch_npu_streams_say_nothing_of_captures(outcome: Outcome) -> None:
     """`torch.Stream.is_capturing` is not what the binding can ask."""
-    assert seen.facts["captured_stream"] == [True, False]
+    assert outcome.facts["captured_stream"] == [True, False]
 
 
-def test_torch_accelerator_gives_new_thread_the_first_npu(seen: Outcome) -> None:
+def test_torch_accelerator_gives_new_thread_the_first_npu(outcome: Outcome) -> None:
     """So the binding does not ask it for the device of a thread."""
-    assert seen.facts["device_of_new_thread"] == 0
+    assert outcome.facts["device_of_new_thread"] == 0
 
 
 def test_torch_npu_capture_forbids_synchronisation() -> None:
-    raised = look("synchronisation_in_a_capture").facts["synchronisation_in_a_capture"]
-    assert "error code is 107027" in raised
+    message = look("synchronisation_in_a_capture").facts["synchronisation_in_a_capture"]
+    assert "error code is 107027" in message
 
 
 def test_torch_npu_index_error_repeats_at_every_synchronisation() -> None:
     facts = look("index_out_of_range").facts["index_out_of_range"]
     assert len(facts["raised"]) == 2
-    for raised in facts["raised"]:
-        assert "507015" in raised
-        assert "index 99 is out of bounds" in raised
+    for message in facts["raised"]:
+        assert "507015" in message
+        assert "index 99 is out of bounds" in message
 
 
 def test_torch_npu_missing_operator_is_named() -> None:

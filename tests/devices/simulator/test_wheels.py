@@ -20,8 +20,8 @@ def test_find_torch_accepts_cpu_build_without_import(
 ) -> None:
     install(tmp_path, "torch_of_cpu", "1.0+cpu", "cuda: str | None = None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = wheels.find_torch("torch_of_cpu")
-    assert found == wheels.Wheel(tmp_path / "torch_of_cpu", "1.0+cpu")
+    package = wheels.find_torch("torch_of_cpu")
+    assert package == wheels.Wheel(tmp_path / "torch_of_cpu", "1.0+cpu")
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,13 @@ class _Bytes:
     """Numbers read off bytes; zeros after their end."""
 
     def __init__(self, data: bytes) -> None:
-        self._left = list(data)
+        self._unread = list(data)
 
     def below(self, bound: int) -> int:
-        return (self._left.pop(0) if self._left else 0) % bound
+        return (self._unread.pop(0) if self._unread else 0) % bound
 
     def rest(self) -> bytes:
-        return bytes(self._left)
+        return bytes(self._unread)
 
 
 def case_from(data: bytes, faults: tuple[Fault, ...] = (Fault.NONE,)) -> Case:

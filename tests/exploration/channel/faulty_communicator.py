@@ -23,23 +23,27 @@ class Meddling:
         self._communicator = communicator
         self._fault = fault
         self._at = at
-        self._sent = 0
-        self._before: Tensor | None = None
+        self._send_count = 0
+        self._previous: Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communicator, name)
 
     def isend(self, tensor: Tensor, destination: int) -> Work:
-        number, self._sent = self._sent, self._sent + 1
-        before, self._before = self._before, tensor.clone()
+        number, self._send_count = self._send_count, self._send_count + 1
+        previous, self._previous = self._previous, tensor.clone()
         if number != self._at:
             return self._communicator.isend(tensor, destination)
         if self._fault is Fault.LOST:
             return Vanished()
         if self._fault is Fault.GARBLED:
             tensor.view(torch.uint8)[17] ^= 4
-        if self._fault is Fault.AGAIN and before is not None and before.numel() == tensor.numel():
-            return self._communicator.isend(before, destination)
+        if (
+            self._fault is Fault.AGAIN
+            and previous is not None
+            and previous.numel() == tensor.numel()
+        ):
+            return self._communicator.isend(previous, destination)
         return self._communicator.isend(tensor, destination)
 
 

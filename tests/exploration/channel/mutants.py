@@ -74,9 +74,9 @@ def always(_: object) -> bool:
     return True
 
 
-def leave_beside(end: Any, *given: Any) -> None:
+def leave_beside(end: Any, *arguments: Any) -> None:
     """Packs on another stream, which the edge's does not wait for."""
-    end._edge.accelerator.stream(Role.AUX).launch(partial(LEAVE, end, *given))
+    end._edge.accelerator.stream(Role.AUX).launch(partial(LEAVE, end, *arguments))
 
 
 def lent_from_the_last(end: Any, shape_class: Any) -> Any:
@@ -97,7 +97,7 @@ class LazyGathering:
         self, edge: Edge, slices: SliceGroup, message: Work, parts: Sequence[GatherSpec]
     ) -> None:
         self._begin = partial(gather, edge, slices, message, parts)
-        self._begun: Completion | None = None
+        self._completion: Completion | None = None
 
     def done(self) -> bool:
         return self._now().done()
@@ -109,9 +109,9 @@ class LazyGathering:
         self._now().wait(stream)
 
     def _now(self) -> Completion:
-        if self._begun is None:
-            self._begun = self._begin()
-        return self._begun
+        if self._completion is None:
+            self._completion = self._begin()
+        return self._completion
 
 
 def whole_later(buffer: Any, posted: Posted) -> Any:
@@ -128,9 +128,9 @@ def without_sequence(message: PendingMessage, headers: Sequence[Sequence[int]]) 
 
 def without_class(message: PendingMessage, headers: Sequence[Sequence[int]]) -> None:
     layout = message.layout
-    known = replace(layout.schema)
-    known.__dict__["digest"] = headers[0][2]
-    CHECK(replace(message, layout=replace(layout, schema=known)), headers)
+    schema = replace(layout.schema)
+    schema.__dict__["digest"] = headers[0][2]
+    CHECK(replace(message, layout=replace(layout, schema=schema)), headers)
 
 
 def own_header_only(message: PendingMessage, headers: Sequence[Sequence[int]]) -> None:

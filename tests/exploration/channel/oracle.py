@@ -13,11 +13,11 @@ EXPLAINED = (CommunicatorFailed, MessageMismatch, StreamError)
 def whole(case: Case, record: Record) -> Iterator[str]:
     """What is read of a step is what was sent, all of it, unless the read raised, or `settle`."""
     for observation in record.observations:
-        right = expected(case, observation.rank, observation.step)
-        seen = {name: right[name] for name in observation.values}
-        if observation.values != seen and not _told(observation, record):
+        sent_values = expected(case, observation.rank, observation.step)
+        matching = {name: sent_values[name] for name in observation.values}
+        if observation.values != matching and not _was_reported(observation, record):
             where = f"rank {observation.rank}, step {observation.step}"
-            yield f"{where}: read {observation.values}, sent was {right}"
+            yield f"{where}: read {observation.values}, sent was {sent_values}"
 
 
 def read(case: Case, record: Record) -> Iterator[str]:
@@ -26,27 +26,27 @@ def read(case: Case, record: Record) -> Iterator[str]:
         return
     for rank in range(case.parts, 2 * case.parts):
         manners = case.manners if rank == case.parts else case.manners[::-1]
-        wanted = [n for n, manner in enumerate(manners) if manner is not Manner.SKIPS]
+        expected_steps = [n for n, manner in enumerate(manners) if manner is not Manner.SKIPS]
         steps = [s.step for s in record.observations if s.rank == rank and len(s.values) == 2]
-        if steps != wanted:
-            yield f"rank {rank} read steps {steps} of {wanted}"
+        if steps != expected_steps:
+            yield f"rank {rank} read steps {steps} of {expected_steps}"
 
 
 def ends(case: Case, record: Record) -> Iterator[str]:
     """All hosts come to an end, and without a fault nothing is left on the network."""
-    stuck = [r for r in record.stuck if not (case.fault is Fault.KILLED and r == 0)]
-    if stuck:
-        yield f"ranks {stuck} are stuck"
-    if record.left and case.fault is Fault.NONE:
-        yield f"{record.left} operations are left"
+    unfinished = [r for r in record.stuck_ranks if not (case.fault is Fault.KILLED and r == 0)]
+    if unfinished:
+        yield f"ranks {unfinished} are stuck"
+    if record.pending_operations and case.fault is Fault.NONE:
+        yield f"{record.pending_operations} operations are left"
 
 
 def explained(case: Case, record: Record) -> Iterator[str]:
     """Nobody raises where nothing is wrong, and what is raised says what was."""
-    raised = [*record.errors.values(), *(e for s in record.observations for e in s.errors)]
-    if case.fault is Fault.NONE and raised:
-        yield f"raised without a fault: {raised[0]!r}"
-    for error in raised:
+    errors = [*record.errors.values(), *(e for s in record.observations for e in s.errors)]
+    if case.fault is Fault.NONE and errors:
+        yield f"raised without a fault: {errors[0]!r}"
+    for error in errors:
         if not isinstance(error, EXPLAINED):
             yield f"raised for what nobody did: {error!r}"
 
@@ -62,18 +62,18 @@ def again(case: Case, record: Record) -> Iterator[str]:
 
 def steady(case: Case, record: Record) -> Iterator[str]:
     """One message a step and edge, and no buffer but those of the beginning."""
-    made = {rank: count for rank, count in record.made.items() if count}
-    if made:
-        yield f"buffers were made by {made}"
+    new_buffers = {rank: count for rank, count in record.new_buffers.items() if count}
+    if new_buffers:
+        yield f"buffers were made by {new_buffers}"
     if case.fault is Fault.NONE and set(record.messages.values()) - {len(case.rows)}:
         yield f"{record.messages} messages for {len(case.rows)} steps"
 
 
 def lent(case: Case, record: Record) -> Iterator[str]:
     """What a sender keeps of what it was lent stays as it wrote it, until it lets go."""
-    for seen, right in record.kept:
-        if seen != right:
-            yield f"a sender wrote {right} where it was lent, and read {seen}"
+    for actual, written_values in record.lent_reads:
+        if actual != written_values:
+            yield f"a sender wrote {written_values} where it was lent, and read {actual}"
 
 
 PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {
@@ -89,10 +89,10 @@ PROPERTIES: dict[str, Callable[[Case, Record], Iterator[str]]] = {
 
 def violations(case: Case, record: Record) -> dict[str, str]:
     """The first violation of each property, by name."""
-    found = {name: next(rule(case, record), "") for name, rule in PROPERTIES.items()}
-    return {name: what for name, what in found.items() if what}
+    first_by_property = {name: next(rule(case, record), "") for name, rule in PROPERTIES.items()}
+    return {name: what for name, what in first_by_property.items() if what}
 
 
-def _told(observation: Observation, record: Record) -> bool:
+def _was_reported(observation: Observation, record: Record) -> bool:
     """Whether the reader was told, by its read or before its host came to an end."""
     return bool(observation.errors) or observation.rank in record.errors

@@ -51,14 +51,14 @@ class Observation:
         step: of which it read.
         errors: what the first and the second read raised, where they did.
         values: what it saw.
-        failed: the mapping that raised, kept as whoever logs an error may.
+        failed_tensors: the mapping that raised, kept as whoever logs an error may.
     """
 
     rank: int
     step: int
     errors: list[EquipoiseError] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
-    failed: AsyncIntermediateTensors | None = field(default=None, repr=False)
+    failed_tensors: AsyncIntermediateTensors | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -68,20 +68,21 @@ class Record:
     Attributes:
         observations: what was read, in the order in which it was.
         errors: of the hosts, by rank.
-        stuck: ranks whose hosts did not end.
-        left: operations and programs that were left when everybody had ended.
+        stuck_ranks: ranks whose hosts did not end.
+        pending_operations: operations and programs that were left when everybody had ended.
         messages: begun, by rank.
-        made: buffers allocated after the beginning, by rank.
-        kept: what senders read of tensors that they were lent, and what they had written there.
+        new_buffers: buffers allocated after the beginning, by rank.
+        lent_reads: what senders read of tensors that they were lent, and what they had written
+            there.
     """
 
     observations: list[Observation] = field(default_factory=list)
     errors: dict[int, Exception] = field(default_factory=dict)
-    stuck: list[int] = field(default_factory=list)
-    left: int = 0
+    stuck_ranks: list[int] = field(default_factory=list)
+    pending_operations: int = 0
     messages: dict[int, int] = field(default_factory=dict)
-    made: dict[int, int] = field(default_factory=dict)
-    kept: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    new_buffers: dict[int, int] = field(default_factory=dict)
+    lent_reads: list[tuple[list[float], list[float]]] = field(default_factory=list)
 
 
 def expected(case: Case, rank: int, step: int) -> dict[str, list[float]]:
@@ -112,20 +113,23 @@ class Play:
 
     def run(self) -> Record:
         """To the end."""
-        moved = 0
-        while moved < LIMIT:
-            while (count := self.world.movable()) and moved < LIMIT:
+        micro_steps = 0
+        while micro_steps < LIMIT:
+            while (count := self.world.movable()) and micro_steps < LIMIT:
                 self.world.advance(self.world.choose(count))
-                moved += 1
+                micro_steps += 1
             if not self.world.expire():
                 break
         hosts = [lane for lane in self.world.steppers if isinstance(lane, Host)]
-        self.record.stuck = [host.ranks[0] for host in hosts if not host.ended]
+        self.record.stuck_ranks = [host.ranks[0] for host in hosts if not host.ended]
         self.record.errors = {h.ranks[0]: h.error for h in hosts if h.error is not None}
-        self.record.left = len(self.world.network.pending)
-        for rank, (meter, before) in self._meters.items():
-            counted = meter.snapshot().since(before)
-            self.record.messages[rank], self.record.made[rank] = counted.messages, counted.buffers
+        self.record.pending_operations = len(self.world.network.pending)
+        for rank, (meter, start) in self._meters.items():
+            usage = meter.snapshot().since(start)
+            self.record.messages[rank], self.record.new_buffers[rank] = (
+                usage.messages,
+                usage.buffers,
+            )
         return self.record
 
     def _host(self, rank: int, script: Script) -> None:
@@ -220,12 +224,12 @@ class Reader:
         self._edge = edge
         manners = play.case.manners
         self._manners = manners if rank == play.case.parts else manners[::-1]
-        self._kept: list[tuple[int, Observation, Tensor]] = []
+        self._deferred: list[tuple[int, Observation, Tensor]] = []
 
     def lets(self, end: ReceivingEnd) -> bool:
         """Whether `expect` would not wait; a reader that keeps tensors lets go of them for it."""
         if not end.has_free_buffer():
-            self._read_kept(before=len(self._play.case.rows))
+            self._read_deferred(before=len(self._play.case.rows))
         return end.has_free_buffer()
 
     def read(self, end: ReceivingEnd, step: int) -> Script:
@@ -243,23 +247,23 @@ class Reader:
             return
         self._launch(observation, "hidden", tensors["hidden"])
         if manner is Manner.KEEPS:
-            self._kept.append((step, observation, tensors["mine"]))
+            self._deferred.append((step, observation, tensors["mine"]))
         else:
             self._launch(observation, "mine", tensors["mine"])
         del tensors
         if manner is Manner.RELEASES:
             arrived.release()
-        self._read_kept(before=step - 1)
+        self._read_deferred(before=step - 1)
 
     def let_go(self) -> None:
         """Read what is left, and keep nothing."""
-        self._read_kept(before=len(self._play.case.rows))
+        self._read_deferred(before=len(self._play.case.rows))
 
-    def _read_kept(self, before: int) -> None:
-        for step, observation, tensor in self._kept:
+    def _read_deferred(self, before: int) -> None:
+        for step, observation, tensor in self._deferred:
             if step < before:
                 self._launch(observation, "mine", tensor)
-        self._kept = [kept for kept in self._kept if kept[0] >= before]
+        self._deferred = [deferred for deferred in self._deferred if deferred[0] >= before]
 
     def _blocks(self, step: int) -> bool:
         """Whether its host reads without looking first. Where slices are gathered it would block
@@ -284,7 +288,7 @@ def _first_read(arrived: AsyncIntermediateTensors, observation: Observation) -> 
             return {name: arrived[name] for name in ("hidden", "mine")}
         except EquipoiseError as error:
             observation.errors.append(error.with_traceback(None))  # as in `Host.step`
-    observation.failed = arrived
+    observation.failed_tensors = arrived
     return {}
 
 

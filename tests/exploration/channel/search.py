@@ -13,7 +13,7 @@ LONGEST = 128
 """Bytes that a case is read off."""
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
@@ -24,13 +24,13 @@ def cases(faults: tuple[Fault, ...]) -> st.SearchStrategy[Case]:
 
 def broken_by(mutant: Mutant, most: int) -> dict[str, str]:
     """What was seen of a mutant until its property was broken, in at most so many cases."""
-    seen: dict[str, str] = {}
+    violations_seen: dict[str, str] = {}
 
     def look(case: Case) -> None:
-        if mutant.property in seen:
-            raise Found
-        seen.update(violations(case, play(case)))
+        if mutant.property in violations_seen:
+            raise SearchEnded
+        violations_seen.update(violations(case, play(case)))
 
-    with suppress(Found), mutant.planted():
+    with suppress(SearchEnded), mutant.planted():
         each_of(cases(mutant.faults), most, look)
-    return seen
+    return violations_seen

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exploration.channel.run_case import Play
 
 HUNDREDTH = 100
-Kept = tuple[Tensor, list[float]]
+LentOutput = tuple[Tensor, list[float]]
 
 
 def contents(step: int, rows: int, sender: int) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ class Maker:
         self._play = play
         self._rank = rank
         self._edge = edge
-        self._kept: list[Kept] = []
+        self._lent_outputs: list[LentOutput] = []
 
     def lets(self, end: SendingEnd) -> bool:
         """Whether `send` would not wait; what keeps a buffer is let go of for it."""
@@ -54,29 +54,29 @@ class Maker:
     def send(self, end: SendingEnd, step: int, sent_as: MessageSchema) -> SendHandle:
         """Make a step's tensors by a program, and hand them over."""
         making = self._play.case.makings[step]
-        lent = {} if making is Making.OWN else end.borrow_outputs(sent_as)
+        lent_tensors = {} if making is Making.OWN else end.borrow_outputs(sent_as)
         own = {
             f.name: torch.empty(f.shape, dtype=f.dtype)
             for f in sent_as.fields
-            if f.name not in lent
+            if f.name not in lent_tensors
         }
         values = contents(step, self._play.case.rows[step], self._rank)
-        self._edge.stream.launch(partial(_fill, own | lent, values))
-        departure = end.send(own | lent, sent_as)
+        self._edge.stream.launch(partial(_fill, own | lent_tensors, values))
+        departure = end.send(own | lent_tensors, sent_as)
         self._edge.stream.launch(partial(_scribble, own))
-        if making is Making.KEPT and "mine" in lent:
-            right = values["mine"].expand_as(lent["mine"]).flatten().tolist()
-            self._kept.append((lent["mine"], right))
+        if making is Making.KEPT and "mine" in lent_tensors:
+            written = values["mine"].expand_as(lent_tensors["mine"]).flatten().tolist()
+            self._lent_outputs.append((lent_tensors["mine"], written))
         return departure
 
     def let_go(self) -> None:
         """Look once more at what was kept, and keep nothing."""
-        for tensor, right in self._kept:
-            self._edge.stream.launch(partial(self._look, tensor, right))
-        self._kept.clear()
+        for tensor, written in self._lent_outputs:
+            self._edge.stream.launch(partial(self._look, tensor, written))
+        self._lent_outputs.clear()
 
-    def _look(self, tensor: Tensor, right: list[float]) -> None:
-        self._play.record.kept.append((tensor.flatten().tolist(), right))
+    def _look(self, tensor: Tensor, written: list[float]) -> None:
+        self._play.record.lent_reads.append((tensor.flatten().tolist(), written))
 
 
 def _fill(mine: dict[str, Tensor], values: dict[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ CASES = 20_000 if DEEP else 300
 
 def played(faults: tuple[Fault, ...]) -> dict[Fault, Counter[str]]:
     """Plays of cases that break no property, by what went wrong and how they ended."""
-    found: dict[Fault, Counter[str]] = {fault: Counter() for fault in faults}
+    outcomes_by_fault: dict[Fault, Counter[str]] = {fault: Counter() for fault in faults}
 
     @settings(max_examples=CASES)
     @given(cases(faults))
@@ -26,10 +26,10 @@ def played(faults: tuple[Fault, ...]) -> dict[Fault, Counter[str]]:
         note(str(case))
         record = play(case)
         assert violations(case, record) == {}
-        found[case.fault][outcome_of(record)] += 1
+        outcomes_by_fault[case.fault][outcome_of(record)] += 1
 
     play_one()
-    return found
+    return outcomes_by_fault
 
 
 OUTCOMES = ("read as sent", "reported")
@@ -37,11 +37,13 @@ OUTCOMES = ("read as sent", "reported")
 
 def outcome_of(record: Record) -> str:
     """Whether anybody was told that something is wrong."""
-    told = record.errors or any(observation.errors for observation in record.observations)
-    return "reported" if told else "read as sent"
+    errors_reported = record.errors or any(
+        observation.errors for observation in record.observations
+    )
+    return "reported" if errors_reported else "read as sent"
 
 
-def counted(outcomes: Counter[str]) -> dict[str, int]:
+def outcome_cells(outcomes: Counter[str]) -> dict[str, int]:
     """Cells of a row of docs/deep-results.md."""
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
@@ -49,44 +51,48 @@ def counted(outcomes: Counter[str]) -> dict[str, int]:
 def test_channel_steps_are_read_as_sent_under_any_schedule(
     record_property: RecordProperty,
 ) -> None:
-    found = played((Fault.NONE,))
-    cells = {"of": "channel", "cases": "ranks and streams are late", **counted(found[Fault.NONE])}
+    outcomes = played((Fault.NONE,))
+    cells = {
+        "of": "channel",
+        "cases": "ranks and streams are late",
+        **outcome_cells(outcomes[Fault.NONE]),
+    }
     add_row(record_property, "interleavings", cells)
 
 
 def test_channel_reader_gets_sent_steps_or_an_error_under_faults(
     record_property: RecordProperty,
 ) -> None:
-    found = played(FAULTS)
-    total = counted(sum(found.values(), Counter()))
+    outcomes_by_fault = played(FAULTS)
+    total = outcome_cells(sum(outcomes_by_fault.values(), Counter()))
     add_row(record_property, "interleavings", {"of": "channel", "cases": "with faults", **total})
-    for fault, outcomes in found.items():
-        cells = {"of": "channel", "fault": fault.value, **counted(outcomes)}
+    for fault, outcomes in outcomes_by_fault.items():
+        cells = {"of": "channel", "fault": fault.value, **outcome_cells(outcomes)}
         add_row(record_property, "faults explored", cells)
 
 
 def test_channel_exploration_replays_case_deterministically() -> None:
-    seen: list[tuple[Case, str]] = []
-    each_of(cases(FAULTS), 20, lambda case: seen.append((case, repr(play(case)))))
-    assert [repr(play(case)) for case, _ in seen] == [record for _, record in seen]
+    records: list[tuple[Case, str]] = []
+    each_of(cases(FAULTS), 20, lambda case: records.append((case, repr(play(case)))))
+    assert [repr(play(case)) for case, _ in records] == [record for _, record in records]
 
 
 def test_channel_exploration_reaches_every_fault_and_reading_mode() -> None:
-    seen: list[Case] = []
-    each_of(cases(FAULTS), 300, seen.append)
-    assert {case.fault for case in seen} == set(FAULTS)
-    assert {manner for case in seen for manner in case.manners} == set(Manner)
-    assert {making for case in seen for making in case.makings} == set(Making)
-    assert {(case.parts, case.reading) for case in seen} >= {(1, "host"), (2, "stream")}
+    played_cases: list[Case] = []
+    each_of(cases(FAULTS), 300, played_cases.append)
+    assert {case.fault for case in played_cases} == set(FAULTS)
+    assert {manner for case in played_cases for manner in case.manners} == set(Manner)
+    assert {making for case in played_cases for making in case.makings} == set(Making)
+    assert {(case.parts, case.reading) for case in played_cases} >= {(1, "host"), (2, "stream")}
 
 
 def test_channel_exploration_faults_reach_reads_and_hosts() -> None:
-    told: set[str] = set()
+    receivers: set[str] = set()
 
     def tell(case: Case) -> None:
         record = play(case)
-        told.update("host" for _ in record.errors)
-        told.update("read" for observation in record.observations if observation.errors)
+        receivers.update("host" for _ in record.errors)
+        receivers.update("read" for observation in record.observations if observation.errors)
 
     each_of(cases(FAULTS), 100, tell)
-    assert told == {"host", "read"}
+    assert receivers == {"host", "read"}

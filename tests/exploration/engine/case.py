@@ -96,7 +96,7 @@ class Case:
         world: name of the backend that the ranks live on.
         shares: the share mode.
         cadence: of loads and rebalances.
-        patience: boundaries without progress that a rebalance may last.
+        max_stalled_steps: boundaries without progress that a rebalance may last.
         readers: ranks on which a second stream reads.
         ahead: steps that a host may be ahead of its device.
         steps: that are served on the schedule; behind them come eager ones.
@@ -114,7 +114,7 @@ class Case:
     world: str = "independent"
     shares: ShareMode = ShareMode.STATIC
     cadence: Cadence = Cadence(1, 1, 2)
-    patience: int = 64
+    max_stalled_steps: int = 64
     readers: tuple[int, ...] = ()
     ahead: int = 0
     steps: int = 6
@@ -134,7 +134,7 @@ class Case:
             step_interval=self.cadence.interval,
             sub_window=self.cadence.sub_window,
             min_gain=0,
-            max_stalled_steps=self.patience,
+            max_stalled_steps=self.max_stalled_steps,
             slots_per_message=self.slots_per_message,
             layer_updates_per_iter=self.slots_per_message,
         )

@@ -26,24 +26,24 @@ class Driver:
     Attributes:
         world: its streams and its network.
         case: its schedule and its lags.
-        lost: called when a host has raised.
+        on_lost_host: called when a host has raised.
         watch: called before each micro-step.
         hosts: of the ranks.
         workers: of the engines.
         slow: ranks that get few choices.
-        moved: micro-steps so far.
-        reached: the boundary that each rank has come to.
+        micro_steps: micro-steps so far.
+        last_boundaries: the boundary that each rank has come to.
     """
 
     world: VirtualWorld
     case: Case
-    lost: Callable[[LaneHost], object]
+    on_lost_host: Callable[[LaneHost], object]
     watch: Callable[[], object] = lambda: None
     hosts: list[LaneHost] = field(default_factory=list)
     workers: list[LaneWorker] = field(default_factory=list)
     slow: set[int] = field(default_factory=set)
-    moved: int = 0
-    reached: dict[int, int] = field(default_factory=dict)
+    micro_steps: int = 0
+    last_boundaries: dict[int, int] = field(default_factory=dict)
     _schedule: bytes = b""
     _late: dict[int, Stepper] = field(default_factory=dict)
 
@@ -54,14 +54,14 @@ class Driver:
         """Until all hosts have ended, and nothing can move any more. Raises `Hang`."""
         while self.alive():
             if not self.move() and not self.pass_time() and self.alive():
-                raise Hang(f"nobody can move: {self._stuck()}")
+                raise Hang(f"nobody can move: {self._waiting_hosts()}")
         while self.move() or self.pass_time():
             pass
 
     def alive(self) -> list[LaneHost]:
         """Hosts that have not ended, on ranks that are not stopped."""
-        stopped = self.world.stopped
-        return [h for h in self.hosts if not h.ended and h.ranks[0] not in stopped]
+        stopped_ranks = self.world.stopped
+        return [h for h in self.hosts if not h.ended and h.ranks[0] not in stopped_ranks]
 
     def move(self) -> bool:
         """One micro-step, if one can happen. Raises `Hang` when there were too many."""
@@ -69,14 +69,14 @@ class Driver:
         lane = self._choose()
         if lane is None:
             return False
-        self.moved += 1
-        if self.moved > MOST:
-            raise Hang(f"no end after {MOST} micro-steps: {self._stuck()}")
+        self.micro_steps += 1
+        if self.micro_steps > MOST:
+            raise Hang(f"no end after {MOST} micro-steps: {self._waiting_hosts()}")
         lane.step()
         if isinstance(lane, LaneWorker):
-            lane.since = self.moved
+            lane.since = self.micro_steps
         if isinstance(lane, LaneHost) and lane.error is not None:
-            self.lost(lane)
+            self.on_lost_host(lane)
         return True
 
     def pass_time(self) -> bool:
@@ -94,17 +94,17 @@ class Driver:
 
     def turned(self, rank: int, step: int) -> None:
         """A host has come to another boundary: others lag now; behind the last, all is eager."""
-        self.reached[rank] = step
-        if min(self.reached.values()) >= self.case.steps:
+        self.last_boundaries[rank] = step
+        if min(self.last_boundaries.values()) >= self.case.steps:
             self._schedule, self._late = b"", {}
             self.slow.clear()
             return
-        wanted = {
+        lagging = {
             (lag.rank, lag.kind)
             for lag in self.case.lags
-            if lag.first <= self.reached.get(lag.rank, 0) <= lag.last
+            if lag.first <= self.last_boundaries.get(lag.rank, 0) <= lag.last
         }
-        self._late = {id(lane): lane for lane in self._named(wanted)} if wanted else {}
+        self._late = {id(lane): lane for lane in self._lagging_steppers(lagging)} if lagging else {}
 
     def remove(self, rank: int) -> None:
         """The rank is gone."""
@@ -117,42 +117,43 @@ class Driver:
         lanes += self.workers
         lanes += self.hosts
         start = self._number(len(lanes))
-        stopped, late, put_off = self.world.stopped, self._late, None
+        stopped_ranks, lagging, fallback = self.world.stopped, self._late, None
         for lane in lanes[start:] + lanes[:start]:
-            if not lane.ready() or (stopped and not stopped.isdisjoint(lane.ranks)):
+            if not lane.ready() or (stopped_ranks and not stopped_ranks.isdisjoint(lane.ranks)):
                 continue
-            if id(lane) not in late and not self._creeps(lane):
+            if id(lane) not in lagging and not self._creeps(lane):
                 return lane
-            put_off = put_off or lane
-        return put_off
+            fallback = fallback or lane
+        return fallback
 
     def _creeps(self, lane: Stepper) -> bool:
-        if not self.slow or self.moved % SLOWNESS == 0:
+        if not self.slow or self.micro_steps % SLOWNESS == 0:
             return False
         return not self.slow.isdisjoint(lane.ranks)
 
     def _number(self, count: int) -> int:
         if not self._schedule:
             return 0
-        return self._schedule[self.moved % len(self._schedule)] % count
+        return self._schedule[self.micro_steps % len(self._schedule)] % count
 
-    def _named(self, wanted: set[tuple[int, str]]) -> Sequence[Stepper]:
+    def _lagging_steppers(self, lagging: set[tuple[int, str]]) -> Sequence[Stepper]:
         own: list[LaneWorker | LaneHost] = [*self.workers, *self.hosts]
-        found: list[Stepper] = [lane for lane in own if (lane.ranks[0], lane.kind) in wanted]
-        for rank, kind in wanted:
+        steppers: list[Stepper] = [lane for lane in own if (lane.ranks[0], lane.kind) in lagging]
+        for rank, kind in lagging:
             if kind in set(Role):
-                found.append(self.world.device(rank).stream(Role(kind))._queue)
-        outboxes = {rank for rank, kind in wanted if kind == "outbox"}
-        found += [
+                steppers.append(self.world.device(rank).stream(Role(kind))._queue)
+        outboxes = {rank for rank, kind in lagging if kind == "outbox"}
+        steppers += [
             lane
             for lane in self.world.steppers
             if type(lane).__name__.endswith("Outbox") and not outboxes.isdisjoint(lane.ranks)
         ]
-        return found
+        return steppers
 
-    def _stuck(self) -> str:
+    def _waiting_hosts(self) -> str:
         hosts = [
-            f"rank {h.ranks[0]} at boundary {self.reached.get(h.ranks[0])}" for h in self.alive()
+            f"rank {h.ranks[0]} at boundary {self.last_boundaries.get(h.ranks[0])}"
+            for h in self.alive()
         ]
         return ", ".join(hosts) or "only workers"
 

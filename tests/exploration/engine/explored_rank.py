@@ -66,7 +66,7 @@ class ExploredRank:
     def serve(self, turn: Callable[[int], object]) -> Job[None]:
         """All steps; `turn` is told of each boundary before it."""
         readers = self._readers()
-        begun: deque[Event] = deque()
+        forward_events: deque[Event] = deque()
         for step in range(self.case.steps + self.case.tail):
             self.at = step
             turn(step)
@@ -77,11 +77,14 @@ class ExploredRank:
                 self.engine.after_launch()  # by whoever does not know when the forward is launched
             layout = self.balancer.serving_state.layout
             self.after.append(After(layout.placement.tobytes(), layout.shares.tobytes()))
-            begun.append((yield from self._forward(step, readers)))
+            forward_events.append((yield from self._forward(step, readers)))
             self._note()
-            while len(begun) > self.case.ahead:
-                yield EventDone(begun.popleft())
-        for event in (*begun, *(self._recorded(stream) for stream in readers.values())):
+            while len(forward_events) > self.case.ahead:
+                yield EventDone(forward_events.popleft())
+        for event in (
+            *forward_events,
+            *(self._record_event(stream) for stream in readers.values()),
+        ):
             yield EventDone(event)
         yield from self.balancer.load.drain()
 
@@ -109,20 +112,20 @@ class ExploredRank:
         self.forward.count(compute, hot[step // 3 % len(hot)])
         self.engine.after_launch()
         if not self.tokens.capabilities.stream_ordered:
-            yield EventDone(self._recorded(compute))
+            yield EventDone(self._record_event(compute))
         with compute.current():
             work = self.tokens.barrier()
         work.wait(compute)
-        return self._recorded(compute)
+        return self._record_event(compute)
 
-    def _recorded(self, stream: VirtualStream) -> Event:
+    def _record_event(self, stream: VirtualStream) -> Event:
         event = self.world.accelerator(self.rank).event()
         stream.record(event)
         return event
 
 
 def explored_rank(
-    world: VirtualWorld, case: Case, rank: int, act: Callable[[int], object]
+    world: VirtualWorld, case: Case, rank: int, set_acting: Callable[[int], object]
 ) -> ExploredRank:
     """A rank, put together; nothing has moved yet."""
     shape, traps, accelerator = case.shape, Traps(), world.accelerator(rank)
@@ -133,7 +136,7 @@ def explored_rank(
     workers: dict[str, LaneWorker] = {}
 
     def new_worker(kind: Track) -> LaneWorker:
-        workers[kind] = LaneWorker(rank, kind, act)
+        workers[kind] = LaneWorker(rank, kind, set_acting)
         return workers[kind]
 
     store: Any = RiggedStore(accelerator.slot_store(slots), traps)

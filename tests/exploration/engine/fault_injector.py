@@ -21,14 +21,14 @@ class Mischief:
     Attributes:
         waiting: each with the micro-steps that it waits once its host is there.
         struck: those whose moment has come.
-        gone: ranks that were stopped or killed.
+        lost_ranks: ranks that were stopped or killed.
     """
 
     ranks: list[ExploredRank]
     driver: Driver
     waiting: list[tuple[Fault, int]]
     struck: list[Fault] = field(default_factory=list)
-    gone: set[int] = field(default_factory=set)
+    lost_ranks: set[int] = field(default_factory=set)
 
     @property
     def armed(self) -> bool:
@@ -56,10 +56,10 @@ class Mischief:
         rank, explored, world = fault.rank, self.ranks[fault.rank], self.driver.world
         match fault.kind:
             case FaultKind.STOPPED:
-                self.gone.add(rank)
+                self.lost_ranks.add(rank)
                 world.stop(rank)
             case FaultKind.KILLED:
-                self.gone.add(rank)
+                self.lost_ranks.add(rank)
                 self.driver.remove(rank)
             case FaultKind.EXCHANGE_EXPIRES:
                 return self._expire(rank)

@@ -44,18 +44,18 @@ class RiggedFabric(Around):
 
     Attributes:
         control: its rigged control plane.
-        opened: its communicators, by purpose.
+        communicators: its communicators, by purpose.
     """
 
     def __init__(self, inner: Any, traps: Traps) -> None:
         super().__init__(inner, traps)
         self.control = RiggedControl(inner.control, traps)
-        self.opened: dict[str, Any] = {}
+        self.communicators: dict[str, Any] = {}
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Communicator:
-        made: Any = RiggedCommunicator(self._inner.open(purpose, ranks), self._traps)
-        self.opened[purpose] = made
-        rigged: Communicator = made
+        communicator: Any = RiggedCommunicator(self._inner.open(purpose, ranks), self._traps)
+        self.communicators[purpose] = communicator
+        rigged: Communicator = communicator
         return rigged
 
 
@@ -63,12 +63,12 @@ class RiggedControl(Around):
     """Loses a ballot, or the store; keeps what was decided, also what is forgotten later.
 
     Attributes:
-        told: decisions by question.
+        decisions: decisions by question.
     """
 
     def __init__(self, inner: Any, traps: Traps) -> None:
         super().__init__(inner, traps)
-        self.told: dict[str, bytes] = {}
+        self.decisions: dict[str, bytes] = {}
 
     def cast(self, question: str, ballot: bytes) -> None:
         self._reach()
@@ -85,7 +85,7 @@ class RiggedControl(Around):
     def decide(self, question: str, value: bytes) -> bytes:
         self._reach()
         decision: bytes = self._inner.decide(question, value)
-        self.told[question] = decision
+        self.decisions[question] = decision
         return decision
 
     def forget(self, question: str, ranks: Sequence[int] | None = None) -> None:

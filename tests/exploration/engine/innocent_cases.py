@@ -31,9 +31,9 @@ INNOCENT = (
 
 def smoke(patches: Patches) -> dict[str, str]:
     """What the innocent cases break; nothing, unless the mutant cannot even walk."""
-    broken: dict[str, str] = {}
+    broken_properties: dict[str, str] = {}
     for case in INNOCENT:
         record = play(case, patches)
-        assert any(report.copies for report in record.stories[0].reports), "nothing moved"
-        broken |= violations(record)
-    return broken
+        assert any(report.copies for report in record.rank_records[0].reports), "nothing moved"
+        broken_properties |= violations(record)
+    return broken_properties

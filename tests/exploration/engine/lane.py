@@ -87,24 +87,24 @@ class LaneWorker:
         since: the micro-step at which its wait began.
     """
 
-    def __init__(self, rank: int, kind: str, act: Callable[[int], object]) -> None:
+    def __init__(self, rank: int, kind: str, set_acting: Callable[[int], object]) -> None:
         self.ranks: tuple[int, ...] = (rank,)
         self.kind = kind
         self.poisoned = False
         self.hasty = False
         self.since = 0
-        self._act = act
-        self._held: list[tuple[Run, LaneTask[Any]]] = []
+        self._set_acting = set_acting
+        self._held_back: list[tuple[Run, LaneTask[Any]]] = []
         self._queue: deque[tuple[Run, LaneTask[Any]]] = deque()
 
     def start(self, job: Job[T], name: str, **details: object) -> LaneTask[T]:
         task: LaneTask[T] = LaneTask()
-        self._held.append((Run(job), task))
+        self._held_back.append((Run(job), task))
         return task
 
     def release(self) -> None:
-        self._queue.extend(self._held)
-        self._held.clear()
+        self._queue.extend(self._held_back)
+        self._held_back.clear()
 
     def ready(self) -> bool:
         if not self._queue:
@@ -112,7 +112,7 @@ class LaneWorker:
         return self.poisoned or (self.hasty and self.votes) or self._queue[0][0].ready()
 
     def step(self) -> None:
-        self._act(self.ranks[0])
+        self._set_acting(self.ranks[0])
         run, task = self._queue[0]
         try:
             self._move(run)
@@ -137,7 +137,7 @@ class LaneWorker:
         return bool(self._queue) and isinstance(self._queue[0][0].wait, BallotsReady)
 
     def close(self) -> None:
-        self._held.clear()
+        self._held_back.clear()
         while self._queue:
             run, task = self._queue.popleft()
             run.job.close()
@@ -178,12 +178,15 @@ class LaneHost:
     kind = "host"
 
     def __init__(
-        self, rank: int, job: Generator[WaitFor[Any], Any, None], act: Callable[[int], object]
+        self,
+        rank: int,
+        job: Generator[WaitFor[Any], Any, None],
+        set_acting: Callable[[int], object],
     ) -> None:
         self.ranks: tuple[int, ...] = (rank,)
         self.ended = False
         self.error: BaseException | None = None
-        self._act = act
+        self._set_acting = set_acting
         self._run = Run(job)
         self._running = False
 
@@ -191,7 +194,7 @@ class LaneHost:
         return not self.ended and not self._running and self._run.ready()
 
     def step(self) -> None:
-        self._act(self.ranks[0])
+        self._set_acting(self.ranks[0])
         self._running = True
         try:
             self._run.step()

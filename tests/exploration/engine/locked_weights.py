@@ -54,9 +54,9 @@ class CpuWriter:
         """See `SlotWriter`."""
         self._store.refuse()
         for slot, source in zip(slots, sources, strict=True):
-            row, given = self._store.layout.slots[slot][0].data, source[0]
+            row, data = self._store.layout.slots[slot][0].data, source[0]
             for half in (slice(0, HALF), slice(HALF, WIDTH)):
-                row[half] = given[half]
+                row[half] = data[half]
                 yield Ready()
         self._store.spoil(slots, lambda flip: flip())
 

@@ -21,9 +21,9 @@ def rows() -> Iterator[str]:
     yield HEAD
     yield "|---|---|---|---|---|"
     for mutant in mutants():
-        found = Search(mutant.patches, mutant.property, mutant.reaches).run(MOST)
-        others = ", ".join(name for name in found.broken if name != mutant.property)
-        yield f"{row(mutant)} {found.played} | {others} |"
+        result = Search(mutant.patches, mutant.property, mutant.reaches).run(MOST)
+        others = ", ".join(name for name in result.broken if name != mutant.property)
+        yield f"{row(mutant)} {result.played} | {others} |"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 from exploration.engine.case import Case, FaultKind
 from exploration.engine.forward_model import HALF, Observation, mark
 from exploration.engine.lane import Planted
-from exploration.engine.records import Record, Story
+from exploration.engine.records import RankRecord, Record
 
 from equipoise.balancer.experts.engine.engine import PLANNING_STALL_FACTOR
 from equipoise.balancer.experts.runtime.events import COMPLETED
@@ -64,19 +64,19 @@ REASONS: dict[FaultKind, tuple[str, ...]] = {
 def one_generation(record: Record) -> Iterator[str]:
     """In one step all streams of all ranks route a layer by the same tables."""
     for (step, layer), observations in _by_layer(record).items():
-        for what, seen in (
+        for what, distinct in (
             ("generations", {observation.generation for observation in observations}),
             ("tables", {observation.table for observation in observations}),
             ("shares", {observation.shares for observation in observations}),
         ):
-            if len(seen) > 1:
+            if len(distinct) > 1:
                 yield f"step {step}, layer {layer}: {what} differ"
 
 
 def right_weights(record: Record) -> Iterator[str]:
     """Every slot that the table names which the same stream read holds, whole, that expert."""
-    for story in record.stories:
-        for observation in _valid(record, story):
+    for rank_record in record.rank_records:
+        for observation in _valid(record, rank_record):
             expected = _expected(
                 record.case, observation.layer, observation.table, observation.rank
             )
@@ -91,7 +91,7 @@ def right_weights(record: Record) -> Iterator[str]:
 
 def same_history(record: Record) -> Iterator[str]:
     """Ranks have the same installed behind each boundary, and end rebalances alike."""
-    for one, other in combinations(record.stories, 2):
+    for one, other in combinations(record.rank_records, 2):
         for step, (mine, yours) in enumerate(zip(one.after, other.after, strict=False)):
             if mine != yours:
                 yield f"boundary {step}: ranks {one.rank} and {other.rank} have other layouts"
@@ -104,30 +104,35 @@ def same_history(record: Record) -> Iterator[str]:
 
 def accounted(record: Record) -> Iterator[str]:
     """Every rebalance ends within bounds, and each abort is counted by its reason."""
-    for story in record.stories:
-        ended = Counter(r.outcome for r in story.reports if r.outcome not in COMPLETED)
-        if ended != Counter(story.aborts):
-            yield f"rank {story.rank} counts {story.aborts} where rebalances ended {dict(ended)}"
-        numbers = [report.number for report in story.reports]
+    for rank_record in record.rank_records:
+        outcomes = Counter(r.outcome for r in rank_record.reports if r.outcome not in COMPLETED)
+        if outcomes != Counter(rank_record.aborts):
+            yield (
+                f"rank {rank_record.rank} counts {rank_record.aborts} "
+                f"where rebalances ended {dict(outcomes)}"
+            )
+        numbers = [report.number for report in rank_record.reports]
         if len(numbers) != len(set(numbers)):
-            yield f"rank {story.rank} reports a rebalance twice"
-        yield from _too_long(record, story)
+            yield f"rank {rank_record.rank} reports a rebalance twice"
+        yield from _too_long(record, rank_record)
 
 
 def explained(record: Record) -> Iterator[str]:
     """Rebalances abort for what went wrong and for nothing else; ranks stop only if one had to."""
-    allowed = {reason for fault in record.struck for reason in REASONS.get(fault.kind, ())}
-    if record.case.patience < record.case.tail:
-        allowed.add("no progress in time")
+    expected_reasons = {reason for fault in record.struck for reason in REASONS.get(fault.kind, ())}
+    if record.case.max_stalled_steps < record.case.tail:
+        expected_reasons.add("no progress in time")
     aborted = False
-    for story in record.stories:
-        for reason in story.aborts:
+    for rank_record in record.rank_records:
+        for reason in rank_record.aborts:
             aborted = True
-            if not reason.startswith((*allowed, *BEHIND)) and not _lost(record):
-                yield f"rank {story.rank} aborts for {reason!r}"
-        if story.error is not None and not (_lost(record) and _may_end(story.error)):
-            yield f"rank {story.rank} ends by {story.error!r}"
-    patient = record.case.patience >= record.case.tail and not record.case.locked
+            if not reason.startswith((*expected_reasons, *BEHIND)) and not _ranks_may_end(record):
+                yield f"rank {rank_record.rank} aborts for {reason!r}"
+        if rank_record.error is not None and not (
+            _ranks_may_end(record) and _may_end(rank_record.error)
+        ):
+            yield f"rank {rank_record.rank} ends by {rank_record.error!r}"
+    patient = record.case.max_stalled_steps >= record.case.tail and not record.case.locked
     if record.struck == () and aborted and patient:
         yield "an abort without a fault"
 
@@ -137,14 +142,16 @@ def decided(record: Record) -> Iterator[str]:
     word = b"move" if record.case.locked else b"commit"
     decisions = sum(decision.startswith(word) for decision in record.decisions.values())
     most = decisions * (record.case.shape.layers if record.case.locked else 1)
-    for story in record.stories:
-        changes = sum(a.placement != b.placement for a, b in pairwise(story.after))
+    for rank_record in record.rank_records:
+        changes = sum(a.placement != b.placement for a, b in pairwise(rank_record.after))
         if changes > most:
-            yield f"rank {story.rank} commits {changes} times where {decisions} were decided"
-        last = story.open is not None  # its vote may have ended behind the last boundary
-        serves = not story.gone and story.error is None
+            yield f"rank {rank_record.rank} commits {changes} times where {decisions} were decided"
+        last = rank_record.open is not None  # its vote may have ended behind the last boundary
+        serves = not rank_record.rank_lost and rank_record.error is None
         if serves and not record.case.locked and changes < decisions - last:
-            yield f"rank {story.rank} commits {changes} times, though {decisions} were decided"
+            yield (
+                f"rank {rank_record.rank} commits {changes} times, though {decisions} were decided"
+            )
 
 
 def recovers(record: Record) -> Iterator[str]:
@@ -152,12 +159,20 @@ def recovers(record: Record) -> Iterator[str]:
     if record.armed or any(fault.kind not in PASSING for fault in record.struck):
         return
     settled = record.case.steps + (SETTLING if record.struck else 1)
-    aborted = [r for story in record.stories for r in story.reports if r.outcome not in COMPLETED]
-    late = [report.step + SETTLING for report in aborted if report.opened_at < settled]
-    for story in record.stories:
-        for report in story.reports:
-            if report.opened_at >= max([settled, *late]) and report.outcome not in COMPLETED:
-                yield f"rank {story.rank}: rebalance {report.number} still aborts: {report.outcome}"
+    aborted = [
+        r
+        for rank_record in record.rank_records
+        for r in rank_record.reports
+        if r.outcome not in COMPLETED
+    ]
+    retry_steps = [report.step + SETTLING for report in aborted if report.opened_at < settled]
+    for rank_record in record.rank_records:
+        for report in rank_record.reports:
+            if report.opened_at >= max([settled, *retry_steps]) and report.outcome not in COMPLETED:
+                yield (
+                    f"rank {rank_record.rank}: "
+                    f"rebalance {report.number} still aborts: {report.outcome}"
+                )
 
 
 def no_hang(record: Record) -> Iterator[str]:
@@ -169,8 +184,8 @@ def no_hang(record: Record) -> Iterator[str]:
 def nothing_left(record: Record) -> Iterator[str]:
     """What was launched and issued has ended, where nothing was lost for good."""
     whole = all(fault.kind in PASSING for fault in record.struck)
-    if record.left and not record.hang and whole:
-        yield f"{record.left} launches and operations never end"
+    if record.unfinished and not record.hang and whole:
+        yield f"{record.unfinished} launches and operations never end"
 
 
 PROPERTIES: dict[str, Property] = {
@@ -188,16 +203,16 @@ PROPERTIES: dict[str, Property] = {
 
 def violations(record: Record) -> dict[str, str]:
     """The properties that the record breaks, each with the first place where it does."""
-    found = {name: next(broken(record), "") for name, broken in PROPERTIES.items()}
-    return {name: what for name, what in found.items() if what}
+    first_by_property = {name: next(rule(record), "") for name, rule in PROPERTIES.items()}
+    return {name: what for name, what in first_by_property.items() if what}
 
 
 def _by_layer(record: Record) -> dict[tuple[int, int], list[Observation]]:
-    seen: dict[tuple[int, int], list[Observation]] = defaultdict(list)
-    for story in record.stories:
-        for observation in _valid(record, story):
-            seen[observation.step, observation.layer].append(observation)
-    return seen
+    by_layer: dict[tuple[int, int], list[Observation]] = defaultdict(list)
+    for rank_record in record.rank_records:
+        for observation in _valid(record, rank_record):
+            by_layer[observation.step, observation.layer].append(observation)
+    return by_layer
 
 
 def _expected(case: Case, layer: int, table: bytes, rank: int) -> bytes:
@@ -205,48 +220,57 @@ def _expected(case: Case, layer: int, table: bytes, rank: int) -> bytes:
     shape = case.shape
     words = np.frombuffer(table, dtype=np.int32).tolist()
     start, replicas = words[: shape.experts + 1], words[shape.experts + 1 :]
-    held = [0] * shape.slots
+    marks = [0] * shape.slots
     for expert in range(shape.experts):
         for slot in replicas[start[expert] : start[expert + 1]]:
-            held[slot] = mark(layer, expert, shape.experts)
+            marks[slot] = mark(layer, expert, shape.experts)
     size = shape.slots_per_rank
-    return b"".join(bytes([held[slot]]) * HALF for slot in range(rank * size, (rank + 1) * size))
+    return b"".join(bytes([marks[slot]]) * HALF for slot in range(rank * size, (rank + 1) * size))
 
 
 def _read(expected: bytes, half: bytes) -> bytes:
     """Halves of slots; nobody looks at those that the table does not name."""
-    return bytes(seen if due else 0 for due, seen in zip(expected, half, strict=True))
+    return bytes(
+        actual if expected_byte else 0 for expected_byte, actual in zip(expected, half, strict=True)
+    )
 
 
-def _outcomes(story: Story) -> dict[int, tuple[str, int]]:
+def _outcomes(rank_record: RankRecord) -> dict[int, tuple[str, int]]:
     """How each rebalance ended: for what reason, and with how many bytes."""
-    return {report.number: (report.outcome, report.bytes) for report in story.reports}
+    return {report.number: (report.outcome, report.bytes) for report in rank_record.reports}
 
 
-def _too_long(record: Record, story: Story) -> Iterator[str]:
-    """No stage of a rebalance lasts longer than patience; and eager steps end what is healthy."""
-    patience = record.case.patience
-    for stage, boundaries in groupby(story.stages):
+def _too_long(record: Record, rank_record: RankRecord) -> Iterator[str]:
+    """No stage of a rebalance lasts longer than `max_stalled_steps`, and eager steps end what is
+    healthy."""
+    max_stalled_steps = record.case.max_stalled_steps
+    for stage, boundaries in groupby(rank_record.stages):
         count = sum(1 for _ in boundaries)
-        most = patience if "/commit/" in stage else patience * PLANNING_STALL_FACTOR
+        most = (
+            max_stalled_steps if "/commit/" in stage else max_stalled_steps * PLANNING_STALL_FACTOR
+        )
         if stage and count > most + 1:
-            yield f"rank {story.rank}: {stage} is voted on at {count} boundaries"
-    if story.open is not None and not record.struck and story.open[1] <= record.case.steps:
-        number, opened = story.open
-        yield f"rank {story.rank}: rebalance {number}, opened at {opened}, has not ended"
+            yield f"rank {rank_record.rank}: {stage} is voted on at {count} boundaries"
+    if (
+        rank_record.open is not None
+        and not record.struck
+        and rank_record.open[1] <= record.case.steps
+    ):
+        number, opened_at = rank_record.open
+        yield f"rank {rank_record.rank}: rebalance {number}, opened at {opened_at}, has not ended"
 
 
-def _lost(record: Record) -> bool:
+def _ranks_may_end(record: Record) -> bool:
     ends = ENDS_RANKS | (REWRITES if record.case.locked else frozenset())
     return any(fault.kind in ends for fault in record.struck)
 
 
-def _valid(record: Record, story: Story) -> Iterator[Observation]:
+def _valid(record: Record, rank_record: RankRecord) -> Iterator[Observation]:
     """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
-    end = len(story.after)
-    if record.case.locked and isinstance(story.error, VoteOutcomeUnknown):
+    end = len(rank_record.after)
+    if record.case.locked and isinstance(rank_record.error, VoteOutcomeUnknown):
         end -= 1 + record.case.ahead
-    return (observation for observation in story.observations if observation.step < end)
+    return (observation for observation in rank_record.observations if observation.step < end)
 
 
 def _may_end(error: BaseException) -> bool:

@@ -13,14 +13,14 @@ Patches = Mapping[str, Any]
 @contextmanager
 def patched(patches: Patches, package: str = EXPERTS) -> Iterator[None]:
     """Put these in place, and at the end what stood there before."""
-    kept = []
-    for path, other in patches.items():
+    originals = []
+    for path, replacement in patches.items():
         module, _, name = path.rpartition(".")
         at = import_module(f"{package}.{module}")
-        kept.append((at, name, getattr(at, name)))
-        setattr(at, name, other)
+        originals.append((at, name, getattr(at, name)))
+        setattr(at, name, replacement)
     try:
         yield
     finally:
-        for at, name, before in reversed(kept):
-            setattr(at, name, before)
+        for at, name, original in reversed(originals):
+            setattr(at, name, original)

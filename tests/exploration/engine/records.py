@@ -17,12 +17,12 @@ class After(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Story:
+class RankRecord:
     """One rank's run.
 
     Attributes:
         rank: whose.
-        gone: it was stopped or killed by a fault.
+        rank_lost: it was stopped or killed by a fault.
         error: what its host ended by, if not by its own end.
         after: what was installed behind each boundary.
         stages: what it voted on behind each boundary; empty where it did not.
@@ -33,7 +33,7 @@ class Story:
     """
 
     rank: int
-    gone: bool
+    rank_lost: bool
     error: BaseException | None
     after: tuple[After, ...]
     stages: tuple[str, ...]
@@ -49,20 +49,21 @@ class Record:
 
     Attributes:
         case: what was played.
-        stories: by rank.
+        rank_records: by rank.
         hang: where nobody could move any more, in words; empty if all ended.
-        moved: micro-steps.
+        micro_steps: micro-steps.
         struck: the faults whose moment came.
         armed: whether one still waited when the eager steps began.
         decisions: what ranks were told, by question.
-        left: what has not ended, of what ranks that serve to the end have launched and issued.
+        unfinished: what has not ended, of what ranks that serve to the end have launched and
+            issued.
     """
 
     case: Case
-    stories: tuple[Story, ...]
+    rank_records: tuple[RankRecord, ...]
     hang: str
-    moved: int
+    micro_steps: int
     struck: tuple[Fault, ...]
     armed: bool
     decisions: dict[str, bytes]
-    left: int
+    unfinished: int

@@ -12,7 +12,7 @@ from exploration.engine.fault_injector import Mischief
 from exploration.engine.lane import LaneHost
 from exploration.engine.patches import Patches, patched
 from exploration.engine.random_planner import scripted
-from exploration.engine.records import Record, Story
+from exploration.engine.records import RankRecord, Record
 from exploration.engine.world_profiles import WORLDS
 
 from equipoise.backends.virtual.world import VirtualWorld
@@ -44,14 +44,16 @@ class Play:
         self._acting = 0
         self._lurking: bool | None = None
         self._plans: dict[tuple[bytes, ...], RebalancePlan] = {}
-        self.driver = Driver(world, case, self._lost)
-        self.ranks = [explored_rank(world, case, rank, self._act) for rank in range(world.size)]
+        self.driver = Driver(world, case, self._remove_rank)
+        self.ranks = [
+            explored_rank(world, case, rank, self._set_acting) for rank in range(world.size)
+        ]
         waiting = [(fault, fault.delay) for fault in case.faults]
         self.mischief = Mischief(self.ranks, self.driver, waiting)
         self.driver.watch = self.mischief.watch
         for one in self.ranks:
             job = one.serve(partial(self._turn, one))
-            self.driver.hosts.append(LaneHost(one.rank, job, self._act))
+            self.driver.hosts.append(LaneHost(one.rank, job, self._set_acting))
             self.driver.workers += one.workers.values()
 
     def draft(
@@ -80,23 +82,23 @@ class Play:
         hang = ""
         try:
             self.driver.run()
-        except Hang as stuck:
-            hang = str(stuck)
+        except Hang as error:
+            hang = str(error)
         return Record(
             case=self.case,
-            stories=tuple(map(self._story, self.ranks)),
+            rank_records=tuple(map(self._rank_record, self.ranks)),
             hang=hang,
-            moved=self.driver.moved,
+            micro_steps=self.driver.micro_steps,
             struck=tuple(self.mischief.struck),
             armed=self._lurking is not False,
-            decisions={q: a for one in self.ranks for q, a in one.fabric.control.told.items()},
-            left=self._left(),
+            decisions={q: a for one in self.ranks for q, a in one.fabric.control.decisions.items()},
+            unfinished=self._unfinished(),
         )
 
     def _trap(self, kind: FaultKind) -> bool:
         return self.ranks[self._acting].traps.spring(kind)
 
-    def _act(self, rank: int) -> None:
+    def _set_acting(self, rank: int) -> None:
         self._acting = rank
 
     def _turn(self, at: ExploredRank, step: int) -> None:
@@ -105,16 +107,16 @@ class Play:
         if step >= self.case.steps and self._lurking is None:
             self._lurking = self.mischief.armed
 
-    def _lost(self, host: LaneHost) -> None:
+    def _remove_rank(self, host: LaneHost) -> None:
         """A rank whose host raises stops for good, as its process does."""
         self.driver.remove(host.ranks[0])
 
-    def _story(self, at: ExploredRank) -> Story:
+    def _rank_record(self, at: ExploredRank) -> RankRecord:
         state = at.engine.state
         rebalance = None if isinstance(state, Idle | Draining) else state.rebalance
-        return Story(
+        return RankRecord(
             rank=at.rank,
-            gone=at.rank in self.mischief.gone,
+            rank_lost=at.rank in self.mischief.lost_ranks,
             error=self.driver.hosts[at.rank].error,
             after=tuple(at.after),
             stages=tuple(at.stages),
@@ -124,7 +126,7 @@ class Play:
             open=None if rebalance is None else (rebalance.number, rebalance.opened_at),
         )
 
-    def _left(self) -> int:
+    def _unfinished(self) -> int:
         world = self.driver.world
         return sum(world.device(explored.rank).tasks for explored in self.ranks) + len(
             world.network.pending

@@ -11,11 +11,11 @@ from exploration.engine.run_case import play
 from exploration.engine.strategies import MIXED
 from helpers.strategies.hypothesis_examples import each_of
 
-DRAWN = 8
+DRAWN_PER_PLAYED = 8
 """Cases that are drawn for each that is played."""
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
@@ -25,7 +25,7 @@ class Search:
 
     Attributes:
         patches: of the engine.
-        wanted: the property that has to be broken.
+        property_name: the property that has to be broken.
         reaches: whether a case is worth playing.
         played: how many cases it took.
         broken: by property, what the first case that broke it showed.
@@ -33,30 +33,30 @@ class Search:
     """
 
     patches: Patches
-    wanted: str
+    property_name: str
     reaches: Callable[[Case], bool] = lambda case: True
     played: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     first: dict[str, int] = field(default_factory=dict)
-    _left: int = 0
+    _max_cases: int = 0
 
     def run(self, cases: int) -> "Search":
-        """Play at most `cases`, with faults and without, of `DRAWN` times as many."""
-        self._left = cases
-        with suppress(Found):
-            each_of(MIXED, cases * DRAWN, self._try)
+        """Play at most `cases`, with faults and without, of `DRAWN_PER_PLAYED` times as many."""
+        self._max_cases = cases
+        with suppress(SearchEnded):
+            each_of(MIXED, cases * DRAWN_PER_PLAYED, self._try)
         return self
 
     def _try(self, case: Case) -> None:
-        if self.wanted in self.broken:  # hypothesis plays the case that it found once more
-            raise Found
+        if self.property_name in self.broken:  # hypothesis plays the case that it found once more
+            raise SearchEnded
         if not self.reaches(case):
             return
-        if self.played == self._left:
-            raise Found
+        if self.played == self._max_cases:
+            raise SearchEnded
         self.played += 1
         for name, what in violations(play(case, self.patches)).items():
             self.broken.setdefault(name, what)
             self.first.setdefault(name, self.played)
-        if self.wanted in self.broken:
-            raise Found
+        if self.property_name in self.broken:
+            raise SearchEnded

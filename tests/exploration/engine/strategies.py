@@ -106,7 +106,7 @@ def read(data: bytes, faults: int) -> Case:
         world=world,
         shares=reader.pick((ShareMode.STATIC, ShareMode.LAGGED)),
         cadence=reader.pick((Cadence(1, 1, 1), Cadence(1, 1, 2), Cadence(2, 2, 2))),
-        patience=reader.pick((64, 2, 4)),
+        max_stalled_steps=reader.pick((64, 2, 4)),
         readers=reader.pick(((), (0,), tuple(range(ranks)))),
         ahead=ahead if world not in BLOCKING else 0,
         steps=reader.pick(STEPS),

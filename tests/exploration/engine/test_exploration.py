@@ -71,12 +71,17 @@ OUTCOMES = ("committed", "aborted", "stopped")
 
 def outcome_of(record: Record) -> str:
     """Whether a rank stopped, or a rebalance was aborted, or all committed."""
-    if any(story.error is not None or story.gone for story in record.stories):
+    if any(
+        rank_record.error is not None or rank_record.rank_lost
+        for rank_record in record.rank_records
+    ):
         return "stopped"
-    return "aborted" if any(story.aborts for story in record.stories) else "committed"
+    return (
+        "aborted" if any(rank_record.aborts for rank_record in record.rank_records) else "committed"
+    )
 
 
-def counted(outcomes: Counter[str]) -> dict[str, int]:
+def outcome_cells(outcomes: Counter[str]) -> dict[str, int]:
     """Cells of a row of docs/deep-results.md."""
     return {"played": outcomes.total(), **{name: outcomes[name] for name in OUTCOMES}}
 
@@ -86,7 +91,7 @@ def test_engine_rebalances_commit_or_expire_under_any_schedule(
 ) -> None:
     tally = Tally()
     tally.play(HEALTHY)
-    cells = {"of": "engine", "cases": "ranks and streams are late", **counted(tally.outcomes)}
+    cells = {"of": "engine", "cases": "ranks and streams are late", **outcome_cells(tally.outcomes)}
     add_row(record_property, "interleavings", cells)
 
 
@@ -95,36 +100,36 @@ def test_engine_keeps_one_layout_or_stops_under_faults(
 ) -> None:
     tally = Tally()
     tally.play(FAULTY)
-    cells = {"of": "engine", "cases": "with faults", **counted(tally.outcomes)}
+    cells = {"of": "engine", "cases": "with faults", **outcome_cells(tally.outcomes)}
     add_row(record_property, "interleavings", cells)
     for kind, outcomes in tally.struck.items():
-        cells = {"of": "engine", "fault": kind.value, **counted(outcomes)}
+        cells = {"of": "engine", "fault": kind.value, **outcome_cells(outcomes)}
         add_row(record_property, "faults explored", cells)
 
 
 def test_engine_exploration_replays_case_deterministically() -> None:
     def tell(case: Case) -> None:
-        once, again = play(case), play(case)
-        assert once.moved == again.moved
-        assert [story.observations for story in once.stories] == [
-            s.observations for s in again.stories
+        once, replay = play(case), play(case)
+        assert once.micro_steps == replay.micro_steps
+        assert [rank_record.observations for rank_record in once.rank_records] == [
+            s.observations for s in replay.rank_records
         ]
 
     each_of(FAULTY, 20, tell)
 
 
 def test_engine_exploration_reaches_every_fault_and_abort_reason() -> None:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     struck: set[FaultKind] = set()
 
     def count(case: Case) -> None:
         record = play(case)
         struck.update(fault.kind for fault in record.struck)
-        for story in record.stories:
-            seen.update(story.aborts)
-            seen["copies"] += sum(report.copies for report in story.reports)
+        for rank_record in record.rank_records:
+            counts.update(rank_record.aborts)
+            counts["copies"] += sum(report.copies for report in rank_record.reports)
 
     each_of(FAULTY, SAMPLE, count)
     assert struck == set(FaultKind)
-    assert seen["copies"] > SAMPLE
-    assert REASONS - seen.keys() == set()
+    assert counts["copies"] > SAMPLE
+    assert REASONS - counts.keys() == set()

@@ -33,8 +33,8 @@ def searched(mutant: Mutant) -> Search:
 
 @each_mutant
 def test_engine_mutant_is_rejected_by_its_property(mutant: Mutant) -> None:
-    found = searched(mutant)
-    assert mutant.property in found.broken, f"{mutant.name} lives: {mutant.broken}"
+    result = searched(mutant)
+    assert mutant.property in result.broken, f"{mutant.name} lives: {mutant.broken}"
 
 
 @each_mutant

@@ -60,7 +60,7 @@ class NaiveKernels:
 
     def pack_results(self, rows: Tensor, buffer_set: BufferSet, stream: Stream) -> None:
         source, into = self._blobs[buffer_set.index][2:]
-        stream.launch(partial(self._put, rows, source))
+        stream.launch(partial(self._copy_rows, rows, source))
         self._works[buffer_set.index] = self._wire.all_to_all(into, source, stream)
 
     def send_results(self, buffer_set: BufferSet, stream: Stream) -> Work:
@@ -77,13 +77,13 @@ class NaiveKernels:
             source[:, start : start + data.numel()] = data
             start += count * row.nbytes
 
-    def _put(self, rows: Tensor, source: Tensor) -> None:
+    def _copy_rows(self, rows: Tensor, source: Tensor) -> None:
         source[:] = _bytes(rows)
 
     def _unpack(self, buffer_set: BufferSet) -> None:
         form, arrivals = self._form, buffer_set.received
         arrivals.entry_slots.fill_(form.invalid_slot)
-        lost = torch.zeros(2, dtype=torch.int64)
+        excess = torch.zeros(2, dtype=torch.int64)
         for source in range(form.ranks):
             if not self._wire.active[source]:
                 continue
@@ -93,16 +93,18 @@ class NaiveKernels:
             for into, rows in zip(arrivals.payloads, payloads, strict=True):
                 into[source] = rows
             self._enter(buffer_set, source, int(head[0, 0]))
-            lost = torch.maximum(lost, self._lost(grid))
+            excess = torch.maximum(excess, self._excess(grid))
             self._list(arrivals, source, grid)
-        buffer_set.status[status.OVERFLOW] = torch.maximum(buffer_set.status[status.OVERFLOW], lost)
+        buffer_set.status[status.OVERFLOW] = torch.maximum(
+            buffer_set.status[status.OVERFLOW], excess
+        )
         buffer_set.status[status.INACTIVE_RANK_HITS] += self._stray(buffer_set)
 
     def _enter(self, buffer_set: BufferSet, source: int, generation: int) -> None:
         own = int(self._read(self._blobs[buffer_set.index][0][0])[0][0, 0])
         if generation != own:
-            told = torch.tensor([1, generation, own])
-            buffer_set.status[status.RANK_WORDS_START :].view(-1, 3)[source] = told
+            words = torch.tensor([1, generation, own])
+            buffer_set.status[status.RANK_WORDS_START :].view(-1, 3)[source] = words
 
     def _list(self, arrivals: ReceivedRows, source: int, grid: list[list[int]]) -> None:
         form = self._form
@@ -113,7 +115,7 @@ class NaiveKernels:
             arrivals.entry_slots[entry] = slot % form.slots_per_rank
             arrivals.entry_rows[entry] = source * form.max_tokens + token
 
-    def _lost(self, grid: list[list[int]]) -> Tensor:
+    def _excess(self, grid: list[list[int]]) -> Tensor:
         form = self._form
         out = [0, 0]
         for peer in range(form.ranks):
@@ -144,35 +146,37 @@ class NaiveKernels:
 
     def _hits(self, grid: list[list[int]], peer: int) -> Iterator[tuple[int, int, int]]:
         """Token, choice and slot of what falls on a rank."""
-        for token, chosen in enumerate(grid):
-            for k, slot in enumerate(chosen):
+        for token, slots in enumerate(grid):
+            for k, slot in enumerate(slots):
                 if 0 <= slot < self._form.num_slots and slot // self._form.slots_per_rank == peer:
                     yield token, k, slot
 
     def _read(self, blob: Tensor) -> list[Tensor]:
-        found, start = [], 0
+        tensors, start = [], 0
         for count, row in self._parts:
             stop = start + count * row.nbytes
-            found.append(_typed(blob[start:stop], count, row))
+            tensors.append(_typed(blob[start:stop], count, row))
             start = stop
-        return found
+        return tensors
 
     def _buffer_set(self, number: int, allocate: AllocateBytes) -> BufferSet:
         form = self._form
 
-        def made(row: RowFormat, *lead: int) -> Tensor:
+        def new_tensor(row: RowFormat, *lead: int) -> Tensor:
             whole = allocate(prod(lead) * row.nbytes).view(row.dtype)
             return whole.view(*lead, *row.shape)
 
         arrivals = ReceivedRows(
-            payloads=tuple(made(row, form.ranks, form.max_tokens) for row in form.payloads),
-            entry_rows=made(RowFormat((), torch.int64), form.max_entries),
-            entry_slots=made(RowFormat((), torch.int32), form.max_entries),
-            rows_from_rank=made(RowFormat((), torch.int32), form.ranks),
-            loads=made(RowFormat((form.experts,), torch.int32), form.ranks),
+            payloads=tuple(new_tensor(row, form.ranks, form.max_tokens) for row in form.payloads),
+            entry_rows=new_tensor(RowFormat((), torch.int64), form.max_entries),
+            entry_slots=new_tensor(RowFormat((), torch.int32), form.max_entries),
+            rows_from_rank=new_tensor(RowFormat((), torch.int32), form.ranks),
+            loads=new_tensor(RowFormat((form.experts,), torch.int32), form.ranks),
         )
-        told = made(RowFormat((), torch.int64), status.num_words(form.ranks))
-        return BufferSet(number, arrivals, made(form.result, form.max_tokens, form.top_k), told)
+        status_words = new_tensor(RowFormat((), torch.int64), status.num_words(form.ranks))
+        return BufferSet(
+            number, arrivals, new_tensor(form.result, form.max_tokens, form.top_k), status_words
+        )
 
 
 def _bytes(tensor: Tensor) -> Tensor:

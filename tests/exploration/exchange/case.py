@@ -99,9 +99,9 @@ class Case:
         return 40 + step + 100 * ([step, batch, rank] in self.odd)
 
 
-def case(given: dict[str, Any]) -> Case:
+def case(fields: dict[str, Any]) -> Case:
     """From JSON."""
-    return Case(**given)
+    return Case(**fields)
 
 
 PLAIN = Case(

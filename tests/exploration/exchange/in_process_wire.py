@@ -8,7 +8,7 @@ from equipoise.hal.errors import Unsupported
 from equipoise.hal.stream import Stream
 
 
-class Moved:
+class CompletedWork:
     """It has ended as soon as the stream has come to it."""
 
     def done(self) -> bool:
@@ -46,9 +46,9 @@ class TableWire:
         self.active = (True,) * table.size
         self._table = table
 
-    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> Moved:
+    def all_to_all(self, into: Tensor, source: Tensor, stream: Stream) -> CompletedWork:
         self._table.meet(self.rank, into, source, stream)
-        return Moved()
+        return CompletedWork()
 
 
 def _move(met: dict[int, tuple[Tensor, Tensor]]) -> None:

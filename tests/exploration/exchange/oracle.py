@@ -45,9 +45,9 @@ def dense(case: Case, step: int, batch: int, rank: int) -> Tensor:
     for token, k in torch.cartesian_prod(torch.arange(len(grid)), torch.arange(case.top_k)):
         slot = int(grid[token, k])
         if 0 <= slot < case.slots and slot // case.per_rank in case.ranks:
-            given = [row[token : token + 1] for row in rows]
-            chosen = case.experts_of(grid[token, k : k + 1])
-            out[token, k] = expert(given, chosen, case.result)[0]
+            token_rows = [row[token : token + 1] for row in rows]
+            experts = case.experts_of(grid[token, k : k + 1])
+            out[token, k] = expert(token_rows, experts, case.result)[0]
     return out
 
 

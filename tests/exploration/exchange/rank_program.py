@@ -30,7 +30,7 @@ PARTS = 2
 
 
 @dataclass
-class Told:
+class RankReport:
     """What a rank saw.
 
     Attributes:
@@ -56,7 +56,7 @@ class Script:
         exchange: under test.
         accelerator: its streams.
         empty: memory for what a host makes and drops.
-        told: what was seen.
+        report: what was seen.
     """
 
     case: Case
@@ -64,7 +64,7 @@ class Script:
     exchange: FixedCapacityExchange
     accelerator: Accelerator
     empty: Empty
-    told: Told = field(default_factory=Told)
+    report: RankReport = field(default_factory=RankReport)
 
     def play(self) -> Generator[Ready, None, None]:
         """All steps; each yield is a place where others may move."""
@@ -88,20 +88,20 @@ class Script:
                 verdict: StepFitted | StepOverflowed | str = reading.result(WATCHDOG)
             except GenerationMismatch:
                 verdict = "mismatch"
-            self.told.verdicts.append(str(verdict))
+            self.report.verdicts.append(str(verdict))
             self._judge(step, verdict)
 
     def _pair(self, step: int, numbers: range) -> Generator[Ready, None, None]:
         """Two batches, so that one travels while the other is computed."""
-        sent: list[FixedDispatchHandle] = []
+        dispatches: list[FixedDispatchHandle] = []
         for number in numbers:
-            sent.append(self._dispatch(step, number))
+            dispatches.append(self._dispatch(step, number))
             yield _at_once
-        back: list[FixedCombineHandle] = []
-        for number, dispatched in zip(numbers, sent, strict=True):
-            back.append(self._compute(step, number, dispatched))
+        combines: list[FixedCombineHandle] = []
+        for number, dispatched in zip(numbers, dispatches, strict=True):
+            combines.append(self._compute(step, number, dispatched))
             yield _at_once
-        for number, combined in zip(numbers, back, strict=True):
+        for number, combined in zip(numbers, combines, strict=True):
             self._read(step, number, combined)
             yield _at_once
 
@@ -109,10 +109,10 @@ class Script:
         """In memory that is scribbled once nobody holds it."""
         case, rank = self.case, self.rank
         grid = case.steps[step][number][rank]
-        made = [oracle.payload(case, step, number, rank, n) for n in range(len(case.payloads))]
+        payloads = [oracle.payload(case, step, number, rank, n) for n in range(len(case.payloads))]
         return Batch(
             slots=self._lend(torch.tensor(grid, dtype=torch.int32).view(-1, case.top_k)),
-            payloads=tuple(map(self._lend, made)),
+            payloads=tuple(map(self._lend, payloads)),
             generation=self._lend(torch.tensor([case.generation(step, number, rank)])),
             loads=self._lend(oracle.loads(case, step, number, rank)),
         )
@@ -148,22 +148,24 @@ class Script:
         self.look_at_loads(step, number, arrivals)
         if oracle.excess(case, step) != oracle.Excess(0, 0):
             return
-        wanted = [self._arriving(step, number, source) for source in range(case.size)]
+        expected = [self._arriving(step, number, source) for source in range(case.size)]
         by_source = arrivals.entry_slots.view(case.size, -1)
         valid = [[s for s in part.tolist() if s != case.per_rank] for part in by_source]
-        self.told.expect("entries", valid == wanted, f"entries {valid}, not {wanted}")
+        self.report.expect("entries", valid == expected, f"entries {valid}, not {expected}")
         rows = [self._rows(step, number, source) for source in range(case.size)]
-        found = arrivals.rows_from_rank.tolist()
-        self.told.expect("entries", found == rows, f"rows by source {found}, not {rows}")
+        row_counts = arrivals.rows_from_rank.tolist()
+        self.report.expect(
+            "entries", row_counts == rows, f"rows by source {row_counts}, not {rows}"
+        )
 
     def look_at_loads(self, step: int, number: int, arrivals: ReceivedRows) -> None:
         """Histograms and rows of every rank; zeros of those that take no part."""
         case = self.case
-        for rank, found in enumerate(arrivals.loads):
+        for rank, actual in enumerate(arrivals.loads):
             expected = oracle.loads(case, step, number, rank) * (rank in case.ranks)
-            self.told.expect("loads", torch.equal(found, expected), f"loads {found} of {rank}")
+            self.report.expect("loads", torch.equal(actual, expected), f"loads {actual} of {rank}")
             absent = rank not in case.ranks and int(arrivals.rows_from_rank[rank]) > 0
-            self.told.expect("loads", not absent, f"rows of {rank}, which takes no part")
+            self.report.expect("loads", not absent, f"rows of {rank}, which takes no part")
 
     def _arriving(self, step: int, number: int, source: int) -> list[int]:
         """Local slots of the choices of `source` that fall here, in order."""
@@ -192,23 +194,23 @@ class Script:
             stream.launch(partial(self._compare, step, results[some], expected[some]))
         combined.release(stream)
 
-    def _compare(self, step: int, found: Tensor, expected: Tensor) -> None:
+    def _compare(self, step: int, actual: Tensor, expected: Tensor) -> None:
         if oracle.excess(self.case, step) == oracle.Excess(0, 0):
-            what = f"step {step}: {found.tolist()}, not {expected.tolist()}"
-            self.told.expect("dense", same(found.contiguous(), expected.contiguous()), what)
+            what = f"step {step}: {actual.tolist()}, not {expected.tolist()}"
+            self.report.expect("dense", same(actual.contiguous(), expected.contiguous()), what)
 
     def _judge(self, step: int, verdict: StepFitted | StepOverflowed | str) -> None:
-        wanted = oracle.excess(self.case, step)
+        excess = oracle.excess(self.case, step)
         expected: StepFitted | StepOverflowed | str = StepFitted(
             oracle.stray(self.case, step, self.rank)
         )
-        if wanted != oracle.Excess(0, 0):
-            expected = StepOverflowed(wanted.rows, wanted.results)
+        if excess != oracle.Excess(0, 0):
+            expected = StepOverflowed(excess.rows, excess.results)
         if oracle.mismatched(self.case, step):
             expected = "mismatch"
         what = f"step {step}: {verdict}, not {expected}"
         name = "generation" if "mismatch" in (expected, verdict) else "verdict"
-        self.told.expect(name, verdict == expected, what)
+        self.report.expect(name, verdict == expected, what)
 
     def stream(self, number: int) -> Stream:
         roles = self.case.streams
@@ -216,8 +218,8 @@ class Script:
 
     def _lend(self, tensor: Tensor) -> Tensor:
         """The same in memory that is scribbled once nobody holds it."""
-        lent = self.empty(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
-        return lent.copy_(tensor)
+        memory = self.empty(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        return memory.copy_(tensor)
 
 
 def _spoil(tensors: Sequence[Tensor]) -> None:

@@ -93,22 +93,22 @@ def play(case: Case, patches: Patches | None = None, make: Make = reference) -> 
         except Exception as error:
             wrong["end"] = f"{type(error).__name__}: {error}"
         for each in scripts:
-            for name, what in each.told.wrong.items():
+            for name, what in each.report.wrong.items():
                 wrong.setdefault(name, f"rank {each.rank}: {what}")
         return wrong
 
 
 def _drive(world: VirtualWorld, hosts: list[Host], case: Case) -> None:
     """Without a schedule all that can move does so before the hosts go on, in turn."""
-    late = _late(world, case)
-    for moved in range(MOST):
+    lagging = _late(world, case)
+    for micro_step in range(MOST):
         lanes: list[Stepper] = [*hosts, *world.steppers, *world.network.moving]
         able = [lane for lane in lanes if lane.ready()]
-        able = [lane for lane in able if lane not in late] or able
+        able = [lane for lane in able if lane not in lagging] or able
         if not able:
             break
         bytes_ = case.schedule or [len(able) - 1]
-        lane = able[bytes_[moved % len(bytes_)] % len(able)]
+        lane = able[bytes_[micro_step % len(bytes_)] % len(able)]
         lane.step()
         if isinstance(lane, Host):
             hosts.insert(0, hosts.pop(hosts.index(lane)))

@@ -9,23 +9,25 @@ from exploration.exchange.strategies import cases
 from helpers.strategies.hypothesis_examples import each_of
 
 
-class Found(Exception):
+class SearchEnded(Exception):
     """What was looked for."""
 
 
-def search(patches: Patches, wanted: str, count: int) -> dict[str, str]:
-    """What the first case that breaks `wanted` breaks; of at most `count` cases, always the same.
+def search(patches: Patches, property_name: str, count: int) -> dict[str, str]:
+    """What the first case that breaks `property_name` breaks; of at most `count` cases, always the
+    same.
 
     Empty when there is none.
     """
-    broken: dict[str, str] = {}
+    violations: dict[str, str] = {}
 
     def look(case: Case) -> None:
-        wrong = {} if broken else play(case, patches)
-        if wanted in wrong or broken:  # hypothesis plays the case that it found once more
-            broken.update(wrong)
-            raise Found
+        broken_properties = {} if violations else play(case, patches)
+        # hypothesis plays the case that it found once more
+        if property_name in broken_properties or violations:
+            violations.update(broken_properties)
+            raise SearchEnded
 
-    with suppress(Found):
+    with suppress(SearchEnded):
         each_of(cases(), count, look)
-    return broken
+    return violations

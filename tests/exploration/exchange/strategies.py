@@ -45,9 +45,11 @@ def cases(draw: st.DrawFn) -> Case:
     Schedules are long beside what hypothesis shrinks, so they repeat.
     """
     size, per_rank, top_k = (draw(st.integers(1, most)) for most in (4, 3, 3))
-    given = draw(steps(size, size * per_rank, top_k))
+    grids_by_step = draw(steps(size, size * per_rank, top_k))
     some = st.lists(st.integers(0, size - 1), min_size=1, unique=True)
-    stranger = st.tuples(st.integers(0, len(given) - 1), st.just(0), st.integers(0, size - 1))
+    stranger = st.tuples(
+        st.integers(0, len(grids_by_step) - 1), st.just(0), st.integers(0, size - 1)
+    )
     return Case(
         size=size,
         per_rank=per_rank,
@@ -59,7 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
         result_capacity=draw(st.sampled_from([0, 0, 1, 3, 6])),
         active=draw(st.one_of(st.just([]), some)),
         placement=draw(st.one_of(st.just([]), replicas(size * per_rank))),
-        steps=given,
+        steps=grids_by_step,
         odd=draw(st.lists(stranger.map(list), max_size=1)),
         streams=draw(st.sampled_from([ROLES[:1], ROLES, ROLES[::-1]])),
         reader=draw(st.sampled_from(ROLES)),

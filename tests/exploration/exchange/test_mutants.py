@@ -20,8 +20,8 @@ each_mutant = pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: muta
 
 @each_mutant
 def test_exchange_mutant_is_rejected_by_its_property(mutant: Mutant) -> None:
-    found = search(mutant.patches, mutant.property, BUDGET)
-    assert mutant.property in found, f"{mutant.name} lives: {mutant.broken}"
+    violations = search(mutant.patches, mutant.property, BUDGET)
+    assert mutant.property in violations, f"{mutant.name} lives: {mutant.broken}"
 
 
 @each_mutant

@@ -65,9 +65,9 @@ class FakeEngine:
     seen: list[FakeRequest] = field(default_factory=list)
     reached: list[str] = field(default_factory=list)
     _here: dict[str, FakeRequest] = field(default_factory=dict)
-    _made: Counter[str] = field(default_factory=Counter)
+    _token_counts: Counter[str] = field(default_factory=Counter)
     _open: set[str] = field(default_factory=set)
-    _gone: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _finished: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -90,26 +90,26 @@ class FakeEngine:
             self.reached.append(name)
             request = self._here.pop(name, None)
             if request is not None:
-                self._gone[request.client_index].add(name)
+                self._finished[request.client_index].add(name)
 
     def step(self) -> dict[int, SimpleNamespace]:
         """By client, what the step brought it."""
         outputs: dict[int, list[SimpleNamespace]] = defaultdict(list)
         for name, request in list(self._here.items())[: self.slots]:
-            if self._made[name] < request.length:
-                self._made[name] += 1
+            if self._token_counts[name] < request.length:
+                self._token_counts[name] += 1
                 outputs[request.client_index].append(
                     SimpleNamespace(request_id=name, new_token_ids=[7])
                 )
-            if self._made[name] >= request.length and name not in self._open:
+            if self._token_counts[name] >= request.length and name not in self._open:
                 del self._here[name]
-                self._gone[request.client_index].add(name)
-        gone, self._gone = self._gone, defaultdict(set)
+                self._finished[request.client_index].add(name)
+        finished, self._finished = self._finished, defaultdict(set)
         return {
             client: SimpleNamespace(
-                outputs=outputs.get(client, []), finished_requests=gone.get(client)
+                outputs=outputs.get(client, []), finished_requests=finished.get(client)
             )
-            for client in {*outputs, *gone}
+            for client in {*outputs, *finished}
         }
 
 
@@ -162,11 +162,11 @@ class FakeCoreClient:
         await asyncio.sleep(0)
 
     def get_core_engine_for_request(self, request: FakeRequest) -> bytes:
-        known = self.reqs_in_flight.get(request.request_id)
-        if known is not None and self.release is Release.NEW:
-            return known
-        if known is not None:
-            self.engine_inflight[known] -= 1
+        assigned = self.reqs_in_flight.get(request.request_id)
+        if assigned is not None and self.release is Release.NEW:
+            return assigned
+        if assigned is not None:
+            self.engine_inflight[assigned] -= 1
         engine = min(self.core_engines, key=lambda one: self.engine_inflight[one])
         if request.data_parallel_rank is not None:
             engine = self.core_engines[request.data_parallel_rank]
@@ -236,9 +236,9 @@ class Deployment:
     def report(self) -> None:
         """The coordinator publishes."""
         for client in self.clients:
-            told = [[*one.counts, min(1.0, one.tokens / 1000)] for one in self.engines]
+            loads = [[*one.counts, min(1.0, one.tokens / 1000)] for one in self.engines]
             client.lb_engines = [
-                one if client.release is Release.NEW else one[:NUM_COUNT_FIELDS] for one in told
+                one if client.release is Release.NEW else one[:NUM_COUNT_FIELDS] for one in loads
             ]
 
     async def run_out(self, most: int = 500) -> None:
@@ -269,9 +269,11 @@ def deploy(
 ) -> Deployment:
     """API servers in front of engines; without `routing` they have no schedulers."""
     kind = patched(release)
-    made = [FakeEngine(slots) for _ in range(engines)]
+    fake_engines = [FakeEngine(slots) for _ in range(engines)]
     config = configuration(slots, **routing)
-    return Deployment(made, [kind(config, made, clients, index) for index in range(clients)])
+    return Deployment(
+        fake_engines, [kind(config, fake_engines, clients, index) for index in range(clients)]
+    )
 
 
 async def turn() -> None:

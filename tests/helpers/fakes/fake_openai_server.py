@@ -89,78 +89,78 @@ class Fake:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        asked = json.loads(body)
+        parameters = json.loads(body)
         name = request.headers.get(NAME_OF_ID, "")
-        told = (asked.get("fake") or {}).get(self.name, {})
+        behaviour = (parameters.get("fake") or {}).get(self.name, {})
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.note("begin", name, headers=headers, body=len(body))
         try:
-            return await self._answer(request, asked, told, name)
+            return await self._answer(request, parameters, behaviour, name)
         except asyncio.CancelledError:
             self.note("abort", name)
             raise
 
     async def _answer(
-        self, request: web.Request, asked: dict[str, Any], told: dict[str, Any], name: str
+        self, request: web.Request, parameters: dict[str, Any], behaviour: dict[str, Any], name: str
     ) -> web.StreamResponse:
-        if "status" in told:
+        if "status" in behaviour:
             error = {"message": "as told", "type": "fake", "param": None, "code": None}
-            return web.json_response({"error": error}, status=told["status"])
-        if "silent" in told:
+            return web.json_response({"error": error}, status=behaviour["status"])
+        if "silent" in behaviour:
             await asyncio.Event().wait()
         async with self._free:
-            await asyncio.sleep(told.get("delay", 0))
-            if asked.get("stream"):
-                return await self._stream(request, asked, told, name)
-            return await self._whole(request, asked, told, name)
+            await asyncio.sleep(behaviour.get("delay", 0))
+            if parameters.get("stream"):
+                return await self._stream(request, parameters, behaviour, name)
+            return await self._whole(request, parameters, behaviour, name)
 
     async def _whole(
-        self, request: web.Request, asked: dict[str, Any], told: dict[str, Any], name: str
+        self, request: web.Request, parameters: dict[str, Any], behaviour: dict[str, Any], name: str
     ) -> web.Response:
-        count = asked.get("max_tokens", 16)
+        count = parameters.get("max_tokens", 16)
         for _ in range(count):
             await asyncio.sleep(self.pace)
-        if "hang_up" in told:
+        if "hang_up" in behaviour:
             assert request.transport is not None
             request.transport.abort()
         text = "".join(f"{self.name}:{index} " for index in range(count))
         self.note("end", name, tokens=count)
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "text": text}
-        return web.json_response({"choices": [choice], "usage": _usage(asked, count)})
+        return web.json_response({"choices": [choice], "usage": _usage(parameters, count)})
 
     async def _stream(
-        self, request: web.Request, asked: dict[str, Any], told: dict[str, Any], name: str
+        self, request: web.Request, parameters: dict[str, Any], behaviour: dict[str, Any], name: str
     ) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await answer.prepare(request)
-        if "raw" in told:
-            for piece in told["raw"]:
+        if "raw" in behaviour:
+            for piece in behaviour["raw"]:
                 await answer.write(piece.encode())
                 await asyncio.sleep(self.pace)
             return answer
         await answer.write(_event({"delta": {"role": "assistant", "content": ""}}))
-        count = asked.get("max_tokens", 16)
+        count = parameters.get("max_tokens", 16)
         for index in range(count):
             await asyncio.sleep(self.pace)
-            if told.get("hang_up") == index:
+            if behaviour.get("hang_up") == index:
                 assert request.transport is not None
                 request.transport.abort()
-            if told.get("stall") == index:
+            if behaviour.get("stall") == index:
                 await asyncio.Event().wait()
             self.note("token", name, index=index)
             await answer.write(_event({"delta": {"content": f"{self.name}:{index} "}}))
         await answer.write(_event({"delta": {}, "finish_reason": "stop"}))
-        if (asked.get("stream_options") or {}).get("include_usage"):
-            said = {"choices": [], "usage": _usage(asked, count)}
-            await answer.write(f"data: {json.dumps(said)}\n\n".encode())
-        if "shy" not in told:
+        if (parameters.get("stream_options") or {}).get("include_usage"):
+            usage = {"choices": [], "usage": _usage(parameters, count)}
+            await answer.write(f"data: {json.dumps(usage)}\n\n".encode())
+        if "shy" not in behaviour:
             await answer.write(b"data: [DONE]\n\n")
         self.note("end", name, tokens=count)
         return answer
 
 
-def _usage(asked: dict[str, Any], count: int) -> dict[str, int]:
-    prompt = asked.get("prompt_tokens", 7)
+def _usage(parameters: dict[str, Any], count: int) -> dict[str, int]:
+    prompt = parameters.get("prompt_tokens", 7)
     return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
 
 

@@ -26,7 +26,7 @@ class LocalCluster:
 
     def __init__(self, units: tuple[int, ...]) -> None:
         self._units = units
-        self._placed = 0
+        self._placements = 0
 
     def nodes(self) -> list[Any]:
         node = part("ray_launch.cluster").Node
@@ -37,7 +37,7 @@ class LocalCluster:
 
     def place(self, node: Any, units: int) -> object:
         print(f"placed on {node.id}, {units} unit(s)", flush=True)
-        self._placed += 1
+        self._placements += 1
         return part("ray_launch.server").Server()
 
     def call(self, server: object, method: str, *arguments: object) -> Any:
@@ -48,10 +48,10 @@ class LocalCluster:
 
     def release(self, server: object) -> None:
         assert server is not None
-        self._placed -= 1
+        self._placements -= 1
 
     def close(self) -> None:
-        print(f"closed, {self._placed} left", flush=True)
+        print(f"closed, {self._placements} left", flush=True)
 
 
 def main(units: str, arguments: list[str]) -> int:

@@ -85,13 +85,13 @@ class FakeProcess:
 
     def __init__(self, name: str, record: Path, slots: int, pace: float) -> None:
         self.port = free_port()
-        told = {"name": name, "port": self.port, "slots": slots, "pace": pace}
-        self._told = json.dumps(told | {"record": str(record)})
+        fields = {"name": name, "port": self.port, "slots": slots, "pace": pace}
+        self._arguments = json.dumps(fields | {"record": str(record)})
         self.name, self.record = name, record
         self.process: Process | None = None
 
     def start(self) -> None:
-        self.process = spawn("helpers.fakes.fake_openai_server", self._told)
+        self.process = spawn("helpers.fakes.fake_openai_server", self._arguments)
         self.process.line(str(self.port))
 
     def kill(self) -> None:
@@ -106,10 +106,10 @@ class FakeProcess:
 
 def events_of(fakes: Sequence[FakeProcess]) -> Mapping[str, list[dict[str, Any]]]:
     """What the servers have noted, by request."""
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    events: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for fake in fakes:
         if fake.record.exists():
             for line in fake.record.read_text().splitlines():
                 entry = json.loads(line)
-                found[entry["id"]].append(entry)
-    return found
+                events[entry["id"]].append(entry)
+    return events

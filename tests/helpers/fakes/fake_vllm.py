@@ -43,9 +43,9 @@ def configuration(additional: Any = None, **parallel: Any) -> SimpleNamespace:
         "all2all_backend": "allgather_reducescatter",
         "distributed_executor_backend": "mp",
     }
-    given = {} if additional is None else additional
+    additional_config = {} if additional is None else additional
     return SimpleNamespace(
-        additional_config=given,
+        additional_config=additional_config,
         parallel_config=SimpleNamespace(**{**usual, **parallel}),
         scheduler_config=SimpleNamespace(policy="fcfs"),
         compilation_config=SimpleNamespace(cudagraph_mode=None),
@@ -64,31 +64,31 @@ def engine(**modules: dict[str, Any]) -> Iterator[dict[str, ModuleType]]:
     kinds: dict[str, dict[str, Any]] = {
         CONFIGURATION: {"EngineArgs": _fresh(EngineArgs)},
         WORKERS: {"WorkerWrapperBase": _fresh(WorkerWrapperBase)},
-        **{name.replace("__", "."): held for name, held in modules.items()},
+        **{name.replace("__", "."): attributes for name, attributes in modules.items()},
     }
-    before = {name: module for name, module in sys.modules.items() if _is_engine(name)}
-    made = {name: _module(name, held) for name, held in kinds.items()}
-    parents = {name.rsplit(".", depth)[0] for name in made for depth in range(1, 6)}
+    originals = {name: module for name, module in sys.modules.items() if _is_engine(name)}
+    fake_modules = {name: _module(name, attributes) for name, attributes in kinds.items()}
+    parents = {name.rsplit(".", depth)[0] for name in fake_modules for depth in range(1, 6)}
     try:
-        for name in before:
+        for name in originals:
             del sys.modules[name]
         for name in sorted(parents):
             sys.modules.setdefault(name, _module(name, {"__path__": []}))
-        sys.modules.update(made)
-        yield made
+        sys.modules.update(fake_modules)
+        yield fake_modules
     finally:
         for name in [name for name in sys.modules if _is_engine(name)]:
             del sys.modules[name]
-        sys.modules.update(before)
+        sys.modules.update(originals)
 
 
 def _is_engine(name: str) -> bool:
     return name == "vllm" or name.startswith("vllm.")
 
 
-def _module(name: str, held: dict[str, Any]) -> ModuleType:
+def _module(name: str, attributes: dict[str, Any]) -> ModuleType:
     module = ModuleType(name)
-    vars(module).update(held)
+    vars(module).update(attributes)
     return module
 
 

@@ -33,9 +33,9 @@ class NPUWorker:
 
 
 @contextmanager
-def ascend(built_for: str = "A2", **held: Any) -> Iterator[None]:
-    """`vllm_ascend.worker.worker` with a worker, importable within; `held` beside it."""
-    made = {
+def ascend(built_for: str = "A2", **attributes: Any) -> Iterator[None]:
+    """`vllm_ascend.worker.worker` with a worker, importable within; `attributes` beside it."""
+    fake_modules = {
         name: ModuleType(name)
         for name in (
             "vllm_ascend",
@@ -44,15 +44,15 @@ def ascend(built_for: str = "A2", **held: Any) -> Iterator[None]:
             "vllm_ascend._build_info",
         )
     }
-    vars(made["vllm_ascend.worker.worker"]).update({"NPUWorker": NPUWorker, **held})
-    vars(made["vllm_ascend._build_info"])["__device_type__"] = built_for
-    for name, module in made.items():
+    vars(fake_modules["vllm_ascend.worker.worker"]).update({"NPUWorker": NPUWorker, **attributes})
+    vars(fake_modules["vllm_ascend._build_info"])["__device_type__"] = built_for
+    for name, module in fake_modules.items():
         vars(module)["__path__"] = []
         if "." in name:
-            setattr(made[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+            setattr(fake_modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
     try:
-        sys.modules.update(made)
+        sys.modules.update(fake_modules)
         yield
     finally:
-        for name in made:
+        for name in fake_modules:
             del sys.modules[name]

@@ -20,7 +20,7 @@ class OutOfTurn(Exception):
 
 
 @dataclass
-class Known:
+class TrackedRequest:
     """A request that is not gone; `order` is that of arrival."""
 
     request: Request
@@ -43,33 +43,33 @@ class LateBinding:
         del rooms
         self._slots = list(slots)
         self._states = [WorkerState.SERVING] * len(slots)
-        self._known: dict[RequestId, Known] = {}
+        self._requests: dict[RequestId, TrackedRequest] = {}
         self._orders = 0
         self.reports: list[tuple[int, WorkerReport]] = []
         self.refused: list[str] = []
 
     def on_arrival(self, request: Request) -> Decision:
-        self._demand(request.id not in self._known, f"{request} arrived twice")
+        self._demand(request.id not in self._requests, f"{request} arrived twice")
         self._demand(request.size >= 1, f"{request} has no size")
         if request.worker is not None:
             serves = self._states[request.worker] is WorkerState.SERVING
             self._demand(serves, f"{request} is for a worker that takes nothing")
         self._orders += 1
-        self._known[request.id] = Known(request, self._orders)
+        self._requests[request.id] = TrackedRequest(request, self._orders)
         return self._decide()
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
         for name, count in counts.items():
-            known = self._find(name)
+            tracked = self._find(name)
             self._demand(count >= 1, f"{name} made {count}")
-            self._demand(known.state != "pooled", f"{name} made tokens in the pool")
-            known.state = "running"
+            self._demand(tracked.state != "pooled", f"{name} made tokens in the pool")
+            tracked.state = "running"
         for name in finished:
-            known = self._find(name)
-            self._demand(known.state == "running", f"{name} ended while {known.state}")
-            del self._known[name]
+            tracked = self._find(name)
+            self._demand(tracked.state == "running", f"{name} ended while {tracked.state}")
+            del self._requests[name]
         return self._decide()
 
     def on_finish(self, request: RequestId) -> Decision:
@@ -77,11 +77,11 @@ class LateBinding:
 
     def on_abort(self, request: RequestId) -> Decision:
         self._find(request)
-        del self._known[request]
+        del self._requests[request]
         return self._decide()
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
-        lost: list[RequestId] = []
+        lost_requests: list[RequestId] = []
         if change.report is not None:
             self.reports.append((change.worker, change.report))
         if change.state is not None:
@@ -90,41 +90,41 @@ class LateBinding:
             self._demand(not drained, "a lost worker has nothing to drain")
             self._states[change.worker] = change.state
         if change.state is WorkerState.LOST:
-            for name, known in list(self._known.items()):
-                begun = known.worker == change.worker and known.state == "running"
-                if begun or known.request.worker == change.worker:
-                    lost.append(name)
-                    del self._known[name]
-                elif known.worker == change.worker:
-                    known.state, known.worker = "pooled", -1
-        return Decision(self._decide().assignments, tuple(lost))
+            for name, tracked in list(self._requests.items()):
+                was_running = tracked.worker == change.worker and tracked.state == "running"
+                if was_running or tracked.request.worker == change.worker:
+                    lost_requests.append(name)
+                    del self._requests[name]
+                elif tracked.worker == change.worker:
+                    tracked.state, tracked.worker = "pooled", -1
+        return Decision(self._decide().assignments, tuple(lost_requests))
 
     def _decide(self) -> Decision:
-        found: list[Assignment] = []
+        assignments: list[Assignment] = []
         load = [0] * len(self._slots)
-        for known in self._known.values():
-            if known.worker >= 0:
-                load[known.worker] += 1
-        pool = [known for known in self._known.values() if known.state == "pooled"]
-        for known in sorted(pool, key=lambda one: one.order):
+        for tracked in self._requests.values():
+            if tracked.worker >= 0:
+                load[tracked.worker] += 1
+        pool = [tracked for tracked in self._requests.values() if tracked.state == "pooled"]
+        for tracked in sorted(pool, key=lambda one: one.order):
             free = [
                 worker
                 for worker, state in enumerate(self._states)
                 if state is WorkerState.SERVING and load[worker] < self._slots[worker]
-                if known.request.worker in (None, worker)
+                if tracked.request.worker in (None, worker)
             ]
             if free:
-                known.worker = min(free, key=lambda worker: (load[worker], worker))
-                known.state = "bound"
-                load[known.worker] += 1
-                found.append(Assignment(known.request.id, known.worker))
-        return Decision(tuple(found))
+                tracked.worker = min(free, key=lambda worker: (load[worker], worker))
+                tracked.state = "bound"
+                load[tracked.worker] += 1
+                assignments.append(Assignment(tracked.request.id, tracked.worker))
+        return Decision(tuple(assignments))
 
-    def _find(self, name: RequestId) -> Known:
-        self._demand(name in self._known, f"{name} is not known")
-        return self._known[name]
+    def _find(self, name: RequestId) -> TrackedRequest:
+        self._demand(name in self._requests, f"{name} is not known")
+        return self._requests[name]
 
-    def _demand(self, held: bool, what: str) -> None:
-        if not held:
+    def _demand(self, satisfied: bool, what: str) -> None:
+        if not satisfied:
             self.refused.append(what)
             raise OutOfTurn(what)

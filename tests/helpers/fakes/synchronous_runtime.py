@@ -25,11 +25,11 @@ class SynchronousRuntime(DeviceRuntime):
 
     def current_stream(self, index: int) -> Any:
         """One that has nothing to do."""
-        return Passed()
+        return CompletedEvent()
 
     def cached_stream(self, index: int, use: str) -> Any:
         """Likewise."""
-        return Passed()
+        return CompletedEvent()
 
     def wrap_stream(self, index: int, stream: Any) -> Any:
         """Whatever it is."""
@@ -37,7 +37,7 @@ class SynchronousRuntime(DeviceRuntime):
 
     def event(self) -> Any:
         """It has passed."""
-        return Passed()
+        return CompletedEvent()
 
     def is_capturing(self) -> bool:
         """Never."""
@@ -52,7 +52,7 @@ class SynchronousRuntime(DeviceRuntime):
         return 0, 0
 
 
-class Passed:
+class CompletedEvent:
     """A stream or an event that is always at its end."""
 
     def query(self) -> bool:
@@ -74,4 +74,4 @@ DEVICE = Device(SynchronousRuntime(), 0)
 
 def stream(adopted: bool = False) -> DeviceStream:
     """A stream of that device."""
-    return DeviceStream(Role.COMPUTE, "at once", DEVICE, Passed(), IssueLock(), adopted)
+    return DeviceStream(Role.COMPUTE, "at once", DEVICE, CompletedEvent(), IssueLock(), adopted)

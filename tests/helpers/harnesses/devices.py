@@ -26,10 +26,10 @@ def backend(kind: str) -> Backend:
         pytest.skip("no GPU: torch.cuda is not available")
     if kind == "cudasim" and gpu:
         pytest.skip("the stand-in for CUDA is for machines without a GPU")
-    found = _finders()[kind]()
-    if not found.devices():
-        pytest.skip(f"{kind}: {found.probe()}")
-    return found
+    candidate = _finders()[kind]()
+    if not candidate.devices():
+        pytest.skip(f"{kind}: {candidate.probe()}")
+    return candidate
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Network:
 
     def need(self, ranks: int) -> None:
         """Skip the test where so many ranks find too few devices, saying why."""
-        found = registry.accelerator(self.backend), registry.communicator(self.communicator)
+        backends = registry.accelerator(self.backend), registry.communicator(self.communicator)
         try:
-            check_device_count(*found, ranks)
+            check_device_count(*backends, ranks)
         except UsageError as error:
             pytest.skip(str(error))
 
@@ -61,20 +61,20 @@ NETWORKS = {
 """What several ranks work with, by kind."""
 
 
-def device_of(opened: DeviceAccelerator) -> Device:
+def device_of(accelerator: DeviceAccelerator) -> Device:
     """The vendor's side of it."""
-    return opened._device
+    return accelerator._device
 
 
-def current_stream(opened: DeviceAccelerator) -> Any:
+def current_stream(accelerator: DeviceAccelerator) -> Any:
     """The vendor's stream that is current on the calling thread."""
-    device = device_of(opened)
+    device = device_of(accelerator)
     return device.runtime.current_stream(device.index)
 
 
-def fresh_stream(opened: DeviceAccelerator) -> Any:
+def fresh_stream(accelerator: DeviceAccelerator) -> Any:
     """A stream as an engine makes one."""
-    return device_of(opened).runtime.module().Stream(device=opened.device)
+    return device_of(accelerator).runtime.module().Stream(device=accelerator.device)
 
 
 def handle(stream: Any) -> int:

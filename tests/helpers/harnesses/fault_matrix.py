@@ -32,11 +32,11 @@ def matrix_row(backend: str, commit: str, fault: str, state: str) -> dict[str, o
     return {"ranks": backend, "path": commit, "fault": fault, "passed in": [state]}
 
 
-def healthy(stories: list[dict[str, Any]]) -> None:
+def healthy(records: list[dict[str, Any]]) -> None:
     """They served one layout all the time, noticed the loss soon, and rebalance by themselves."""
-    first, second = stories
-    assert mixed(stories, "before") == []
-    assert mixed(stories, "after") == []
+    first, second = records
+    assert mixed(records, "before") == []
+    assert mixed(records, "after") == []
     assert first["last"] == second["last"]
     assert first["last"] < faults.STEPS - 1, "the fault was never reached"
     assert len(first["after"]) == len(second["after"]) >= faults.MORE
@@ -55,33 +55,35 @@ REASONS = {
 """Of the abort that each of `faults.BREAKAGES` leads to; where none is said, to a late commit."""
 
 
-def unmoved(stories: list[dict[str, Any]], what: str) -> None:
+def unmoved(records: list[dict[str, Any]], what: str) -> None:
     """All ranks served one layout all the time, and say alike what became of each rebalance."""
-    columns = list(zip(*(story["observations"] for story in stories), strict=True))
+    columns = list(zip(*(record["observations"] for record in records), strict=True))
     assert len(columns) == faults.ENDURED
     for observations in columns:
         step, generations, placement, _ = observations[0]
         for rank, observation in enumerate(observations):
-            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
-            assert observation == [step, generations, placement, promised], f"rank {rank}"
-    assert all(story["rebalances"] == stories[0]["rebalances"] for story in stories)
-    for story in stories:
+            expected = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            assert observation == [step, generations, placement, expected], f"rank {rank}"
+    assert all(record["rebalances"] == records[0]["rebalances"] for record in records)
+    for record in records:
         if what in REASONS:
-            assert REASONS[what] in story["aborts"]
+            assert REASONS[what] in record["aborts"]
         else:
-            assert story["aborts"] == {}
-            assert "committed" in story["rebalances"]
+            assert record["aborts"] == {}
+            assert "committed" in record["rebalances"]
 
 
-def mixed(stories: list[dict[str, Any]], part: str) -> list[str]:
+def mixed(records: list[dict[str, Any]], part: str) -> list[str]:
     """Steps in which ranks had other generations or layouts, or slots held what nobody promised."""
-    found = []
-    for first, second in zip(*(story[part] for story in stories), strict=False):
+    differences = []
+    for first, second in zip(*(record[part] for record in records), strict=False):
         if first[:3] != second[:3]:
-            found.append(f"step {first[0]}: {first[:3]} and {second[:3]}")
-        for place, (_, _, placement, held) in enumerate((first, second)):
+            differences.append(f"step {first[0]}: {first[:3]} and {second[:3]}")
+        for place, (_, _, placement, contents) in enumerate((first, second)):
             rank = place if part == "after" or place < VICTIM else place + 1
-            promised = [row[rank * 3 : rank * 3 + 3] for row in placement]
-            if held != promised:
-                found.append(f"step {first[0]}: rank {rank} holds {held}, promised {promised}")
-    return found
+            expected = [row[rank * 3 : rank * 3 + 3] for row in placement]
+            if contents != expected:
+                differences.append(
+                    f"step {first[0]}: rank {rank} holds {contents}, promised {expected}"
+                )
+    return differences

@@ -34,9 +34,9 @@ def weights(layout: PoolLayout, layer: int, expert: int, seed: int = 0) -> list[
     ]
 
 
-def same(found: tuple[Tensor, ...], wanted: list[Tensor]) -> bool:
+def same(actual: tuple[Tensor, ...], expected: list[Tensor]) -> bool:
     """Equal in shape, dtype and every element."""
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(actual, expected, strict=True)
     return all(a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
@@ -78,11 +78,11 @@ def holds(pool: HostExpertPool, seed: int = 0) -> bool:
     layout = pool.layout
     for layer in range(layout.layers):
         for expert in range(layout.experts):
-            wanted = weights(layout, layer, expert, seed)
-            joined = torch.cat([part.reshape(-1).view(torch.uint8) for part in wanted])
-            if not same(pool.view(layer, expert), wanted):
+            expected = weights(layout, layer, expert, seed)
+            expected_bytes = torch.cat([part.reshape(-1).view(torch.uint8) for part in expected])
+            if not same(pool.view(layer, expert), expected):
                 return False
-            if pool.checksum(layer, expert) != checksum(joined):
+            if pool.checksum(layer, expert) != checksum(expected_bytes):
                 return False
     return True
 

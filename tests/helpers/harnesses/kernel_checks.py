@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.harnesses.kernel_launchers import Launchers, guarded, intact, is_clean, on_device
-from helpers.strategies.routing_kernel_cases import World, moved
+from helpers.strategies.routing_kernel_cases import World, copied_to
 from torch import Tensor
 
 from equipoise.hal import routing, routing_rules
@@ -23,28 +23,28 @@ def workspace_of(launchers: Launchers, world: World, elements: int = 0) -> Any:
 
 
 def check_count(launchers: Launchers, ids: Tensor, experts: int) -> None:
-    workspace, given = launchers.workspace(experts, experts), on_device(ids)
+    workspace, device_ids = launchers.workspace(experts, experts), on_device(ids)
     for offset in range(ATTEMPTS):
-        whole, counts = guarded(experts, offset)
-        launchers.count(given, counts, workspace)
+        memory, counts = guarded(experts, offset)
+        launchers.count(device_ids, counts, workspace)
         assert counts.tolist() == routing.count_experts(ids, experts).tolist()
-        assert intact(whole, experts, offset)
+        assert intact(memory, experts, offset)
     assert is_clean(workspace)
 
 
 def check_hashed(launchers: Launchers, world: World, ids: Tensor, rank: int, step: int) -> None:
-    due = routing.route_hashed(ids, world.table, rank, world.layer, step)
+    expected = routing.route_hashed(ids, world.table, rank, world.layer, step)
     salt, workspace = Salt(rank, world.layer, step), workspace_of(launchers, world)
 
     def launch(slots: Tensor, counts: Tensor) -> None:
         launchers.route_hashed(on_device(ids), world.tables, salt, slots, counts, workspace)
 
-    _check_routing(launch, due)
+    _check_routing(launch, expected)
     assert is_clean(workspace)
 
 
 def check_apportioned(launchers: Launchers, world: World, ids: Tensor, rank: int) -> None:
-    due = routing.route_apportioned(ids, world.table, rank, world.layer)
+    expected = routing.route_apportioned(ids, world.table, rank, world.layer)
     workspace = workspace_of(launchers, world, ids.numel())
     salt, shares = Salt(rank, world.layer, 5), on_device(world.table.cumulative)
 
@@ -53,25 +53,25 @@ def check_apportioned(launchers: Launchers, world: World, ids: Tensor, rank: int
             on_device(ids), world.tables, shares, salt, slots, counts, workspace
         )
 
-    _check_routing(launch, due)
+    _check_routing(launch, expected)
     assert is_clean(workspace)
 
 
 def check_rule(launchers: Launchers, world: World, ids: Tensor, rule: ReplicaRule) -> None:
     match rule:
         case RowHash(top_k, rows):
-            given: ReplicaRule = RowHash(top_k, on_device(rows))
+            device_rule: ReplicaRule = RowHash(top_k, on_device(rows))
         case BlockTurns():
-            given = rule
-    due = routing_rules.route_by_rule(ids, world.table, rule)
+            device_rule = rule
+    expected = routing_rules.route_by_rule(ids, world.table, rule)
     workspace = workspace_of(launchers, world)
 
     def launch(slots: Tensor, counts: Tensor) -> None:
         launchers.route_by_rule(
-            given, on_device(ids), world.tables, world.layer, slots, counts, workspace
+            device_rule, on_device(ids), world.tables, world.layer, slots, counts, workspace
         )
 
-    _check_routing(launch, due)
+    _check_routing(launch, expected)
     assert is_clean(workspace)
 
 
@@ -83,15 +83,15 @@ def check_turns(launchers: Launchers, world: World, ids: Tensor, offset: int, tu
         check_rule(launchers, world, ids, BlockTurns(offset))
 
 
-def _check_routing(launch: Any, due: tuple[Tensor, Tensor]) -> None:
-    elements, experts = due[0].numel(), due[1].numel()
+def _check_routing(launch: Any, expected: tuple[Tensor, Tensor]) -> None:
+    elements, experts = expected[0].numel(), expected[1].numel()
     for offset in range(ATTEMPTS):
-        whole, slots = guarded(elements, offset)
+        memory, slots = guarded(elements, offset)
         all_counts, counts = guarded(experts, offset)
         launch(slots, counts)
-        assert slots.tolist() == due[0].tolist()
-        assert counts.tolist() == due[1].tolist()
-        assert intact(whole, elements, offset)
+        assert slots.tolist() == expected[0].tolist()
+        assert counts.tolist() == expected[1].tolist()
+        assert intact(memory, elements, offset)
         assert intact(all_counts, experts, offset)
 
 
@@ -111,19 +111,19 @@ def check_commits(
     launchers: Launchers, tables: Tables, commits: list[tuple[list[int], Tensor]]
 ) -> None:
     """Commits of layers and their rows, held to a copy of the tables on the host."""
-    due = moved(tables, torch.device("cpu"))
+    expected = copied_to(tables, torch.device("cpu"))
     widths = [tables.experts + 1, tables.slots, tables.slots]
     for layers, rows in commits:
         numbers = torch.tensor(layers, dtype=torch.int32)[:, None]
         launchers.commit_tables(on_device(torch.cat([numbers, rows], 1)), tables)
         for layer, row in zip(layers, rows, strict=True):
-            due.generation[layer] += 1
-            idle = int(due.generation[layer]) & 1
-            parts = (due.start, due.replicas, due.cumulative)
+            expected.generation[layer] += 1
+            idle = int(expected.generation[layer]) & 1
+            parts = (expected.start, expected.replicas, expected.cumulative)
             for part, values in zip(parts, torch.split(row, widths), strict=True):
                 part[idle, layer] = values
         for name in ("generation", "start", "replicas", "cumulative"):
-            assert getattr(tables, name).tolist() == getattr(due, name).tolist()
+            assert getattr(tables, name).tolist() == getattr(expected, name).tolist()
 
 
 def check_checksum(launchers: Launchers, data: Tensor, offset: int) -> None:
@@ -131,12 +131,12 @@ def check_checksum(launchers: Launchers, data: Tensor, offset: int) -> None:
     workspace = launchers.workspace()
     memory = torch.zeros(data.numel() + offset, dtype=torch.uint8)
     memory[offset:] = data
-    given = on_device(memory)[offset:]
+    device_data = on_device(memory)[offset:]
     for shift in range(ATTEMPTS):
-        whole, out = guarded(1, shift, torch.int64)
-        launchers.checksum(given, out, workspace)
+        guarded_memory, out = guarded(1, shift, torch.int64)
+        launchers.checksum(device_data, out, workspace)
         assert out.tolist() == [as_int64(checksum(data))]
-        assert intact(whole, 1, shift)
+        assert intact(guarded_memory, 1, shift)
     assert is_clean(workspace)
 
 
@@ -152,10 +152,10 @@ def check_checksum_rows(launchers: Launchers, data: Tensor) -> None:
 
 def check_checksum_parts(launchers: Launchers, parts: list[Tensor]) -> None:
     """Of uint8 [n] each, back to back."""
-    workspace, due = launchers.workspace(), as_int64(checksum(torch.cat(parts)))
+    workspace, expected = launchers.workspace(), as_int64(checksum(torch.cat(parts)))
     for shift in range(ATTEMPTS):
-        whole, out = guarded(1, shift, torch.int64)
+        memory, out = guarded(1, shift, torch.int64)
         launchers.checksum_parts([on_device(part) for part in parts], out, workspace)
-        assert out.tolist() == [due]
-        assert intact(whole, 1, shift)
+        assert out.tolist() == [expected]
+        assert intact(memory, 1, shift)
     assert is_clean(workspace)

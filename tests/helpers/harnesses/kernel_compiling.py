@@ -118,10 +118,12 @@ def type_of(name: str, annotation: Any) -> str:
 
 
 def compiled(kernel: Any, warps: int, sizes: dict[str, Any], target: int) -> Compiled:
-    made = triton.compile(
+    kernel_binary = triton.compile(
         source(kernel, sizes), target=GPUTarget("cuda", target, 32), options={"num_warps": warps}
     )
-    return Compiled(kernel.__name__, target, stack_of(made.asm["cubin"]), made.asm["ptx"])
+    return Compiled(
+        kernel.__name__, target, stack_of(kernel_binary.asm["cubin"]), kernel_binary.asm["ptx"]
+    )
 
 
 def stack_of(binary: bytes) -> int:
@@ -130,12 +132,12 @@ def stack_of(binary: bytes) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
-        told = subprocess.run(
+        usage = subprocess.run(
             [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"STACK:(\d+).*LOCAL:(\d+)", told)
-    assert found is not None, told
-    return int(found[1]) + int(found[2])
+    match = re.search(r"STACK:(\d+).*LOCAL:(\d+)", usage)
+    assert match is not None, usage
+    return int(match[1]) + int(match[2])
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ class Launchers:
             yield
 
     def _launcher(self, module: str, name: str) -> Launcher:
-        found: Launcher = getattr(self.module(module), name)
-        return found
+        launcher: Launcher = getattr(self.module(module), name)
+        return launcher
 
 
 def is_clean(workspace: Any) -> bool:

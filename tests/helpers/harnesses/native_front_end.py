@@ -20,8 +20,8 @@ class NativeFront:
         self, name: int, size: int, pinned: int | None, hits: Sequence[int], expected: int | None
     ) -> None:
         worker = -1 if pinned is None else pinned
-        told = -1 if expected is None else expected
-        self.handles[name] = self.router.arrive(size, worker, list(hits), told)
+        expected_tokens = -1 if expected is None else expected
+        self.handles[name] = self.router.arrive(size, worker, list(hits), expected_tokens)
 
     def grow(self, name: int, tokens: int) -> None:
         self.router.advance([self.handles[name]], [tokens], [])

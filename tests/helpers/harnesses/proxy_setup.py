@@ -48,10 +48,10 @@ class ProxySetup:
     client: aiohttp.ClientSession
     url: str
 
-    async def post(self, asked: object, path: str = CHAT, **headers: str) -> Answer:
-        body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-        said = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.client.post(self.url + path, data=body, headers=said) as answer:
+    async def post(self, content: object, path: str = CHAT, **headers: str) -> Answer:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.client.post(self.url + path, data=body, headers=header_fields) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 
     async def get(self, path: str, **headers: str) -> Answer:
@@ -77,12 +77,12 @@ def asked(tokens: int = 4, **more: object) -> dict[str, Any]:
 
 def tokens_of(body: bytes) -> list[str]:
     """Tokens among the events of a stream."""
-    found = []
+    tokens = []
     for line in body.decode().splitlines():
         if line.startswith("data: {"):
             for choice in json.loads(line[6:]).get("choices", []):
-                found += [choice.get("delta", {}).get("content") or ""]
-    return [one for one in found if one]
+                tokens += [choice.get("delta", {}).get("content") or ""]
+    return [one for one in tokens if one]
 
 
 def error_of(body: bytes) -> dict[str, Any] | None:
@@ -93,25 +93,25 @@ def error_of(body: bytes) -> dict[str, Any] | None:
     return None
 
 
-def settings_of(fakes: list[Fake], **given: Any) -> RouteSettings:
+def settings_of(fakes: list[Fake], **fields: Any) -> RouteSettings:
     workers = tuple(
         WorkerSettings(url=f"http://127.0.0.1:{one.port}", name=one.name, slots=one.slots)
         for one in fakes
     )
-    given.setdefault("health", QUICK)
-    given.setdefault("workers", workers)
-    given["access"] = replace(given.get("access", AccessSettings()), port=0)
-    return RouteSettings(**given)
+    fields.setdefault("health", QUICK)
+    fields.setdefault("workers", workers)
+    fields["access"] = replace(fields.get("access", AccessSettings()), port=0)
+    return RouteSettings(**fields)
 
 
 @asynccontextmanager
-async def proxied(*fakes: Fake, **given: Any) -> AsyncIterator[ProxySetup]:
+async def proxied(*fakes: Fake, **fields: Any) -> AsyncIterator[ProxySetup]:
     """Everything started, and ended behind it."""
     async with AsyncExitStack() as stack:
         for fake in fakes:
             runner = await start(fake)
             stack.push_async_callback(runner.cleanup)
-        settings = settings_of(list(fakes), **given)
+        settings = settings_of(list(fakes), **fields)
         policy = LateBinding([one.slots for one in settings.workers])
         proxy = Proxy(settings, policy)
         await proxy.start()

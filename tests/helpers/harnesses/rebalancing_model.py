@@ -44,7 +44,7 @@ class Observation:
     generations: tuple[int, ...]
     digest: str
     placement: tuple[tuple[int, ...], ...]
-    held: tuple[tuple[int, ...], ...]
+    contents: tuple[tuple[int, ...], ...]
     """(layers, local slots): the experts that the slots really hold."""
 
 
@@ -91,7 +91,7 @@ class Pace:
     hook: Callable[[int], object] = lambda step: None
 
 
-Journals = Callable[[int], EventSink]
+SinkOfRank = Callable[[int], EventSink]
 """The journal of a rank."""
 Way = Callable[[Accelerator, SlotStore], UpdatePathConfig]
 
@@ -124,7 +124,7 @@ def rebalance(
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
     way: Way = by_boundary,
-    journals: Journals = lambda rank: NO_EVENTS,
+    journals: SinkOfRank = lambda rank: NO_EVENTS,
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
@@ -153,7 +153,7 @@ def _serve(
     settings: BalancerConfig,
     pace: Pace,
     way: Way,
-    journals: Journals,
+    journals: SinkOfRank,
     staging: int,
 ) -> Story:
     weights = _weights(member.rank, staging)
@@ -203,31 +203,31 @@ def _look(
 ) -> Observation:
     """One step: read slots and tables on the compute stream, then add this step's load."""
     compute = member.accelerator.stream(Role.COMPUTE)
-    seen: list[Observation] = []
+    observations: list[Observation] = []
     rows = HOT if step < STEPS // 2 else LATER
 
     def program() -> None:
-        held = []
+        contents = []
         for layer in range(SHAPE.layers):
             with balancer.reading_slots(layer, step):
-                held.append(_held(weights, layer))
+                contents.append(_contents(weights, layer))
         installed = balancer.serving_state
-        seen.append(
+        observations.append(
             Observation(
                 tuple(installed.tables.generation.tolist()),
                 installed.layout.digest,
                 tuple(map(tuple, installed.layout.placement.tolist())),
-                tuple(held),
+                tuple(contents),
             )
         )
         balancer.load.counters += torch.tensor(rows, dtype=torch.int32)
 
     compute.launch(program)
     compute.synchronize(30.0)
-    return seen[0]
+    return observations[0]
 
 
-def _held(weights: SlotLayout, layer: int) -> tuple[int, ...]:
+def _contents(weights: SlotLayout, layer: int) -> tuple[int, ...]:
     """The experts that this rank's slots of a layer hold."""
     per = SHAPE.slots_per_rank
     slots = weights.slots[layer * per : (layer + 1) * per]
@@ -243,21 +243,21 @@ def _weights(rank: int, staging: int) -> SlotLayout:
     return SlotLayout(slots, staging)
 
 
-def violations(stories: list[Story]) -> list[str]:
+def violations(records: list[Story]) -> list[str]:
     """Everything that must never be seen, in words; empty for a healthy engine."""
-    found = []
+    messages = []
     for step in range(STEPS):
-        observations = [story.observations[step] for story in stories]
+        observations = [record.observations[step] for record in records]
         if len({observation.generations for observation in observations}) > 1:
-            found.append(f"step {step}: generations differ")
+            messages.append(f"step {step}: generations differ")
         if len({observation.digest for observation in observations}) > 1:
-            found.append(f"step {step}: layouts differ")
+            messages.append(f"step {step}: layouts differ")
         for rank, observation in enumerate(observations):
             mine = slice(rank * SHAPE.slots_per_rank, (rank + 1) * SHAPE.slots_per_rank)
-            for layer, held in enumerate(observation.held):
-                if held != observation.placement[layer][mine]:
+            for layer, contents in enumerate(observation.contents):
+                if contents != observation.placement[layer][mine]:
                     where = f"step {step}: rank {rank}, layer {layer}"
-                    found.append(
-                        f"{where} holds {held}, promised {observation.placement[layer][mine]}"
+                    messages.append(
+                        f"{where} holds {contents}, promised {observation.placement[layer][mine]}"
                     )
-    return found
+    return messages

@@ -104,10 +104,10 @@ class Play:
     def look(self) -> None:
         """Invariants."""
         for client in self.setup.clients:
-            for ticket in client.scheduler.requests:
-                if ticket.state in POLICY_TRACKED_STATES and ticket.assigned_rank is not None:
-                    there = client.core_engines[ticket.assigned_rank]
-                    assert client.reqs_in_flight[ticket.id] == there, "where the policy said"
+            for tracked in client.scheduler.requests:
+                if tracked.state in POLICY_TRACKED_STATES and tracked.assigned_rank is not None:
+                    there = client.core_engines[tracked.assigned_rank]
+                    assert client.reqs_in_flight[tracked.id] == there, "where the policy said"
             books = list(client.reqs_in_flight.values())
             assert {one: n for one, n in client.engine_inflight.items() if n} == {
                 one: books.count(one) for one in set(books)
@@ -134,11 +134,13 @@ class Play:
                 continue
             assert len(arrived) == 1, "one engine, and that one only"
             sizes = [len(one.prompt_token_ids or ()) for one in arrived[0]]
-            due = [len(one.prompt_token_ids or ()) for one in parts]
+            expected_sizes = [len(one.prompt_token_ids or ()) for one in parts]
             if name in self.given_up:
-                assert sizes == due[: len(sizes)], "in order, and nothing after the abort"
+                assert sizes == expected_sizes[: len(sizes)], (
+                    "in order, and nothing after the abort"
+                )
             else:
-                assert sizes == due, "in order, and once"
+                assert sizes == expected_sizes, "in order, and once"
             assert self.setup.ended[name] == 1
         for client in self.setup.clients:
             assert client.scheduler.requests == ()

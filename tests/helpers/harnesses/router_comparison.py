@@ -49,21 +49,21 @@ class Play:
             happening = _HAPPENINGS[kind](self, a, b)
             if happening is None:
                 continue
-            found = self.compare(*happening)
-            if found is not None:
-                return f"event {number}, {kind}: {found}"
+            mismatch = self.compare(*happening)
+            if mismatch is not None:
+                return f"event {number}, {kind}: {mismatch}"
         return None
 
-    def compare(self, decision: Decision, gone: set[int]) -> str | None:
+    def compare(self, decision: Decision, lost_names: set[int]) -> str | None:
         expected = self.dispatch(decision)
-        got = [(a.request, a.worker) for a in decision.assignments]
+        actual = [(a.request, a.worker) for a in decision.assignments]
         for name, worker in expected:
             self.pooled.remove(name)
             self.homes[name] = worker
         size = range(self.slow.size)
         pairs = [
-            ("assignments", got, expected),
-            ("lost", set(decision.lost), gone),
+            ("assignments", actual, expected),
+            ("lost", set(decision.lost), lost_names),
             ("loads", self.native.loads, [self.slow.load(w) for w in size]),
             ("counts", self.native.counts, [self.slow.count(w) for w in size]),
             ("pooled", self.native.unassigned, len(self.pooled)),
@@ -72,8 +72,8 @@ class Play:
 
     def dispatch(self, decision: Decision) -> list[tuple[int, int]]:
         if isinstance(self.slow.policy, FastPhi):
-            told = {a.request: a.worker for a in decision.assignments}
-            self.slow.policy.follow = told.get
+            workers = {a.request: a.worker for a in decision.assignments}
+            self.slow.policy.follow = workers.get
         return list(self.slow.dispatch())
 
     def workers(self, *states: WorkerState) -> list[int]:
@@ -107,8 +107,8 @@ def _arrive_to_one(play: Play, a: int, b: int) -> Happening | None:
 def _step(play: Play, a: int, b: int) -> Happening | None:
     """Every bound request of some workers makes a few tokens; every few of them end."""
     names = [n for n, w in play.homes.items() if (a >> w % 8) & 1]
-    ended = [n for n in names if (n * 31 + b) % 5 == 0]
-    return _tell(play, dict.fromkeys(names, 1 + b % 3), ended)
+    finished = [n for n in names if (n * 31 + b) % 5 == 0]
+    return _tell(play, dict.fromkeys(names, 1 + b % 3), finished)
 
 
 def _tokens(play: Play, a: int, b: int) -> Happening | None:
@@ -116,12 +116,12 @@ def _tokens(play: Play, a: int, b: int) -> Happening | None:
     return _tell(play, {name: (b + name) % 4 for name in names}, [])
 
 
-def _tell(play: Play, counts: dict[int, int], ended: list[int]) -> Happening:
-    told: dict[RequestId, int] = {name: tokens for name, tokens in counts.items()}
-    decision = play.native.on_tokens(told, ended)
+def _tell(play: Play, counts: dict[int, int], finished: list[int]) -> Happening:
+    token_counts: dict[RequestId, int] = {name: tokens for name, tokens in counts.items()}
+    decision = play.native.on_tokens(token_counts, finished)
     for name, tokens in counts.items():
         play.slow.grow(name, tokens)
-    for name in ended:
+    for name in finished:
         play.slow.finish(name)
         play.forget(name)
     return decision, set()
@@ -152,13 +152,13 @@ def _abort(play: Play, a: int, b: int) -> Happening | None:
 def _lose(play: Play, a: int, b: int) -> Happening:
     worker = a % play.slow.size
     decision = play.native.on_worker_change(WorkerChange(worker=worker, state=WorkerState.LOST))
-    gone = play.slow.lose(worker)
-    for name in gone:
+    lost_names = play.slow.lose(worker)
+    for name in lost_names:
         play.forget(name)
     for name in [name for name, home in play.homes.items() if home == worker]:
         del play.homes[name]
         play.pooled.append(name)
-    return decision, gone
+    return decision, lost_names
 
 
 def _become(

@@ -23,18 +23,18 @@ def faults(trace: Any) -> list[str]:
     events = trace.get("traceEvents")
     if not isinstance(events, list):
         return ["no traceEvents"]
-    found = [f"{event}: {fault}" for event in events for fault in _faults_of(event)]
+    messages = [f"{event}: {fault}" for event in events for fault in _faults_of(event)]
     if trace.get("displayTimeUnit") not in ("ms", "ns"):
-        found.append("displayTimeUnit is ms or ns")
-    return [*found, *_crossing(events), *_unnamed(events)]
+        messages.append("displayTimeUnit is ms or ns")
+    return [*messages, *_crossing(events), *_unnamed(events)]
 
 
 def _faults_of(event: dict[str, Any]) -> list[str]:
-    named = isinstance(event.get("name"), str) and event["name"] != ""
-    found = [] if named else ["no name"]
-    found += [] if isinstance(event.get("pid"), int) else ["no process"]
+    has_name = isinstance(event.get("name"), str) and event["name"] != ""
+    messages = [] if has_name else ["no name"]
+    messages += [] if isinstance(event.get("pid"), int) else ["no process"]
     rule = RULES.get(str(event.get("ph")))
-    return found + (rule(event) if rule else [f"unknown phase {event.get('ph')}"])
+    return messages + (rule(event) if rule else [f"unknown phase {event.get('ph')}"])
 
 
 def _complete(event: dict[str, Any]) -> list[str]:
@@ -49,9 +49,9 @@ def _counter(event: dict[str, Any]) -> list[str]:
 
 
 def _metadata(event: dict[str, Any]) -> list[str]:
-    wanted = METADATA.get(event["name"], {})
+    expected = METADATA.get(event["name"], {})
     kinds = {key: type(value) for key, value in event.get("args", {}).items()}
-    return [] if kinds == wanted else [f"arguments {kinds}, wanted {wanted}"]
+    return [] if kinds == expected else [f"arguments {kinds}, wanted {expected}"]
 
 
 def _time(event: dict[str, Any], key: str) -> list[str]:
@@ -66,16 +66,16 @@ def _crossing(events: list[dict[str, Any]]) -> list[str]:
     for event in events:
         if event.get("ph") == "X":
             threads[event["pid"], event["tid"]].append(event)
-    found = []
+    messages = []
     for mine in threads.values():
         open_until: list[float] = []
         for event in sorted(mine, key=lambda event: (event["ts"], -event["dur"])):
             while open_until and open_until[-1] <= event["ts"] + SLACK:
                 open_until.pop()
             if open_until and event["ts"] + event["dur"] > open_until[-1] + SLACK:
-                found.append(f"{event} crosses the one before it")
+                messages.append(f"{event} crosses the one before it")
             open_until.append(event["ts"] + event["dur"])
-    return found
+    return messages
 
 
 def _unnamed(events: list[dict[str, Any]]) -> list[str]:

@@ -53,9 +53,9 @@ SCALED: Kind = (
 
 def layer_of(kind: Kind, marks: Sequence[int]) -> dict[str, SlotTensors]:
     """Tensors of a layer by name; slot k is filled with the k-th mark."""
-    made = {part.name: part.make(len(marks)) for part in kind}
-    for given in made.values():
-        for tensor, value in zip(tensors_of(given), marks, strict=True):
+    tensors = {part.name: part.make(len(marks)) for part in kind}
+    for slot_tensors in tensors.values():
+        for tensor, value in zip(tensors_of(slot_tensors), marks, strict=True):
             memory = torch.empty(0, dtype=torch.uint8).set_(
                 tensor.untyped_storage(),
                 tensor.storage_offset() * tensor.itemsize,
@@ -63,7 +63,7 @@ def layer_of(kind: Kind, marks: Sequence[int]) -> dict[str, SlotTensors]:
                 (1,),
             )
             memory.fill_(value)  # copying bools would make them 0 or 1
-    return made
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Given:
     @property
     def visits(self) -> list[int]:
         """Numbers of layers, as one step enters them: each again and again, not at a stretch."""
-        left = {number: self.entries.get(number, 1) for number in self.kinds}
-        left |= dict.fromkeys(self.shared, 1)
-        found = []
-        while left:
-            found += sorted(left)
-            left = {number: count - 1 for number, count in left.items() if count > 1}
-        return found
+        remaining = {number: self.entries.get(number, 1) for number in self.kinds}
+        remaining |= dict.fromkeys(self.shared, 1)
+        order = []
+        while remaining:
+            order += sorted(remaining)
+            remaining = {number: count - 1 for number, count in remaining.items() if count > 1}
+        return order
 
 
 TARGET = Given("target", {3: WIDE, 4: SCALED, 6: WIDE}, shared={8: 3})
@@ -114,13 +114,15 @@ DRAFT = Given("draft", {0: WIDE}, entries={0: 3})
 class Marks:
     """Weights of a family in the host's memory."""
 
-    def __init__(self, berth: LayerGroupContext) -> None:
-        self._berth = berth
+    def __init__(self, context: LayerGroupContext) -> None:
+        self._context = context
 
     def view(self, layer: int, expert: int) -> tuple[Tensor, ...]:
         """Every segment full of the mark."""
-        value = mark(self._berth.layers[layer], expert)
-        return tuple(filled(kind.shape, kind.dtype, value) for kind in self._berth.group.descriptor)
+        value = mark(self._context.layers[layer], expert)
+        return tuple(
+            filled(kind.shape, kind.dtype, value) for kind in self._context.group.descriptor
+        )
 
     def checksum(self, layer: int, expert: int) -> int:
         """Of their bytes, back to back."""
@@ -128,21 +130,21 @@ class Marks:
         return checksum(torch.cat(parts))
 
 
-def by_boundary(berth: LayerGroupContext) -> UpdatePathConfig:
+def by_boundary(context: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the peer."""
     return StagedFromPeers()
 
 
-def by_lock(berth: LayerGroupContext) -> UpdatePathConfig:
+def by_lock(context: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the host's memory."""
-    supply = HostWeights(Marks(berth), StreamWriter(berth.accelerator, berth.store))
+    supply = HostWeights(Marks(context), StreamWriter(context.accelerator, context.store))
     return InPlaceFromHost(supply, hal.accelerator("cpu").capabilities)
 
 
 def settings(**config: Any) -> BalancerConfig:
     """Short rebalances."""
-    given = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
-    return BalancerConfig(**{"name": "test", "timeout": 8.0, **given, **config})
+    defaults = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 6, "sub_window": 2}
+    return BalancerConfig(**{"name": "test", "timeout": 8.0, **defaults, **config})
 
 
 def open_all(
@@ -153,14 +155,16 @@ def open_all(
     row: Sequence[int] = (),
 ) -> BalancerSet:
     """Balancers of what is on paper; the slots of each layer hold `row`, or what a model gives."""
-    made = ModelSet(tuple(given.model(member.rank, member.size) for given in models))
+    model_set = ModelSet(
+        tuple(paper_model.model(member.rank, member.size) for paper_model in models)
+    )
     starts = {}
-    for model in made:
+    for model in model_set:
         placement = initial_placement(model.shape(member.size))
         if row:
             placement[:] = row
         starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
     budget = BUDGET if way is by_boundary else 0
     return open_balancers(
-        member.accelerator, member.fabric, made, starts, staging_bytes=budget, update_path=way
+        member.accelerator, member.fabric, model_set, starts, staging_bytes=budget, update_path=way
     )

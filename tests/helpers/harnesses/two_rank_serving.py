@@ -41,9 +41,9 @@ class Observation:
     model: str
     step: int
     layer: int
-    held: tuple[tuple[int, ...], ...]
+    contents: tuple[tuple[int, ...], ...]
     """By local slot: all bytes in it."""
-    promised: tuple[int, ...]
+    expected: tuple[int, ...]
     """By local slot: what the installed placement says."""
 
 
@@ -86,10 +86,16 @@ def serve(
     **config: Any,
 ) -> list[Story]:
     """Serve on two ranks: a step of the first model, then the other's."""
-    chosen = settings(**config)
+    balancer_config = settings(**config)
 
     def program(member: GroupMember) -> Story:
-        run = Run(member, open_all(member, models, way, chosen), models, habit, range(member.size))
+        run = Run(
+            member,
+            open_all(member, models, way, balancer_config),
+            models,
+            habit,
+            range(member.size),
+        )
         run.steps(0, STEPS)
         return run.end()
 
@@ -106,18 +112,18 @@ class Run:
         models: Sequence[Given],
         habit: Habit,
         ranks: Sequence[int],
-        begun: Mapping[str, int] = MappingProxyType({}),
+        first_steps: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._seat = member
+        self._member = member
         self._balancers = balancers
         self._models = models
         self._habit = habit
         self._place = list(ranks).index(member.rank)
         self._lockstep = member.fabric.open(f"lockstep{len(ranks)}", ranks)
         self._sights: deque[Observation] = deque()
-        self._numbers = {given.name: count(begun.get(given.name, 0)) for given in models}
+        self._numbers = {model.name: count(first_steps.get(model.name, 0)) for model in models}
         compute = member.accelerator.stream(Role.COMPUTE)
-        self._streams = dict.fromkeys((given.name for given in models), compute)
+        self._streams = dict.fromkeys((model.name for model in models), compute)
         if habit.role is not Role.COMPUTE:
             self._streams["draft"] = member.accelerator.stream(habit.role)
             balancers["draft"].attach(self._streams["draft"])
@@ -125,27 +131,27 @@ class Run:
     def steps(self, first: int, last: int) -> None:
         """Of the first model; of the other, as is the habit."""
         for step in range(first, last):
-            for place, given in enumerate(self._models):
+            for place, model in enumerate(self._models):
                 for _ in range(self._habit.drafts(step) if place else 1):
-                    number = next(self._numbers[given.name])
-                    self._step(given, number, LATER if step >= STEPS // 2 else HOT)
+                    number = next(self._numbers[model.name])
+                    self._step(model, number, LATER if step >= STEPS // 2 else HOT)
 
     def end(self) -> Story:
         """Close, and tell."""
         self._balancers.close()
         self._lockstep.barrier().result(30.0)
-        return self._told()
+        return self._record()
 
-    def _step(self, given: Given, step: int, rows: tuple[int, ...]) -> None:
-        balancer, stream = self._balancers[given.name], self._streams[given.name]
+    def _step(self, model: Given, step: int, rows: tuple[int, ...]) -> None:
+        balancer, stream = self._balancers[model.name], self._streams[model.name]
         with balancer.step(step):
-            for number in given.visits:
+            for number in model.visits:
                 with balancer.reading_slots(number, step):
                     stream.launch(partial(self._look, balancer, number, step))
                 self._habit.between(balancer, step)
             stream.launch(partial(self._count, balancer, rows))
         let_work(balancer)
-        self._seat.accelerator.synchronize(30.0)
+        self._member.accelerator.synchronize(30.0)
         self._lockstep.barrier().result(30.0)  # stands for the exchange of tokens
 
     def _look(self, balancer: ModelBalancer, number: int, step: int) -> None:
@@ -155,7 +161,7 @@ class Run:
         for counters in balancer.counters:
             counters += torch.tensor(rows, dtype=torch.int32)
 
-    def _told(self) -> Story:
+    def _record(self) -> Story:
         every = [group for balancer in self._balancers for group in balancer.groups]
         return Story(
             observations=tuple(self._sights),
@@ -178,14 +184,14 @@ def look(balancer: ModelBalancer, number: int, step: int, rank: int) -> Observat
     row = model.layer(number)
     home = model.groups[model.locate(row, 0).group]
     first = model.locate(row, 0).number
-    held = tuple(
+    contents = tuple(
         tuple(sorted({byte for segment in slot for byte in segment.bytes.tolist()}))
         for slot in home.slots[first : first + PER_RANK]
     )
     experts = balancer.layout.placement[row, rank * PER_RANK : (rank + 1) * PER_RANK].tolist()
     own = model.layer_numbers[row]
     return Observation(
-        model.name, step, number, held, tuple(mark(own, expert) for expert in experts)
+        model.name, step, number, contents, tuple(mark(own, expert) for expert in experts)
     )
 
 
@@ -203,19 +209,19 @@ def let_work(balancer: ModelBalancer) -> None:
                 task.result(20.0)
 
 
-def violations(stories: Sequence[Story]) -> list[str]:
+def violations(records: Sequence[Story]) -> list[str]:
     """Sights of slots that do not hold what the placement says, in words."""
     return [
         f"rank {rank}: {observation}"
-        for rank, story in enumerate(stories)
-        for observation in story.observations
-        if observation.held != tuple((value,) for value in observation.promised)
+        for rank, record in enumerate(records)
+        for observation in record.observations
+        if observation.contents != tuple((value,) for value in observation.expected)
     ]
 
 
-def commits(story: Story, model: str) -> list[list[int]]:
+def commits(record: Story, model: str) -> list[list[int]]:
     """By family: the boundaries at which a rebalance was committed."""
     return [
         [report.step for report in reports if report.outcome == "committed"]
-        for reports in story.reports[model]
+        for reports in record.reports[model]
     ]

@@ -54,11 +54,11 @@ def first_map(shape: ExpertShape) -> Placement:
 
 def fullest(load: Counts, placement: NDArray[np.integer], ranks: int) -> NDArray[np.float64]:
     """(layers,): load of the fullest rank under an even split."""
-    found = []
+    loads = []
     for rows, row in zip(load, placement, strict=True):
         copies = np.bincount(row, minlength=load.shape[1])
-        found.append((rows / np.maximum(copies, 1))[row].reshape(ranks, -1).sum(axis=1).max())
-    return np.array(found)
+        loads.append((rows / np.maximum(copies, 1))[row].reshape(ranks, -1).sum(axis=1).max())
+    return np.array(loads)
 
 
 def balanced(load: Counts, placement: NDArray[np.integer], ranks: int) -> float:

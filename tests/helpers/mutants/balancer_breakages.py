@@ -65,7 +65,7 @@ def negative(loads: torch.Tensor) -> None:
     loads[0, 0] = -1
 
 
-OPENED = "/opened"
+OPENED_SUFFIX = "/opened"
 """What ranks ask each other before there is an engine ends so; it is none of the breakages'."""
 
 
@@ -109,12 +109,12 @@ class LostOnce(Around):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self._lost = threading.Event()
+        self._dropped = threading.Event()
 
     def exchange(self, round: Exchange) -> Any:
-        if not round.sends or self._lost.is_set():
+        if not round.sends or self._dropped.is_set():
             return self._inner.exchange(round)
-        self._lost.set()
+        self._dropped.set()
         return self._inner.exchange(replace(round, sends=()))
 
 
@@ -122,8 +122,8 @@ class Slow(Around):
     """Takes a hundred times as long for whatever ranks do together, if that is not too long."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return _dragged(found) if name in TOGETHER else found
+        attribute = getattr(self._inner, name)
+        return _dragged(attribute) if name in TOGETHER else attribute
 
 
 TOGETHER = {"exchange", "all_reduce", "barrier", "cast", "collect", "decide"}
@@ -138,11 +138,11 @@ def _dragged(call: Callable[..., Any]) -> Callable[..., Any]:
         def drag() -> None:
             time.sleep(min(TOO_LONG, 99 * (time.monotonic() - began)))
 
-        made = call(*arguments)
-        if hasattr(made, "result"):
-            return After(made, drag)
+        result = call(*arguments)
+        if hasattr(result, "result"):
+            return After(result, drag)
         drag()
-        return made
+        return result
 
     return slower
 
@@ -198,8 +198,8 @@ class FabricWith(Around):
         self._wrap = wrap
 
     def open(self, purpose: str, ranks: Sequence[int] | None = None) -> Any:
-        made = self._inner.open(purpose, ranks)
-        return self._wrap(made) if purpose.endswith(self._purpose) else made
+        communicator = self._inner.open(purpose, ranks)
+        return self._wrap(communicator) if purpose.endswith(self._purpose) else communicator
 
     @property
     def control(self) -> Any:
@@ -212,12 +212,12 @@ class MuteOnce(Around):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self._lost: set[str] = set()
+        self._dropped: set[str] = set()
 
     def cast(self, question: str, ballot: bytes) -> None:
         declines = b'"status": "failed"' in ballot
-        if not self._lost and not declines and not question.endswith(OPENED):
-            self._lost.add(question)
+        if not self._dropped and not declines and not question.endswith(OPENED_SUFFIX):
+            self._dropped.add(question)
             return
         self._inner.cast(question, ballot)
 
@@ -232,12 +232,12 @@ class BlindOnce(Around):
         self._blind = threading.Event()
 
     def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
-        found: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
-        if all(self._word in ballot for ballot in found) and not self._blind.is_set():
+        ballots: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
+        if all(self._word in ballot for ballot in ballots) and not self._blind.is_set():
             self._blind.set()
             time.sleep(self._delay)
             raise BallotIncomplete(question, (0,))
-        return found
+        return ballots
 
 
 class SlowToDecide(Around):
@@ -253,9 +253,9 @@ class NoStore(Around):
     """Has lost the store."""
 
     def collect(self, question: str, timeout: float, ranks: Ranks = None) -> tuple[bytes, ...]:
-        if question.endswith(OPENED):
-            found: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
-            return found
+        if question.endswith(OPENED_SUFFIX):
+            ballots: tuple[bytes, ...] = self._inner.collect(question, timeout, ranks)
+            return ballots
         raise ControlPlaneLost("ballots unreadable: connection lost")
 
 
@@ -298,11 +298,11 @@ class From(Around):
 
     def __init__(self, inner: Any, wrap: Callable[[Any], Any], moment: threading.Event) -> None:
         super().__init__(inner)
-        self._broken = wrap(inner)
+        self._wrapped = wrap(inner)
         self._moment = moment
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._broken if self._moment.is_set() else self._inner, name)
+        return getattr(self._wrapped if self._moment.is_set() else self._inner, name)
 
 
 def once_come(purpose: str, wrap: Callable[[Any], Any]) -> Callable[[threading.Event], Break]:
@@ -310,11 +310,11 @@ def once_come(purpose: str, wrap: Callable[[Any], Any]) -> Callable[[threading.E
     where `purpose` is empty."""
 
     def of(moment: threading.Event) -> Break:
-        def broken(inner: Any) -> From:
+        def wrapped(inner: Any) -> From:
             return From(inner, wrap, moment)
 
         if purpose:
-            return fabric(purpose, broken)
-        return both(fabric("", broken), fabric("control", broken))
+            return fabric(purpose, wrapped)
+        return both(fabric("", wrapped), fabric("control", wrapped))
 
     return of

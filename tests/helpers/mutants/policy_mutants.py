@@ -35,7 +35,7 @@ from equipoise.balancer.requests.policy import Capacity
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 
 
-def _given(settings: RoutingPolicySettings) -> RoutingPolicySettings:
+def _unchanged(settings: RoutingPolicySettings) -> RoutingPolicySettings:
     return settings
 
 
@@ -49,16 +49,16 @@ class Mutant:
     policy: type
     changes: dict[str, object] = field(default_factory=dict)
     of_front: bool = False
-    misread: Callable[[RoutingPolicySettings], RoutingPolicySettings] = _given
+    misread: Callable[[RoutingPolicySettings], RoutingPolicySettings] = _unchanged
 
     def front(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> SlowFront:
         """As `slow_front`, broken."""
         rule: Any = type("Broken", (self.policy,), {} if self.of_front else self.changes)
         front: Any = type("Broken", (SlowFront,), self.changes if self.of_front else {})
         policy = rule(self.misread(settings), len(workers))
-        found = front(policy, workers, settings.front_ends)
-        assert isinstance(found, SlowFront)
-        return found
+        front_end = front(policy, workers, settings.front_ends)
+        assert isinstance(front_end, SlowFront)
+        return front_end
 
 
 def _misread(
@@ -125,8 +125,8 @@ def _trees_of_all(self: SglangCache, front: SlowFront, request: SlowRequest, wor
 def _same_twice(
     self: PowerOfTwo, front: SlowFront, request: SlowRequest, takers: list[int]
 ) -> int | None:
-    drawn = [takers[self.dice.below(len(takers))] for _ in takers[:2]]
-    return min(drawn, key=front.count, default=None)
+    candidates = [takers[self.dice.below(len(takers))] for _ in takers[:2]]
+    return min(candidates, key=front.count, default=None)
 
 
 def _unweighted(self: Br0, front: SlowFront, worker: int, size: int) -> float:
@@ -135,9 +135,9 @@ def _unweighted(self: Br0, front: SlowFront, worker: int, size: int) -> float:
 
 
 def _starving(self: Br0, front: SlowFront, worker: int) -> list[SlowRequest]:
-    chosen = Br0.several(self, front, worker)
-    size = sum(request.size for request in chosen)
-    return chosen if chosen and self.score(front, worker, size) > 0 else []
+    requests = Br0.several(self, front, worker)
+    size = sum(request.size for request in requests)
+    return requests if requests and self.score(front, worker, size) > 0 else []
 
 
 def _last_best(
@@ -185,11 +185,11 @@ def _smallest(self: Fit, front: SlowFront) -> tuple[SlowRequest, int] | None:
 
 def _pool_behind(self: SlowFront, worker: int) -> set[int]:
     there = self.members(worker)
-    gone = SlowFront.lose(self, worker)
+    lost_names = SlowFront.lose(self, worker)
     for request in there:
         self.arrivals += 1
         request.order = self.arrivals
-    return gone
+    return lost_names
 
 
 def _saved_once(self: Fit, front: SlowFront, request: SlowRequest, worker: int) -> float:

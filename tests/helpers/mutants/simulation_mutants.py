@@ -19,8 +19,10 @@ class SimulationMutant:
     of_servers: bool = False
 
     def run(self, workload: Workload, scenario: Scenario) -> SlowSimulation:
-        made = {} if self.of_servers else self.changes
-        simulation = type("Broken", (SlowSimulation,), made)(workload, scenario, front_of(scenario))
+        simulation_changes = {} if self.of_servers else self.changes
+        simulation = type("Broken", (SlowSimulation,), simulation_changes)(
+            workload, scenario, front_of(scenario)
+        )
         assert isinstance(simulation, SlowSimulation)
         if self.of_servers:
             server: Any = type("Broken", (SlowServer,), self.changes)
@@ -53,7 +55,7 @@ def _last_come(self: SlowSimulation, server: SlowServer) -> None:
 
 
 def _first_goes_back(self: SlowSimulation, server: SlowServer) -> None:
-    if server.held > self.room:
+    if server.held_tokens > self.room:
         server.active.append(server.active.pop(0))
     SlowSimulation.make_room(self, server)
 
@@ -127,7 +129,7 @@ def _any_block(self: SlowServer, blocks: list[int]) -> int:
 
 
 def _computed_counts(self: SlowServer) -> int:
-    return self.held
+    return self.held_tokens
 
 
 MUTANTS = (

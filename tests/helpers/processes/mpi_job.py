@@ -103,6 +103,6 @@ class Job:
     def _ask(self, line: dict[str, Any]) -> list[Any]:
         self.order(line)
         answers = [self.hear(rank) for rank in range(self.size)]
-        raised = [f"rank {r}:\n{a['raised']}" for r, a in enumerate(answers) if "raised" in a]
-        assert not raised, "\n".join(raised)
+        failures = [f"rank {r}:\n{a['raised']}" for r, a in enumerate(answers) if "raised" in a]
+        assert not failures, "\n".join(failures)
         return [answer["answer"] for answer in answers]

@@ -14,10 +14,10 @@ def free_port(following: int = 1) -> int:
     draw = SystemRandom()
     for _ in range(ATTEMPTS):
         port = draw.randrange(LOWEST, HIGHEST - following)
-        with ExitStack() as held:
+        with ExitStack() as sockets:
             try:
                 for each in range(port, port + following):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", each))
+                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", each))
             except OSError:
                 continue
             return port

@@ -50,29 +50,29 @@ class Attempt:
 
 def attempts_of(events: Sequence[Mapping[str, Any]]) -> list[Attempt]:
     """Of one request; those of each server in its own order."""
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     for one in events:
         if one["event"] == "begin":
-            found.append(Attempt(one["worker"]))
-        assert found, "a server answers what it was never sent"
-        assert found[-1].worker == one["worker"]
-        assert not found[-1].ended, "a server goes on behind the end"
+            attempts.append(Attempt(one["worker"]))
+        assert attempts, "a server answers what it was never sent"
+        assert attempts[-1].worker == one["worker"]
+        assert not attempts[-1].ended, "a server goes on behind the end"
         if one["event"] == "token":
-            found[-1].tokens.append(one["index"])
-        found[-1].ended = one["event"] == "end"
-    return found
+            attempts[-1].tokens.append(one["index"])
+        attempts[-1].ended = one["event"] == "end"
+    return attempts
 
 
 @contextmanager
 def three_servers(folder: Path) -> Iterator[list[FakeProcess]]:
     """Started, and ended behind it; the second one is `DOOMED`."""
-    made = [FakeProcess(f"w{n}", folder / f"w{n}.jsonl", SLOTS, PACE) for n in range(SERVERS)]
+    servers = [FakeProcess(f"w{n}", folder / f"w{n}.jsonl", SLOTS, PACE) for n in range(SERVERS)]
     try:
-        for one in made:
+        for one in servers:
             one.start()
-        yield made
+        yield servers
     finally:
-        for one in made:
+        for one in servers:
             one.close()
 
 
@@ -94,7 +94,7 @@ class Load:
     serves: Callable[[], bool]
     first_life: int = 0
     ended: int = 0
-    _back: asyncio.Event = field(default_factory=asyncio.Event)
+    _server_back: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Within `WATCHDOG` seconds."""
@@ -109,7 +109,7 @@ class Load:
     async def _client(self, numbers: Iterator[int]) -> None:
         for number in numbers:
             if number >= REQUESTS * 3 // 4:
-                await self._back.wait()
+                await self._server_back.wait()
             await self.ask(number)
             self.ended += 1
 
@@ -122,7 +122,7 @@ class Load:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(self.doomed.start)
         await self._until_serving()
-        self._back.set()
+        self._server_back.set()
 
     async def _until_serving(self) -> None:
         while not await asyncio.to_thread(self.serves):

@@ -62,12 +62,12 @@ class Ranks:
     def __init__(
         self, module: str = "helpers.processes.rank_process", patience: float = START_TIMEOUT
     ) -> None:
-        self._crew = WorkerPool([module], patience)
+        self._worker_pool = WorkerPool([module], patience)
 
     @property
     def members(self) -> dict[int, WorkerProcess]:
         """The processes that run, by rank."""
-        return self._crew.workers
+        return self._worker_pool.workers
 
     def run(
         self,
@@ -101,21 +101,21 @@ class Ranks:
         host = registry.communicator(case.communicator).host()
         fit = False
         try:
-            self._crew.start(range(case.size))
+            self._worker_pool.start(range(case.size))
             self._order(case, host)
             answers = self._gather(range(case.size), case.lost, host, case.watchdog)
-            self._crew.kill(case.lost)
+            self._worker_pool.kill(case.lost)
             self._close(sorted(set(range(case.size)) - case.lost), host)
-            fit = not case.spoils and not any("raised" in told for told in answers.values())
+            fit = not case.spoils and not any("raised" in answer for answer in answers.values())
         finally:
             host.close()
             if not fit:  # a process in which something went wrong would fail the next case for it
-                self._crew.kill(list(self.members))
+                self._worker_pool.kill(list(self.members))
         return _results(answers, case.size)
 
     def close(self) -> None:
         """End every process."""
-        self._crew.close()
+        self._worker_pool.close()
 
     def _order(self, case: Case, host: RendezvousHost) -> None:
         name, port = host.address
@@ -133,7 +133,7 @@ class Ranks:
             )
 
     def _close(self, ranks: Sequence[int], host: RendezvousHost) -> None:
-        self._crew.send({rank: {"close": True} for rank in ranks})
+        self._worker_pool.send({rank: {"close": True} for rank in ranks})
         _results(self._gather(ranks, frozenset(), host), 0)
 
     def _gather(
@@ -144,13 +144,13 @@ class Ranks:
         watchdog: float = WATCHDOG,
     ) -> dict[int, dict[str, Any]]:
         try:
-            return self._crew.gather(ranks, lost, watchdog, host.report_loss)
+            return self._worker_pool.gather(ranks, lost, watchdog, host.report_loss)
         except Violation as violation:
             raise RanksFailed(str(violation)) from violation
 
 
 def _results(answers: dict[int, dict[str, Any]], size: int) -> list[Any]:
-    raised = {rank: a["raised"] for rank, a in sorted(answers.items()) if "raised" in a}
-    if raised:
-        raise RanksFailed("\n".join(f"rank {rank}:\n{text}" for rank, text in raised.items()))
+    failures = {rank: a["raised"] for rank, a in sorted(answers.items()) if "raised" in a}
+    if failures:
+        raise RanksFailed("\n".join(f"rank {rank}:\n{text}" for rank, text in failures.items()))
     return [answers[rank]["answer"] if rank in answers else None for rank in range(size)]

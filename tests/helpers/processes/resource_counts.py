@@ -34,18 +34,18 @@ def process() -> dict[str, int]:
 
 def lengths(root: object) -> dict[str, int]:
     """How long each container is that objects of this package reach from `root`, by its path."""
-    found: dict[str, int] = {}
-    seen: set[int] = set()
+    length_by_path: dict[str, int] = {}
+    visited: set[int] = set()
     todo: list[tuple[str, object, int]] = [("", root, 0)]
     while todo:
         path, thing, depth = todo.pop()
-        if id(thing) in seen or depth > DEEPEST:
+        if id(thing) in visited or depth > DEEPEST:
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         if isinstance(thing, CONTAINERS) and path:
-            found[path] = max(found.get(path, 0), len(thing))
+            length_by_path[path] = max(length_by_path.get(path, 0), len(thing))
         todo += ((path + step, part, depth + 1) for step, part in _parts(thing))
-    return found
+    return length_by_path
 
 
 def _parts(thing: object) -> Iterator[tuple[str, object]]:

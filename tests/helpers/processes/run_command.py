@@ -40,7 +40,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def workers(parent: int) -> list[int]:
     """The rank processes that `parent` has started, in order of rank."""
-    found = {}
+    pids = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -52,8 +52,8 @@ def workers(parent: int) -> list[int]:
             continue
         if b"equipoise.demo.worker" in words and int(family[1]) == parent:
             rank = next(item for item in environment if item.startswith(b"RANK="))
-            found[int(rank[5:])] = int(entry.name)
-    return [found[rank] for rank in sorted(found)]
+            pids[int(rank[5:])] = int(entry.name)
+    return [pids[rank] for rank in sorted(pids)]
 
 
 def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
@@ -61,6 +61,6 @@ def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
     assert next((line for line in lines if "steps" in line), None), "it ended before any step"
-    found = workers(process.pid)
-    assert len(found) == ranks
-    return found
+    pids = workers(process.pid)
+    assert len(pids) == ranks
+    return pids

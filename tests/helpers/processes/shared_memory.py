@@ -16,12 +16,12 @@ LOOK = 0.05
 
 def segments() -> set[Path]:
     """Of this user, now."""
-    found = set()
+    paths = set()
     for path in FOLDER.iterdir():
         with suppress(FileNotFoundError):
             if path.stat().st_uid == os.getuid():
-                found.add(path)
-    return found
+                paths.add(path)
+    return paths
 
 
 def left_since(before: set[Path]) -> set[Path]:
@@ -29,17 +29,17 @@ def left_since(before: set[Path]) -> set[Path]:
 
     Those of other tests that run meanwhile are mapped.
     """
-    until, left = time.monotonic() + SETTLED, segments() - before
-    while left and time.monotonic() < until:
-        left &= segments() - mapped(Path("/proc").glob("[0-9]*/maps"))
+    until, remaining = time.monotonic() + SETTLED, segments() - before
+    while remaining and time.monotonic() < until:
+        remaining &= segments() - mapped(Path("/proc").glob("[0-9]*/maps"))
         time.sleep(LOOK)
-    return left
+    return remaining
 
 
 def mapped(tables: Iterable[Path]) -> set[Path]:
     """Segments in tables of mappings, `/proc/PID/maps`; those of who has gone are passed over."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for table in tables:
         with suppress(OSError):
-            found |= {Path(name) for name in SEGMENT.findall(table.read_text())}
-    return found
+            paths |= {Path(name) for name in SEGMENT.findall(table.read_text())}
+    return paths

@@ -37,14 +37,14 @@ class ThreadControl:
     def collect(
         self, question: str, timeout: float, ranks: Sequence[int] | None = None
     ) -> tuple[bytes, ...]:
-        asked = range(self.size) if ranks is None else ranks
+        members = range(self.size) if ranks is None else ranks
         expiry = time.monotonic() + timeout
         ballots = self._board.ballots
         with self._board.changed:
-            while missing := [rank for rank in asked if (question, rank) not in ballots]:
+            while missing := [rank for rank in members if (question, rank) not in ballots]:
                 if not self._board.changed.wait(expiry - time.monotonic()):
                     raise BallotIncomplete(question, tuple(missing))
-            return tuple(ballots[question, rank] for rank in asked)
+            return tuple(ballots[question, rank] for rank in members)
 
     def decide(self, question: str, value: bytes) -> bytes:
         raise NotImplementedError

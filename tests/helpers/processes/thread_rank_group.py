@@ -34,7 +34,7 @@ class ThreadRankGroup:
     def __init__(self, backend: Backend, communicator: CommunicatorBackend) -> None:
         self._backend = backend
         self._communicator = communicator
-        self._seats: dict[int, RankWorker] = {}
+        self._workers: dict[int, RankWorker] = {}
         self._threads: dict[int, ThreadPoolExecutor] = {}
 
     def open_store(self) -> RendezvousHost:
@@ -49,30 +49,32 @@ class ThreadRankGroup:
         self, orders: Mapping[int, RankRequest], call: GatherOptions
     ) -> dict[int, RankReply]:
         """What the ranks answer. Raises `Violation` of C8 when one does not."""
-        told: dict[int, Future[RankReply]] = {}
+        replies: dict[int, Future[RankReply]] = {}
         for rank, order in orders.items():
-            if rank not in self._seats:
-                self._seats[rank] = RankWorker(self._backend, self._communicator)
+            if rank not in self._workers:
+                self._workers[rank] = RankWorker(self._backend, self._communicator)
                 self._threads[rank] = ThreadPoolExecutor(1, f"rank {rank}")
-            told[rank] = self._threads[rank].submit(self._seats[rank].handle, order)
+            replies[rank] = self._threads[rank].submit(self._workers[rank].handle, order)
         try:
-            return {rank: future.result(call.watchdog) for rank, future in told.items()}
+            return {rank: future.result(call.watchdog) for rank, future in replies.items()}
         except Late:
-            late = [rank for rank, future in told.items() if not future.done()]
-            self._seats.clear()  # their threads are left behind
+            late_ranks = [rank for rank, future in replies.items() if not future.done()]
+            self._workers.clear()  # their threads are left behind
             self._threads.clear()
-            raise Violation("C8", f"no answer within {call.watchdog:g} s from {late}") from None
+            raise Violation(
+                "C8", f"no answer within {call.watchdog:g} s from {late_ranks}"
+            ) from None
 
     def replace(self, ranks: Collection[int]) -> None:
         """Seats are made when they are needed."""
         for rank in ranks:
-            self._seats.pop(rank, None)
+            self._workers.pop(rank, None)
 
     def close(self) -> None:
         """End every thread."""
         for thread in self._threads.values():
             thread.shutdown(wait=False)
-        self._seats.clear()
+        self._workers.clear()
         self._threads.clear()
 
 

@@ -52,8 +52,10 @@ def on_ranks(size: int, program: Callable[[GroupMember], T], deadline: float = 2
     for thread in threads:
         thread.join(WATCHDOG)
     host.close()
-    stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
-    assert not stuck, f"rank(s) {stuck} did not end within {WATCHDOG:g} s; errors: {errors}"
+    unfinished = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    assert not unfinished, (
+        f"rank(s) {unfinished} did not end within {WATCHDOG:g} s; errors: {errors}"
+    )
     for rank in sorted(errors):
         raise errors[rank]
     return [results[rank] for rank in range(size)]

@@ -72,26 +72,26 @@ def _life(
     fabric: Fabric, accelerator: Accelerator, label: str, shares: str, static: bool
 ) -> list[int]:
     """Route on the compute stream, close while it still has work; rows by slot of the last step."""
-    balancer = _opened(fabric, accelerator, label, ShareMode(shares), static)
+    balancer = _open_balancer(fabric, accelerator, label, ShareMode(shares), static)
     compute = accelerator.stream(Role.COMPUTE)
-    found: list[Tensor] = []
+    slots_by_layer: list[Tensor] = []
     for step in range(STEPS):
         with balancer.step(step):
             if fabric.control.rank == 1 and step == STEPS - 1:
                 compute.launch(lambda: time.sleep(LATE))
             for layer in range(SHAPE.layers):
                 # As a model does it: the router's own operations are issued by the stream.
-                compute.launch(partial(_route, balancer, layer, step, found))
+                compute.launch(partial(_route, balancer, layer, step, slots_by_layer))
     balancer.close()
     balancer.close()
-    return torch.bincount(found[-1].view(-1), minlength=SHAPE.slots).tolist()
+    return torch.bincount(slots_by_layer[-1].view(-1), minlength=SHAPE.slots).tolist()
 
 
-def _route(balancer: ExpertBalancer, layer: int, step: int, found: list[Tensor]) -> None:
-    found.append(balancer.router.route(layer, step, IDS))
+def _route(balancer: ExpertBalancer, layer: int, step: int, slots_by_layer: list[Tensor]) -> None:
+    slots_by_layer.append(balancer.router.route(layer, step, IDS))
 
 
-def _opened(
+def _open_balancer(
     fabric: Fabric, accelerator: Accelerator, label: str, shares: ShareMode, static: bool
 ) -> ExpertBalancer:
     rows = torch.zeros(SHAPE.layers * SHAPE.slots_per_rank, 4)

@@ -55,8 +55,10 @@ def place(
     if parts > 1:
         side = fabric.control.rank // parts
         members = tuple(range(side * parts, (side + 1) * parts))
-        opened = [fabric.open(f"{purpose} of {side}", members) for purpose in ("gather", "compare")]
-        slices = SliceGroup(*opened)
+        communicators = [
+            fabric.open(f"{purpose} of {side}", members) for purpose in ("gather", "compare")
+        ]
+        slices = SliceGroup(*communicators)
     yield EdgeContext(
         fabric=fabric,
         accelerator=accelerator,
@@ -70,10 +72,10 @@ def place(
 def plan(rank: int, depth: int = 4, parts: int = 1, **changed: Any) -> ChannelSpec:
     """From each rank of one side to its like on the other."""
     source = rank % parts
-    made = template(SliceMode.SLICED if parts > 1 else SliceMode.WHOLE, **changed)
+    schema = template(SliceMode.SLICED if parts > 1 else SliceMode.WHOLE, **changed)
     name = f"{source} to {source + parts}"
     return ChannelSpec(
-        name=name, source=source, destination=source + parts, template=made, depth=depth
+        name=name, source=source, destination=source + parts, template=schema, depth=depth
     )
 
 
@@ -112,29 +114,29 @@ def stream_of_steps(
 ) -> Any:
     """The first ranks hand every step to the others; `lent`: from where it is sent from."""
     with place(fabric, parts=parts, backend=backend) as at:
-        said = plan(fabric.control.rank, depth, parts)
+        spec = plan(fabric.control.rank, depth, parts)
         if fabric.control.rank < parts:
-            sender = open_sender(said, at)
-            before = sender.statistics
+            sender = open_sender(spec, at)
+            statistics = sender.statistics
             hand_over(at, sender, rows, _send_lent if lent else _send_and_scribble)
-            return {"wrong": [], **vars(sender.statistics.since(before))}
-        receiver = open_receiver(said, at)
-        before = receiver.statistics
+            return {"wrong": [], **vars(sender.statistics.since(statistics))}
+        receiver = open_receiver(spec, at)
+        statistics = receiver.statistics
         wrong = read_all(at, receiver, rows, ahead)
-        return {"wrong": wrong, **vars(receiver.statistics.since(before))}
+        return {"wrong": wrong, **vars(receiver.statistics.since(statistics))}
 
 
 def steady(fabric: Fabric, steps: int) -> Any:
     """What a step costs once all classes are known: pickles, buffers, operations."""
-    with place(fabric) as at, counted(at) as counts:
-        said, rows = plan(fabric.control.rank), [8] * steps
+    with place(fabric) as at, counting_calls(at) as counts:
+        spec, rows = plan(fabric.control.rank), [8] * steps
         if fabric.control.rank == 0:
-            sender = open_sender(said, at)
+            sender = open_sender(spec, at)
             hand_over(at, sender, [8] * 4)
             counts.clear()
             hand_over(at, sender, rows)
         else:
-            receiver = open_receiver(said, at)
+            receiver = open_receiver(spec, at)
             read_all(at, receiver, [8] * 4, 4)
             counts.clear()
             read_all(at, receiver, rows, 4)
@@ -142,21 +144,21 @@ def steady(fabric: Fabric, steps: int) -> Any:
 
 
 @contextmanager
-def counted(at: EdgeContext) -> Iterator[dict[str, int]]:
+def counting_calls(at: EdgeContext) -> Iterator[dict[str, int]]:
     """Counts what the channels of a place ask of pickle, of torch's memory and of communicators."""
     counts: dict[str, int] = {}
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             counts[name] = counts.get(name, 0) + 1
-            return function(*given, **named)
+            return function(*arguments, **keywords)
 
         return call
 
-    opened = at.fabric.open
+    open_communicator = at.fabric.open
 
     def open_counted(purpose: str, ranks: Sequence[int] | None = None) -> Any:
-        communicator = opened(purpose, ranks)
+        communicator = open_communicator(purpose, ranks)
         for name in ("isend", "irecv", "exchange", "broadcast", "all_gather"):
             setattr(communicator, name, counting(name, getattr(communicator, name)))
         return communicator
@@ -180,45 +182,45 @@ def opened_otherwise(fabric: Fabric, other: str) -> Any:
         changed: dict[str, Any] = {}
         if rank == 1:
             changed = {"dtype": torch.float16} if other == "dtype" else {"depth": 2}
-        said = plan(rank, **changed)
-        return outcome(lambda: (open_receiver if rank else open_sender)(said, at))
+        spec = plan(rank, **changed)
+        return outcome(lambda: (open_receiver if rank else open_sender)(spec, at))
 
 
 def keeper(fabric: Fabric, backend: str = "cpu") -> Any:
     """The receiver keeps a tensor of every step, the mappings long gone; then lets go."""
     rows = [3] * 6
     with place(fabric, deadline=1.0, backend=backend) as at:
-        said = plan(fabric.control.rank, depth=2)
+        spec = plan(fabric.control.rank, depth=2)
         if fabric.control.rank == 0:
-            sender = open_sender(said, at)
-            refused = outcome(lambda: hand_over(at, sender, rows[:2]))
+            sender = open_sender(spec, at)
+            refusal = outcome(lambda: hand_over(at, sender, rows[:2]))
             meet(fabric, "let go")
             hand_over_from(at, sender, 2, rows)
-            return refused
-        receiver = open_receiver(said, at)
-        kept: list[Tensor] = []
+            return refusal
+        receiver = open_receiver(spec, at)
+        kept_tensors: list[Tensor] = []
         for _ in range(2):
             receiver.expect(3)
-            kept.append(receiver.receive()["residual"])
-        told = outcome(lambda: receiver.expect(3))
-        whole = [on_stream(at, partial(is_of, t, n)) for n, t in enumerate(kept)]
-        kept.clear()
+            kept_tensors.append(receiver.receive()["residual"])
+        late_expect = outcome(lambda: receiver.expect(3))
+        kept_are_right = [on_stream(at, partial(is_of, t, n)) for n, t in enumerate(kept_tensors)]
+        kept_tensors.clear()
         meet(fabric, "let go")
-        seen = []
+        next_are_right = []
         for number in range(2, 6):
             receiver.expect(3)
             with_step = receiver.receive()
-            seen.append(on_stream(at, partial(is_of, with_step["residual"], number)))
+            next_are_right.append(on_stream(at, partial(is_of, with_step["residual"], number)))
             with_step.release()
-        return {"told": told, "whole": whole, "seen": seen}
+        return {"told": late_expect, "whole": kept_are_right, "seen": next_are_right}
 
 
 def on_stream(at: EdgeContext, read: Callable[[], Any]) -> Any:
     """What a program of the stream that reads comes to."""
-    seen: list[Any] = []
-    at.stream.launch(lambda: seen.append(read()))
+    values: list[Any] = []
+    at.stream.launch(lambda: values.append(read()))
     at.stream.synchronize(WATCHDOG)
-    return seen[0]
+    return values[0]
 
 
 def is_of(residual: Tensor, number: int) -> bool:
@@ -237,10 +239,10 @@ def hand_over_from(at: EdgeContext, sender: Sender, first: int, rows: Sequence[i
 def drained_meanwhile(fabric: Fabric, rows: list[int]) -> Any:
     """The host drains, again and again, while programs of the stream hand over."""
     with place(fabric) as at:
-        said = plan(fabric.control.rank, depth=2)
+        spec = plan(fabric.control.rank, depth=2)
         if fabric.control.rank == 1:
-            return {"wrong": read_all(at, open_receiver(said, at), rows, 2)}
-        sender = open_sender(said, at)
+            return {"wrong": read_all(at, open_receiver(spec, at), rows, 2)}
+        sender = open_sender(spec, at)
         for number, count in enumerate(rows):
             at.stream.launch(partial(_send_and_scribble, at, sender, number, count))
             sender.drain()
@@ -252,9 +254,9 @@ def drained_meanwhile(fabric: Fabric, rows: list[int]) -> Any:
 def before_anybody_receives(fabric: Fabric, steps: int) -> Any:
     """As many steps as there are buffers are handed over before their receiver does anything."""
     with place(fabric) as at:
-        said = plan(fabric.control.rank, depth=steps)
+        spec = plan(fabric.control.rank, depth=steps)
         if fabric.control.rank == 0:
-            sender = open_sender(said, at)
+            sender = open_sender(spec, at)
             for number in range(steps):
                 at.stream.launch(partial(_send_and_scribble, at, sender, number, 4))
             at.stream.synchronize(WATCHDOG)
@@ -262,7 +264,7 @@ def before_anybody_receives(fabric: Fabric, steps: int) -> Any:
             meet(fabric, "handed over")
             sender.drain()
             return {"room": room, "wrong": []}
-        receiver = open_receiver(said, at)
+        receiver = open_receiver(spec, at)
         meet(fabric, "handed over")
         return {"wrong": read_all(at, receiver, [4] * steps, steps)}
 
@@ -271,50 +273,50 @@ def not_alike(fabric: Fabric) -> Any:
     """Ranks of one side declare what they send the same, and it is not; then it is."""
     rank, parts = fabric.control.rank, 2
     with place(fabric, parts=parts) as at:
-        said = plan(rank, parts=parts)
+        spec = plan(rank, parts=parts)
         if rank >= parts:
-            receiver = open_receiver(said, at)
+            receiver = open_receiver(spec, at)
             meet(fabric, "refused")
             return {"wrong": read_all(at, receiver, [4], 1)}
-        sender = open_sender(said, at)
+        sender = open_sender(spec, at)
         differing = {name: tensor + rank for name, tensor in step(0, 4).items()}
-        told = outcome(lambda: sender.send(differing))
+        refusal = outcome(lambda: sender.send(differing))
         meet(fabric, "refused")
         sender.send(step(0, 4))
         sender.drain()
-        return {"told": told, "wrong": []}
+        return {"told": refusal, "wrong": []}
 
 
 def lost_sender(fabric: Fabric) -> Any:
     """The sender of a step leaves, with the step announced."""
     with place(fabric) as at:
-        said = plan(fabric.control.rank)
+        spec = plan(fabric.control.rank)
         if fabric.control.rank == 0:
-            sender = open_sender(said, at)
+            sender = open_sender(spec, at)
             sender.send(step(0, 2))
             sender.drain()
             meet(fabric, "sent")
             return None
-        receiver = open_receiver(said, at)
+        receiver = open_receiver(spec, at)
         receiver.expect(2)
         receiver.expect(2)
         first, second = receiver.receive(), receiver.receive()
-        whole = torch.equal(first["residual"], step(0, 2)["residual"])
+        first_is_right = torch.equal(first["residual"], step(0, 2)["residual"])
         meet(fabric, "sent")
         reads = [outcome(lambda: second["residual"]) for _ in range(2)]
-        told = [(read["error"], read["text"]) for read in reads]
-        return {"whole": whole, "reads": told, "later": outcome(receiver.drain)["error"]}
+        errors = [(read["error"], read["text"]) for read in reads]
+        return {"whole": first_is_right, "reads": errors, "later": outcome(receiver.drain)["error"]}
 
 
 def in_a_graph(fabric: Fabric) -> Any:
     """Somebody captures a step that is handed over."""
     with place(fabric) as at:
-        said = plan(fabric.control.rank)
+        spec = plan(fabric.control.rank)
         if fabric.control.rank == 1:
-            receiver = open_receiver(said, at)
+            receiver = open_receiver(spec, at)
             receiver.expect(2)
             return outcome(lambda: receiver.receive()["hidden"])["error"]
-        sender, graph = open_sender(said, at), at.accelerator.graph()
+        sender, graph = open_sender(spec, at), at.accelerator.graph()
         graph.capture(at.stream, lambda: sender.send(step(0, 2)))
         return outcome(sender.drain)["error"]
 
@@ -328,10 +330,10 @@ def _send_and_scribble(at: EdgeContext, sender: Sender, number: int, rows: int) 
 
 
 def _send_lent(at: EdgeContext, sender: Sender, number: int, rows: int) -> None:
-    lent = sender.borrow_outputs(rows)
+    lent_tensors = sender.borrow_outputs(rows)
     for name, tensor in step(number, rows).items():
-        lent[name].copy_(tensor)
-    sender.send(lent)
+        lent_tensors[name].copy_(tensor)
+    sender.send(lent_tensors)
 
 
 def _compare(arrived: AsyncIntermediateTensors, number: int, rows: int, wrong: list[int]) -> None:

@@ -74,12 +74,12 @@ def blob(seed: int, source: int, destination: int, size: int) -> Tensor:
     return pattern(seed, 16 * source + destination, [size], "uint8")
 
 
-def equal(found: Tensor, expected: Tensor) -> None:
-    assert same(found, expected), f"expected {expected}, got {found}"
+def equal(actual: Tensor, expected: Tensor) -> None:
+    assert same(actual, expected), f"expected {expected}, got {actual}"
 
 
-def each_equal(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def each_equal(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         equal(one, other)
 
 

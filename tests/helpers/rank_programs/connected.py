@@ -14,9 +14,9 @@ from equipoise.hal.errors import RankLost
 
 def total(ranks: equipoise.Connection, purpose: str) -> int:
     """The sum of all ranks' numbers, counted from 1."""
-    found = torch.tensor([ranks.rank + 1])
-    ranks.fabric.open(purpose).all_reduce(found).result(ranks.deadline)
-    return int(found)
+    value = torch.tensor([ranks.rank + 1])
+    ranks.fabric.open(purpose).all_reduce(value).result(ranks.deadline)
+    return int(value)
 
 
 def twice() -> None:
@@ -34,8 +34,8 @@ def restarted() -> None:
             ranks.barrier()
             raise SystemExit(3)
         say(f"rank {ranks.rank} of {ranks.size}, sum {total(ranks, 'sum')}")
-        lost = ranks.fabric.control.lost_rank(0.0)
-        say(f"lost: {lost}")
+        lost_rank = ranks.fabric.control.lost_rank(0.0)
+        say(f"lost: {lost_rank}")
 
 
 def within_torch() -> None:
@@ -66,8 +66,8 @@ def killed() -> None:
             if ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             ranks.barrier()
-    except RankLost as lost:
-        say(str(lost))
+    except RankLost as error:
+        say(str(error))
         sys.stdout.flush()
         os._exit(0)
 

@@ -34,14 +34,14 @@ _here: list[torch.device] = []
 
 def device(fabric: Fabric, backend: str) -> Any:
     """This rank's device, opened, once everybody has opened theirs: a first one takes a while."""
-    made: Any = registry.accelerator(backend).open(fabric.control.rank)
-    _here.append(made.device)
-    put([0])
+    accelerator: Any = registry.accelerator(backend).open(fabric.control.rank)
+    _here.append(accelerator.device)
+    to_device([0])
     meet(fabric, "devices")
-    return made
+    return accelerator
 
 
-def put(values: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
+def to_device(values: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor:
     """On the device that was opened."""
     return torch.tensor(list(values), dtype=dtype).to(_here[-1])
 
@@ -56,51 +56,51 @@ def messages(fabric: Fabric, backend: str, edges: Sequence[Edge], nbytes: int) -
     """Everybody sends everything before it receives anything, in the order given; what came."""
     device(fabric, backend)
     group = fabric.open("test")
-    works, found = [], []
+    works, received = [], []
     for number, (source, destination) in enumerate(edges):
         if source == group.rank:
-            works.append(group.isend(put([number] * nbytes), destination))
+            works.append(group.isend(to_device([number] * nbytes), destination))
     for source, destination in edges:
         if destination == group.rank:
-            found.append(put([255] * nbytes))
-            works.append(group.irecv(found[-1], source))
+            received.append(to_device([255] * nbytes))
+            works.append(group.irecv(received[-1], source))
     for work in works:
         work.result(WATCHDOG)
-    return [tensor.tolist() for tensor in found]
+    return [tensor.tolist() for tensor in received]
 
 
 def late(fabric: Fabric, backend: str) -> dict[str, Any]:
     """Rank 0 issues its ends at once, rank 1 long after: what rank 0 sees meanwhile."""
     device(fabric, backend)
     group = fabric.open("test")
-    other, mine = 1 - group.rank, put([group.rank, 7])
-    into = put([0, 0])
+    other, mine = 1 - group.rank, to_device([group.rank, 7])
+    into = to_device([0, 0])
     if group.rank == 1:
         fabric.control.collect("issued", WATCHDOG, [0])
     works = [group.isend(mine, other), group.irecv(into, other)]
-    seen = {"done": [work.done() for work in works] if group.rank == 0 else []}
+    outcomes = {"done": [work.done() for work in works] if group.rank == 0 else []}
     fabric.control.cast("issued", b"")
     for work in works:
         work.result(WATCHDOG)
-    return {**seen, "came": into.tolist()}
+    return {**outcomes, "came": into.tolist()}
 
 
 def awaited(fabric: Fabric, backend: str) -> list[int]:
     """A stream waits for a message whose link is not there yet, and for which nobody has come."""
     npu = device(fabric, backend)
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
-    into, seen = put([0, 0]), put([9, 9])
+    into, copied = to_device([0, 0]), to_device([9, 9])
     if group.rank == 0:
         work = group.irecv(into, 1)
         work.wait(stream)
-        stream.launch(lambda: seen.copy_(into))
+        stream.launch(lambda: copied.copy_(into))
         fabric.control.cast("waiting", b"")
     else:
         fabric.control.collect("waiting", WATCHDOG, [0])
-        work = group.isend(put([5, 6]), 0)
+        work = group.isend(to_device([5, 6]), 0)
     stream.synchronize(WATCHDOG)
     work.result(WATCHDOG)
-    return seen.tolist()
+    return copied.tolist()
 
 
 def in_vain(fabric: Fabric, backend: str) -> list[Any]:
@@ -108,11 +108,11 @@ def in_vain(fabric: Fabric, backend: str) -> list[Any]:
     the device comes behind the wait."""
     npu = device(fabric, backend)
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
-    work = group.irecv(put([0, 0]), 1 - group.rank)
+    work = group.irecv(to_device([0, 0]), 1 - group.rank)
     work.wait(stream)
-    ended = outcome(lambda: work.result(WATCHDOG))
-    failed = outcome(lambda: _until_failed(stream))
-    return [ended, failed, until(lambda: bool(stream.native_stream.query()))]
+    work_outcome = outcome(lambda: work.result(WATCHDOG))
+    stream_outcome = outcome(lambda: _until_failed(stream))
+    return [work_outcome, stream_outcome, until(lambda: bool(stream.native_stream.query()))]
 
 
 def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
@@ -133,12 +133,12 @@ def opened_after_slow_greeting(fabric: Fabric, backend: str) -> list[Any]:
         resumed.set()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comm_set, "warm_up_group", greet)
-        ended = outcome(lambda: fabric.open("slow"))
+        slow_outcome = outcome(lambda: fabric.open("slow"))
         threading.Timer(10 * SHORT, resumed.set).start()  # after the next one could have begun
         group = fabric.open("next")
-    total = put([1], torch.int32)
+    total = to_device([1], torch.int32)
     group.all_reduce(total).result(WATCHDOG)
-    return [ended, total.item(), order]
+    return [slow_outcome, total.item(), order]
 
 
 class _PausedGroup:
@@ -168,7 +168,7 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
     """A first message is sent from a stream that a lock holds up before it writes what is sent."""
     npu = device(fabric, backend)
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
-    data, final = put([1, 1]), put([2, 3])
+    data, final = to_device([1, 1]), to_device([2, 3])
     meet(fabric, "open")
     if group.rank == 1:
         group.irecv(data, 0).result(WATCHDOG)
@@ -191,63 +191,63 @@ def warmed(fabric: Fabric, backend: str) -> list[Any]:
     group = fabric.open("test")
     group.warm([(0, 1)])
     before = set(threading.enumerate())
-    data = put([group.rank])
+    data = to_device([group.rank])
     work = group.isend(data, 1) if group.rank == 0 else group.irecv(data, 0)
-    made = [thread.name for thread in set(threading.enumerate()) - before]
+    new_threads = [thread.name for thread in set(threading.enumerate()) - before]
     work.result(WATCHDOG)
     names = [holding.name for holding in COMM_MEMORY.entries()]
-    return [made, data.tolist(), names]
+    return [new_threads, data.tolist(), names]
 
 
 def many(fabric: Fabric, backend: str, count: int) -> list[Any]:
     """Open and close so many communicators, one after the other: the sums, and what is left."""
     device(fabric, backend)
-    found = []
+    sums = []
     for number in range(count):
         group = fabric.open(f"c{number}")
-        value = put([group.rank + number], torch.int32)
+        value = to_device([group.rank + number], torch.int32)
         group.all_reduce(value).result(WATCHDOG)
-        found.append(value.item())
+        sums.append(value.item())
         meet(fabric, f"through with {number}")
         group.close()
-    left = until(lambda: not COMM_MEMORY.entries())
-    return [found, left]
+    all_returned = until(lambda: not COMM_MEMORY.entries())
+    return [sums, all_returned]
 
 
 def empties(fabric: Fabric, backend: str) -> list[Any]:
     """Empty operations are operations: they end when everybody has come, and not before."""
     device(fabric, backend)
     group = fabric.open("test")
-    nothing = put([])
+    nothing = to_device([])
     if group.rank == 1:
         fabric.control.collect("looked", WATCHDOG, [0])
     works: list[Work] = [group.broadcast(nothing, 0)]
     works.append(group.isend(nothing, 1) if group.rank == 0 else group.irecv(nothing, 0))
-    seen = []
+    outcomes = []
     if group.rank == 0:
         for work in works:
-            seen.append(outcome(lambda work=work: work.result(SHORT)))  # type: ignore[misc]
+            outcomes.append(outcome(lambda work=work: work.result(SHORT)))  # type: ignore[misc]
         fabric.control.cast("looked", b"")
     for work in works:
         work.result(WATCHDOG)
-    return seen
+    return outcomes
 
 
 def captured(fabric: Fabric, backend: str) -> list[Outcome]:
     """Operations inside a graph."""
     npu = device(fabric, backend)
     group, graph, stream = fabric.open("test"), npu.graph(), npu.stream(Role.COMPUTE)
-    data = put([1], torch.int32)
+    data = to_device([1], torch.int32)
     meet(fabric, "open")
 
     def program() -> None:
-        seen.append(outcome(lambda: group.all_reduce(data)))
-        seen.append(outcome(lambda: group.isend(data, 1 - group.rank)))
+        outcomes.append(outcome(lambda: group.all_reduce(data)))
+        outcomes.append(outcome(lambda: group.isend(data, 1 - group.rank)))
 
-    seen: list[Outcome] = []
+    outcomes: list[Outcome] = []
     graph.capture(stream, lambda: stream.launch(program))
     group.barrier().result(WATCHDOG)
-    return seen
+    return outcomes
 
 
 def lost_while_linking(fabric: Fabric, backend: str) -> Any:
@@ -256,29 +256,29 @@ def lost_while_linking(fabric: Fabric, backend: str) -> Any:
     group = fabric.open("test")
     meet(fabric, "open")
     before = set(threading.enumerate())
-    data = put([1])
+    data = to_device([1])
     if group.rank == 1:
         group.isend(data, 0)
         os._exit(1)
     work = group.irecv(data, 1)
-    ended = outcome(lambda: work.result(WATCHDOG))
-    gone = until(lambda: not set(threading.enumerate()) - before)
-    return [ended, gone]
+    work_outcome = outcome(lambda: work.result(WATCHDOG))
+    threads_ended = until(lambda: not set(threading.enumerate()) - before)
+    return [work_outcome, threads_ended]
 
 
 def reopened(fabric: Fabric, backend: str, rounds: int) -> list[int]:
     """An operation that nobody answers, then a rebuild, again and again."""
     device(fabric, backend)
     group = fabric.open("test")
-    found = []
+    sums = []
     for number in range(rounds):
-        work = group.all_reduce(put([0], torch.int32)) if group.rank == 0 else _silent(group)
+        work = group.all_reduce(to_device([0], torch.int32)) if group.rank == 0 else _silent(group)
         outcome(lambda work=work: work.result(WATCHDOG))  # type: ignore[misc]
         group.rebuild([0, 1])
-        value = put([number + group.rank], torch.int32)
+        value = to_device([number + group.rank], torch.int32)
         group.all_reduce(value).result(WATCHDOG)
-        found.append(int(value.item()))
-    return found
+        sums.append(int(value.item()))
+    return sums
 
 
 def aborted(fabric: Fabric, backend: str) -> list[Any]:
@@ -291,18 +291,18 @@ def aborted(fabric: Fabric, backend: str) -> list[Any]:
     npu = device(fabric, backend)
     group, stream = fabric.open("test"), npu.stream(Role.COMPUTE)
     group.warm([(0, 1)])
-    work = group.irecv(put([0, 0]), 1 - group.rank)
+    work = group.irecv(to_device([0, 0]), 1 - group.rank)
     work.wait(stream)
     group.abort()
-    ended = outcome(lambda: work.result(WATCHDOG))
-    failed = outcome(lambda: stream.launch(lambda: None))
+    work_outcome = outcome(lambda: work.result(WATCHDOG))
+    stream_outcome = outcome(lambda: stream.launch(lambda: None))
     idle = until(lambda: bool(stream.native_stream.query()))
     refusal = outcome(group.barrier)
     group.rebuild([0, 1])
-    value = put([group.rank], torch.int32)
+    value = to_device([group.rank], torch.int32)
     group.all_reduce(value).result(WATCHDOG)
-    left = until(lambda: len(COMM_MEMORY.entries()) == 1)
-    return [ended, failed, idle, refusal, value.item(), left]
+    old_returned = until(lambda: len(COMM_MEMORY.entries()) == 1)
+    return [work_outcome, stream_outcome, idle, refusal, value.item(), old_returned]
 
 
 def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
@@ -310,17 +310,17 @@ def closed_in_flight(fabric: Fabric, backend: str) -> list[Any]:
     device(fabric, backend)
     group = fabric.open("closing")
     group.warm([(0, 1)])
-    work = group.irecv(put([0]), 1 - group.rank)
+    work = group.irecv(to_device([0]), 1 - group.rank)
     meet(fabric, "issued")
     fabric.close()
-    ended = outcome(lambda: work.result(WATCHDOG))
+    work_outcome = outcome(lambda: work.result(WATCHDOG))
     names = [*UNRELEASED_COMMS.names(), *(holding.name for holding in COMM_MEMORY.entries())]
-    return [ended, [name for name in names if name.startswith("closing")]]
+    return [work_outcome, [name for name in names if name.startswith("closing")]]
 
 
 def _silent(group: Communicator) -> Work:
     """Something else that fails, so that both ranks know."""
-    return group.irecv(put([0]), 0)
+    return group.irecv(to_device([0]), 0)
 
 
 def until(ready: Callable[[], bool]) -> bool:

@@ -47,7 +47,7 @@ def round_trips(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, 
         return {"wrong": {}, "verdicts": []}
     script = _script(case, group)
     _from(where, script.accelerator, lambda: _run(script))
-    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+    return {"wrong": script.report.wrong, "verdicts": script.report.verdicts}
 
 
 def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def other_kernels(fabric: Fabric, given: dict[str, Any]) -> dict[str, Any]:
     case = cases.case(given)
     script = _script(case, fabric.open("experts"), NaiveKernels)
     _from("host", script.accelerator, lambda: _run(script))
-    return {"wrong": script.told.wrong, "verdicts": script.told.verdicts}
+    return {"wrong": script.report.wrong, "verdicts": script.report.verdicts}
 
 
 def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str, Any]:
@@ -66,17 +66,17 @@ def lose_a_rank(fabric: Fabric, given: dict[str, Any], victim: int) -> dict[str,
     if group.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     stream = script.accelerator.stream(Role.COMPUTE)
-    told = ""
+    cause = ""
     try:
         script.exchange.dispatch(script.batch(0, 0), stream).wait(stream)
         script.exchange.read_status(stream).result(WATCHDOG)
     except StreamFailed as failure:
-        told = type(failure.__cause__).__name__
+        cause = type(failure.__cause__).__name__
     script.accelerator.close()
-    left = replace(case, active=[rank for rank in range(case.size) if rank != victim])
-    after = _script(left, spare)
+    remaining = replace(case, active=[rank for rank in range(case.size) if rank != victim])
+    after = _script(remaining, spare)
     _from("host", after.accelerator, lambda: _run(after))
-    return {"told": told, "wrong": after.told.wrong, "verdicts": after.told.verdicts}
+    return {"told": cause, "wrong": after.report.wrong, "verdicts": after.report.verdicts}
 
 
 def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
@@ -87,15 +87,15 @@ def mismatched_step(fabric: Fabric, given: dict[str, Any]) -> list[str]:
     among = fabric.open("fallback")
     portable = FallbackExchange(case.form(), among, script.accelerator, WATCHDOG, case.ranks)
     sure = ExchangeWithFallback(script.exchange, portable, stream)
-    said: list[str] = []
+    outcomes: list[str] = []
     for step in range(len(case.steps)):
         try:
             sure.run(partial(_step, script, step), WATCHDOG)
-            said.append("ran")
+            outcomes.append("ran")
         except GenerationMismatch as error:
-            said.append(str(error).partition(":")[0])
+            outcomes.append(str(error).partition(":")[0])
     script.accelerator.close()
-    return said
+    return outcomes
 
 
 def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, Any]:
@@ -114,32 +114,32 @@ def sure_steps(fabric: Fabric, given: dict[str, Any], where: str) -> dict[str, A
 
     def play() -> None:
         for step in range(len(case.steps)):
-            found = sure.run(partial(_step, script, step), WATCHDOG)
-            stream.launch(partial(_compare, script, step, found, wrong))
+            results = sure.run(partial(_step, script, step), WATCHDOG)
+            stream.launch(partial(_compare, script, step, results, wrong))
 
     _from(where, accelerator, play)
-    wrong += script.told.wrong.values()
+    wrong += script.report.wrong.values()
     return {"wrong": wrong, "tally": asdict(sure.statistics)}
 
 
 def _step(script: Script, step: int, exchange: TokenExchange) -> list[Tensor]:
     """All batches, two at a time; clones of their results, once the stream has come to it."""
-    found: list[Tensor] = []
+    results_by_batch: list[Tensor] = []
     numbers = range(len(script.case.steps[step]))
     for first in numbers[::2]:
         pair = numbers[first : first + 2]
-        sent = [exchange.dispatch(script.batch(step, n), script.stream(n)) for n in pair]
-        back = [_expert(script, step, n, d) for n, d in zip(pair, sent, strict=True)]
-        for combined in back:
+        dispatches = [exchange.dispatch(script.batch(step, n), script.stream(n)) for n in pair]
+        combines = [_expert(script, step, n, d) for n, d in zip(pair, dispatches, strict=True)]
+        for combined in combines:
             stream = script.accelerator.stream(Role.COMPUTE)
             results = combined.wait(stream)
-            stream.launch(partial(_keep, found, results))
+            stream.launch(partial(_keep, results_by_batch, results))
             combined.release(stream)
-    return found
+    return results_by_batch
 
 
-def _keep(found: list[Tensor], results: Tensor) -> None:
-    found.append(results.clone())
+def _keep(results_by_batch: list[Tensor], results: Tensor) -> None:
+    results_by_batch.append(results.clone())
 
 
 def _expert(script: Script, step: int, number: int, dispatched: DispatchHandle) -> CombineHandle:
@@ -152,8 +152,8 @@ def _expert(script: Script, step: int, number: int, dispatched: DispatchHandle) 
     return dispatched.combine(rows, stream)
 
 
-def _compare(script: Script, step: int, found: list[Tensor], wrong: list[str]) -> None:
-    for number, results in enumerate(found):
+def _compare(script: Script, step: int, results_by_batch: list[Tensor], wrong: list[str]) -> None:
+    for number, results in enumerate(results_by_batch):
         expected = oracle.dense(script.case, step, number, script.rank)
         if not same(results, expected):
             wrong.append(f"step {step}, batch {number}: {results}, not {expected}")

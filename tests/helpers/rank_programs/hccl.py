@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.rank_programs.call_outcome import Outcome, outcome
-from helpers.rank_programs.device_collectives import device, meet, put
+from helpers.rank_programs.device_collectives import device, meet, to_device
 from helpers.watchdog import WATCHDOG
 from torch import distributed
 
@@ -28,7 +28,7 @@ def surroundings(fabric: Fabric, backend: str) -> dict[str, Any]:
     before = dict(os.environ)
     device(fabric, backend)
     group = fabric.open("test")
-    value = put([1], torch.int32)
+    value = to_device([1], torch.int32)
     group.all_reduce(value).result(WATCHDOG)
     threads = {thread.name for thread in threading.enumerate()}
     return {
@@ -44,12 +44,12 @@ def mismatch(fabric: Fabric, backend: str) -> list[Outcome]:
     device(fabric, backend)
     group, sound = fabric.open("hit"), fabric.open("spared")
     with own_faults():
-        work = group.all_reduce(put([1] * (1 + group.rank), torch.int32))
-        ended = outcome(lambda: work.result(WATCHDOG))
-        again = outcome(group.barrier)
+        work = group.all_reduce(to_device([1] * (1 + group.rank), torch.int32))
+        first_outcome = outcome(lambda: work.result(WATCHDOG))
+        second_outcome = outcome(group.barrier)
         meet(fabric, "seen")
     sound.barrier().result(WATCHDOG)
-    return [ended, again]
+    return [first_outcome, second_outcome]
 
 
 def refused(fabric: Fabric, backend: str) -> list[Outcome]:
@@ -61,12 +61,12 @@ def refused(fabric: Fabric, backend: str) -> list[Outcome]:
         lambda: group.broadcast(torch.zeros(4), 0),
         lambda: group.broadcast(private, 0),
         lambda: group.broadcast(torch.zeros(2).to(f"npu:{2 + group.rank}"), 0),
-        lambda: group.all_reduce(put([1])),
+        lambda: group.all_reduce(to_device([1])),
         lambda: group.exchange(Exchange((PeerBuffer(1 - group.rank, torch.zeros(2)),), ())),
     ]
-    found = [outcome(call) for call in calls]
+    outcomes = [outcome(call) for call in calls]
     group.barrier().result(WATCHDOG)
-    return found
+    return outcomes
 
 
 def _native_threads() -> list[str]:

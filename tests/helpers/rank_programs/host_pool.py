@@ -20,7 +20,7 @@ from equipoise.hal.communicator import Fabric
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import PoolMismatch
 
-KEPT: list[HostExpertPool] = []
+OPEN_POOLS: list[HostExpertPool] = []
 """Pools that a case leaves open."""
 
 
@@ -33,15 +33,15 @@ def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:
         pool = sealed(fabric.control)
     finally:
         mock.patch.stopall()
-    found = {"holds": holds(pool), "ranks": pool.ranks, "during": holdings()}
+    state = {"holds": holds(pool), "ranks": pool.ranks, "during": holdings()}
     pool.close()
     gc.collect()
-    return found | {"after": holdings()}
+    return state | {"after": holdings()}
 
 
 def keep(fabric: Fabric) -> int:
     """The inode of a pool that stays open."""
-    KEPT.append(sealed(fabric.control))
+    OPEN_POOLS.append(sealed(fabric.control))
     with open("/proc/self/maps") as maps:
         return next(int(line.split()[4]) for line in maps if shared_memory.MEMORY_NAME in line)
 
@@ -51,12 +51,12 @@ def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
     spoken = iter(range(1 << 10))
 
     def mortal(say: Callable[..., None]) -> Callable[..., None]:
-        def said(self: NodeCoordinator, *words: Any) -> None:
+        def counted_say(self: NodeCoordinator, *words: Any) -> None:
             if self.rank == victim and next(spoken) == word:
                 os.kill(os.getpid(), signal.SIGKILL)
             say(self, *words)
 
-        return said
+        return counted_say
 
     def work() -> None:
         pool = HostExpertPool.open(fabric.control, range(3), LAYOUT, name="doomed", timeout=1.0)
@@ -67,9 +67,9 @@ def die_instead_of(fabric: Fabric, victim: int, word: int) -> dict[str, Any]:
         mock.patch.object(NodeCoordinator, "check_same", mortal(NodeCoordinator.check_same)),
         mock.patch.object(NodeCoordinator, "publish", mortal(NodeCoordinator.publish)),
     ):
-        ended = outcome(work)
+        work_outcome = outcome(work)
     gc.collect()
-    return {"ended": ended, "holdings": holdings()}
+    return {"ended": work_outcome, "holdings": holdings()}
 
 
 def outlive(fabric: Fabric, victim: int) -> bool:
@@ -78,9 +78,9 @@ def outlive(fabric: Fabric, victim: int) -> bool:
     if fabric.control.rank == victim:
         os.kill(os.getpid(), signal.SIGKILL)
     fabric.control.lost_rank(WATCHDOG)
-    found = holds(pool)
+    intact = holds(pool)
     pool.close()
-    return found
+    return intact
 
 
 def instances(fabric: Fabric) -> dict[str, Any]:
@@ -93,10 +93,10 @@ def instances(fabric: Fabric) -> dict[str, Any]:
     _meet(control, "filled")
     pool.seal(WATCHDOG)
     _meet(control, "sealed")
-    found = {"holds": holds(pool, seed=job), "ranks": pool.ranks}
+    state = {"holds": holds(pool, seed=job), "ranks": pool.ranks}
     _meet(control, "read")
     pool.close()
-    return found
+    return state
 
 
 def steal(fabric: Fabric) -> list[Outcome] | None:
@@ -111,10 +111,10 @@ def steal(fabric: Fabric) -> list[Outcome] | None:
     control.cast("offers", mine.encode().encode())
     theirs = MemoryHandle.decode(control.collect("offers", WATCHDOG)[1 - control.rank].decode())
     tries = [dataclasses.replace(theirs, token=mine.token), theirs]
-    found = [outcome(lambda o=o: os.close(o.open(LAYOUT))) for o in tries]  # type: ignore[misc]
+    outcomes = [outcome(lambda o=o: os.close(o.open(LAYOUT))) for o in tries]  # type: ignore[misc]
     _meet(control, "tried")
     pool.close()
-    return found
+    return outcomes
 
 
 def hoard(fabric: Fabric) -> Outcome:
@@ -126,10 +126,10 @@ def hoard(fabric: Fabric) -> Outcome:
     hoarded = (
         SharedMapping.for_writing(descriptor, LAYOUT.nbytes) if fabric.control.rank == 1 else None
     )
-    found = outcome(lambda: pool.seal(WATCHDOG))
+    seal_outcome = outcome(lambda: pool.seal(WATCHDOG))
     if hoarded is not None:
         hoarded.close()
-    return found
+    return seal_outcome
 
 
 def _meet(control: ControlPlane, where: str) -> None:

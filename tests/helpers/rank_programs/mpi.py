@@ -16,13 +16,13 @@ from equipoise.hal.communicator import Communicator, Fabric
 def overlapping(fabric: Fabric) -> Any:
     """Three groups that share ranks, used in an order of each rank's own."""
     me, groups = fabric.control.rank, {"0123": [0, 1, 2, 3], "210": [2, 1, 0], "13": [1, 3]}
-    opened = {n: fabric.open(n, ranks) for n, ranks in groups.items() if me in ranks}
-    values = {name: torch.tensor([10**me]) for name in opened}
-    mixed = sorted(opened, reverse=me % 2 == 1)
-    works = [opened[name].all_reduce(values[name]) for name in mixed]
+    communicators = {n: fabric.open(n, ranks) for n, ranks in groups.items() if me in ranks}
+    values = {name: torch.tensor([10**me]) for name in communicators}
+    ordered_names = sorted(communicators, reverse=me % 2 == 1)
+    works = [communicators[name].all_reduce(values[name]) for name in ordered_names]
     for work in works:
         work.result(WATCHDOG)
-    return {name: [opened[name].rank, int(values[name])] for name in opened}
+    return {name: [communicators[name].rank, int(values[name])] for name in communicators}
 
 
 def refusals(fabric: Fabric) -> Any:
@@ -49,13 +49,13 @@ def lonely(fabric: Fabric) -> Any:
 
 def unmatched(fabric: Fabric, op: str) -> None:
     """Rank 0 issues what nobody matches, and waits until its deadline."""
-    broken = fabric.open("broken")
+    group = fabric.open("broken")
     if fabric.control.rank == 0:
         data = torch.ones(70000)
         calls = {
-            "irecv": lambda: broken.irecv(data, 1),
-            "long isend": lambda: broken.isend(data, 1),
-            "all_reduce": lambda: broken.all_reduce(data),
+            "irecv": lambda: group.irecv(data, 1),
+            "long isend": lambda: group.isend(data, 1),
+            "all_reduce": lambda: group.all_reduce(data),
         }
         work = calls[op]()
         assert outcome(lambda: work.result(WATCHDOG))["error"] == "OperationTimeout"
@@ -88,8 +88,8 @@ def misaligned(fabric: Fabric) -> Any:
 
 def from_threads(fabric: Fabric, rounds: int) -> Any:
     """Threads of every rank share one communicator for messages, and have one each for sums."""
-    shared, sums = fabric.open("shared"), [fabric.open(f"sum {n}") for n in range(3)]
-    me, size, wrong = shared.rank, shared.size, []
+    messages, sums = fabric.open("shared"), [fabric.open(f"sum {n}") for n in range(3)]
+    me, size, wrong = messages.rank, messages.size, []
 
     def add(group: Communicator, seed: int) -> None:
         for number in range(rounds):
@@ -105,18 +105,18 @@ def from_threads(fabric: Fabric, rounds: int) -> Any:
         works += [group.irecv(item, (me - 1) % size) for item in arriving]
         for work in works:
             work.result(WATCHDOG)
-        found.extend(int(item[0]) for item in arriving)
+        received.extend(int(item[0]) for item in arriving)
 
-    found: list[int] = []
+    received: list[int] = []
     data = [torch.full((n + 1,), n + 1) for n in range(rounds)]
     threads = [threading.Thread(target=add, args=(g, n)) for n, g in enumerate(sums)]
-    threads += [threading.Thread(target=pass_on, args=(shared, data))]
-    threads += [threading.Thread(target=_barriers, args=(shared, rounds, wrong))]
+    threads += [threading.Thread(target=pass_on, args=(messages, data))]
+    threads += [threading.Thread(target=_barriers, args=(messages, rounds, wrong))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WATCHDOG)
-    return [wrong, found == list(range(1, rounds + 1)), [t.is_alive() for t in threads]]
+    return [wrong, received == list(range(1, rounds + 1)), [t.is_alive() for t in threads]]
 
 
 def _barriers(group: Communicator, rounds: int, wrong: list[str]) -> None:
@@ -129,10 +129,10 @@ def _barriers(group: Communicator, rounds: int, wrong: list[str]) -> None:
 def open_from_threads(fabric: Fabric) -> Any:
     """Two threads open communicators at once, in another order on every other rank."""
     totals: dict[str, int] = {}
-    begun = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def work(name: str) -> None:
-        begun.wait(WATCHDOG)
+        barrier.wait(WATCHDOG)
         totals[name] = total(fabric.open(name))
 
     names = ["left", "right"] if fabric.control.rank % 2 else ["right", "left"]
@@ -166,13 +166,13 @@ def reopen(fabric: Fabric, rounds: int) -> Any:
         group.close()
     whole = total(fabric.open("all"))  # behind it all ranks are through with their rounds
     control: Any = fabric.control
-    left = [key for key in control.store.list_keys() if "/round " in key]
-    return [sorted(totals), whole, len(left)]
+    remaining_keys = [key for key in control.store.list_keys() if "/round " in key]
+    return [sorted(totals), whole, len(remaining_keys)]
 
 
 def left_behind(fabric: Fabric, rounds: int) -> Any:
     """Rank 1 never takes what rank 0 broadcast last, and then the communicator is closed."""
-    seen = []
+    values = []
     for number in range(rounds):
         unread, next_ = fabric.open(f"unread {number}"), torch.tensor([number])
         if unread.rank == 0:
@@ -181,9 +181,9 @@ def left_behind(fabric: Fabric, rounds: int) -> Any:
         total(fabric.open(f"meanwhile {number}"))
         group = fabric.open(f"next {number}")
         group.broadcast(next_, 0).result(WATCHDOG)
-        seen.append(int(next_))
+        values.append(int(next_))
         group.close()
-    return seen
+    return values
 
 
 def die(fabric: Fabric, rank: int) -> Any:

@@ -102,12 +102,12 @@ def lose_by_kill(fabric: Fabric, rank: int) -> Any:
     meet(fabric, "all there")
     if fabric.control.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
-    failed = outcome(lambda: group.all_reduce(torch.ones(1)).result(WATCHDOG))
-    lost = fabric.control.lost_rank(WATCHDOG)
+    sum_outcome = outcome(lambda: group.all_reduce(torch.ones(1)).result(WATCHDOG))
+    loss = fabric.control.lost_rank(WATCHDOG)
     group.rebuild([other for other in range(fabric.control.size) if other != rank])
     return {
-        "failed": failed,
-        "lost": lost and [lost.rank, lost.reason, lost.operation],
+        "failed": sum_outcome,
+        "lost": loss and [loss.rank, loss.reason, loss.operation],
         "place": [group.rank, group.size],
         "total": total(group),
     }

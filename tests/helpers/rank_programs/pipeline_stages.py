@@ -67,7 +67,7 @@ class Toy:
         return MicroBatch(number, 2 * self._sizes[number], self._sizes[number])
 
     def around(self, number: int) -> AbstractContextManager[object]:
-        return self._noted(number)
+        return self._recorded_call(number)
 
     def forward(
         self, turn: MicroBatch, handed: AsyncIntermediateTensors | None
@@ -77,10 +77,10 @@ class Toy:
         if self._passes_on and handed is not None:
             return {"hidden": handed["hidden"], "residual": handed["residual"]}
         x = self._first(turn) if handed is None else handed["hidden"] + handed["residual"]
-        made = (x * 31 + self._stage + 1) % PRIME
+        hidden = (x * 31 + self._stage + 1) % PRIME
         if not self._last:
-            return {"hidden": made, "residual": made // 3}
-        return {SAMPLED_TOKENS: (made.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
+            return {"hidden": hidden, "residual": hidden // 3}
+        return {SAMPLED_TOKENS: (hidden.view(turn.sequences, 2, WIDTH).sum((1, 2)) % PRIME)}
 
     def end(self, turn: MicroBatch, tokens: Tensor | None) -> None:
         self.calls.append(f"end {turn.number}")
@@ -89,14 +89,14 @@ class Toy:
 
     def _first(self, turn: MicroBatch) -> Tensor:
         """Rows made of the tokens of the micro-batch's last turn, as far as it had sequences."""
-        before = self.tokens.get(turn.number - self._in_flight, [])
-        known = (before + [7] * turn.sequences)[: turn.sequences]
-        rows = torch.tensor(known, dtype=torch.int64).repeat_interleave(2)
+        last_tokens = self.tokens.get(turn.number - self._in_flight, [])
+        tokens = (last_tokens + [7] * turn.sequences)[: turn.sequences]
+        rows = torch.tensor(tokens, dtype=torch.int64).repeat_interleave(2)
         first = rows[:, None] * torch.arange(1, WIDTH + 1) + turn.number
         return first.to(self._device)
 
     @contextmanager
-    def _noted(self, number: int) -> Iterator[None]:
+    def _recorded_call(self, number: int) -> Iterator[None]:
         self.calls.append(f"enter {number}")
         yield
         self.calls.append(f"leave {number}")
@@ -166,8 +166,10 @@ def turns(
     """Every rank is a stage, or, of two parts, every two ranks; stage `raises[0]` may fail."""
     rank, stages = fabric.control.rank, fabric.control.size // parts
     with place(fabric, parts=parts, deadline=WATCHDOG, backend=backend) as at:
-        split = SliceMode.SLICED if parts > 1 else SliceMode.WHOLE
-        fields = [RowField(name, (WIDTH,), torch.int64, split) for name in ("hidden", "residual")]
+        slice_mode = SliceMode.SLICED if parts > 1 else SliceMode.WHOLE
+        fields = [
+            RowField(name, (WIDTH,), torch.int64, slice_mode) for name in ("hidden", "residual")
+        ]
         members = tuple(range(rank % parts, fabric.control.size, parts))
         pipeline = PipelineSpec(
             name=f"part {rank % parts}",
@@ -183,12 +185,12 @@ def turns(
         )
         ends = open_stage_channels(pipeline, at)
         loop = StageLoop(toy, ends, at.accelerator, at.stream, in_flight, WATCHDOG)
-        told = outcome(lambda: loop.run(len(sizes)))
+        run_outcome = outcome(lambda: loop.run(len(sizes)))
         messages = [end.statistics.messages for end in (ends.from_previous, ends.to_next) if end]
         return {
             "tokens": [toy.tokens.get(number) for number in range(len(sizes))],
             "calls": toy.calls,
-            "error": told["error"],
-            "text": told["text"],
+            "error": run_outcome["error"],
+            "text": run_outcome["text"],
             "messages": messages,
         }

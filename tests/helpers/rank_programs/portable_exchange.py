@@ -49,20 +49,20 @@ def _round(
     ]
     arrived = exchange.dispatch(route, [by_rank[group.rank] for by_rank in data])
     sources = _sources(slots, group.rank, per_rank)
-    for found, by_rank in zip(arrived, data, strict=True):
+    for actual, by_rank in zip(arrived, data, strict=True):
         expected = [by_rank[rank][position // top_k] for rank, position, _ in sources]
-        _equal(found, _stack(expected, by_rank[0]))
+        _equal(actual, _stack(expected, by_rank[0]))
     shape, dtype = payloads[0]
-    for found, (_, _, local) in zip(arrived[0], sources, strict=True):
-        found.copy_(_expert(found, group.rank * per_rank + local))
-    back = exchange.combine(route, arrived[0])
+    for row, (_, _, local) in zip(arrived[0], sources, strict=True):
+        row.copy_(_expert(row, group.rank * per_rank + local))
+    combined = exchange.combine(route, arrived[0])
     mine, total = data[0][group.rank], group.size * per_rank
-    expected_back = torch.zeros(tokens, top_k, *shape).to(DTYPES[dtype])
+    expected_results = torch.zeros(tokens, top_k, *shape).to(DTYPES[dtype])
     for token in range(tokens):
         for k, slot in enumerate(slots[group.rank][token].tolist()):
             if slot < total:
-                expected_back[token, k] = _expert(mine[token], slot)
-    _equal(back, expected_back)
+                expected_results[token, k] = _expert(mine[token], slot)
+    _equal(combined, expected_results)
     return len(sources)
 
 
@@ -96,8 +96,8 @@ def _stack(rows: list[Tensor], like: Tensor) -> Tensor:
     return torch.stack(rows) if rows else like[:0]
 
 
-def _equal(found: Tensor, expected: Tensor) -> None:
-    assert same(found.contiguous(), expected), f"expected {expected}, got {found}"
+def _equal(actual: Tensor, expected: Tensor) -> None:
+    assert same(actual.contiguous(), expected), f"expected {expected}, got {actual}"
 
 
 def mismatch(fabric: Fabric, generations: list[int]) -> Any:
@@ -105,10 +105,10 @@ def mismatch(fabric: Fabric, generations: list[int]) -> Any:
     group, accelerator = fabric.open("dispatch"), BACKEND.open(0)
     exchange = VariableSizeExchange(group, 2, accelerator.stream(Role.COMPUTE), WATCHDOG)
     slots = torch.zeros(3, 1, dtype=torch.int32)
-    told = ""
+    message = ""
     try:
         exchange.prepare(slots, generations[group.rank])
     except GenerationMismatch as error:
-        told = str(error)
+        message = str(error)
     route = exchange.prepare(slots, 9)
-    return {"told": told, "receives": list(route.recv_counts)}
+    return {"told": message, "receives": list(route.recv_counts)}

@@ -121,7 +121,7 @@ class Trap:
     """Acts where the engine comes to a state, or where it has decided to commit."""
 
     where: str
-    act: Callable[[], object]
+    action: Callable[[], object]
 
     def set_in(self, balancer: ExpertBalancer) -> None:
         """Lie in wait for the decision."""
@@ -129,7 +129,7 @@ class Trap:
 
         def deadly(update: LayerUpdate, copies: SlotCopies) -> None:
             if self.where == "Decided":
-                self.act()
+                self.action()
             commit(update, copies)
 
         installed.commit = deadly  # type: ignore[method-assign]
@@ -138,7 +138,7 @@ class Trap:
         """Act in the state it is set for."""
         engine = balancer.engine
         if type(engine.state).__name__ == self.where:
-            self.act()
+            self.action()
 
 
 def _snap(number: int) -> None:
@@ -188,9 +188,9 @@ class Bench:
             return InPlaceFromHost(supply, self.backend.capabilities)
         return StagedFromPeers(supply)
 
-    def loop(self, where: str, act: Callable[[], object], balancer: ExpertBalancer) -> "Loop":
+    def loop(self, where: str, action: Callable[[], object], balancer: ExpertBalancer) -> "Loop":
         """Steps, with a trap on the rank that is to suffer."""
-        trap = Trap(where if self.rank == VICTIM else "nowhere", act)
+        trap = Trap(where if self.rank == VICTIM else "nowhere", action)
         trap.set_in(balancer)
         return Loop(self.fabric, self.accelerator, self.weights, trap)
 
@@ -210,17 +210,17 @@ def survive(fabric: Fabric, where: str, how: str, commit: str, backend: str = "c
     except EquipoiseError:
         if bench.rank == VICTIM:
             _snap(signal.SIGKILL)
-    first, seen = loop.step + 1, list(loop.observations)
-    left = [rank for rank in range(3) if rank != VICTIM]
-    smaller = balancer.reconfigure(left, first)
-    loop.run(smaller, tuple(left), range(first, first + STEPS), fewest=MORE)
+    first, observations = loop.step + 1, list(loop.observations)
+    survivors = [rank for rank in range(3) if rank != VICTIM]
+    smaller = balancer.reconfigure(survivors, first)
+    loop.run(smaller, tuple(survivors), range(first, first + STEPS), fewest=MORE)
     smaller.close()
     outcomes = [report.outcome for report in smaller.engine.reports]
     bench.accelerator.close()
     return {
         "last": first - 1,
-        "before": seen,
-        "after": loop.observations[len(seen) :],
+        "before": observations,
+        "after": loop.observations[len(observations) :],
         "aborts": dict(balancer.engine.aborts),
         "rebalances": outcomes,
     }
@@ -272,30 +272,32 @@ class Loop:
             time.sleep(0.02)  # so that the work beside comes on
             self.observations.append(self._look(balancer, step))
             self._trap.look(balancer)
-            moved = any(report.outcome == COMMITTED for report in balancer.engine.reports)
-            done = torch.tensor([moved], dtype=torch.int64).to(self._accelerator.device)
-            lockstep.all_reduce(done).result(30.0)
-            if step - steps.start >= fewest - 1 and int(done) == len(ranks):
+            has_moved = any(report.outcome == COMMITTED for report in balancer.engine.reports)
+            moved_ranks = torch.tensor([has_moved], dtype=torch.int64).to(self._accelerator.device)
+            lockstep.all_reduce(moved_ranks).result(30.0)
+            if step - steps.start >= fewest - 1 and int(moved_ranks) == len(ranks):
                 return
 
     def _look(self, balancer: ExpertBalancer, step: int) -> Any:
         """Nothing in the step waits for the device: the writer issues its copies after the step,
         and the step stands behind a lock until they are there. So values are read at the end."""
         compute, installed = self._accelerator.stream(Role.COMPUTE), balancer.serving_state
-        held: list[torch.Tensor] = []
-        seen: list[Any] = []
+        first_elements: list[torch.Tensor] = []
+        snapshot: list[Any] = []
 
         def program() -> None:
             for layer in range(SHAPE.layers):
                 with balancer.reading_slots(layer, step):
-                    held.append(_first_elements(self._weights, layer))
-            seen.extend([installed.tables.generation.clone(), installed.layout.placement.tolist()])
+                    first_elements.append(_first_elements(self._weights, layer))
+            snapshot.extend(
+                [installed.tables.generation.clone(), installed.layout.placement.tolist()]
+            )
             balancer.load.counters += self._loads[step // 8 % SHAPE.experts]
 
         compute.launch(program)
         compute.synchronize(30.0)
-        generation, placement = seen
-        experts = [[int(value) - 1 for value in row.tolist()] for row in held]
+        generation, placement = snapshot
+        experts = [[int(value) - 1 for value in row.tolist()] for row in first_elements]
         return [step, generation.tolist(), placement, experts]
 
 

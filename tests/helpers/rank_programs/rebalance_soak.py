@@ -102,13 +102,13 @@ def _serving(fabric: Fabric, commit: str) -> Iterator[tuple[ExpertBalancer, "Loo
     store = accelerator.slot_store(weights)
     placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    journal = AsyncEventSink([RebalanceLogSink("soak"), BalancednessLogSink("soak", 1)])
+    event_sink = AsyncEventSink([RebalanceLogSink("soak"), BalancednessLogSink("soak", 1)])
     with _path(fabric, store, commit) as path:
         balancer = open_balancer(
-            accelerator, fabric, store, SHAPE, layout, CONFIG, path, event_sink=journal
+            accelerator, fabric, store, SHAPE, layout, CONFIG, path, event_sink=event_sink
         )
         yield balancer, Loop(fabric.open("lockstep"), accelerator, weights)
-    journal.close()
+    event_sink.close()
     accelerator.close()
 
 
@@ -130,21 +130,21 @@ class Loop:
         self._tokens = tokens
         self._accelerator = accelerator
         self._weights = weights
-        self._told = -1
+        self._last_report = -1
         self.step = 0
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[int] = []
 
     def run(self, balancer: ExpertBalancer, rebalances: int) -> None:
         """Until this rank, and every other, has seen so many."""
-        wanted = self.outcomes["moved"] + rebalances
+        target = self.outcomes["moved"] + rebalances
         flag = torch.zeros(1, dtype=torch.int32)
         while int(flag) < SHAPE.ranks:
             balancer.before_step(self.step)
             self._tell(balancer)
             self._look(balancer)
             # Stands for the exchange of tokens; also agrees on the last step.
-            flag.fill_(self.outcomes["moved"] >= wanted)
+            flag.fill_(self.outcomes["moved"] >= target)
             self._tokens.all_reduce(flag).result(WAIT)
             self.step += 1
 
@@ -153,14 +153,16 @@ class Loop:
         assert isinstance(fabric.control, StoreControlPlane)
         self._tokens.barrier().result(WAIT)
         keys = fabric.control.store.list_keys()
-        held = torch.tensor([sum(key.startswith(("ballot/", "decision/")) for key in keys)])
+        key_count = torch.tensor([sum(key.startswith(("ballot/", "decision/")) for key in keys)])
         # One number for both, so that both go on or stop.
-        self._tokens.broadcast(held, 0).result(WAIT)
-        return int(held)
+        self._tokens.broadcast(key_count, 0).result(WAIT)
+        return int(key_count)
 
     def _tell(self, balancer: ExpertBalancer) -> None:
-        for report in [r for r in list(balancer.engine.reports)[-2:] if r.number > self._told]:
-            self._told = report.number
+        for report in [
+            r for r in list(balancer.engine.reports)[-2:] if r.number > self._last_report
+        ]:
+            self._last_report = report.number
             self.outcomes[report.outcome] += 1
             self.outcomes["moved"] += report.outcome == COMMITTED and report.copies > 0
 
@@ -172,11 +174,11 @@ class Loop:
             for layer in range(SHAPE.layers):
                 with balancer.reading_slots(layer, self.step):
                     slots = self._weights.slots[layer * per : (layer + 1) * per]
-                    held = [int(slot[0].data[0]) - 1 for slot in slots]
-                named = balancer.serving_state.layout.placement[
+                    contents = [int(slot[0].data[0]) - 1 for slot in slots]
+                expected = balancer.serving_state.layout.placement[
                     layer, rank * per : (rank + 1) * per
                 ]
-                if held != named.tolist() and len(self.wrong) < PHASE:
+                if contents != expected.tolist() and len(self.wrong) < PHASE:
                     self.wrong.append(self.step)
             balancer.load.counters += LOAD.roll(self.step // PHASE, 1)
 

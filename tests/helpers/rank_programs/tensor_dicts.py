@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from helpers.rank_programs.call_outcome import outcome
-from helpers.rank_programs.channels import counted, place
+from helpers.rank_programs.channels import counting_calls, place
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
@@ -22,13 +22,13 @@ Fields = list[tuple[str, list[int], str]]
 
 def dictionary(number: int, fields: Fields, constants: dict[str, Any]) -> dict[str, Any]:
     """What is handed over in a step; tensors are strided where they have two dimensions."""
-    made: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for place_of, (name, shape, dtype) in enumerate(fields):
         count = int(torch.tensor(shape).prod()) if shape else 1
         values = (torch.arange(count) * 3 + 7 * number + place_of) % 120
         tensor = values.view(shape).to(getattr(torch, dtype))
-        made[name] = tensor.t().contiguous().t() if len(shape) == 2 else tensor
-    return {**made, **constants}
+        tensors[name] = tensor.t().contiguous().t() if len(shape) == 2 else tensor
+    return {**tensors, **constants}
 
 
 def hand_around(
@@ -38,18 +38,18 @@ def hand_around(
     with place(fabric) as at, torch.inference_mode(inference):
         group = open_tensor_dict_group("stages", list(range(fabric.control.size)), at)
         wrong: list[int] = []
-        late: list[tuple[int, AsyncIntermediateTensors]] = []
+        pending: list[tuple[int, AsyncIntermediateTensors]] = []
         for number, (fields, constants) in enumerate(steps):
-            given = dictionary(number, fields, constants)
-            handles = group.isend_tensor_dict(given)
-            at.stream.launch(partial(_scribble, given, inference))
-            late.append((number, _receive(group)))
+            tensors = dictionary(number, fields, constants)
+            handles = group.isend_tensor_dict(tensors)
+            at.stream.launch(partial(_scribble, tensors, inference))
+            pending.append((number, _receive(group)))
             if number % 2:
                 for handle in handles[1:]:  # as engines do that keep the first apart
                     handle.wait()
-            if len(late) > lag:
-                _check(*late.pop(0), steps, wrong)
-        for number, mapping in late:
+            if len(pending) > lag:
+                _check(*pending.pop(0), steps, wrong)
+        for number, mapping in pending:
             _check(number, mapping, steps, wrong)
         group.drain()
         return wrong
@@ -60,9 +60,9 @@ def _receive(group: TensorDictGroup) -> AsyncIntermediateTensors:
     return AsyncIntermediateTensors(values, comm_handles=handles, comm_postprocess=postprocess)
 
 
-def _scribble(given: dict[str, Any], inference: bool) -> None:
+def _scribble(tensors: dict[str, Any], inference: bool) -> None:
     with torch.inference_mode(inference):
-        for value in given.values():
+        for value in tensors.values():
             if isinstance(value, Tensor):
                 value.fill_(1)
 
@@ -74,23 +74,23 @@ def _check(
     wrong: list[int],
 ) -> None:
     expected = dictionary(number, *steps[number])
-    found: dict[str, Any] = dict(mapping.items())
-    same = found.keys() == expected.keys() and all(
-        _same(found[name], expected[name]) for name in expected
+    received: dict[str, Any] = dict(mapping.items())
+    equal = received.keys() == expected.keys() and all(
+        _same(received[name], expected[name]) for name in expected
     )
-    if not same:
+    if not equal:
         wrong.append(number)
 
 
-def _same(found: Any, expected: Any) -> bool:
+def _same(actual: Any, expected: Any) -> bool:
     if isinstance(expected, Tensor):
-        return found.dtype == expected.dtype and torch.equal(found, expected)
-    return bool(found == expected and type(found) is type(expected))
+        return actual.dtype == expected.dtype and torch.equal(actual, expected)
+    return bool(actual == expected and type(actual) is type(expected))
 
 
 def steady(fabric: Fabric, steps: int) -> Any:
     """What a step costs when the steps are alike: on rank 0, which sends, and on rank 1."""
-    with place(fabric) as at, counted(at) as counts:
+    with place(fabric) as at, counting_calls(at) as counts:
         group = open_tensor_dict_group("stages", [0, 1], at)
         for number in range(4 + steps):
             if number == 4:
@@ -110,22 +110,24 @@ def let_go(fabric: Fabric, backend: str, steps: int) -> Any:
     """A reader launches what reads, and lets go of the tensors at once: nobody waits for it."""
     with place(fabric, backend=backend) as at:
         group, device = open_tensor_dict_group("stages", [0, 1], at), at.accelerator.device
-        kept = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
+        copies = torch.zeros(steps, WIDTH, dtype=torch.int64).to(device)
         at.accelerator.synchronize(WATCHDOG)
         for number in range(steps):
             if fabric.control.rank == 0:
                 with at.stream.current():
-                    made = torch.arange(WIDTH, device=device) + number
-                group.isend_tensor_dict({"hidden": made})
-                at.stream.launch(partial(_scribble, {"hidden": made}, False))
+                    hidden = torch.arange(WIDTH, device=device) + number
+                group.isend_tensor_dict({"hidden": hidden})
+                at.stream.launch(partial(_scribble, {"hidden": hidden}, False))
             else:
                 mapping = _receive(group)
-                at.stream.launch(partial(kept[number].copy_, mapping["hidden"]))
+                at.stream.launch(partial(copies[number].copy_, mapping["hidden"]))
                 mapping.release()
         group.drain()
         at.accelerator.synchronize(WATCHDOG)
         return [
-            row[0].item() for row in kept.cpu() if bool((row == row[0] + torch.arange(WIDTH)).all())
+            row[0].item()
+            for row in copies.cpu()
+            if bool((row == row[0] + torch.arange(WIDTH)).all())
         ]
 
 
@@ -137,29 +139,31 @@ def sliced(fabric: Fabric, chosen: dict[str, bool] | None) -> Any:
         group = open_tensor_dict_group(f"stages {rank % 2}", stages, at)
         if rank < 2:
             return _send_sliced(group, rank, chosen)
-        seen = []
+        received = []
         for _ in range(3):
             values, handles, postprocess = group.irecv_tensor_dict(all_gather_group=object())
             mapping = AsyncIntermediateTensors(values, handles, postprocess)
-            seen.append({name: tensor.tolist() for name, tensor in mapping.items()})
+            received.append({name: tensor.tolist() for name, tensor in mapping.items()})
             mapping.release()
-        return seen
+        return received
 
 
-def _send_sliced(group: TensorDictGroup, rank: int, chosen: dict[str, bool] | None) -> Any:
-    told = {}
+def _send_sliced(
+    group: TensorDictGroup, rank: int, all_gather_tensors: dict[str, bool] | None
+) -> Any:
+    last_outcome = {}
     for number in range(3):
         alike = torch.arange(6.0).view(3, 2) + number
         odd = torch.arange(3.0) + number
         own = torch.tensor([rank, number])
-        given = {"alike": alike, "odd": odd, **({"own": own} if chosen else {})}
-        told = outcome(
-            lambda given=given: group.isend_tensor_dict(  # type: ignore[misc]
-                given, all_gather_group=object(), all_gather_tensors=chosen
+        tensors = {"alike": alike, "odd": odd, **({"own": own} if all_gather_tensors else {})}
+        last_outcome = outcome(
+            lambda given=tensors: group.isend_tensor_dict(  # type: ignore[misc]
+                given, all_gather_group=object(), all_gather_tensors=all_gather_tensors
             )
         )
     group.drain()
-    return told
+    return last_outcome
 
 
 def refused(fabric: Fabric) -> list[str]:
@@ -191,29 +195,29 @@ def idle(fabric: Fabric, seconds: float) -> Any:
     """Nobody asks for anything, for longer than any operation may take."""
     with place(fabric) as at:
         group = open_tensor_dict_group("stages", [0, 1], at)
-        seen = []
+        received = []
         for number in range(3):
             if fabric.control.rank == 0:
                 group.isend_tensor_dict({"n": torch.tensor([number])})
             else:
-                seen.append(int(_receive(group)["n"]))
+                received.append(int(_receive(group)["n"]))
             group.drain()
             time.sleep(seconds)
-        return seen
+        return received
 
 
 def unread(fabric: Fabric, steps: int) -> Any:
     """Rank 1 lets go of every other step without a look at it."""
     with place(fabric) as at:
         group = open_tensor_dict_group("stages", [0, 1], at)
-        seen = []
+        received = []
         for number in range(steps):
             if fabric.control.rank == 0:
                 group.isend_tensor_dict({"n": torch.tensor([number])})
                 continue
             mapping = _receive(group)
             if number % 2:
-                seen.append(int(mapping["n"]))
+                received.append(int(mapping["n"]))
         group.drain()
         at.stream.synchronize(WATCHDOG)
-        return seen
+        return received

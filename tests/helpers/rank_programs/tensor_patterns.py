@@ -25,8 +25,8 @@ def empty(shape: list[int], dtype: str) -> Tensor:
     return torch.ones(shape).to(DTYPES[dtype])
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
+def same(actual: Tensor, expected: Tensor) -> bool:
     """Equal as bytes."""
-    return found.shape == expected.shape and torch.equal(
-        found.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
+    return actual.shape == expected.shape and torch.equal(
+        actual.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8)
     )

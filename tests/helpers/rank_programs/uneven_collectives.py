@@ -16,9 +16,9 @@ WIDTH = 3
 def both(fabric: Fabric, where: str, cases: list[list[int]]) -> int:
     """Gather and scatter rows as each list of counts says, and compare; how many were alike."""
     group = fabric.open("test")
-    rank, size, patience = group.rank, group.size, timedelta(seconds=WATCHDOG)
+    rank, size, timeout = group.rank, group.size, timedelta(seconds=WATCHDOG)
     dist.init_process_group(
-        "gloo", store=FileStore(where, size), rank=rank, world_size=size, timeout=patience
+        "gloo", store=FileStore(where, size), rank=rank, world_size=size, timeout=timeout
     )
     try:
         return sum(_alike(seed, rank, counts) for seed, counts in enumerate(cases))
@@ -29,13 +29,15 @@ def both(fabric: Fabric, where: str, cases: list[list[int]]) -> int:
 def _alike(seed: int, rank: int, counts: list[int]) -> bool:
     parts = [pattern(seed, one, [count, WIDTH], "float32") for one, count in enumerate(counts)]
     gathered = gather_rows(parts[rank], counts)
-    whole = [pattern(seed, one, [sum(counts), WIDTH], "float32") for one in range(len(counts))]
-    given = whole[rank].clone()
-    scattered = scatter_sum(given, counts, rank)
+    full_tensors = [
+        pattern(seed, one, [sum(counts), WIDTH], "float32") for one in range(len(counts))
+    ]
+    contribution = full_tensors[rank].clone()
+    scattered = scatter_sum(contribution, counts, rank)
     first = sum(counts[:rank])
-    total = sum(whole[1:], start=whole[0])[first : first + counts[rank]]
+    total = sum(full_tensors[1:], start=full_tensors[0])[first : first + counts[rank]]
     return (
         same(gathered, gathered.new_tensor([row for part in parts for row in part.tolist()]))
         and same(scattered, total)
-        and same(given, whole[rank])
+        and same(contribution, full_tensors[rank])
     )

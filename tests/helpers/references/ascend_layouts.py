@@ -18,8 +18,8 @@ Ints = NDArray[np.int64]
 
 def log_normal(rng: np.random.Generator, sigma: float) -> Ints:
     """(layers, experts)."""
-    drawn = np.exp(sigma * rng.standard_normal((LAYERS, EXPERTS)))
-    rows: Ints = np.rint(ROWS * drawn).astype(np.int64)
+    popularity = np.exp(sigma * rng.standard_normal((LAYERS, EXPERTS)))
+    rows: Ints = np.rint(ROWS * popularity).astype(np.int64)
     return rows
 
 
@@ -53,20 +53,20 @@ def workload(load: Ints, table: Ints) -> Ints:
     """What each slot takes under an even split, like `table`."""
     part = load // copies(table)
     rows = np.take_along_axis(part, table.reshape(LAYERS, -1), axis=1)
-    taken: Ints = rows.reshape(table.shape)
-    return taken
+    rows_by_slot: Ints = rows.reshape(table.shape)
+    return rows_by_slot
 
 
 def score(load: Ints, table: Ints) -> NDArray[np.float64]:
     """max/mean of the ranks under an even split, by layer."""
     part = load / copies(table)
     ranks = np.take_along_axis(part, table.reshape(LAYERS, -1), axis=1)
-    taken = ranks.reshape(table.shape).sum(axis=2)
-    found: NDArray[np.float64] = taken.max(axis=1) / taken.mean(axis=1)
-    return found
+    rank_loads = ranks.reshape(table.shape).sum(axis=2)
+    ratios: NDArray[np.float64] = rank_loads.max(axis=1) / rank_loads.mean(axis=1)
+    return ratios
 
 
 def moves(before: Ints, after: Ints) -> int:
     """Slots whose expert was not on their rank."""
-    held = (after[..., :, None] == before[..., None, :]).any(axis=-1)
-    return int((~held).sum())
+    present = (after[..., :, None] == before[..., None, :]).any(axis=-1)
+    return int((~present).sum())

@@ -17,26 +17,26 @@ def optimum(load: Counts, placement: NDArray[np.int32], ranks: int) -> float:
     slots = placement.size
     rank = np.arange(slots) // (slots // ranks)
     peak = np.full(ranks, -load.sum() / ranks)
-    taken = coo_matrix((load[placement], (rank, np.arange(slots))), shape=(ranks, slots + 1))
-    level = coo_matrix((peak, (np.arange(ranks), np.full(ranks, slots))), shape=taken.shape)
-    whole = (np.ones(slots), (placement, np.arange(slots)))
+    slot_loads = coo_matrix((load[placement], (rank, np.arange(slots))), shape=(ranks, slots + 1))
+    level = coo_matrix((peak, (np.arange(ranks), np.full(ranks, slots))), shape=slot_loads.shape)
+    expert_sums = (np.ones(slots), (placement, np.arange(slots)))
     cost = np.zeros(slots + 1)
     cost[-1] = 1.0
-    found = linprog(
+    solution = linprog(
         cost,
-        A_ub=csr_matrix(taken + level),
+        A_ub=csr_matrix(slot_loads + level),
         b_ub=np.zeros(ranks),
-        A_eq=csr_matrix(whole, shape=(load.size, slots + 1)),
+        A_eq=csr_matrix(expert_sums, shape=(load.size, slots + 1)),
         b_eq=np.ones(load.size),
         bounds=(0, None),
         method="highs",
     )
-    if not found.success:
-        raise ArithmeticError(f"HiGHS: {found.message}")
-    return float(found.fun) - 1.0
+    if not solution.success:
+        raise ArithmeticError(f"HiGHS: {solution.message}")
+    return float(solution.fun) - 1.0
 
 
 def optima(load: Counts, placement: NDArray[np.int32], ranks: int) -> NDArray[np.float64]:
     """(layers,): the same for every layer of (layers, experts) and (layers, slots)."""
     pairs = zip(load, placement, strict=True)
-    return np.array([optimum(rows, held, ranks) for rows, held in pairs])
+    return np.array([optimum(rows, slots, ranks) for rows, slots in pairs])

@@ -25,16 +25,16 @@ def ranks_of(load: Sequence[int], copies: Sequence[int], ranks: int) -> list[lis
 
     A rank's load is in 1 / 65536 of a row, each copy rounded down.
     """
-    held: list[list[int]] = [[] for _ in range(ranks)]
+    experts_by_rank: list[list[int]] = [[] for _ in range(ranks)]
     full = [0] * ranks
     size = [Fraction(n, c) for n, c in zip(load, copies, strict=True)]
     for expert in sorted(range(len(load)), key=lambda e: (-size[e], e)):
         for _ in range(copies[expert]):
-            free = [r for r in range(ranks) if len(held[r]) < sum(copies) // ranks]
+            free = [r for r in range(ranks) if len(experts_by_rank[r]) < sum(copies) // ranks]
             rank = min(free, key=lambda r: (full[r], r))
-            held[rank].append(expert)
+            experts_by_rank[rank].append(expert)
             full[rank] += load[expert] * 65536 // copies[expert]
-    return held
+    return experts_by_rank
 
 
 def published(load: Ints, slots: int, ranks: int) -> Ints:

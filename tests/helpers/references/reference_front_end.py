@@ -86,35 +86,40 @@ class SlowFront:
 
     def lose(self, worker: int) -> set[int]:
         """Names of requests that are gone with it."""
-        gone = set()
+        lost_names = set()
         for request in list(self.requests.values()):
             if request.pinned == worker or (request.worker == worker and request.begun):
                 del self.requests[request.name]
-                gone.add(request.name)
+                lost_names.add(request.name)
             elif request.worker == worker:
                 request.worker = None
-        lost = self.workers[worker]
-        lost.state, lost.report, lost.picks, lost.others = WorkerState.LOST, SILENT, [], None
-        return gone
+        lost_worker = self.workers[worker]
+        lost_worker.state, lost_worker.report, lost_worker.picks, lost_worker.others = (
+            WorkerState.LOST,
+            SILENT,
+            [],
+            None,
+        )
+        return lost_names
 
     def set_state(self, worker: int, state: WorkerState) -> None:
         self.workers[worker].state = state
 
     def set_capacity(self, worker: int, capacity: Capacity) -> None:
-        known = self.workers[worker]
-        known.slots = UNLIMITED if capacity.slots is None else capacity.slots
-        known.room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
+        state = self.workers[worker]
+        state.slots = UNLIMITED if capacity.slots is None else capacity.slots
+        state.room = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
 
     def add_worker(self) -> None:
         self.workers.append(SlowWorker())
 
     def report(self, worker: int, report: WorkerReport) -> None:
-        known = self.workers[worker]
-        known.report, known.picks = report, []
+        state = self.workers[worker]
+        state.report, state.picks = report, []
         if self.front_ends > 1:
             mine = sum(request.weight for request in self.members(worker))
             requests = report.waiting + report.running - len(self.members(worker))
-            known.others = max(0, report.tokens - mine), max(0, requests)
+            state.others = max(0, report.tokens - mine), max(0, requests)
 
     # What is so.
 
@@ -157,8 +162,8 @@ class SlowFront:
         return self.workers[worker].state is WorkerState.SERVING
 
     def free(self, worker: int) -> int:
-        left = self.workers[worker].slots - self.count(worker)
-        return max(0, left) if self.serves(worker) else 0
+        free_slots = self.workers[worker].slots - self.count(worker)
+        return max(0, free_slots) if self.serves(worker) else 0
 
     def fits(self, worker: int, size: int) -> bool:
         return self.free(worker) > 0 and self.load(worker) + size <= self.workers[worker].room
@@ -185,8 +190,8 @@ class SlowFront:
 
     def _waiting(self, pinned: bool) -> list[SlowRequest]:
         waiting = [r for r in self.requests.values() if r.worker is None]
-        chosen = [r for r in waiting if (r.pinned is not None) is pinned]
-        return sorted(chosen, key=lambda request: request.order)
+        matching = [r for r in waiting if (r.pinned is not None) is pinned]
+        return sorted(matching, key=lambda request: request.order)
 
 
 class SlowPolicy(Protocol):

@@ -40,18 +40,18 @@ class Br0:
 
     def dispatch(self, front: SlowFront) -> None:
         self.begin(front)
-        passed: set[int] = set()
+        passed_over: set[int] = set()
         while front.pool:
             free = {w: front.free(w) for w in range(front.size) if front.free(w)}
-            able = [w for w in free if w not in passed]
+            able = [w for w in free if w not in passed_over]
             if not able:
                 return
             worker = min(able, key=lambda w: (-free[w], front.load(w), w))
             many = sum(free.values()) > self.settings.greedy_slots
-            chosen = self.one(front, worker) if many else self.several(front, worker)
-            if not chosen:
-                passed.add(worker)
-            for request in chosen:
+            requests = self.one(front, worker) if many else self.several(front, worker)
+            if not requests:
+                passed_over.add(worker)
+            for request in requests:
                 self.joined(front, worker, request.size)
                 front.bind(request, worker)
 
@@ -68,13 +68,13 @@ class Br0:
         first = front.pool[: self.settings.subset]
         best: list[SlowRequest] = []
         highest = -inf
-        for chosen in self.subsets(first):
-            size = sum(request.size for request in chosen)
-            if len(chosen) > front.free(worker) or not front.fits(worker, size):
+        for subset in self.subsets(first):
+            size = sum(request.size for request in subset)
+            if len(subset) > front.free(worker) or not front.fits(worker, size):
                 continue
             score = self.score(front, worker, size)
             if score > highest:
-                best, highest = chosen, score
+                best, highest = subset, score
         return best if highest > 0 else self.best(front, worker, first)
 
     def subsets(self, first: list[SlowRequest]) -> list[list[SlowRequest]]:
@@ -100,16 +100,16 @@ class Brh(Br0):
         """The step by which it has ended: the present one is still made."""
         horizon = self.settings.horizon
         if self.settings.predictor is Predictor.ORACLE and request.expected is not None:
-            left: float = request.expected - request.made
-        elif not self.lengths.heard:
-            left = horizon
+            remaining: float = request.expected - request.made
+        elif not self.lengths.output_lengths:
+            remaining = horizon
         else:
-            left = self.lengths.remaining(request.made, horizon)
-        return inf if left >= horizon else max(1, ceil(left))
+            remaining = self.lengths.remaining(request.made, horizon)
+        return inf if remaining >= horizon else max(1, ceil(remaining))
 
     def joined(self, front: SlowFront, worker: int, size: int) -> None:
-        grown = front.alike(worker) * size
-        self.loads[worker] = [load + grown for load in self.loads[worker]]
+        growth = front.alike(worker) * size
+        self.loads[worker] = [load + growth for load in self.loads[worker]]
 
     def score(self, front: SlowFront, worker: int, size: int) -> float:
         gamma, total = self.settings.gamma, 0.0
@@ -131,13 +131,13 @@ class Fit:
 
     def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
-        self.ended: list[int] = []
+        self.output_lengths: list[int] = []
         self.decision = 0
         self.looked: int | None = None
-        self.lost = 0.0
+        self.lost_work = 0.0
 
     def finished(self, made: int) -> None:
-        self.ended.append(made)
+        self.output_lengths.append(made)
 
     def dispatch(self, front: SlowFront) -> None:
         self.decision += 1
@@ -157,14 +157,16 @@ class Fit:
         serving = self.serving(front)
         running = sum(request.begun for w in serving for request in front.members(w))
         free = sum(front.free(w) for w in serving)
-        alone = self.settings.gather * self.settings.prompt_weight
+        prompt_cost = self.settings.gather * self.settings.prompt_weight
         since, self.looked = self.looked, None
-        if not alone or not free or not running or all(front.free(w) for w in serving):
+        if not prompt_cost or not free or not running or all(front.free(w) for w in serving):
             return False
         if since is None:
-            since, self.lost = front.made, 0.0
-        self.lost += (front.made - since) / running * self.idle(front, free) * self.envelope(front)
-        if self.lost >= alone * self.missing(front, free):
+            since, self.lost_work = front.made, 0.0
+        self.lost_work += (
+            (front.made - since) / running * self.idle(front, free) * self.envelope(front)
+        )
+        if self.lost_work >= prompt_cost * self.missing(front, free):
             return False
         self.looked = front.made
         return True
@@ -174,8 +176,8 @@ class Fit:
         serving = self.serving(front)
         slots = total(float(front.workers[w].slots) for w in serving)
         most = sum(front.load(w) for w in serving) / len(serving) * (1 + self.settings.slack)
-        wanted = total(float(front.free(w)) for w in serving if front.load(w) <= most)
-        return wanted / slots if len(front.pool) >= free else 1.0
+        usable_slots = total(float(front.free(w)) for w in serving if front.load(w) <= most)
+        return usable_slots / slots if len(front.pool) >= free else 1.0
 
     def envelope(self, front: SlowFront) -> int:
         return max(front.load(w) for w in self.serving(front))
@@ -209,8 +211,8 @@ class Fit:
             request.seen = self.decision if request.seen is None else request.seen
 
         def cost(request: SlowRequest) -> float:
-            waited = self.decision - (request.seen or 0)
-            aged = abs(request.size - need) - self.settings.ageing * waited
+            waiting_time = self.decision - (request.seen or 0)
+            aged = abs(request.size - need) - self.settings.ageing * waiting_time
             return aged - self.credit(request, worker)
 
         fitting = [request for request in window if front.fits(worker, request.size)]
@@ -231,7 +233,11 @@ class Fit:
 
     def credit(self, request: SlowRequest, worker: int) -> float:
         """Computing a token is paid once, reading one at every step of a mean output."""
-        made = sum(self.ended)
-        if worker >= len(request.hits) or not self.settings.prompt_weight or not made:
+        total_output = sum(self.output_lengths)
+        if worker >= len(request.hits) or not self.settings.prompt_weight or not total_output:
             return 0.0
-        return self.settings.prompt_weight * request.hits[worker] / (made / len(self.ended))
+        return (
+            self.settings.prompt_weight
+            * request.hits[worker]
+            / (total_output / len(self.output_lengths))
+        )

@@ -52,8 +52,8 @@ class LlmD(ByPrefix):
         return -(2 * hit + (1 - front.workers[worker].report.kv_usage) + queue)
 
     def queue(self, front: SlowFront, worker: int) -> int:
-        known = front.workers[worker]
-        return known.report.waiting + len(known.picks)
+        state = front.workers[worker]
+        return state.report.waiting + len(state.picks)
 
 
 class SglangCache(ByPrefix):
@@ -74,5 +74,5 @@ class SglangCache(ByPrefix):
         return self.trees.get(worker, 0)
 
     def picked(self, front: SlowFront, request: SlowRequest, worker: int) -> None:
-        given = request.size - request.cached(worker)
-        self.trees[worker] = self.trees.get(worker, 0) + given
+        new_tokens = request.size - request.cached(worker)
+        self.trees[worker] = self.trees.get(worker, 0) + new_tokens

@@ -79,11 +79,11 @@ class PowerOfTwo(Push):
     def choose(self, front: SlowFront, request: SlowRequest, takers: list[int]) -> int | None:
         if not takers:
             return None
-        drawn = []
+        candidates = []
         for _ in range(min(2, len(takers))):
-            left = [worker for worker in takers if worker not in drawn]
-            drawn.append(left[self.dice.below(len(left))])
-        return min(drawn, key=front.count)
+            others = [worker for worker in takers if worker not in candidates]
+            candidates.append(others[self.dice.below(len(others))])
+        return min(candidates, key=front.count)
 
 
 class Jsq(Push):
@@ -107,8 +107,8 @@ class VllmLegacy(Push):
         self.start = workers * self.settings.front_end // self.settings.front_ends
 
     def waiting(self, front: SlowFront, worker: int) -> int:
-        known = front.workers[worker]
-        return known.report.waiting + self.settings.front_ends * len(known.picks)
+        state = front.workers[worker]
+        return state.report.waiting + self.settings.front_ends * len(state.picks)
 
     def score(self, front: SlowFront, worker: int) -> object:
         return 4 * self.waiting(front, worker) + front.workers[worker].report.running
@@ -131,9 +131,9 @@ class SglangTokens(Push):
     """argmin (tokens, requests) of a snapshot, own picks since counted in both."""
 
     def score(self, front: SlowFront, worker: int) -> object:
-        known = front.workers[worker]
-        requests = known.report.waiting + known.report.running + len(known.picks)
-        return known.report.tokens + sum(known.picks), requests
+        state = front.workers[worker]
+        requests = state.report.waiting + state.report.running + len(state.picks)
+        return state.report.tokens + sum(state.picks), requests
 
 
 class FastPhi(Push):
@@ -157,13 +157,13 @@ class FastPhi(Push):
     def begin(self, front: SlowFront) -> None:
         last = self.settings.points - 1
         at = [self.lengths.quantile(k / last) for k in range(1, last + 1)]
-        self.points = [0, *at] if self.lengths.heard else [0]
+        self.points = [0, *at] if self.lengths.output_lengths else [0]
         ends = [self.points[0], *self.points, self.points[-1]]
         widths = [Fraction(high - low, 2) for low, high in zip(ends, ends[2:], strict=False)]
         self.weights = [
             width * self.survival(0, h) for width, h in zip(widths, self.points, strict=True)
         ]
-        if not self.lengths.heard:
+        if not self.lengths.output_lengths:
             self.weights = [Fraction(1)]
         self.loads = [[self.expected(front, w, h) for h in self.points] for w in range(front.size)]
 
@@ -184,14 +184,14 @@ class FastPhi(Push):
     def choose(self, front: SlowFront, request: SlowRequest, takers: list[int]) -> int | None:
         scores = {worker: self.overflow(worker, request.size) for worker in takers}
         best = min(takers, key=lambda w: (scores[w], front.load(w), w), default=None)
-        won = self.follow(request.name)
-        if best is None or won not in scores:
+        followed = self.follow(request.name)
+        if best is None or followed not in scores:
             return best
-        near = abs(scores[won] - scores[best]) <= scores[best] * Fraction(1, 10**9)
-        tied = scores[won] != scores[best] or front.load(won) == front.load(best)
-        return won if near and tied else best
+        near = abs(scores[followed] - scores[best]) <= scores[best] * Fraction(1, 10**9)
+        tied = scores[followed] != scores[best] or front.load(followed) == front.load(best)
+        return followed if near and tied else best
 
     def picked(self, front: SlowFront, request: SlowRequest, worker: int) -> None:
         for k, h in enumerate(self.points):
-            lives = self.survival(0, h) if self.lengths.heard else 1
+            lives = self.survival(0, h) if self.lengths.output_lengths else 1
             self.loads[worker][k] += front.alike(worker) * lives * (request.size + h)

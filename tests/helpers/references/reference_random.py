@@ -42,15 +42,15 @@ class SlowLengths:
     """Outputs that have ended."""
 
     def __init__(self) -> None:
-        self.heard: list[int] = []
+        self.output_lengths: list[int] = []
 
     def add(self, length: int) -> None:
-        self.heard.append(length)
+        self.output_lengths.append(length)
 
     @property
     def known(self) -> list[int]:
-        count = len(self.heard)
-        return self.heard[: count if count <= REFRESH else count // REFRESH * REFRESH]
+        count = len(self.output_lengths)
+        return self.output_lengths[: count if count <= REFRESH else count // REFRESH * REFRESH]
 
     def longer(self, length: int) -> int:
         return sum(output > length for output in self.known)
@@ -62,8 +62,8 @@ class SlowLengths:
 
     def remaining(self, age: int, horizon: int) -> float:
         """E[min(output - age, horizon) | output > age]; 1 where nobody came so far."""
-        left = [min(output - age, horizon) for output in self.known if output > age]
-        return sum(left) / len(left) if left else 1.0
+        remainders = [min(output - age, horizon) for output in self.known if output > age]
+        return sum(remainders) / len(remainders) if remainders else 1.0
 
     def quantile(self, share: float) -> int:
         """The smallest length that at least this part of the outputs does not exceed."""

@@ -72,16 +72,16 @@ class SlowServer:
     cache: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
     @property
-    def held(self) -> int:
+    def held_tokens(self) -> int:
         return sum(job.tokens for job in self.active)
 
     @property
     def load(self) -> int:
-        return self.held - sum(job.missing for job in self.active)
+        return self.held_tokens - sum(job.missing for job in self.active)
 
     def cached(self, blocks: list[int]) -> int:
-        known = [block in self.cache for block in blocks]
-        return known.index(False) if False in known else len(known)
+        hits = [block in self.cache for block in blocks]
+        return hits.index(False) if False in hits else len(hits)
 
     def keep(self, blocks: list[int], most: int) -> None:
         """The first block is the one used last, so that it stays longest."""
@@ -221,11 +221,11 @@ class SlowSimulation:
         self.next_report = self.clock + (published if every is None else every)
         for worker, server in enumerate(self.servers):
             queued = sum(job.tokens for job in server.queue)
-            usage = server.held / self.room
+            usage = server.held_tokens / self.room
             report = WorkerReport(
                 waiting=len(server.queue),
                 running=len(server.active),
-                tokens=server.held + queued,
+                tokens=server.held_tokens + queued,
                 kv_usage=usage,
             )
             for front in self.fronts:
@@ -240,7 +240,7 @@ class SlowSimulation:
     def admit(self, server: SlowServer) -> None:
         while server.queue and len(server.active) < self.cluster.slots:
             job = server.queue[0]
-            if server.held + job.tokens > self.room:
+            if server.held_tokens + job.tokens > self.room:
                 return
             server.queue.pop(0)
             server.active.append(job)
@@ -278,21 +278,21 @@ class SlowSimulation:
 
     def advance(self, server: SlowServer) -> int:
         """Decoding, then prompts, by what they had before the step; then there has to be room."""
-        before = sum(job.made for job in self.jobs)
+        tokens_before = sum(job.made for job in self.jobs)
         computing = [job for job in server.active if job.missing]
         for job in self.by_end(server.running):
             self.make(server, job, self.drawn(job))
-        left = self.chunk
+        chunk_left = self.chunk
         for job in computing:
-            computed = min(left, job.missing)
-            left -= computed
+            computed = min(chunk_left, job.missing)
+            chunk_left -= computed
             job.missing -= computed
             if not job.missing:
                 server.running.append(job)
                 self.make(server, job, 1)
-        made = sum(job.made for job in self.jobs) - before
+        new_tokens = sum(job.made for job in self.jobs) - tokens_before
         self.make_room(server)
-        return made
+        return new_tokens
 
     def by_end(self, running: list[SlowJob]) -> list[SlowJob]:
         if self.cluster.drafting:
@@ -319,7 +319,7 @@ class SlowSimulation:
 
     def make_room(self, server: SlowServer) -> None:
         """Who was admitted last goes back; who has no room alone fails."""
-        while server.held > self.room:
+        while server.held_tokens > self.room:
             job = server.active.pop()
             if job in server.running:
                 server.running.remove(job)

@@ -42,7 +42,7 @@ class RecordingSink:
 
 def record(**other: object) -> RebalanceRecord:
     """Returns the record of a committed rebalance, with the fields in `other` replaced."""
-    made = RebalanceRecord(
+    committed = RebalanceRecord(
         number=3,
         opened_at=5,
         ended_at=9,
@@ -57,7 +57,7 @@ def record(**other: object) -> RebalanceRecord:
         imbalance_before=0.4,
         imbalance_predicted=0.1,
     )
-    return replace(made, **other)  # type: ignore[arg-type]
+    return replace(committed, **other)  # type: ignore[arg-type]
 
 
 def placements(expert: int = 3) -> tuple[Placement, Placement]:

@@ -63,9 +63,9 @@ KINDS = st.lists(PARTS, min_size=1, max_size=4, unique_by=lambda part: part.name
 """What the experts of a layer consist of."""
 
 
-def tensors_of(given: SlotTensors) -> list[Tensor]:
+def tensors_of(slot_tensors: SlotTensors) -> list[Tensor]:
     """Slot by slot."""
-    return list(given)
+    return list(slot_tensors)
 
 
 def raw(tensor: Tensor) -> bytes:

@@ -64,10 +64,12 @@ def arrangements(draw: st.DrawFn) -> ExpertPlacement:
     shares = np.zeros_like(placement)
     for layer, row in enumerate(placement):
         for expert in range(experts):
-            held = np.flatnonzero(row == expert)
-            cuts = draw(st.lists(st.integers(0, SHARES_ONE), min_size=held.size - 1, max_size=9))
-            ends = [0, *sorted(cuts[: held.size - 1]), SHARES_ONE]
-            shares[layer, held] = np.diff(ends)
+            slots_of_expert = np.flatnonzero(row == expert)
+            cuts = draw(
+                st.lists(st.integers(0, SHARES_ONE), min_size=slots_of_expert.size - 1, max_size=9)
+            )
+            ends = [0, *sorted(cuts[: slots_of_expert.size - 1]), SHARES_ONE]
+            shares[layer, slots_of_expert] = np.diff(ends)
     return ExpertPlacement(placement, shares, ranks, draw(numbers_of_layers(layers)))
 
 
@@ -104,7 +106,7 @@ def file_of_arrangement(folder: Path, name: str, suffix: str) -> Path:
 def fails(path: Path, data: bytes | str, read: Callable[[Path], object]) -> str:
     """Write, read, and what the error says after the name of the file."""
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
-    with pytest.raises(FormatError) as caught:
+    with pytest.raises(FormatError) as error:
         read(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    return caught.value.what
+    assert str(error.value).startswith(f"{path}: ")
+    return error.value.what

@@ -38,8 +38,8 @@ class Change:
         """Staging buffers of each rank for these layers."""
         differs = self.installed[list(layers)] != self.proposed[list(layers)]
         by_rank = differs.reshape(len(layers), self.shape.ranks, -1)
-        found: list[int] = by_rank.sum(axis=(0, 2)).tolist()
-        return found
+        counts: list[int] = by_rank.sum(axis=(0, 2)).tolist()
+        return counts
 
     def rank(self, slot: int) -> int:
         return slot // self.shape.slots_per_rank
@@ -149,17 +149,17 @@ def fewest_sends(change: Change) -> int:
 
 
 def _place(
-    move: int, holders: list[list[int]], sends: dict[int, list[int]], most: int, seen: set[int]
+    move: int, holders: list[list[int]], sends: dict[int, list[int]], most: int, visited: set[int]
 ) -> bool:
     for rank in holders[move]:
-        if rank in seen:
+        if rank in visited:
             continue
-        seen.add(rank)
+        visited.add(rank)
         if len(sends[rank]) < most:
             sends[rank].append(move)
             return True
         for other in list(sends[rank]):
-            if _place(other, holders, sends, most, seen):
+            if _place(other, holders, sends, most, visited):
                 sends[rank].remove(other)
                 sends[rank].append(move)
                 return True

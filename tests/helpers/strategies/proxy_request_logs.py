@@ -10,12 +10,12 @@ START = 1.8e9
 """Seconds since 1970, as logs have them."""
 
 
-def logged_request(**given: Any) -> LoggedRequest:
+def logged_request(**fields: Any) -> LoggedRequest:
     """Of ten prompt tokens, bound at 1, begun at 2, ended at 6 with five tokens, on `w`."""
     values: dict[str, Any] = {
         "worker": "w", "arrived_at": 0.0, "bound_at": 1.0, "first_answer_at": 2.0, "ended_at": 6.0,
         "prompt": 10, "output": 5, "streamed": True, "outcome": COMPLETED, "attempts": 1,
-    } | given  # fmt: skip
+    } | fields  # fmt: skip
     for key in ("arrived_at", "bound_at", "first_answer_at", "ended_at"):
         if values[key] is not None:
             values[key] += START
@@ -28,15 +28,15 @@ def logged_requests(draw: st.DrawFn) -> LoggedRequest:
     times = sorted(draw(st.lists(st.integers(0, 64), min_size=4, max_size=4)))
     arrival, bound, first, end = (time / 4 for time in times)
     worker = draw(st.sampled_from(["rank 0", "rank 1", "rank 10", None]))
-    begun = worker is not None and draw(st.booleans())
+    has_begun = worker is not None and draw(st.booleans())
     return logged_request(
         worker=worker,
         arrived_at=arrival,
         bound_at=None if worker is None else bound,
-        first_answer_at=first if begun else None,
+        first_answer_at=first if has_begun else None,
         ended_at=end,
         prompt=draw(st.integers(1, 500)),
-        output=draw(st.integers(1, 50)) if begun else 0,
+        output=draw(st.integers(1, 50)) if has_begun else 0,
         streamed=draw(st.booleans()),
         outcome=draw(st.sampled_from([COMPLETED, "worker_lost", "client_disconnected"])),
         attempts=draw(st.integers(0, 3)),

@@ -51,7 +51,7 @@ def choices(draw: st.DrawFn) -> RoutingPolicySettings:
 def busy(seed: int) -> Case:
     """Workers that are alike, often with more requests than slots, and several ends at once."""
     dice = Random(seed)
-    chosen = RoutingPolicySettings(
+    settings = RoutingPolicySettings(
         when_full=dice.choice(list(WhenFull)),
         predictor=dice.choice(list(Predictor)),
         front_ends=dice.choice((1, 1, 1, 2)),
@@ -70,4 +70,4 @@ def busy(seed: int) -> Case:
     capacity = Capacity(slots=slots, kv_tokens=room)
     workers = [capacity] * dice.randint(2, 4)
     kinds = ["arrive"] * 16 + [dice.choice(BUSY) for _ in range(50)]
-    return chosen, workers, [(kind, dice.randrange(4096), dice.randrange(4096)) for kind in kinds]
+    return settings, workers, [(kind, dice.randrange(4096), dice.randrange(4096)) for kind in kinds]

@@ -65,7 +65,7 @@ def tables(draw: st.DrawFn) -> tuple[RoutingTable, Shape]:
     weights = draw(st.lists(st.integers(0, 9), min_size=len(placement), max_size=len(placement)))
     shares = [0] * len(placement)
     for expert in range(experts):
-        slots = [slot for slot, held in enumerate(placement) if held == expert]
+        slots = [slot for slot, slot_expert in enumerate(placement) if slot_expert == expert]
         total = sum(weights[slot] for slot in slots)
         for slot in slots:
             shares[slot] = weights[slot] * 65536 // total if total else 0
@@ -86,16 +86,16 @@ def worlds(draw: st.DrawFn) -> World:
 def installed(
     table: RoutingTable, ranks: int, layers: int = 1, layer: int = 0, word: int = 1
 ) -> World:
-    made = Tables.empty(layers, table.experts, table.slots, ranks, torch.device("cpu"))
-    made.replicas.fill_(table.slots - 1)
-    made.cumulative.fill_(1)
-    made.generation[layer] = word
+    host_tables = Tables.empty(layers, table.experts, table.slots, ranks, torch.device("cpu"))
+    host_tables.replicas.fill_(table.slots - 1)
+    host_tables.cumulative.fill_(1)
+    host_tables.generation[layer] = word
     for part in ("start", "replicas", "cumulative"):
-        getattr(made, part)[word & 1, layer] = getattr(table, part)
-    return World(table, moved(made, DEVICE), layer)
+        getattr(host_tables, part)[word & 1, layer] = getattr(table, part)
+    return World(table, copied_to(host_tables, DEVICE), layer)
 
 
-def moved(tables: Tables, device: torch.device) -> Tables:
+def copied_to(tables: Tables, device: torch.device) -> Tables:
     """A copy."""
     return replace(
         tables,

@@ -139,10 +139,12 @@ def differs(native: SimulationRun, slow: SlowSimulation) -> str | None:
     for name in JOBS:
         pairs.append((name, getattr(native.requests, name), [getattr(j, name) for j in slow.jobs]))
     pairs.append(("failed", native.requests.failed, [job.state == "failed" for job in slow.jobs]))
-    for name, got, expected in pairs:
-        alike = len(got) == len(expected)
-        if not alike or (len(got) and not np.allclose(got, expected, rtol=RELATIVE, atol=RELATIVE)):
-            return f"{name}: {np.asarray(got).tolist()}, not {expected}"
+    for name, actual, expected in pairs:
+        alike = len(actual) == len(expected)
+        if not alike or (
+            len(actual) and not np.allclose(actual, expected, rtol=RELATIVE, atol=RELATIVE)
+        ):
+            return f"{name}: {np.asarray(actual).tolist()}, not {expected}"
     return None
 
 

@@ -41,20 +41,20 @@ def _release_by_the_host(patch: Patch) -> None:
 
 def _one_word_for_all(patch: Patch) -> None:
     healthy = HostFlagPool.take
-    kept: list[HostFlag] = []
+    shared_words: list[HostFlag] = []
 
     def take(self: HostFlagPool) -> HostFlag:
-        kept[:] = kept or [healthy(self)]
-        return kept[0]
+        shared_words[:] = shared_words or [healthy(self)]
+        return shared_words[0]
 
     patch(HostFlagPool, "take", take)
-    full: list[CudaAcquireFlag] = []
+    shared_flags: list[CudaAcquireFlag] = []
 
-    def shared(self: Any) -> CudaAcquireFlag:
-        full[:] = full or [CudaAcquireFlag(self._device)]
-        return full[0]
+    def shared_flag(self: Any) -> CudaAcquireFlag:
+        shared_flags[:] = shared_flags or [CudaAcquireFlag(self._device)]
+        return shared_flags[0]
 
-    patch(host_flags.CudaLockFlags, "acquire_flag", shared)
+    patch(host_flags.CudaLockFlags, "acquire_flag", shared_flag)
 
 
 def _wide_words_only(patch: Patch) -> None:

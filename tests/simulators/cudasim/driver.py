@@ -66,8 +66,8 @@ def cuStreamWriteValue32(stream: int, address: int, value: int, flags: int) -> t
 
 
 def _call(name: str, stream: int, address: int, value: int) -> tuple[CUresult]:
-    failed = _function(name)(address, value, stream)
-    return (CUresult.CUDA_ERROR_UNKNOWN if failed else CUresult.CUDA_SUCCESS,)
+    code = _function(name)(address, value, stream)
+    return (CUresult.CUDA_ERROR_UNKNOWN if code else CUresult.CUDA_SUCCESS,)
 
 
 @cache

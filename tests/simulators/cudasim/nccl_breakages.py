@@ -24,9 +24,11 @@ def _answered_round(patch: Patch) -> None:
         def launch(comm: Any, to: int) -> None:
             with self._api.group(comm):
                 for way, blob, peer in zip(ways, blobs, peers, strict=True):
-                    there, back = [(peer, blob)], [(peer, self._answer)]
-                    received, sent = (there, back) if way == "irecv" else (back, there)
-                    self._launch_messages(received, sent, comm, to)
+                    messages, answers = [(peer, blob)], [(peer, self._answer)]
+                    incoming, outgoing = (
+                        (messages, answers) if way == "irecv" else (answers, messages)
+                    )
+                    self._launch_messages(incoming, outgoing, comm, to)
 
         return self._launch(launch)
 
@@ -49,12 +51,12 @@ def _early_end(patch: Patch) -> None:
 
 def _one_stream_for_all(patch: Patch) -> None:
     healthy = DriverStreamPool.take
-    kept: dict[int, DriverStream] = {}
+    stream_by_pool: dict[int, DriverStream] = {}
 
     def take(self: DriverStreamPool) -> DriverStream:
-        if id(self) not in kept:
-            kept[id(self)] = healthy(self)
-        return kept[id(self)]
+        if id(self) not in stream_by_pool:
+            stream_by_pool[id(self)] = healthy(self)
+        return stream_by_pool[id(self)]
 
     patch(DriverStreamPool, "take", take)
     patch(nccl, "release_stream", driver_streams.new_stream)

@@ -116,16 +116,16 @@ class Curtain:
 
     def _batches(self, messages: Sequence[Message], stream: int) -> int:
         """HCCL takes one message a pair and direction in a batch; NCCL any number, in order."""
-        seen: Counter[tuple[int, int]] = Counter()
+        message_counts: Counter[tuple[int, int]] = Counter()
         layers: dict[int, list[Message]] = {}
         for message in messages:
             place = (message.way, message.peer)
-            layers.setdefault(seen[place], []).append(message)
-            seen[place] += 1
+            layers.setdefault(message_counts[place], []).append(message)
+            message_counts[place] += 1
         for _, layer in sorted(layers.items()):
             items = [Item(m.way, m.address, m.nbytes, 0, m.peer) for m in layer]
-            given = (Item * len(layer))(*items)
-            if code := _code(hccl().HcclBatchSendRecv(given, len(layer), self._comm, stream)):
+            item_array = (Item * len(layer))(*items)
+            if code := _code(hccl().HcclBatchSendRecv(item_array, len(layer), self._comm, stream)):
                 return code
         return 0
 
@@ -167,11 +167,11 @@ class Member:
 
     def join(self, size: int, place: bytes, rank: int) -> int:
         """Wait until all ranks have come."""
-        made = ctypes.c_void_p()
+        handle = ctypes.c_void_p()
         until = ctypes.byref(self._given_up)
-        if hccl().npusim_join_communicator(size, place, rank, ctypes.byref(made), until):
+        if hccl().npusim_join_communicator(size, place, rank, ctypes.byref(handle), until):
             return SYSTEM_ERROR
-        self.curtain = Curtain(int(made.value or 0), self._acl)
+        self.curtain = Curtain(int(handle.value or 0), self._acl)
         return 0
 
     def abort(self) -> int:
@@ -215,10 +215,13 @@ class SimulatedNccl:
         return int(hccl().HcclGetRootInfo(out))
 
     def _join(self, out: Any, size: int, place: NcclUniqueId, rank: int, config: Any) -> int:
-        told = config[0]
-        if (told.size, told.magic) != (ctypes.sizeof(NcclConfig), MAGIC) or told.version > VERSION:
+        config_struct = config[0]
+        if (config_struct.size, config_struct.magic) != (
+            ctypes.sizeof(NcclConfig),
+            MAGIC,
+        ) or config_struct.version > VERSION:
             return INVALID_ARGUMENT
-        member = Member(self._acl, blocking=told.blocking != 0)
+        member = Member(self._acl, blocking=config_struct.blocking != 0)
         number = next(self._numbers)
         self._comms[number] = member
         out[0] = number

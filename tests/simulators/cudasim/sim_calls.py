@@ -58,9 +58,9 @@ class Acl:
 
     def device(self) -> int:
         """The calling thread's."""
-        found = ctypes.c_int32()
-        self._call("aclrtGetDevice", ctypes.byref(found))
-        return found.value
+        number = ctypes.c_int32()
+        self._call("aclrtGetDevice", ctypes.byref(number))
+        return number.value
 
     def use(self, device: int) -> None:
         """Make it the calling thread's."""
@@ -68,9 +68,9 @@ class Acl:
 
     def stream(self) -> int:
         """One that torch_npu knows nothing of."""
-        made = ctypes.c_void_p()
-        self._call("aclrtCreateStream", ctypes.byref(made))
-        return int(made.value or 0)
+        handle = ctypes.c_void_p()
+        self._call("aclrtCreateStream", ctypes.byref(handle))
+        return int(handle.value or 0)
 
     def order(self, first: int, then: int) -> None:
         """What comes on one stream behind what another was given."""
@@ -97,9 +97,9 @@ class Acl:
 
     def copy(self, address: int, nbytes: int, stream: int) -> int:
         """Into memory of its own, on a stream."""
-        made = ctypes.c_void_p()
-        self._call("aclrtMalloc", ctypes.byref(made), nbytes, 0)
-        to = int(made.value or 0)
+        memory = ctypes.c_void_p()
+        self._call("aclrtMalloc", ctypes.byref(memory), nbytes, 0)
+        to = int(memory.value or 0)
         self._call("aclrtMemcpyAsync", to, nbytes, address, nbytes, DEVICE_TO_DEVICE, stream)
         return to
 
@@ -109,8 +109,8 @@ class Acl:
 
     def last_error(self) -> bytes:
         """In the driver's words."""
-        said = _acl().aclGetRecentErrMsg()
-        return said or b""
+        message = _acl().aclGetRecentErrMsg()
+        return message or b""
 
     def _call(self, name: str, *arguments: Any) -> None:
         if code := getattr(_acl(), name)(*arguments):
@@ -119,14 +119,14 @@ class Acl:
 
 @cache
 def _acl() -> Any:
-    made = _declared("libascendcl.so", _ACL)
-    made.aclGetRecentErrMsg.restype = ctypes.c_char_p
-    return made
+    library = _declared("libascendcl.so", _ACL)
+    library.aclGetRecentErrMsg.restype = ctypes.c_char_p
+    return library
 
 
 def _declared(library: str, functions: dict[str, Any]) -> Any:
-    made = ctypes.CDLL(library)
+    handle = ctypes.CDLL(library)
     for name, parameters in functions.items():
-        function = getattr(made, name)
+        function = getattr(handle, name)
         function.argtypes, function.restype = parameters, ctypes.c_int
-    return made
+    return handle

@@ -28,8 +28,8 @@ def install() -> None:
 
 def probe() -> Probe:
     """As the simulated NPUs say."""
-    said = npu_native.probe()
-    return Available(f"stand-in: {said.detail}") if isinstance(said, Available) else said
+    answer = npu_native.probe()
+    return Available(f"stand-in: {answer.detail}") if isinstance(answer, Available) else answer
 
 
 def torch_cuda() -> Any:

@@ -33,15 +33,15 @@ exit codes: COMMAND's own (128 + N when signal N ended it); 2 when COMMAND could
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--" in given:
-        split = given.index("--")
-        given, command = given[:split], given[split + 1 :]
+    own_arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "--" in own_arguments:
+        separator = own_arguments.index("--")
+        own_arguments, command = own_arguments[:separator], own_arguments[separator + 1 :]
     else:
         command = []
     try:
-        chosen = _parser().parse_args(given)
-        settings = _settings(chosen, command)
+        options = _parser().parse_args(own_arguments)
+        settings = _settings(options, command)
         code, faulty = launch(command, settings)
     except (Refused, BuildFailed) as error:
         print(f"npusim: {error}", file=sys.stderr)
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # while it builds; later the command gets it
         print("npusim: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return FAULTY if faulty and not chosen.keep_going else code
+    return FAULTY if faulty and not options.keep_going else code
 
 
 class _Parser(argparse.ArgumentParser):
@@ -80,15 +80,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings(chosen: argparse.Namespace, command: Sequence[str]) -> Settings:
+def _settings(options: argparse.Namespace, command: Sequence[str]) -> Settings:
     if not command:
         raise Refused("no command: python -m npusim --schedule lazy -- COMMAND...")
     for name, most in LIMITS.items():
-        value = getattr(chosen, name)
+        value = getattr(options, name)
         if value is not None and not 1 <= value <= most:
             raise Refused(f"--{name} {value} is not in 1 to {most}")
-    schedule = parse(chosen.schedule, chosen.seed)
-    return Settings(schedule, chosen.devices, chosen.memory, chosen.trace)
+    schedule = parse(options.schedule, options.seed)
+    return Settings(schedule, options.devices, options.memory, options.trace)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ def ensure() -> Path:
 
 def folder() -> Path:
     """Where it is built: NPUSIM_BUILD, or `build/npusim` at the top of the checkout."""
-    chosen = os.environ.get("NPUSIM_BUILD")
-    return Path(chosen).resolve() if chosen else SOURCES.parents[2] / "build" / "npusim"
+    variable = os.environ.get("NPUSIM_BUILD")
+    return Path(variable).resolve() if variable else SOURCES.parents[2] / "build" / "npusim"
 
 
 @contextmanager
@@ -101,20 +101,20 @@ def _forget_other_makers(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
 def _compiler() -> list[str]:
     """The compiler's command: maybe a wrapper first, as in `ccache g++`."""
     try:
-        chosen = shlex.split(os.environ.get(COMPILER, ""))
+        command = shlex.split(os.environ.get(COMPILER, ""))
     except ValueError as error:
         raise Refused(f"{COMPILER} cannot be read: {error}") from error
-    return chosen or ["g++"]
+    return command or ["g++"]
 
 
 def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
     """Run CMake once; afterwards the build itself sees changed lists and new files."""
     if (tree / "configured").exists():
         return
-    ninja = _found("ninja")
-    if ninja is None and _found("make") is None:
+    ninja = _find_program("ninja")
+    if ninja is None and _find_program("make") is None:
         raise Refused("neither ninja nor make is installed: pip install ninja")
-    if _found(_compiler()[0]) is None:
+    if _find_program(_compiler()[0]) is None:
         raise Refused("no C++ compiler is installed: install g++, or name one in CXX")
     options = {  # a list with semicolons is how CMake takes a command of several words
         "CMAKE_CXX_COMPILER": ";".join(_compiler()),
@@ -123,8 +123,8 @@ def _configure(tree: Path, torch: Wheel, torch_npu: Wheel) -> None:
         "NPUSIM_TORCH_NPU": torch_npu.folder,
     } | ({"CMAKE_MAKE_PROGRAM": ninja} if ninja else {})
     generator = "Ninja" if ninja else "Unix Makefiles"
-    given = [f"-D{name}={value}" for name, value in options.items()]
-    _run([_tool("cmake"), "-S", str(SOURCES), "-B", str(tree), "-G", generator, *given])
+    definitions = [f"-D{name}={value}" for name, value in options.items()]
+    _run([_tool("cmake"), "-S", str(SOURCES), "-B", str(tree), "-G", generator, *definitions])
     (tree / "configured").touch()
 
 
@@ -143,7 +143,7 @@ def _check(libraries: Path) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         close_fds=False,  # the lock
         stdout=subprocess.PIPE,
@@ -151,18 +151,18 @@ def _run(command: Sequence[str]) -> None:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise BuildFailed(f"the build failed: {shlex.join(command)}\n{done.stdout}")
+    if completed.returncode != 0:
+        raise BuildFailed(f"the build failed: {shlex.join(command)}\n{completed.stdout}")
 
 
 def _tool(name: str) -> str:
-    found = _found(name)
-    if found is None:
+    path = _find_program(name)
+    if path is None:
         raise Refused(f"{name} is not installed: pip install {name}")
-    return found
+    return path
 
 
-def _found(name: str) -> str | None:
+def _find_program(name: str) -> str | None:
     """A program beside the interpreter (a virtual environment that is not active), or on PATH."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(name, path=os.pathsep.join((beside, os.environ.get("PATH", os.defpath))))

@@ -13,7 +13,7 @@ FIRST_VERSION = 2
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_elf(path: Path) -> Iterator[Any]:
     try:  # not a plain import: type checks run where it is not installed
         reader = importlib.import_module("elftools.elf.elffile")
     except ImportError:
@@ -28,7 +28,7 @@ def needed(path: Path) -> set[str]:
     Without weak ones, and without versioned ones: only the libraries of the system (C, C++, the
     compiler's) give versions to their symbols.
     """
-    with _opened(path) as elf:
+    with _open_elf(path) as elf:
         versions = elf.get_section_by_name(".gnu.version")
         return {
             symbol.name
@@ -41,7 +41,7 @@ def needed(path: Path) -> set[str]:
 
 def provided(path: Path, names: set[str]) -> set[str]:
     """Which of `names` the library defines; by its hash table, for libtorch_cpu is large."""
-    with _opened(path) as elf:
+    with _open_elf(path) as elf:
         table = elf.get_section_by_name(".gnu.hash")
         if table is None:
             table = elf.get_section_by_name(".hash")
@@ -50,7 +50,7 @@ def provided(path: Path, names: set[str]) -> set[str]:
 
 def weak(path: Path, names: set[str]) -> set[str]:
     """Which of `names` the library defines weakly."""
-    with _opened(path) as elf:
+    with _open_elf(path) as elf:
         return {
             symbol.name
             for symbol in elf.get_section_by_name(".dynsym").iter_symbols()

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from npusim.errors import Refused
 
 VARIABLE = "NPUSIM_FAULTS"
-SHOWN = 50
+MOST_LINES = 50
 """Different faults that are printed in full."""
 PREFIX = "npusim-"
 LOCK = "lock"
@@ -31,10 +31,10 @@ def fault_file() -> Iterator[Path]:
     """
     forget_dead(Path(gettempdir()))
     try:
-        kept = TemporaryDirectory(prefix=PREFIX)
+        temporary = TemporaryDirectory(prefix=PREFIX)
     except OSError as error:
         raise Refused(f"no folder for the faults: {error}") from error
-    with kept as folder, (Path(folder) / LOCK).open("w", encoding="utf-8") as lock:
+    with temporary as folder, (Path(folder) / LOCK).open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as long as this process lives
         path = Path(folder) / "faults"
         path.touch()
@@ -47,8 +47,8 @@ def forget_dead(where: Path) -> None:
         try:
             if lock.stat().st_uid != os.getuid() or time.time() - lock.stat().st_mtime < YOUNG:
                 continue
-            with lock.open(encoding="utf-8") as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with lock.open(encoding="utf-8") as lock_file:
+                fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(lock.parent, ignore_errors=True)
         except OSError:  # its launcher lives, or another one was quicker
             continue
@@ -63,7 +63,7 @@ def read(path: Path) -> Counter[str]:
 def summary(faults: Counter[str]) -> str:
     """The faults, most frequent first, for people."""
     lines = [f"npusim: {faults.total()} faults, {len(faults)} different"]
-    lines += [f"  {count:5} x {what}" for what, count in faults.most_common(SHOWN)]
-    if len(faults) > SHOWN:
-        lines.append(f"  and {len(faults) - SHOWN} more")
+    lines += [f"  {count:5} x {what}" for what, count in faults.most_common(MOST_LINES)]
+    if len(faults) > MOST_LINES:
+        lines.append(f"  and {len(faults) - MOST_LINES} more")
     return "\n".join(lines)

@@ -36,13 +36,13 @@ def launch(command: Sequence[str], settings: Settings) -> tuple[int, bool]:
     with faults.fault_file() as path:
         code = process.run(command, environment(os.environ, installation, settings, path))
         try:
-            told = faults.read(path)
+            fault_counts = faults.read(path)
         except OSError as error:  # nobody knows any more whether there were any
             print(f"npusim: the file of faults is lost: {error.strerror}", file=sys.stderr)
             return code, True
-    if told:
-        print(faults.summary(told), file=sys.stderr)
-    return code, bool(told)
+    if fault_counts:
+        print(faults.summary(fault_counts), file=sys.stderr)
+    return code, bool(fault_counts)
 
 
 def environment(
@@ -77,5 +77,5 @@ def _defaults(schedule: str) -> dict[str, str]:
 
 def _first(folder: Path, others: str) -> str:
     """A search path that begins with `folder`, which stands in it once."""
-    kept = [path for path in others.split(os.pathsep) if path not in ("", str(folder))]
-    return os.pathsep.join([str(folder), *kept])
+    other_paths = [path for path in others.split(os.pathsep) if path not in ("", str(folder))]
+    return os.pathsep.join([str(folder), *other_paths])

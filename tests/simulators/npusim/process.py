@@ -67,6 +67,6 @@ def _prepare(mask: set[signal.Signals | int]) -> Callable[[], None]:
 
 def _attend(child: subprocess.Popen[bytes]) -> None:
     while child.poll() is None:
-        told = signal.sigtimedwait(AWAITED, LOOK)
-        if told is not None and told.si_signo != signal.SIGCHLD and told.si_pid != 0:
-            child.send_signal(told.si_signo)
+        received = signal.sigtimedwait(AWAITED, LOOK)
+        if received is not None and received.si_signo != signal.SIGCHLD and received.si_pid != 0:
+            child.send_signal(received.si_signo)

@@ -11,7 +11,7 @@ def parse(text: str, seed: int | None) -> str:
 
     The seed stands in `text` behind a colon, or in `seed`; 0 by default. Raises `Refused`.
     """
-    name, colon, written = text.partition(":")
+    name, colon, seed_text = text.partition(":")
     if name not in PLAIN + SEEDED:
         raise Refused(f"no schedule is called {name!r}: eager, delay, lazy or explore")
     if name in PLAIN:
@@ -20,9 +20,9 @@ def parse(text: str, seed: int | None) -> str:
         return name
     if colon and seed is not None:
         raise Refused("the seed is given twice")
-    if colon and not written.isdecimal():
-        raise Refused(f"the seed {written!r} is no whole number")
-    chosen = int(written) if colon else seed or 0
-    if not 0 <= chosen < 2**64:
-        raise Refused(f"the seed {chosen} is not in 0 to 2**64 - 1")
-    return f"{name}:{chosen}"
+    if colon and not seed_text.isdecimal():
+        raise Refused(f"the seed {seed_text!r} is no whole number")
+    number = int(seed_text) if colon else seed or 0
+    if not 0 <= number < 2**64:
+        raise Refused(f"the seed {number} is not in 0 to 2**64 - 1")
+    return f"{name}:{number}"

@@ -15,7 +15,7 @@ from npusim.errors import Refused
 from npusim.wheels import Wheel, find_torch, find_torch_npu
 
 COMMITTED = Path(__file__).parent / "symbols.txt"
-LOADED = ("lib/libtorch_npu.so", "lib/libtensorpipe.so", "lib/libnpu_profiler.so", "_C*.so")
+LOADED_FILES = ("lib/libtorch_npu.so", "lib/libtensorpipe.so", "lib/libnpu_profiler.so", "_C*.so")
 """The libraries that `import torch_npu` loads."""
 PYTHON = ("Py", "_Py")
 LIBRARIES = ("ascendcl", "hccl")
@@ -29,26 +29,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, help="folder for the sources of the stubs")
     what.add_argument("--update", action="store_true", help="write symbols.txt anew")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         torch, torch_npu = find_torch(), find_torch_npu()
         symbols = required(torch, torch_npu)
-        if chosen.update:
+        if options.update:
             COMMITTED.write_text(listing(torch_npu.version, symbols), encoding="utf-8")
             return 0
         check(COMMITTED.read_text(encoding="utf-8"), torch_npu.version, symbols)
-    except Refused as refused:
-        print(f"npusim: {refused}", file=sys.stderr)
+    except Refused as error:
+        print(f"npusim: {error}", file=sys.stderr)
         return 2
-    write(chosen.out, symbols)
+    write(options.out, symbols)
     return 0
 
 
 def required(torch: Wheel, torch_npu: Wheel) -> set[str]:
     """What torch_npu needs at load from neither torch, Python, the system nor itself."""
-    own = [path for pattern in LOADED for path in sorted(torch_npu.folder.glob(pattern))]
-    if len(own) < len(LOADED):
-        raise Refused(f"torch_npu {torch_npu.version} lacks one of its libraries {LOADED}")
+    own = [path for pattern in LOADED_FILES for path in sorted(torch_npu.folder.glob(pattern))]
+    if len(own) < len(LOADED_FILES):
+        raise Refused(f"torch_npu {torch_npu.version} lacks one of its libraries {LOADED_FILES}")
     names = {name for path in own for name in elf.needed(path) if not name.startswith(PYTHON)}
     for path in (*own, *sorted((torch.folder / "lib").glob("lib*.so"))):
         names -= elf.provided(path, names)
@@ -65,14 +65,14 @@ def listing(version: str, symbols: set[str]) -> str:
 def check(committed: str, version: str, symbols: set[str]) -> None:
     """Raises `Refused` when the committed listing is not the set that was found."""
     lines = committed.splitlines()
-    known = {line for line in lines if line and not line.startswith("#")}
-    if known == symbols:
+    listed_symbols = {line for line in lines if line and not line.startswith("#")}
+    if listed_symbols == symbols:
         return
     head = next((line for line in lines if line.startswith("#")), "# no head")
     raise Refused(
         f"torch_npu {version} needs other functions of CANN than symbols.txt says ({head[2:]})\n"
-        f"  added:   {' '.join(sorted(symbols - known)) or 'none'}\n"
-        f"  removed: {' '.join(sorted(known - symbols)) or 'none'}\n"
+        f"  added:   {' '.join(sorted(symbols - listed_symbols)) or 'none'}\n"
+        f"  removed: {' '.join(sorted(listed_symbols - symbols)) or 'none'}\n"
         "  look at what the new ones do, then `python -m npusim.stubs --update`"
     )
 

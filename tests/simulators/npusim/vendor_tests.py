@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("path", nargs="+", type=Path)
     parser.add_argument("--schedule", default="lazy", help="as of python -m npusim (default lazy)")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        results = list(_run_all(_files(chosen.path), parse(chosen.schedule, None)))
+        results = list(_run_all(_files(options.path), parse(options.schedule, None)))
     except (Refused, BuildFailed) as error:
         print(f"npusim: {error}", file=sys.stderr)
         return 2
@@ -57,12 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise Refused(f"no such file: {path}")
-        found += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
-    return [path.resolve() for path in found]
+        files += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    return [path.resolve() for path in files]
 
 
 def _run_all(files: Sequence[Path], schedule: str) -> Iterator[Result]:
@@ -75,21 +75,21 @@ def _run_all(files: Sequence[Path], schedule: str) -> Iterator[Result]:
 
 def _names(file: Path) -> list[str]:
     """The tests in a file, without the file's name."""
-    done = _pytest("eager", file, str(file), "--collect-only")
-    if done.returncode != 0:
-        raise Refused(f"cannot read {file.name}: {_last_error(done)}")
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    completed = _pytest("eager", file, str(file), "--collect-only")
+    if completed.returncode != 0:
+        raise Refused(f"cannot read {file.name}: {_last_error(completed)}")
+    return [line.partition("::")[2] for line in completed.stdout.splitlines() if "::" in line]
 
 
 def _run(file: Path, name: str, schedule: str) -> Result:
     try:
-        done = _pytest(schedule, file, f"{file}::{name}", "-rs")
+        completed = _pytest(schedule, file, f"{file}::{name}", "-rs")
     except subprocess.TimeoutExpired:
         return Result(name, "hung", f"no end within {LIMIT:.0f} s")
-    outcome = OUTCOMES.get(done.returncode, "died")
-    if outcome == "passed" and " skipped" in done.stdout:
+    outcome = OUTCOMES.get(completed.returncode, "died")
+    if outcome == "passed" and " skipped" in completed.stdout:
         outcome = "skipped"
-    return Result(name, outcome, "" if outcome == "passed" else _last_error(done))
+    return Result(name, outcome, "" if outcome == "passed" else _last_error(completed))
 
 
 def _pytest(schedule: str, file: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -106,14 +106,18 @@ def _pytest(schedule: str, file: Path, *arguments: str) -> "subprocess.Completed
     )
 
 
-def _last_error(done: "subprocess.CompletedProcess[str]") -> str:
+def _last_error(completed: "subprocess.CompletedProcess[str]") -> str:
     """The line that says most: the first fault, else the first error, else the last line."""
-    lines = [line.strip() for line in f"{done.stderr}\n{done.stdout}".splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in f"{completed.stderr}\n{completed.stdout}".splitlines()
+        if line.strip()
+    ]
     for mark in ("npusim fault", "E   ", "SKIPPED", "Error"):
         for line in lines:
             if mark in line:
                 return line[:200]
-    return lines[-1][:200] if lines else f"exit code {done.returncode}"
+    return lines[-1][:200] if lines else f"exit code {completed.returncode}"
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ class Wheel:
 def find_torch(name: str = "torch") -> Wheel:
     """The installed torch. Raises `Refused` when there is none, or one built for CUDA or ROCm."""
     wheel = _find(name, "torch is not installed")
-    said = _assigned(wheel.folder / "version.py")
+    constants = _assigned(wheel.folder / "version.py")
     for kind in ("cuda", "hip"):
-        if said.get(kind) is not None:
+        if constants.get(kind) is not None:
             raise Refused(
                 f"torch {wheel.version} is built for {kind.upper()}: torch_npu needs a CPU build"
             )
@@ -43,11 +43,11 @@ def _find(name: str, otherwise: str) -> Wheel:
 
 def _assigned(path: Path) -> dict[str, object]:
     """Constants that a module assigns at its top."""
-    found: dict[str, object] = {}
+    constants: dict[str, object] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=value)):
-                found[name] = value
+                constants[name] = value
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=value)):
-                found[name] = value
-    return found
+                constants[name] = value
+    return constants

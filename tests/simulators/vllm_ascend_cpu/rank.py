@@ -25,8 +25,8 @@ IMPORTED = "groups", "planners", "compatibility", "stages"
 
 def _find_vllm_ascend() -> None:
     sys.path.insert(0, str(FOLDER))
-    found = str(FOLDER), os.environ.get("PYTHONPATH", "")
-    os.environ.update(SETTINGS, PYTHONPATH=os.pathsep.join(filter(None, found)))
+    paths = str(FOLDER), os.environ.get("PYTHONPATH", "")
+    os.environ.update(SETTINGS, PYTHONPATH=os.pathsep.join(filter(None, paths)))
 
 
 _find_vllm_ascend()

@@ -78,33 +78,35 @@ class Runner:
         received = self._received(step, intermediate_tensors)
         if self._last:
             return None
-        made = IntermediateTensors(self._made(step, received))
-        made.kv_connector_output = None
-        return made
+        tensors = IntermediateTensors(self._outputs(step, received))
+        tensors.kv_connector_output = None
+        return tensors
 
-    def _received(self, step: Step, came: Any) -> dict[str, Tensor]:
-        wanted = expected(step, self._stage - 1)
+    def _received(self, step: Step, arrived: Any) -> dict[str, Tensor]:
+        expected_tensors = expected(step, self._stage - 1)
         if self._stage == 0:
-            return wanted
-        self.early += int(came._comm_waited)
-        found: dict[str, Tensor] = {}
+            return expected_tensors
+        self.early += int(arrived._comm_waited)
+        received: dict[str, Tensor] = {}
         try:
-            found = {name: came.tensors[name].clone() for name in wanted}
+            received = {name: arrived.tensors[name].clone() for name in expected_tensors}
         except (KeyError, RuntimeError, EquipoiseError) as error:
             self.absent.append(f"{type(error).__name__}: {error}")
-        same = bool(found) and all(_equal(found[name], wanted[name]) for name in wanted)
-        self.right.append(same)
-        return found if same else wanted
+        equal = bool(received) and all(
+            _equal(received[name], expected_tensors[name]) for name in expected_tensors
+        )
+        self.right.append(equal)
+        return received if equal else expected_tensors
 
-    def _made(self, step: Step, received: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _outputs(self, step: Step, received: dict[str, Tensor]) -> dict[str, Tensor]:
         change = {"hidden_states": 1, "residual": -1}
-        made = {}
+        outputs = {}
         for name, value in received.items():
             memory = self._memory[name, value.dtype][: value.numel()].view(value.shape)
             memory.copy_(value + change[name])
-            made[name] = memory
-        return made
+            outputs[name] = memory
+        return outputs
 
 
-def _equal(found: Tensor, wanted: Tensor) -> bool:
-    return found.dtype == wanted.dtype and torch.equal(found, wanted)
+def _equal(actual: Tensor, reference: Tensor) -> bool:
+    return actual.dtype == reference.dtype and torch.equal(actual, reference)

@@ -30,26 +30,28 @@ def execute(
     handles: list[list[str]] = []
     with (
         groups(Place(rank, size, address, stages=size), equipoise=parts) as config,
-        counting() as counted,
-        worker(config, rank, lambda *_: Runner(rank, size)) as made,
+        counting() as read_counts,
+        worker(config, rank, lambda *_: Runner(rank, size)) as ascend_worker,
     ):
         with planted(Fault(fault)):
-            raised = _steps(made, [Step(at, *step) for at, step in enumerate(steps)], handles)
+            error = _steps(
+                ascend_worker, [Step(at, *step) for at, step in enumerate(steps)], handles
+            )
         meet()  # who shut down at once would take what is still on its way along
-        runner = made.model_runner
-        seen = {name: getattr(runner, name) for name in ("right", "early", "absent")}
-        return {**seen, "handles": handles, "raised": raised, "counted": counted(made)}
+        runner = ascend_worker.model_runner
+        facts = {name: getattr(runner, name) for name in ("right", "early", "absent")}
+        return {**facts, "handles": handles, "raised": error, "counted": read_counts(ascend_worker)}
 
 
-def _steps(made: Any, steps: list[Step], handles: list[list[str]]) -> str:
+def _steps(ascend_worker: Any, steps: list[Step], handles: list[list[str]]) -> str:
     """What has ended the stage before its last step; empty if nothing has.
 
     `handles` get, by step, where those come from that the worker will wait for in its next step.
     """
     try:
         for step in steps:
-            assert made.execute_model(step) is None
-            modules = [type(handle).__module__ for handle in made._pp_send_work]
+            assert ascend_worker.execute_model(step) is None
+            modules = [type(handle).__module__ for handle in ascend_worker._pp_send_work]
             handles.append([module.partition(".")[0] for module in modules])
     except EquipoiseError as error:
         return f"{type(error).__name__}: {error}"

@@ -33,9 +33,9 @@ class StandIn(ModuleType):
     def __getattr__(self, name: str) -> MagicMock:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = MagicMock(name=f"{self.__name__}.{name}")
-        setattr(self, name, found)
-        return found
+        mock = MagicMock(name=f"{self.__name__}.{name}")
+        setattr(self, name, mock)
+        return mock
 
 
 class Finder(MetaPathFinder, Loader):
@@ -62,5 +62,5 @@ def install() -> MagicMock:
         device.current_device.return_value = 0
         torch.npu = device  # type: ignore[attr-defined]
         import_module(RELOADED)
-    found: MagicMock = torch.npu  # type: ignore[attr-defined]
-    return found
+    device_module: MagicMock = torch.npu  # type: ignore[attr-defined]
+    return device_module

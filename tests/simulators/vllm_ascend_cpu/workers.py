@@ -19,8 +19,8 @@ MakeRunner = Callable[..., Any]
 def counting() -> Iterator[Callable[[Any], dict[str, int]]]:
     """What a worker says that it has counted, without what was counted in the process before."""
     before = COUNTERS.read()
-    yield lambda made: {
-        name: count - before[name] for name, count in made.equipoise_counters().items()
+    yield lambda ascend_worker: {
+        name: count - before[name] for name, count in ascend_worker.equipoise_counters().items()
     }
 
 
@@ -58,10 +58,10 @@ def worker(config: VllmConfig, rank: int, make_runner: MakeRunner) -> Iterator[A
             ("report_usage_stats", lambda *_: None),
         ):
             replaced.enter_context(patch(f"{theirs.__name__}.{name}", instead))
-        made = Worker(config, rank, rank, "", is_driver_worker=rank == 0)
+        ascend_worker = Worker(config, rank, rank, "", is_driver_worker=rank == 0)
         torch.npu.reset_mock()  # type: ignore[attr-defined]
         try:
-            made.init_device()
-            yield made
+            ascend_worker.init_device()
+            yield ascend_worker
         finally:
-            made.shutdown()
+            ascend_worker.shutdown()

@@ -16,14 +16,14 @@ from equipoise.integrations.vllm.dp import core_client
 from equipoise.integrations.vllm.dp.core_client import attach_scheduler
 from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE, apply_patches, undo_patches
 
-Sent = tuple[bytes, str, Any]
+SentMessage = tuple[bytes, str, Any]
 
 
 class Wire:
     """What a client sends, in the place of its sockets."""
 
     def __init__(self, client: Any) -> None:
-        self.sent: list[Sent] = []
+        self.messages: list[SentMessage] = []
         client._send_input = self.send_input
         client._ensure_stats_update_task = client._ensure_output_queue_task = lambda: None
         client.first_req_send_socket = SimpleNamespace(send=self.first)
@@ -32,11 +32,11 @@ class Wire:
     @property
     def engines(self) -> list[bytes]:
         """Where messages went, in order."""
-        return [engine for engine, _, _ in self.sent]
+        return [engine for engine, _, _ in self.messages]
 
     def send_input(self, kind: Any, request: Any, engine: bytes) -> asyncio.Future[None]:
         wave = getattr(request, "current_wave", None)
-        self.sent.append((engine, kind.name, (getattr(request, "request_id", request), wave)))
+        self.messages.append((engine, kind.name, (getattr(request, "request_id", request), wave)))
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
@@ -45,7 +45,7 @@ class Wire:
         self.woken += 1
 
 
-def made(slots: int, routing: Any) -> tuple[Any, Wire]:
+def make_client(slots: int, routing: Any) -> tuple[Any, Wire]:
     """A client that has met two engines."""
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
@@ -75,7 +75,7 @@ def counts(*ranks: tuple[int, int]) -> list[list[Any]]:
     return [[*two, *EngineState().request_counts[len(two) :]] for two in ranks]
 
 
-def asked(name: str, size: int = 4, rank: int | None = None, more: bool = False) -> Any:
+def engine_request(name: str, size: int = 4, rank: int | None = None, more: bool = False) -> Any:
     """A request; with `more` a part of an input that is streamed, and not the last one."""
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -100,21 +100,21 @@ async def step(client: Any, tokens: dict[str, int], finished: set[str]) -> None:
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 
     outputs = [EngineCoreOutput(name, [1] * count) for name, count in tokens.items()]
-    told = EngineCoreOutputs(outputs=outputs, finished_requests=finished)
-    await type(client).process_engine_outputs(client, told)
+    outputs_of_step = EngineCoreOutputs(outputs=outputs, finished_requests=finished)
+    await type(client).process_engine_outputs(client, outputs_of_step)
     for _ in range(4):
         await asyncio.sleep(0)
 
 
 async def held() -> None:
     """A held request goes out as the engine's client would send it."""
-    client, wire = made(1, "fit")
+    client, wire = make_client(1, "fit")
     for name in ("a", "b", "late"):
-        await client.add_request_async(asked(name))
+        await client.add_request_async(engine_request(name))
     assert wire.engines == [b"\0\0", b"\1\0"]
     client.current_wave, woken = 6, wire.woken
     await step(client, {"b": 3}, {"b"})
-    assert wire.sent[2] == (b"\1\0", "ADD", ("late", 6)), "with the wave of the time"
+    assert wire.messages[2] == (b"\1\0", "ADD", ("late", 6)), "with the wave of the time"
     assert wire.woken == woken + 1, "engines that pause are woken"
     assert client.reqs_in_flight == {"a": b"\0\0", "late": b"\1\0"}
     assert set(client.engine_inflight.values()) <= {1}
@@ -122,24 +122,24 @@ async def held() -> None:
 
 async def aborted() -> None:
     """An abort reaches the rank that has the request, and nobody where none has."""
-    client, wire = made(1, {"policy": "fit"})
+    client, wire = make_client(1, {"policy": "fit"})
     for name in ("a", "b", "late"):
-        await client.add_request_async(asked(name))
+        await client.add_request_async(engine_request(name))
     await client.abort_requests_async(["late"])
-    assert len(wire.sent) == 2
+    assert len(wire.messages) == 2
     await client.abort_requests_async(["b", "late", "unknown"])
-    assert wire.sent[2:] == [(b"\1\0", "ABORT", (["b"], None))]
+    assert wire.messages[2:] == [(b"\1\0", "ABORT", (["b"], None))]
     await step(client, {}, {"a", "b"})
-    assert len(wire.sent) == 3
+    assert len(wire.messages) == 3
     assert set(client.engine_inflight.values()) <= {0}
     assert client.equipoise_scheduler.requests == ()
 
 
 async def pinned() -> None:
     """A rank that is asked for is kept to."""
-    client, wire = made(1, "jsq_load")
+    client, wire = make_client(1, "jsq_load")
     for name in ("a", "b"):
-        await client.add_request_async(asked(name, rank=1))
+        await client.add_request_async(engine_request(name, rank=1))
     assert wire.engines == [b"\1\0"], "the other waits for it"
     await step(client, {"a": 1}, {"a"})
     assert wire.engines == [b"\1\0"] * 2
@@ -147,24 +147,24 @@ async def pinned() -> None:
 
 async def streamed() -> None:
     """Parts of an input follow the first one, wherever it is less crowded meanwhile."""
-    client, wire = made(8, "round_robin")
-    await client.add_request_async(asked("elsewhere"))
-    await client.add_request_async(asked("long", more=True))
+    client, wire = make_client(8, "round_robin")
+    await client.add_request_async(engine_request("elsewhere"))
+    await client.add_request_async(engine_request("long", more=True))
     client.lb_engines = counts((0, 0), (7, 9))
     for more in (True, False):
-        await client.add_request_async(asked("long", more=more))
+        await client.add_request_async(engine_request("long", more=more))
     assert wire.engines == [b"\0\0", b"\1\0", b"\1\0", b"\1\0"]
 
 
 async def reported() -> None:
     """Reports are read in the form in which this version has them."""
-    client, _ = made(8, "fit")
+    client, _ = make_client(8, "fit")
     kind = type(client.equipoise_scheduler.policy)
     own = kind.on_worker_change
-    with patch.object(kind, "on_worker_change", autospec=True, side_effect=own) as told:
+    with patch.object(kind, "on_worker_change", autospec=True, side_effect=own) as on_change:
         client.lb_engines = counts((2, 1), (0, 3))
         client.equipoise_scheduler.poll()
-    reports = [call.args[1].report for call in told.call_args_list]
+    reports = [call.args[1].report for call in on_change.call_args_list]
     assert [(one.waiting, one.running) for one in reports] == [(2, 1), (0, 3)]
 
 
@@ -172,21 +172,21 @@ async def ended() -> None:
     """The engine's front end takes an end that we made for one of its own."""
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
-    client, _ = made(1, "fit")
+    client, _ = make_client(1, "fit")
     processor = OutputProcessor(None, log_stats=False)
     waiting = {}
     for name in ("a", "b", "late"):
-        request = asked(name)
+        request = engine_request(name)
         kind = request.sampling_params.output_kind
         waiting[name] = RequestOutputCollector(kind, name)
         processor.add_request(request, None, None, 0, waiting[name])
         await client.add_request_async(request)
     client.equipoise_scheduler.abort_queued()
-    told = client.outputs_queue.get_nowait()
-    processor.process_outputs(told.outputs, told.timestamp)
-    found = waiting["late"].get_nowait()
-    assert found.finished
-    assert found.outputs[0].finish_reason == "abort"
+    queued = client.outputs_queue.get_nowait()
+    processor.process_outputs(queued.outputs, queued.timestamp)
+    output = waiting["late"].get_nowait()
+    assert output.finished
+    assert output.outputs[0].finish_reason == "abort"
     assert waiting["a"].get_nowait() is None
     assert processor.get_num_unfinished_requests() == 2
 

@@ -22,8 +22,8 @@ def follow_expert_map() -> None:
     shape = inspect.signature(stock)
 
     @wraps(stock)
-    def apply(*given: Any, **options: Any) -> None:
-        call = shape.bind(*given, **options).arguments
+    def apply(*arguments: Any, **options: Any) -> None:
+        call = shape.bind(*arguments, **options).arguments
         if call["expert_map"] is not None:
             if call["apply_router_weight_on_input"]:
                 raise NotImplementedError("weights on the input cannot silence remote experts")

@@ -9,7 +9,7 @@ from typing import Any
 
 VARIABLE = "EQUIPOISE_VLLM_FAULT"
 PLANTED = "planted in vLLM: {}"
-DROPPED = 3
+DROPPED_CHANGE = 3
 """Which of the layers with something to move loses its move."""
 
 
@@ -59,17 +59,17 @@ def _drop_a_copy() -> None:
 
 
 def _dropping(stock: Callable[..., None]) -> Callable[..., None]:
-    seen = 0
+    change_count = 0
 
     @wraps(stock)
-    def move(*given: Any, **named: Any) -> None:
-        nonlocal seen
-        metadata = named["transfer_metadata"]
-        seen += 0 if metadata.is_unchanged.all() else 1
-        if seen != DROPPED:
-            stock(*given, **named)
+    def move(*arguments: Any, **keywords: Any) -> None:
+        nonlocal change_count
+        metadata = keywords["transfer_metadata"]
+        change_count += 0 if metadata.is_unchanged.all() else 1
+        if change_count != DROPPED_CHANGE:
+            stock(*arguments, **keywords)
         else:
-            seen += 1
+            change_count += 1
 
     return move
 

@@ -56,11 +56,11 @@ class Watch:
 
     def _keep(self) -> None:
         """Write the file, whole."""
-        told = {"rank": _rank(), "counts": self.counts, "first": self.first, "maps": self.maps}
+        record = {"rank": _rank(), "counts": self.counts, "first": self.first, "maps": self.maps}
         # By the process that writes: one that was forked writes a file of its own.
         path = self._folder / f"watch-{os.getpid()}.json"
         half = path.with_suffix(".half")
-        half.write_text(json.dumps(told), encoding="utf-8")
+        half.write_text(json.dumps(record), encoding="utf-8")
         half.rename(path)
 
 
@@ -74,7 +74,7 @@ def watch_all() -> None:
 
     watch, balancer = Watch(Path(folder)), eplb_state.EplbState
     _wrap(GroupCoordinator, "isend_tensor_dict", lambda handles, *_: _sent(watch, handles))
-    _wrap(GroupCoordinator, "irecv_tensor_dict", lambda got, *_: _received(watch, got))
+    _wrap(GroupCoordinator, "irecv_tensor_dict", lambda result, *_: _received(watch, result))
     _wrap(balancer, "rearrange", lambda *_: watch.add(rearrangements=1))
     _wrap(balancer, "step", lambda _, state, *__: _stepped(watch, state))
     _wrap(eplb_state, "_move_to_workspace", lambda *_: watch.add(layers=1))
@@ -98,8 +98,8 @@ def _sent(watch: Watch, handles: Any) -> None:
     watch.add(sent=1, sent_handles=len(handles))
 
 
-def _received(watch: Watch, got: Any) -> None:
-    watch.add(received=1, received_handles=len(got[1]))
+def _received(watch: Watch, result: Any) -> None:
+    watch.add(received=1, received_handles=len(result[1]))
 
 
 def _stepped(watch: Watch, state: Any) -> None:
@@ -122,10 +122,10 @@ def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:
         return
 
     @wraps(stock)
-    def counted(*given: Any, **named: Any) -> Any:
-        found = stock(*given, **named)
-        after(found, *given)
-        return found
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        result = stock(*arguments, **keywords)
+        after(result, *arguments)
+        return result
 
     setattr(counted, MARK, True)
     setattr(owner, name, classmethod(counted) if isinstance(static, classmethod) else counted)

@@ -16,7 +16,7 @@ from vllm_cpu.missing_features import Hole, filled
 class FilledWorker(CPUWorker):
     """Fills holes at two moments: before anything of a model exists, and when it is loaded."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
         holes = filled()
         if Hole.EXPERT_MAP in holes:
             follow_expert_map()
@@ -24,7 +24,7 @@ class FilledWorker(CPUWorker):
             route_on_the_host()
         if Hole.EPLB_STREAMS in holes:
             stand_in_for_streams()
-        super().__init__(*given, **named)
+        super().__init__(*arguments, **keywords)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load, then make what the CPU's model runner leaves out."""

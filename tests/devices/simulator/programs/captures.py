@@ -25,7 +25,7 @@ from devices.simulator.programs.driver import (
 
 MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
 LIMIT = 20.0
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 driver.start()
 size = ctypes.c_size_t(SIZE)
 memory, pageable = device_memory(), ctypes.create_string_buffer(SIZE)
@@ -52,21 +52,21 @@ def captured(work: Callable[[Pointer], object]) -> Pointer:
     return graph
 
 
-def in_thread(work: Callable[[], Found]) -> Found:
+def in_thread(work: Callable[[], Result]) -> Result:
     """What it finds in another thread of the same device."""
-    found: list[Found] = []
+    results: list[Result] = []
 
     def run() -> None:
         do("aclrtSetDevice", 0)
-        found.append(work())
+        results.append(work())
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(LIMIT)
-    return found[0]
+    return results[0]
 
 
-def told(work: Callable[[], int]) -> tuple[int, int]:
+def code_and_faults(work: Callable[[], int]) -> tuple[int, int]:
     """The code of a call, and how many faults it was."""
     with faults() as lines:
         code = work()
@@ -77,7 +77,7 @@ def event_of_an_ended_capture() -> tuple[int, int]:
     """Waited for by another stream."""
     mark = event()
     captured(lambda on: do("aclrtRecordEvent", mark, on))
-    return told(lambda: call("aclrtStreamWaitEvent", stream(), mark))
+    return code_and_faults(lambda: call("aclrtStreamWaitEvent", stream(), mark))
 
 
 def destroyed_graph() -> list[tuple[int, int]]:
@@ -85,8 +85,8 @@ def destroyed_graph() -> list[tuple[int, int]]:
     graph = captured(lambda on: None)
     do("aclmdlRIDestroy", graph)
     return [
-        told(lambda: call("aclmdlRIExecuteAsync", graph, stream())),
-        told(lambda: call("aclmdlRIDestroy", graph)),
+        code_and_faults(lambda: call("aclmdlRIExecuteAsync", graph, stream())),
+        code_and_faults(lambda: call("aclmdlRIDestroy", graph)),
     ]
 
 
@@ -95,14 +95,14 @@ def graph_in_the_making() -> tuple[int, int]:
     on, status, graph = stream(), ctypes.c_int(), Pointer()
     begin(on)
     do("aclmdlRICaptureGetInfo", on, ctypes.byref(status), ctypes.byref(graph))
-    found = told(lambda: call("aclmdlRIDestroy", graph))
+    outcome = code_and_faults(lambda: call("aclmdlRIDestroy", graph))
     assert end(on)[0] == 0
-    return found
+    return outcome
 
 
 def unsafe() -> dict[str, int]:
     """The code of each unsafe call, here and now."""
-    found = {
+    codes = {
         "memset": call("aclrtMemset", memory, size, 0, size),
         "copy": copy(memory, pageable, SIZE, HOST_TO_DEVICE),
         "pageable": _async_copy(other, pageable),
@@ -110,7 +110,7 @@ def unsafe() -> dict[str, int]:
         "default stream": _async_copy(None, pinned),
     }
     do("aclrtSynchronizeStream", other)
-    return found
+    return codes
 
 
 def _async_copy(on: Pointer | None, source: object) -> int:
@@ -119,22 +119,22 @@ def _async_copy(on: Pointer | None, source: object) -> int:
 
 def unsafe_calls(mode: str) -> dict[str, dict[str, int]]:
     """Who may do what while a stream is captured in this mode."""
-    found: dict[str, dict[str, int]] = {}
+    codes: dict[str, dict[str, int]] = {}
     on = stream()
     begin(on, mode)
-    found["own thread"] = unsafe()
-    found["other thread"] = in_thread(unsafe)
+    codes["own thread"] = unsafe()
+    codes["other thread"] = in_thread(unsafe)
     relaxed = ctypes.c_int(MODES["relaxed"])
     do("aclmdlRICaptureThreadExchangeMode", ctypes.byref(relaxed))
-    found["exchanged"] = unsafe()
+    codes["exchanged"] = unsafe()
     do("aclmdlRICaptureThreadExchangeMode", ctypes.byref(relaxed))
-    found["in the capture"] = {
+    codes["in the capture"] = {
         "pageable": _async_copy(on, pageable),
         "query": call("aclrtStreamQuery", on, ctypes.byref(ctypes.c_int())),
         "device": call("aclrtSynchronizeDevice"),
     }
     assert end(on)[0] == 0
-    return found
+    return codes
 
 
 def end_elsewhere(on: Pointer) -> int:
@@ -144,28 +144,28 @@ def end_elsewhere(on: Pointer) -> int:
 
 def wrong_ends() -> dict[str, int]:
     """Codes of captures that do not end as they should."""
-    found = {"default stream": call("aclmdlRICaptureBegin", None, 0)}
+    codes = {"default stream": call("aclmdlRICaptureBegin", None, 0)}
     for mode in MODES:
         on = stream()
         begin(on, mode)
-        found[f"thread, {mode}"] = end_elsewhere(on)
+        codes[f"thread, {mode}"] = end_elsewhere(on)
     first, second, mark = stream(), stream(), event()
     begin(first)
     do("aclrtRecordEvent", mark, first)
     do("aclrtStreamWaitEvent", second, mark)
-    found["default stream joins"] = call("aclrtStreamWaitEvent", None, mark)
-    found["joined stream"] = end(second)[0]
+    codes["default stream joins"] = call("aclrtStreamWaitEvent", None, mark)
+    codes["joined stream"] = end(second)[0]
     copy_on(second, memory, memory, SIZE, DEVICE_TO_DEVICE)
-    found["unjoined"] = end(first)[0]
-    return found
+    codes["unjoined"] = end(first)[0]
+    return codes
 
 
 def callbacks() -> dict[str, object]:
     """Without a subscription; and which thread runs a captured one that another stream replays."""
-    on, ran, over = stream(), [], threading.Event()
-    function = ctypes.CFUNCTYPE(None, Pointer)(lambda _: ran.append(threading.get_ident()))
+    on, thread_ids, over = stream(), [], threading.Event()
+    function = ctypes.CFUNCTYPE(None, Pointer)(lambda _: thread_ids.append(threading.get_ident()))
     launch = ("aclrtLaunchCallback", function, None, 1)
-    found: dict[str, object] = {"unsubscribed": call(*launch, on)}
+    codes: dict[str, object] = {"unsubscribed": call(*launch, on)}
 
     def serve() -> None:
         while not over.is_set():
@@ -174,15 +174,15 @@ def callbacks() -> dict[str, object]:
     thread = threading.Thread(target=serve)
     thread.start()
     do("aclrtSubscribeReport", ctypes.c_uint64(thread.ident or 0), on)
-    found["twice"] = call("aclrtSubscribeReport", ctypes.c_uint64(thread.ident or 0), on)
+    codes["twice"] = call("aclrtSubscribeReport", ctypes.c_uint64(thread.ident or 0), on)
     begin(on)
     do(*launch, on)
     replayed = stream()
     do("aclmdlRIExecuteAsync", end(on)[1], replayed)
-    found["replayed"] = call("aclrtSynchronizeStreamWithTimeout", replayed, int(LIMIT * 1000))
+    codes["replayed"] = call("aclrtSynchronizeStreamWithTimeout", replayed, int(LIMIT * 1000))
     over.set()
     thread.join(LIMIT)
-    return found | {"by the captured stream's thread": ran == [thread.ident]}
+    return codes | {"by the captured stream's thread": thread_ids == [thread.ident]}
 
 
 other, pinned = stream(), pinned_memory(bytes(SIZE))

@@ -40,7 +40,7 @@ def start() -> None:
     do("aclrtSetDevice", 0)
 
 
-def made(name: str, *arguments: object) -> Pointer:
+def create(name: str, *arguments: object) -> Pointer:
     """What a function that makes something puts into its first argument."""
     out = Pointer()
     do(name, ctypes.byref(out), *arguments)
@@ -49,24 +49,24 @@ def made(name: str, *arguments: object) -> Pointer:
 
 def device_memory(size: int = SIZE) -> Pointer:
     """An allocation on the device."""
-    return made("aclrtMalloc", ctypes.c_size_t(size), 0)
+    return create("aclrtMalloc", ctypes.c_size_t(size), 0)
 
 
 def pinned_memory(content: bytes) -> Pointer:
     """Pinned memory that holds `content`."""
-    pointer = made("aclrtMallocHost", ctypes.c_size_t(len(content)))
+    pointer = create("aclrtMallocHost", ctypes.c_size_t(len(content)))
     ctypes.memmove(pointer, content, len(content))
     return pointer
 
 
 def stream() -> Pointer:
     """A new stream."""
-    return made("aclrtCreateStreamWithConfig", 0, 0)
+    return create("aclrtCreateStreamWithConfig", 0, 0)
 
 
 def event(flags: int = 0) -> Pointer:
     """A new event."""
-    return made("aclrtCreateEventExWithFlag", flags)
+    return create("aclrtCreateEventExWithFlag", flags)
 
 
 def copy(to: object, source: object, size: int, kind: int) -> int:
@@ -90,17 +90,17 @@ def content(pointer: Pointer, size: int = SIZE) -> bytes:
 @contextmanager
 def faults() -> Iterator[list[str]]:
     """The faults told inside, kept from the launcher: they are made on purpose."""
-    told: list[str] = []
-    kept = os.environ["NPUSIM_FAULTS"]
+    lines: list[str] = []
+    launcher_file = os.environ["NPUSIM_FAULTS"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "faults"
         path.touch()
         os.environ["NPUSIM_FAULTS"] = str(path)
         try:
-            yield told
+            yield lines
         finally:
-            os.environ["NPUSIM_FAULTS"] = kept
-            told += path.read_text(encoding="utf-8").splitlines()
+            os.environ["NPUSIM_FAULTS"] = launcher_file
+            lines += path.read_text(encoding="utf-8").splitlines()
 
 
 def report(**facts: object) -> None:

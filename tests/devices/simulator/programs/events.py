@@ -31,9 +31,9 @@ def synchronised(on: driver.Pointer) -> int:
 
 def unrecorded_wait() -> tuple[int, int]:
     """Its code, and how many faults it is."""
-    with faults() as told:
+    with faults() as lines:
         code = call("aclrtStreamWaitEvent", stream(), event())
-    return code, len(told)
+    return code, len(lines)
 
 
 def keeps_its_recording() -> str:
@@ -46,10 +46,10 @@ def keeps_its_recording() -> str:
     do("aclrtStreamWaitEvent", first, gate)
     do("aclrtRecordEvent", mark, first)
     do("aclrtSynchronizeStream", second)
-    found = content(memory).hex()
+    data = content(memory).hex()
     do("aclrtRecordEvent", gate, second)
     do("aclrtSynchronizeStream", first)
-    return found
+    return data
 
 
 def one_record_releases_one_wait() -> list[int]:
@@ -75,7 +75,7 @@ def value_wait() -> list[int]:
 
 def waiting_shows_order() -> str:
     """What a stream reads that waits for the stream that writes, or does not."""
-    found = []
+    bytes_read = []
     for waits in (True, False):
         writer, reader, memory, mark = stream(), stream(), device_memory(), event()
         out = pinned_memory(bytes(SIZE))
@@ -85,9 +85,9 @@ def waiting_shows_order() -> str:
             do("aclrtStreamWaitEvent", reader, mark)
         copy_on(reader, out, memory, SIZE, driver.DEVICE_TO_HOST)
         do("aclrtSynchronizeStream", reader)
-        found.append(ctypes.string_at(out, SIZE)[:1].hex())
+        bytes_read.append(ctypes.string_at(out, SIZE)[:1].hex())
         do("aclrtSynchronizeStream", writer)
-    return " ".join(found)
+    return " ".join(bytes_read)
 
 
 driver.report(

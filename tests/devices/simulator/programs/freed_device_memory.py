@@ -16,11 +16,11 @@ from devices.simulator.programs.driver import (
 driver.start()
 source, target, stream = device_memory(), device_memory(), driver.stream()
 assert copy(source, b"\1" * SIZE, SIZE, HOST_TO_DEVICE) == 0
-with faults() as told:
+with faults() as lines:
     copy_on(stream, target, source, SIZE, DEVICE_TO_DEVICE)
     do("aclrtFree", source)
     synchronised = call("aclrtSynchronizeStream", stream)
     again = call("aclrtSynchronizeStream", stream)
 driver.report(
-    synchronised=synchronised, again=again, told=len(told), target=driver.content(target).hex()
+    synchronised=synchronised, again=again, told=len(lines), target=driver.content(target).hex()
 )

@@ -15,9 +15,9 @@ from devices.simulator.programs.driver import (
 
 driver.start()
 source, target, on = pinned_memory(b"\1" * SIZE), device_memory(), stream()
-with faults() as told:
+with faults() as lines:
     copy_on(on, target, source, SIZE, HOST_TO_DEVICE)
     do("aclrtFreeHost", source)
     another = pinned_memory(b"\2" * SIZE)
     synchronised = call("aclrtSynchronizeStream", on)
-driver.report(synchronised=synchronised, told=len(told), target=driver.content(target).hex())
+driver.report(synchronised=synchronised, told=len(lines), target=driver.content(target).hex())

@@ -23,9 +23,9 @@ driver.start()
 first, second = device_memory(), device_memory()
 host = ctypes.create_string_buffer(2 * SIZE)
 short = pinned_memory(bytes(SIZE))
-fresh = content(first)
+initial = content(first)
 assert copy(first, bytes(range(SIZE)), SIZE, HOST_TO_DEVICE) == 0
-written = content(first)
+data = content(first)
 
 
 def attempts() -> dict[str, int]:
@@ -49,32 +49,32 @@ def attempts() -> dict[str, int]:
     }
 
 
-wrong = {}
-with faults() as told:
-    wrong = attempts()
+codes = {}
+with faults() as attempt_faults:
+    codes = attempts()
 
 stale = ctypes.c_void_p(second.value)
 do("aclrtFree", second)
-with faults() as told_after_free:
+with faults() as faults_after_free:
     after_free = copy(host, stale, SIZE, DEVICE_TO_HOST)
     twice = call("aclrtFree", stale)
 
 pinned = pinned_memory(b"\1" * SIZE)
 address = int(pinned.value or 0)
 do("aclrtFreeHost", pinned)
-with faults() as told_about_pinned:
+with faults() as pinned_faults:
     pinned_twice = call("aclrtFreeHost", pinned)
 
 driver.report(
-    fresh=fresh.hex(),
-    written=written == bytes(range(SIZE)),
-    untouched=content(first) == written,
-    wrong=wrong,
-    told=len(told),
+    fresh=initial.hex(),
+    written=data == bytes(range(SIZE)),
+    untouched=content(first) == data,
+    wrong=codes,
+    told=len(attempt_faults),
     after_free=after_free,
     twice=twice,
-    told_after_free=len(told_after_free),
+    told_after_free=len(faults_after_free),
     pinned_twice=pinned_twice,
-    told_about_pinned=len(told_about_pinned),
+    told_about_pinned=len(pinned_faults),
     too_much=call("aclrtMalloc", ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 40), 0),
 )

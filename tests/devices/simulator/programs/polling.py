@@ -30,11 +30,11 @@ def work() -> None:
 
 def asking() -> bool:
     """Asks a stream while it launches on another."""
-    asked, status, expiry = stream(), ctypes.c_int(1), time.monotonic() + LIMIT
-    copy_on(asked, memory, ones, SIZE, HOST_TO_DEVICE)
+    polled, status, expiry = stream(), ctypes.c_int(1), time.monotonic() + LIMIT
+    copy_on(polled, memory, ones, SIZE, HOST_TO_DEVICE)
     while status.value and time.monotonic() < expiry:
         work()
-        do("aclrtStreamQuery", asked, ctypes.byref(status))
+        do("aclrtStreamQuery", polled, ctypes.byref(status))
     return status.value == 0
 
 

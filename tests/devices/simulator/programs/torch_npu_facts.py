@@ -14,8 +14,8 @@ npu = torch.get_device_module("npu")
 
 def fresh() -> list[int]:
     """The bytes of new memory."""
-    found: list[int] = torch.empty(64, dtype=torch.uint8, device=DEVICE).cpu().tolist()
-    return found
+    data: list[int] = torch.empty(64, dtype=torch.uint8, device=DEVICE).cpu().tolist()
+    return data
 
 
 def streams() -> list[int]:
@@ -26,12 +26,12 @@ def streams() -> list[int]:
 
 def unrecorded_event() -> list[bool]:
     """torch_npu itself lets it pass: it makes the driver's event at the first record."""
-    with faults() as told:
+    with faults() as lines:
         event = npu.Event()
-        passed = event.query()
+        ready = event.query()
         event.wait()
         npu.synchronize()
-    return [passed, not told]
+    return [ready, not lines]
 
 
 def out_of_memory() -> str:
@@ -61,20 +61,22 @@ def captured_stream() -> list[bool]:
     stream, graph = npu.Stream(), npu.NPUGraph()
     with npu.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
-        said = [npu.is_current_stream_capturing(), stream.is_capturing()]
+        answers = [npu.is_current_stream_capturing(), stream.is_capturing()]
         graph.capture_end()
-    return said
+    return answers
 
 
 def device_of_new_thread() -> int:
     """The one that torch names, and so gives it, in a process that uses another one only."""
     npu.set_device(1)
-    found = list[int]()
-    thread = threading.Thread(target=lambda: found.append(torch.accelerator.current_device_index()))
+    devices = list[int]()
+    thread = threading.Thread(
+        target=lambda: devices.append(torch.accelerator.current_device_index())
+    )
     thread.start()
     thread.join()
     npu.set_device(0)
-    return found[0]
+    return devices[0]
 
 
 def synchronisation_in_a_capture() -> str:
@@ -92,26 +94,26 @@ def index_out_of_range() -> dict[str, object]:
     """Where it is told: not at the call, but at the next synchronisations, all of them."""
     source = torch.arange(8, device=DEVICE)
     npu.synchronize()
-    raised = []
-    with faults() as told:
+    messages = []
+    with faults() as lines:
         source[torch.tensor([99], device=DEVICE)]
         for _ in range(2):
             try:
                 npu.synchronize()
             except RuntimeError as error:
-                raised.append(str(error))
-    return {"raised": raised, "told": len(told)}
+                messages.append(str(error))
+    return {"raised": messages, "told": len(lines)}
 
 
 def missing_operator() -> dict[str, str]:
     """What an operator that libopapi lacks raises, and what it tells."""
-    raised = "nothing"
-    with faults() as told:
+    message = "nothing"
+    with faults() as lines:
         try:
             torch.erfinv(torch.zeros(4, device=DEVICE)).cpu()
         except RuntimeError as error:
-            raised = str(error)
-    return {"raised": raised, "told": " ".join(told)}
+            message = str(error)
+    return {"raised": message, "told": " ".join(lines)}
 
 
 LOOKS: Mapping[str, Callable[[], object]] = {

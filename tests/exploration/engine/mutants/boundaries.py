@@ -16,15 +16,15 @@ from equipoise.balancer.experts.runtime.jobs import Job
 class LateVerdicts(RebalanceEngine):
     """Acts on the last verdict that has come, of whatever vote or rebalance, and waits for none."""
 
-    _heard: Verdict = Pending()
+    _last_verdict: Verdict = Pending()
 
     def _settle_vote(self, state: Voting, step: int) -> Job[State]:
         assert self._vote is not None
         if self._vote.done():
-            self._heard = self._vote.result()
-        heard: LaneTask[Verdict] = LaneTask()
-        heard.end(self._heard)
-        self._vote = heard
+            self._last_verdict = self._vote.result()
+        vote: LaneTask[Verdict] = LaneTask()
+        vote.end(self._last_verdict)
+        self._vote = vote
         return (yield from super()._settle_vote(state, step))
 
 

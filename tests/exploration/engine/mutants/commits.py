@@ -106,8 +106,8 @@ class OverwritesSources(StagedPath):
     def _tables_only(self, progress: TransferProgress) -> Transferring | Finished:
         self._serving_state.commit(progress.proposal.layer_updates[progress.chunks_committed], ())
         self._late.append(progress.in_flight[0])
-        done, rest = progress.chunks_committed + 1, progress.in_flight[1:]
-        return self._start_chunks(replace(progress, chunks_committed=done, in_flight=rest))
+        committed, rest = progress.chunks_committed + 1, progress.in_flight[1:]
+        return self._start_chunks(replace(progress, chunks_committed=committed, in_flight=rest))
 
     def _catch_up(self) -> None:
         for task in [task for task in self._late if task.done()]:
@@ -130,11 +130,11 @@ class TablesFirst(ServingState):
 
     def commit(self, update: LayerUpdate, copies: SlotCopies) -> None:
         self._accelerator.kernels.commit_tables(update.tables, self.tables, self._compute)
-        held = self.readers.wait_for_readers(self._compute)
+        readers = self.readers.wait_for_readers(self._compute)
         if copies:
             self.store.commit(copies, self._compute)
         self._compute.record(self._last_change)
-        self.readers.resume_readers(held, self._last_change)
+        self.readers.resume_readers(readers, self._last_change)
         self._layout = update.applied_to(self._layout)
 
 
@@ -155,14 +155,14 @@ class AcknowledgesUnread(P2PTransfer):
     """Reports a chunk as staged before the copy stream has come to its end."""
 
     def _finish_chunk(self, transfers: RankTransfers, chunk_state: Any) -> Job[StagedChunk]:
-        early: Any = stream_idle(self._accelerator, self._copy)
+        previous_wait: Any = stream_idle(self._accelerator, self._copy)
         landing = super()._finish_chunk(transfers, chunk_state)
-        due = next(landing)
+        next_wait = next(landing)
         while True:
-            yield early
-            early = due  # each wait is for what came before the last part
+            yield previous_wait
+            previous_wait = next_wait  # each wait is for what came before the last part
             try:
-                due = landing.send(None)
+                next_wait = landing.send(None)
             except StopIteration as end:
                 staged: StagedChunk = end.value
                 return staged

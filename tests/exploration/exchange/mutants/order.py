@@ -71,8 +71,8 @@ class NeverClears(StatusReader):
     """Keeps the words of the step before."""
 
     def _copy(self) -> None:
-        for into, found in zip(self._host, self._status_words, strict=True):
-            into.copy_(found)
+        for into, words in zip(self._host, self._status_words, strict=True):
+            into.copy_(words)
 
 
 def latest_only(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
@@ -84,8 +84,8 @@ def latest_only(words: Tensor, arrived: DispatchMessages, own: Tensor, active: T
 def any_generation(words: Tensor, arrived: DispatchMessages, own: Tensor, active: Tensor) -> None:
     """Compares no generation."""
     merge_headers(words, arrived, own, torch.zeros_like(active))
-    seen = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
-    words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], seen))
+    overflow = torch.where(active[:, None], arrived.overflow.long(), 0).amax(0)
+    words[OVERFLOW].copy_(torch.maximum(words[OVERFLOW], overflow))
 
 
 def listens_to_the_absent(

@@ -22,11 +22,11 @@ class KeepsToItself(TorchKernels):
 
     def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         super()._pack_rows(batch, buffer_set)
-        lost = self._buffers[buffer_set.index].sent.overflow
+        overflow = self._buffers[buffer_set.index].sent.overflow
         buffer_set.status[status.OVERFLOW].copy_(
-            torch.maximum(buffer_set.status[status.OVERFLOW], lost[0].long())
+            torch.maximum(buffer_set.status[status.OVERFLOW], overflow[0].long())
         )
-        lost.zero_()
+        overflow.zero_()
 
 
 class LeavesOldIds(TorchKernels):
@@ -34,17 +34,17 @@ class LeavesOldIds(TorchKernels):
 
     def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         ids = self._buffers[buffer_set.index].sent.ids
-        seen = self._seen = getattr(self, "_seen", set[int]())
-        before = (
+        used_sets = self._used_sets = getattr(self, "_used_sets", set[int]())
+        previous_ids = (
             ids.clone()
-            if buffer_set.index in seen
+            if buffer_set.index in used_sets
             else torch.full_like(ids, self._form.invalid_slot)
         )
-        seen.add(buffer_set.index)
+        used_sets.add(buffer_set.index)
         super()._pack_rows(batch, buffer_set)
         used = self._buffers[buffer_set.index].sent.row_counts.view(-1, 1, 1)
         row = torch.arange(ids.shape[1]).view(1, -1, 1)
-        ids.copy_(torch.where(row < used, ids, before))
+        ids.copy_(torch.where(row < used, ids, previous_ids))
 
 
 class LoadsOfTheStepBefore(TorchKernels):
@@ -53,8 +53,11 @@ class LoadsOfTheStepBefore(TorchKernels):
     def _pack_rows(self, batch: Batch, buffer_set: BufferSet) -> None:
         super()._pack_rows(batch, buffer_set)
         loads = self._buffers[buffer_set.index].sent.loads
-        kept, self._kept = getattr(self, "_kept", loads.clone()), loads.clone()
-        loads.copy_(kept)
+        previous_loads, self._previous_loads = (
+            getattr(self, "_previous_loads", loads.clone()),
+            loads.clone(),
+        )
+        loads.copy_(previous_loads)
 
 
 class GenerationOfTheFirstStep(TorchKernels):
@@ -100,41 +103,41 @@ class OutOfOrder(AllRanksTransport):
 
 def one_too_many(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Takes a message for full when one row more has come than fits."""
-    found = sorting.sort_batch(slots, form, active)
-    return replace(found, overflow=(found.overflow - 1).clamp(min=0))
+    batch = sorting.sort_batch(slots, form, active)
+    return replace(batch, overflow=(batch.overflow - 1).clamp(min=0))
 
 
 def one_too_few(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Never uses the last row."""
-    found = sorting.sort_batch(slots, form, active)
-    tokens = found.tokens.clone()
+    batch = sorting.sort_batch(slots, form, active)
+    tokens = batch.tokens.clone()
     tokens[:, -1] = slots.shape[0]
-    return replace(found, tokens=tokens)
+    return replace(batch, tokens=tokens)
 
 
 def row_a_choice(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Counts a row for each choice of a token, also where they go to one rank."""
-    found = sorting.sort_batch(slots, form, active)
+    batch = sorting.sort_batch(slots, form, active)
     homes = torch.where((slots >= 0) & (slots < form.num_slots), slots // form.slots_per_rank, -1)
     most = max(int((homes == r).sum()) for r in range(form.ranks) if active[r]) - form.capacity
-    lost = found.overflow.clone()
-    lost[0] = max(most, 0)
-    return replace(found, overflow=lost)
+    overflow = batch.overflow.clone()
+    overflow[0] = max(most, 0)
+    return replace(batch, overflow=overflow)
 
 
 def strays_uncounted(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Says nothing of choices that fall on ranks that take no part."""
-    found = sorting.sort_batch(slots, form, active)
-    return replace(found, inactive_rank_hits=torch.zeros_like(found.inactive_rank_hits))
+    batch = sorting.sort_batch(slots, form, active)
+    return replace(batch, inactive_rank_hits=torch.zeros_like(batch.inactive_rank_hits))
 
 
 def sends_to_all(slots: Tensor, form: ExchangeFormat, active: Tensor) -> SortedBatch:
     """Takes every rank for active."""
     everybody = torch.ones_like(active)
     everybody[-1] = False
-    found = sorting.sort_batch(slots, form, everybody)
+    batch = sorting.sort_batch(slots, form, everybody)
     return replace(
-        found, inactive_rank_hits=sorting.sort_batch(slots, form, active).inactive_rank_hits
+        batch, inactive_rank_hits=sorting.sort_batch(slots, form, active).inactive_rank_hits
     )
 
 

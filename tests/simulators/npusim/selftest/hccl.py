@@ -43,17 +43,17 @@ class Scenario:
     environment: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[int, int] = field(default_factory=dict)
     """Exit codes other than 0, by rank; negative: the signal."""
-    told: Sequence[str] = ()
+    faults: Sequence[str] = ()
     """Words that stand in the faults; none may be told besides."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a scenario ended."""
 
     codes: dict[int, int]
     compared: int
-    told: Counter[str]
+    faults: Counter[str]
     seconds: float
     output: str
 
@@ -70,7 +70,7 @@ WRONG = (
         "told_at_once",
         2,
         PLAIN,
-        told=(
+        faults=(
             "does not match: rank 0 calls HcclAllReduce of 8 fp32, sum",
             "does not match: rank 0 calls HcclBroadcast of 8 fp32, root 0",
             "does not match: rank 1 calls HcclAlltoAllV",
@@ -84,7 +84,7 @@ WRONG = (
         "told_in_time",
         2,
         PLAIN | GROUP_LINKS | STREAM_LINKS | {"HCCL_EXEC_TIMEOUT": "2"},
-        told=(
+        faults=(
             "HcclSend of 8 fp32 to rank 1 of rank 0 has waited",
             "HcclSend of 8 fp32 to rank 0 of rank 1 has waited",
             "HcclAllReduce of 8 fp32, sum (collective 2) of rank 0 has waited",
@@ -94,7 +94,7 @@ WRONG = (
         "told_by_calls",
         2,
         PLAIN | GROUP_LINKS | {"HCCL_CONNECT_TIMEOUT": "2"},
-        told=("has waited in HcclSend of 8 fp32 to rank",),
+        faults=("has waited in HcclSend of 8 fp32 to rank",),
     ),
     Scenario("one_device", 2, PLAIN),
     Scenario("slow", 2, {"NPUSIM_HCCL_SLOW": "1:300"}),
@@ -105,19 +105,19 @@ WRONG = (
 KINDS = {"right": RIGHT, "wrong": WRONG}
 
 
-def play(scenario: Scenario) -> Ended:
+def play(scenario: Scenario) -> RunResult:
     """Fork the ranks and wait for them; none outlives the call."""
     start = time.monotonic()
     folder = Path(mkdtemp(prefix="npusim-"))  # a rank runs the exit functions, which leave it be
     try:
-        told = folder / "faults"
-        told.touch()
+        fault_file = folder / "faults"
+        fault_file.touch()
         ranks = {_fork(scenario, rank, folder): rank for rank in range(scenario.ranks)}
         codes = _wait(ranks)
         output = "".join((folder / f"out{rank}").read_text() for rank in ranks.values())
         lines = [line for line in output.splitlines() if line.startswith("compared ")]
         compared = sum(int(line.split()[1]) for line in lines)
-        return Ended(codes, compared, faults.read(told), time.monotonic() - start, output)
+        return RunResult(codes, compared, faults.read(fault_file), time.monotonic() - start, output)
     finally:
         rmtree(folder)
 
@@ -163,31 +163,31 @@ def _wait(ranks: Mapping[int, int]) -> dict[int, int]:
                 continue
             if time.monotonic() - start > LIMIT:
                 os.kill(process, signal.SIGKILL)
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
+            ended_process, status = os.waitpid(process, os.WNOHANG)
+            if ended_process:
                 codes[rank] = os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
     return dict(sorted(codes.items()))
 
 
-def judge(scenario: Scenario, ended: Ended) -> list[str]:
+def judge(scenario: Scenario, result: RunResult) -> list[str]:
     """What is wrong with how it ended."""
-    wanted = {rank: scenario.codes.get(rank, 0) for rank in range(scenario.ranks)}
-    found = []
-    if ended.codes != wanted:
-        found.append(f"exit codes {ended.codes} instead of {wanted}")
-    if ended.compared == 0:
-        found.append("nothing was compared")
-    found += [f"no fault says: {words}" for words in scenario.told if not _says(ended, words)]
-    unknown = [fault for fault in ended.told if not any(w in fault for w in scenario.told)]
-    return found + [f"not expected: {fault}" for fault in unknown]
+    expected_codes = {rank: scenario.codes.get(rank, 0) for rank in range(scenario.ranks)}
+    messages = []
+    if result.codes != expected_codes:
+        messages.append(f"exit codes {result.codes} instead of {expected_codes}")
+    if result.compared == 0:
+        messages.append("nothing was compared")
+    messages += [f"no fault says: {words}" for words in scenario.faults if not _says(result, words)]
+    unknown = [fault for fault in result.faults if not any(w in fault for w in scenario.faults)]
+    return messages + [f"not expected: {fault}" for fault in unknown]
 
 
-def _says(ended: Ended, words: str) -> bool:
-    return any(words in fault for fault in ended.told)
+def _says(result: RunResult, words: str) -> bool:
+    return any(words in fault for fault in result.faults)
 
 
-def chosen(kind: str | None, only: str | None, ranks: int | None) -> list[Scenario]:
+def selected_scenarios(kind: str | None, only: str | None, ranks: int | None) -> list[Scenario]:
     """Which scenarios are played."""
     return [
         scenario
@@ -205,19 +205,22 @@ def main() -> int:
     parser.add_argument("--kind", choices=KINDS, help="only programs that are right, or wrong")
     parser.add_argument("--only", help="programs whose name contains this")
     parser.add_argument("--ranks", type=int, help="only those with so many ranks")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     failures = 0
-    for scenario in chosen(asked.kind, asked.only, asked.ranks):
-        ended = play(scenario)
-        wrong = judge(scenario, ended)
-        failures += bool(wrong)
+    for scenario in selected_scenarios(options.kind, options.only, options.ranks):
+        result = play(scenario)
+        messages = judge(scenario, result)
+        failures += bool(messages)
         print(
-            f"{scenario.program:15} {scenario.ranks} ranks {ended.compared:6} compared "
-            f"{ended.told.total():3} faults {ended.seconds:6.1f} s {'WRONG' if wrong else 'ok'}",
+            f"{scenario.program:15} {scenario.ranks} ranks {result.compared:6} compared "
+            f"{result.faults.total():3} faults "
+            f"{result.seconds:6.1f} s {'WRONG' if messages else 'ok'}",
             flush=True,
         )
-        if wrong:
-            print("\n".join(f"    {line}" for line in wrong), ended.output, sep="\n", flush=True)
+        if messages:
+            print(
+                "\n".join(f"    {line}" for line in messages), result.output, sep="\n", flush=True
+            )
     return 1 if failures else 0
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 npu: Any = torch.get_device_module("npu")
 """torch_npu's part of torch; it has no types."""
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds that anything in a rank may take."""
 
 
@@ -23,7 +23,7 @@ class Rank:
     world: int
     store: Any
     compared: int = 0
-    kept: list[object] = field(default_factory=list)
+    kept_works: list[object] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -32,22 +32,26 @@ class Rank:
 
     def group(self, ranks: list[int] | None = None) -> dist.ProcessGroup:
         """A group of its own communicator; all ranks of the world call it. By default all."""
-        made: Any = dist.new_group(ranks)
-        return made  # type: ignore[no-any-return]
+        new_group: Any = dist.new_group(ranks)
+        return new_group  # type: ignore[no-any-return]
 
     def backend(self, group: dist.ProcessGroup) -> Any:
         """torch_npu's side of a group."""
         return group._get_backend(self.device)
 
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy on the device."""
         return tensor.to(self.device)
 
-    def expect(self, got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    def expect(self, actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
         """Equal to the bit, or the process ends."""
-        host = got.cpu()
-        if host.shape != wanted.shape or host.dtype != wanted.dtype or not _same(host, wanted):
-            raise AssertionError(f"rank {self.index}: {what}: {host} instead of {wanted}")
+        host = actual.cpu()
+        if (
+            host.shape != expected.shape
+            or host.dtype != expected.dtype
+            or not _same(host, expected)
+        ):
+            raise AssertionError(f"rank {self.index}: {what}: {host} instead of {expected}")
         self.compared += 1
 
     def check(self, holds: bool, what: str) -> None:
@@ -66,7 +70,7 @@ def _same(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
 
 
-def until(holds: Callable[[], bool], what: str, limit: float = PATIENCE) -> None:
+def until(holds: Callable[[], bool], what: str, limit: float = TIMEOUT) -> None:
     """Wait; raises `TimeoutError` after `limit` seconds."""
     start = time.monotonic()
     while not holds():
@@ -80,7 +84,7 @@ def join(index: int, world: int, path: str) -> Rank:
     npu.set_device(index)
     store = dist.FileStore(path, world)  # type: ignore[attr-defined]
     inside = dist.PrefixStore("groups", store)  # type: ignore[attr-defined]
-    limit = timedelta(seconds=PATIENCE)
+    limit = timedelta(seconds=TIMEOUT)
     dist.init_process_group("hccl", store=inside, rank=index, world_size=world, timeout=limit)
     return Rank(index, world, dist.PrefixStore("test", store))  # type: ignore[attr-defined]
 

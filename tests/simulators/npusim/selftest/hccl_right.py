@@ -17,7 +17,7 @@ REDUCED = (
     torch.bfloat16,
     torch.float32,
 )
-MOVED = (*REDUCED, torch.uint8, torch.bool, torch.float64)
+MOVED_TYPES = (*REDUCED, torch.uint8, torch.bool, torch.float64)
 SIZES = (1, 3, 1000, 70_001)
 """Elements; the last does not fit into one ring."""
 NO_PRODUCT = (torch.int16, torch.bfloat16)
@@ -60,9 +60,9 @@ def reductions(me: Rank) -> None:
             continue
         for size in SIZES:
             parts = all_of(me, size, dtype)
-            got = me.put(parts[me.index])
-            dist.all_reduce(got, op)
-            me.expect(got, fold(op, parts), f"all_reduce {dtype} {op} {size}")
+            result = me.to_device(parts[me.index])
+            dist.all_reduce(result, op)
+            me.expect(result, fold(op, parts), f"all_reduce {dtype} {op} {size}")
         _reduce_to_one(me, dtype, op)
         _reduce_to_each(me, dtype, op)
 
@@ -70,32 +70,32 @@ def reductions(me: Rank) -> None:
 def _reduce_to_one(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> None:
     parts = all_of(me, 100, dtype)
     for root in range(me.world):
-        got = me.put(parts[me.index])
-        dist.reduce(got, root, op)
+        result = me.to_device(parts[me.index])
+        dist.reduce(result, root, op)
         if me.index == root:
-            me.expect(got, fold(op, parts), f"reduce {dtype} {op} to {root}")
+            me.expect(result, fold(op, parts), f"reduce {dtype} {op} to {root}")
 
 
 def _reduce_to_each(me: Rank, dtype: torch.dtype, op: dist.ReduceOp.RedOpType) -> None:
     for size in (1, 25_000):
         parts = all_of(me, size * me.world, dtype)
-        got = torch.empty(size, dtype=dtype, device=me.device)
-        dist.reduce_scatter_tensor(got, me.put(parts[me.index]), op)
+        result = torch.empty(size, dtype=dtype, device=me.device)
+        dist.reduce_scatter_tensor(result, me.to_device(parts[me.index]), op)
         mine = fold(op, parts)[me.index * size : (me.index + 1) * size]
-        me.expect(got, mine, f"reduce_scatter {dtype} {op} {size}")
+        me.expect(result, mine, f"reduce_scatter {dtype} {op} {size}")
 
 
 def movements(me: Rank) -> None:
     """Broadcast, scatter, all-gather, all-to-all: every type moves, in every size."""
-    for dtype, size in product(MOVED, SIZES):
+    for dtype, size in product(MOVED_TYPES, SIZES):
         parts = all_of(me, size, dtype)
         for root in range(me.world):
-            got = me.put(parts[me.index])
-            dist.broadcast(got, root)
-            me.expect(got, parts[root], f"broadcast {dtype} {size} from {root}")
-        got = torch.empty(size * me.world, dtype=dtype, device=me.device)
-        dist.all_gather_into_tensor(got, me.put(parts[me.index]))
-        me.expect(got, torch.cat(parts), f"all_gather {dtype} {size}")
+            result = me.to_device(parts[me.index])
+            dist.broadcast(result, root)
+            me.expect(result, parts[root], f"broadcast {dtype} {size} from {root}")
+        result = torch.empty(size * me.world, dtype=dtype, device=me.device)
+        dist.all_gather_into_tensor(result, me.to_device(parts[me.index]))
+        me.expect(result, torch.cat(parts), f"all_gather {dtype} {size}")
         _scatter(me, dtype, size)
         _all_to_all(me, dtype, size)
         dist.barrier()
@@ -104,29 +104,31 @@ def movements(me: Rank) -> None:
 def _scatter(me: Rank, dtype: torch.dtype, size: int) -> None:
     root = me.world - 1
     pieces = data(root, size * me.world, dtype).chunk(me.world)
-    got = torch.empty(size, dtype=dtype, device=me.device)
-    dist.scatter(got, [me.put(piece) for piece in pieces] if me.index == root else None, src=root)
-    me.expect(got, pieces[me.index], f"scatter {dtype} {size}")
+    result = torch.empty(size, dtype=dtype, device=me.device)
+    dist.scatter(
+        result, [me.to_device(piece) for piece in pieces] if me.index == root else None, src=root
+    )
+    me.expect(result, pieces[me.index], f"scatter {dtype} {size}")
 
 
 def _all_to_all(me: Rank, dtype: torch.dtype, size: int) -> None:
     parts = all_of(me, size * me.world, dtype)
-    got = torch.empty(size * me.world, dtype=dtype, device=me.device)
-    dist.all_to_all_single(got, me.put(parts[me.index]))
-    wanted = torch.cat([part.chunk(me.world)[me.index] for part in parts])
-    me.expect(got, wanted, f"all_to_all {dtype} {size}")
+    result = torch.empty(size * me.world, dtype=dtype, device=me.device)
+    dist.all_to_all_single(result, me.to_device(parts[me.index]))
+    expected = torch.cat([part.chunk(me.world)[me.index] for part in parts])
+    me.expect(result, expected, f"all_to_all {dtype} {size}")
 
 
 def uneven(me: Rank) -> None:
     """All-to-all with splits that differ, some of them empty."""
     for scale in (1, 30_000):
         splits = [[(3 * a + 5 * b) % 4 * scale for b in range(me.world)] for a in range(me.world)]
-        sent = [data(a, sum(splits[a]), torch.float32) for a in range(me.world)]
+        inputs = [data(a, sum(splits[a]), torch.float32) for a in range(me.world)]
         received = [splits[a][me.index] for a in range(me.world)]
-        got = torch.empty(sum(received), device=me.device)
-        dist.all_to_all_single(got, me.put(sent[me.index]), received, splits[me.index])
-        wanted = torch.cat([torch.split(sent[a], splits[a])[me.index] for a in range(me.world)])
-        me.expect(got, wanted, f"uneven all_to_all {scale}")
+        result = torch.empty(sum(received), device=me.device)
+        dist.all_to_all_single(result, me.to_device(inputs[me.index]), received, splits[me.index])
+        expected = torch.cat([torch.split(inputs[a], splits[a])[me.index] for a in range(me.world)])
+        me.expect(result, expected, f"uneven all_to_all {scale}")
 
 
 def messages(me: Rank) -> None:
@@ -138,12 +140,12 @@ def messages(me: Rank) -> None:
 
 
 def _three_in_order(me: Rank, source: int, target: int, size: int) -> None:
-    sent = [data(source, size, torch.int32, salt) for salt in range(3)]
-    got = [torch.empty(size, dtype=torch.int32, device=me.device) for _ in sent]
+    parts = [data(source, size, torch.int32, salt) for salt in range(3)]
+    buffers = [torch.empty(size, dtype=torch.int32, device=me.device) for _ in parts]
     if me.index == source:
-        works = [dist.isend(me.put(part), target) for part in sent]
+        works = [dist.isend(me.to_device(part), target) for part in parts]
     elif me.index == target:
-        works = [dist.irecv(part, source) for part in got]
+        works = [dist.irecv(part, source) for part in buffers]
     else:
         return
     for work in works:
@@ -152,7 +154,7 @@ def _three_in_order(me: Rank, source: int, target: int, size: int) -> None:
     if me.index == source:
         npu.synchronize()
         return
-    for number, (one, two) in enumerate(zip(got, sent, strict=True)):
+    for number, (one, two) in enumerate(zip(buffers, parts, strict=True)):
         me.expect(one, two, f"message {number} of {size} from {source} to {target}")
 
 
@@ -166,17 +168,17 @@ def batches(me: Rank) -> None:
 
 
 def _batch(me: Rank, size: int, steps: Sequence[tuple[int, int]]) -> None:
-    mine = me.put(data(me.index, size, torch.uint8))
-    got = {}
+    mine = me.to_device(data(me.index, size, torch.uint8))
+    part_by_source = {}
     operations = []
     for up, down in steps:
         source = (me.index + down) % me.world
-        got[source] = torch.empty(size, dtype=torch.uint8, device=me.device)
+        part_by_source[source] = torch.empty(size, dtype=torch.uint8, device=me.device)
         operations.append(dist.P2POp(dist.isend, mine, (me.index + up) % me.world))
-        operations.append(dist.P2POp(dist.irecv, got[source], source))
+        operations.append(dist.P2POp(dist.irecv, part_by_source[source], source))
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-    for source, part in got.items():
+    for source, part in part_by_source.items():
         me.expect(part, data(source, size, torch.uint8), f"batch of {size} from {source}")
 
 
@@ -187,23 +189,25 @@ def groups(me: Rank) -> None:
     purposes = [me.group() for _ in range(4)]
     mine = [rank for rank in range(me.world) if rank % 2 == me.index % 2]
     for turn in range(10):
-        got = me.put(data(me.index, 500, torch.int64, turn))
-        alone = got.clone()
-        dist.all_reduce(got, group=halves[me.index % 2])
-        dist.all_reduce(alone, group=singles[me.index])
-        wanted = [data(rank, 500, torch.int64, turn) for rank in mine]
-        me.expect(got, fold(dist.ReduceOp.SUM, wanted), f"half a world, turn {turn}")
-        me.expect(alone, data(me.index, 500, torch.int64, turn), f"alone, turn {turn}")
+        half_sum = me.to_device(data(me.index, 500, torch.int64, turn))
+        own_sum = half_sum.clone()
+        dist.all_reduce(half_sum, group=halves[me.index % 2])
+        dist.all_reduce(own_sum, group=singles[me.index])
+        parts = [data(rank, 500, torch.int64, turn) for rank in mine]
+        me.expect(half_sum, fold(dist.ReduceOp.SUM, parts), f"half a world, turn {turn}")
+        me.expect(own_sum, data(me.index, 500, torch.int64, turn), f"alone, turn {turn}")
         _all_purposes(me, purposes, turn)
 
 
 def _all_purposes(me: Rank, purposes: Sequence[dist.ProcessGroup], turn: int) -> None:
-    held = [me.put(data(me.index, 300, torch.int32, salt)) for salt in range(len(purposes))]
+    tensors = [
+        me.to_device(data(me.index, 300, torch.int32, salt)) for salt in range(len(purposes))
+    ]
     works = [
         dist.all_reduce(one, group=group, async_op=True)
-        for one, group in zip(held, purposes, strict=True)
+        for one, group in zip(tensors, purposes, strict=True)
     ]
-    for salt, (one, work) in enumerate(zip(held, works, strict=True)):
+    for salt, (one, work) in enumerate(zip(tensors, works, strict=True)):
         assert work is not None
         work.wait()
         parts = [data(rank, 300, torch.int32, salt) for rank in range(me.world)]
@@ -212,16 +216,16 @@ def _all_purposes(me: Rank, purposes: Sequence[dist.ProcessGroup], turn: int) ->
 
 def replays(me: Rank) -> None:
     """A captured all-reduce sees the input of each replay."""
-    held = torch.zeros(5000, device=me.device)
-    dist.all_reduce(held)  # builds the links: none may be built in a capture
+    tensor = torch.zeros(5000, device=me.device)
+    dist.all_reduce(tensor)  # builds the links: none may be built in a capture
     graph = npu.NPUGraph()
     with npu.graph(graph):
-        dist.all_reduce(held)
+        dist.all_reduce(tensor)
     for turn in range(5):
-        held.copy_(data(me.index, 5000, torch.float32, turn))
+        tensor.copy_(data(me.index, 5000, torch.float32, turn))
         graph.replay()
         parts = [data(rank, 5000, torch.float32, turn) for rank in range(me.world)]
-        me.expect(held, fold(dist.ReduceOp.SUM, parts), f"replay {turn}")
+        me.expect(tensor, fold(dist.ReduceOp.SUM, parts), f"replay {turn}")
 
 
 def everything(me: Rank) -> None:

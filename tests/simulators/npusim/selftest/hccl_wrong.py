@@ -22,21 +22,21 @@ SUM, PROD = 0, 2 - 1
 
 def _fails(me: Rank, work: Work, what: str) -> None:
     """The operation ends with its stream's error."""
-    me.kept.append(work)
+    me.kept_works.append(work)
 
-    def failed() -> bool:
+    def has_failed() -> bool:
         try:
             work.is_completed()
         except RuntimeError:
             return True
         return False
 
-    until(failed, f"the failure of {what}")
+    until(has_failed, f"the failure of {what}")
     me.compared += 1
 
 
 def _ends(me: Rank, work: Work) -> None:
-    me.kept.append(work)
+    me.kept_works.append(work)
     until(work.is_completed, "the end of an operation")
 
 
@@ -48,7 +48,7 @@ def _stays(me: Rank, work: Work, what: str) -> None:
         time.sleep(0.05)
 
 
-def _refused(me: Rank, call: Callable[[], object], text: str) -> None:
+def _expect_refusal(me: Rank, call: Callable[[], object], text: str) -> None:
     try:
         call()
     except RuntimeError as error:
@@ -59,7 +59,7 @@ def _refused(me: Rank, call: Callable[[], object], text: str) -> None:
 
 def _tensor(me: Rank, size: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     tensor = torch.zeros(size, dtype=dtype).to(me.device)
-    me.kept.append(tensor)
+    me.kept_works.append(tensor)
     return tensor
 
 
@@ -84,8 +84,8 @@ def _count(me: Rank, group: dist.ProcessGroup) -> Work:
 
 
 def _dtype(me: Rank, group: dist.ProcessGroup) -> Work:
-    held = _tensor(me, 8, (torch.float32, torch.int32)[me.index])
-    return dist.all_reduce(held, group=group, async_op=True)
+    tensor = _tensor(me, 8, (torch.float32, torch.int32)[me.index])
+    return dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def _reduction(me: Rank, group: dist.ProcessGroup) -> Work:
@@ -98,9 +98,9 @@ def _root(me: Rank, group: dist.ProcessGroup) -> Work:
 
 
 def _split(me: Rank, group: dist.ProcessGroup) -> Work:
-    given = ([4, 4], [2, 4])[me.index]
-    x, y = _tensor(me, sum(given)), _tensor(me)
-    return dist.all_to_all_single(y, x, [4, 4], given, group=group, async_op=True)
+    splits = ([4, 4], [2, 4])[me.index]
+    x, y = _tensor(me, sum(splits)), _tensor(me)
+    return dist.all_to_all_single(y, x, [4, 4], splits, group=group, async_op=True)
 
 
 def first_uses(me: Rank) -> None:
@@ -108,10 +108,10 @@ def first_uses(me: Rank) -> None:
     group = me.group()
     x, y = _tensor(me), _tensor(me, 16)
     if me.index == 0:
-        _refused(me, lambda: dist.all_reduce(x, group=group), "first use does not match")
+        _expect_refusal(me, lambda: dist.all_reduce(x, group=group), "first use does not match")
     else:
         call = lambda: dist.all_gather_into_tensor(y, x, group=group)  # noqa: E731
-        _refused(me, call, "first use does not match")
+        _expect_refusal(me, call, "first use does not match")
     me.meet("first uses")
 
 
@@ -136,7 +136,7 @@ def both_send_first(me: Rank) -> None:
 def links_in_a_circle(me: Rank) -> None:
     """The same, at first use: the call that needs the link does not return."""
     group = me.group()
-    _refused(me, lambda: dist.isend(_tensor(me), 1 - me.index, group), "HcclSend")
+    _expect_refusal(me, lambda: dist.isend(_tensor(me), 1 - me.index, group), "HcclSend")
     me.meet("in a circle")
 
 
@@ -156,7 +156,7 @@ def twice_in_a_batch(me: Rank) -> None:
         dist.P2POp(dist.isend if me.index == 0 else dist.irecv, _tensor(me), other)
         for _ in range(2)
     ]
-    _refused(me, lambda: dist.batch_isend_irecv(operations), "HcclBatchSendRecv")
+    _expect_refusal(me, lambda: dist.batch_isend_irecv(operations), "HcclBatchSendRecv")
     me.meet("twice")
 
 
@@ -165,7 +165,7 @@ def never_joined(me: Rank) -> None:
     group = me.group()
     if me.index == 0:
         start = time.monotonic()
-        _refused(me, lambda: dist.all_reduce(_tensor(me), group=group), "have not come: 1")
+        _expect_refusal(me, lambda: dist.all_reduce(_tensor(me), group=group), "have not come: 1")
         me.check(time.monotonic() - start < 30, "it took too long")
     me.meet("waited for the other")
 
@@ -174,7 +174,7 @@ def one_device(me: Rank) -> None:
     """Two ranks on one device."""
     npu.set_device(0)
     x = torch.zeros(4).to("npu:0")
-    _refused(me, lambda: dist.all_reduce(x), "same device")
+    _expect_refusal(me, lambda: dist.all_reduce(x), "same device")
     me.meet("refused")
 
 
@@ -236,8 +236,8 @@ def killed(me: Rank) -> None:
         until(lambda: me.store.check(["dying"]), "the death")
         _stays(me, work, "the send")
         return
-    got: Work = dist.irecv(_tensor(me, size), 0)
-    me.check(not got.is_completed(), "it ended too early")
+    receive: Work = dist.irecv(_tensor(me, size), 0)
+    me.check(not receive.is_completed(), "it ended too early")
     me.store.set("dying", "now")
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -26,14 +26,14 @@ class Case:
     def differences(self) -> tuple[int, list[str]]:
         """How many results were compared, and which are not equal."""
         try:
-            wanted = list(_leaves(self.program(*(t.clone() for t in self.tensors))))
-            got = list(_leaves(self.program(*(t.to(DEVICE) for t in self.tensors))))
+            expected = list(_leaves(self.program(*(t.clone() for t in self.tensors))))
+            actual = list(_leaves(self.program(*(t.to(DEVICE) for t in self.tensors))))
         except (RuntimeError, NotImplementedError, TypeError) as error:
             return 0, [f"{self.name}: {' | '.join(str(error).splitlines()[:2])}"]
-        if len(wanted) != len(got):
-            return 0, [f"{self.name}: {len(got)} results, expected {len(wanted)}"]
-        pairs = enumerate(zip(wanted, got, strict=True))
-        return len(wanted), [
+        if len(expected) != len(actual):
+            return 0, [f"{self.name}: {len(actual)} results, expected {len(expected)}"]
+        pairs = enumerate(zip(expected, actual, strict=True))
+        return len(expected), [
             f"{self.name}, result {k}: {_shown(here)} became {_shown(there)}"
             for k, (here, there) in pairs
             if not _equal(here, there)
@@ -62,20 +62,20 @@ def _leaves(result: Result) -> Iterator[Result]:
         yield result
 
 
-def _equal(wanted: Result, got: Result) -> bool:
-    if not isinstance(wanted, Tensor):
-        return wanted == got
-    if not isinstance(got, Tensor) or got.device != DEVICE:
+def _equal(expected: Result, actual: Result) -> bool:
+    if not isinstance(expected, Tensor):
+        return expected == actual
+    if not isinstance(actual, Tensor) or actual.device != DEVICE:
         return False
-    back = got.cpu()
-    if (wanted.dtype, wanted.shape) != (back.dtype, back.shape):
+    on_host = actual.cpu()
+    if (expected.dtype, expected.shape) != (on_host.dtype, on_host.shape):
         return False
-    if wanted.dtype.is_floating_point and wanted.element_size() > 1:
-        unknown = wanted.isnan()
-        if not torch.equal(unknown, back.isnan()):
+    if expected.dtype.is_floating_point and expected.element_size() > 1:
+        unknown = expected.isnan()
+        if not torch.equal(unknown, on_host.isnan()):
             return False
-        wanted, back = wanted.masked_fill(unknown, 0), back.masked_fill(unknown, 0)
-    return torch.equal(_raw(wanted), _raw(back))
+        expected, on_host = expected.masked_fill(unknown, 0), on_host.masked_fill(unknown, 0)
+    return torch.equal(_raw(expected), _raw(on_host))
 
 
 def _raw(tensor: Tensor) -> Tensor:

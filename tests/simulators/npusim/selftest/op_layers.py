@@ -94,19 +94,23 @@ def _random(anchor: Tensor) -> object:
     on = anchor.device
     torch.manual_seed(3)
     normal, flat = torch.randn(2000, device=on), torch.rand(2000, device=on)
-    whole = torch.randint(3, 10, (2000,), device=on)
+    integers = torch.randint(3, 10, (2000,), device=on)
     wide = torch.empty(2000, device=on).uniform_(2, 4), torch.empty(2000, device=on).normal_(5, 2)
     flips = torch.empty(2000, device=on).bernoulli_(0.25), torch.bernoulli(flat)
     other = torch.normal(1.0, 2.0, (2000,), device=on)
-    chosen = torch.multinomial(torch.ones(5, device=on), 5)
+    sampled = torch.multinomial(torch.ones(5, device=on), 5)
     torch.manual_seed(3)
     return (
         torch.equal(normal, torch.randn(2000, device=on)),
         _about(normal, 0, 1) and _about(wide[1], 5, 2) and _about(other, 1, 2),
         _about(flat, 0.5, 12**-0.5) and _about(wide[0], 3, 3**-0.5),
         _about(flips[0], 0.25, 0.4330127) and _about(flips[1], 0.5, 0.5),
-        (int(whole.min()), int(whole.max()), *torch.randperm(50, device=on).sort()[0].tolist()),
-        chosen.sort()[0].tolist(),
+        (
+            int(integers.min()),
+            int(integers.max()),
+            *torch.randperm(50, device=on).sort()[0].tolist(),
+        ),
+        sampled.sort()[0].tolist(),
     )
 
 

@@ -106,7 +106,7 @@ def _repeating_int32(x: Tensor, repeats: Tensor) -> object:
 
 
 def _no_places(x: Tensor, i: Tensor) -> object:
-    put, copied = x.clone(), x.clone()
-    put[i] = 5
+    assigned, copied = x.clone(), x.clone()
+    assigned[i] = 5
     copied.index_copy_(0, i, x[:0])
-    return x[i], x[:, i], x.index_select(0, i), x.gather(0, i[:, None]), put, copied
+    return x[i], x[:, i], x.index_select(0, i), x.gather(0, i[:, None]), assigned, copied

@@ -76,9 +76,9 @@ def _cast(target: torch.dtype) -> Program:
 
 def _small(dtype: torch.dtype) -> Program:
     def program(x: Tensor) -> object:
-        cast = x.to(dtype)
-        parts = cast.t().contiguous(), cast[1:, ::2].clone(), torch.zeros_like(cast).copy_(x)
-        return cast.float(), cast.to(torch.bfloat16), [part.view(torch.uint8) for part in parts]
+        small = x.to(dtype)
+        parts = small.t().contiguous(), small[1:, ::2].clone(), torch.zeros_like(small).copy_(x)
+        return small.float(), small.to(torch.bfloat16), [part.view(torch.uint8) for part in parts]
 
     return program
 

@@ -15,7 +15,7 @@ from npusim.selftest import op_elements, op_layers, op_order, op_places, op_shap
 
 ASKED_FOR = {"aclnnLogSigmoid"}
 """Operators that torch_npu must find and does not call: it calls aclnnLogSigmoidForward."""
-SHOWN = 40
+MOST_LINES = 40
 """Lines of differences that are printed."""
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     torch.get_device_module("npu").synchronize()
     idle = {name for name, times in operators().items() if not times}
     wrong += [f"{name} was never called" for name in sorted(idle - ASKED_FOR)]
-    for line in wrong[:SHOWN]:
+    for line in wrong[:MOST_LINES]:
         print(line)
     print(
         f"{compared} results of {programs} programs compared, {len(operators())} operators: "
@@ -44,9 +44,9 @@ def main() -> int:
 
 def operators() -> dict[str, int]:
     """Every operator of the simulator, and how often this process has called it."""
-    told = ctypes.CDLL("libopapi.so").npusim_operators
-    told.restype = ctypes.c_char_p
-    pairs = (line.split() for line in told().decode().splitlines())
+    listing = ctypes.CDLL("libopapi.so").npusim_operators
+    listing.restype = ctypes.c_char_p
+    pairs = (line.split() for line in listing().decode().splitlines())
     return {name: int(times) for name, times in pairs}
 
 

@@ -77,9 +77,9 @@ def early_read(bench: Bench, right: bool) -> Round:
         copied.record()
         if right:
             copied.synchronize()
-        found = holds(out, k)
+        correct = holds(out, k)
         npu.synchronize()
-        return found
+        return correct
 
     return play
 
@@ -132,12 +132,12 @@ CASES: Mapping[str, Callable[[Bench, bool], Round]] = {
 def main() -> int:
     """Play every case, both variants; returns the exit code."""
     bench = Bench()
-    found = {}
+    correct_rounds = {}
     for name, case in CASES.items():
         for variant in ("right", "wrong"):
             play = case(bench, variant == "right")
-            found[f"{name}/{variant}"] = sum(play(k) for k in range(ROUNDS))
-    print(json.dumps(found))
+            correct_rounds[f"{name}/{variant}"] = sum(play(k) for k in range(ROUNDS))
+    print(json.dumps(correct_rounds))
     return 0
 
 

@@ -63,9 +63,9 @@ def use_without_wait(pair: Pair, k: int, right: bool) -> bool:
     work = pair.receive()
     if right:
         work.wait()
-    found = pair.received(k)
+    correct = pair.received(k)
     work.wait()
-    return found
+    return correct
 
 
 def overwrite_without_wait(pair: Pair, k: int, right: bool) -> bool:
@@ -103,7 +103,7 @@ def play(pair: Pair, case: Callable[[Pair, int, bool], bool], right: bool) -> in
 def main(rank: int, store: Path) -> int:
     """Play every case, both variants; returns the exit code."""
     pair = Pair(rank, store)
-    found = {
+    correct_rounds = {
         f"{name}/{variant}": play(pair, case, variant == "right")
         for name, case in CASES.items()
         for variant in ("right", "wrong")
@@ -111,7 +111,7 @@ def main(rank: int, store: Path) -> int:
     pair.meet()
     dist.destroy_process_group()
     if rank == RECEIVER:
-        print(json.dumps(found))
+        print(json.dumps(correct_rounds))
     return 0
 
 

@@ -26,28 +26,28 @@ PAIRED = ("eager", "delay", "lazy")
 """An exploring schedule is one within a process."""
 UNDISTURBED = {"NPUSIM_IDLE_MS": "1000", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """A pause of the machine does not look like idleness, at which a lazy device moves by itself."""
-Found = dict[str, int]
+CorrectRounds = dict[str, int]
 """Of ROUNDS rounds, how many were correct, by "case/variant"."""
 
 
-def measure(schedules: Sequence[str] = SINGLE) -> dict[str, Found]:
+def measure(schedules: Sequence[str] = SINGLE) -> dict[str, CorrectRounds]:
     """What was found, by schedule. Raises RuntimeError when a program fails or tells a fault."""
     pairs = [name for name in schedules if name in PAIRED]
     with ThreadPoolExecutor(2) as pool:
         single = pool.map(single_process, schedules)
         paired = pool.map(two_processes, pairs)
-        found: dict[str, Found] = dict(zip(schedules, single, strict=True))
+        by_schedule: dict[str, CorrectRounds] = dict(zip(schedules, single, strict=True))
         for name, of in zip(pairs, paired, strict=True):
-            found[name] |= of
-    return found
+            by_schedule[name] |= of
+    return by_schedule
 
 
-def single_process(schedule: str) -> Found:
+def single_process(schedule: str) -> CorrectRounds:
     """The four cases of one process."""
     return _last_object(_start(schedule, "race_cases"))
 
 
-def two_processes(schedule: str) -> Found:
+def two_processes(schedule: str) -> CorrectRounds:
     """The two cases of two processes."""
     with TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
@@ -61,24 +61,24 @@ def two_processes(schedule: str) -> Found:
                 rank.communicate()
 
 
-def violations(found: Mapping[str, Found]) -> list[str]:
+def violations(by_schedule: Mapping[str, CorrectRounds]) -> list[str]:
     """What the table should not say, one line each."""
     return [
         f"{case} under {schedule}: {correct} of {ROUNDS} correct"
-        for schedule, of in found.items()
+        for schedule, of in by_schedule.items()
         for case, correct in of.items()
         if not _expected(schedule, case.rpartition("/")[2], correct)
     ]
 
 
-def table(found: Mapping[str, Found]) -> str:
+def table(by_schedule: Mapping[str, CorrectRounds]) -> str:
     """The table, in Markdown."""
     lines = [
-        f"| correct rounds of {ROUNDS} | {' | '.join(found)} |",
-        f"| --- |{' --- |' * len(found)}",
+        f"| correct rounds of {ROUNDS} | {' | '.join(by_schedule)} |",
+        f"| --- |{' --- |' * len(by_schedule)}",
     ]
-    for case in max(found.values(), key=len):
-        cells = [str(of.get(case, "")) for of in found.values()]
+    for case in max(by_schedule.values(), key=len):
+        cells = [str(of.get(case, "")) for of in by_schedule.values()]
         lines.append(f"| {case.replace('/', ', ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -114,9 +114,9 @@ def _finish(process: "subprocess.Popen[str]") -> str:
     return out
 
 
-def _last_object(process: "subprocess.Popen[str]") -> Found:
-    found: Found = json.loads(_finish(process).splitlines()[-1])
-    return found
+def _last_object(process: "subprocess.Popen[str]") -> CorrectRounds:
+    rounds: CorrectRounds = json.loads(_finish(process).splitlines()[-1])
+    return rounds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,15 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--schedules", nargs="+", choices=SINGLE, default=SINGLE, metavar="S", help="these only"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there too")
-    chosen = parser.parse_args(arguments)
-    found = measure(chosen.schedules)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    print(table(found))
-    wrong = violations(found)
-    for line in wrong:
+    options = parser.parse_args(arguments)
+    by_schedule = measure(options.schedules)
+    if options.json:
+        options.json.write_text(json.dumps(by_schedule, indent=2) + "\n", encoding="utf-8")
+    print(table(by_schedule))
+    messages = violations(by_schedule)
+    for line in messages:
         print(line, file=sys.stderr)
-    return 1 if wrong else 0
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ def map_and_record(
     slots = logical_to_physical_map[experts, replica]
     if bool(record_enabled):
         real = slots if num_unpadded_tokens is None else slots[: int(num_unpadded_tokens)]
-        taken = real.flatten().long()
-        expert_load_view.scatter_add_(0, taken, torch.ones_like(taken, dtype=torch.int32))
+        counted_slots = real.flatten().long()
+        expert_load_view.scatter_add_(
+            0, counted_slots, torch.ones_like(counted_slots, dtype=torch.int32)
+        )
     return slots.to(topk_ids.dtype)

@@ -15,8 +15,8 @@ MODULES: tuple[ModuleType, ...] = (async_worker, eplb_communicator, eplb_state, 
 class HostStream:
     """A stream on which nothing is ever left to do."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        del given, named
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        del arguments, keywords
 
     def synchronize(self) -> None:
         """Return at once: copies of host memory are done when they return."""
@@ -28,8 +28,8 @@ class HostStream:
 class HostEvent:
     """An event that has happened as soon as it is recorded."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        del given, named
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        del arguments, keywords
         self._at = 0.0
 
     def record(self, stream: Any = None) -> None:
