@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from helpers.watchdog import WATCHDOG
 
@@ -64,6 +64,12 @@ class Job:
             raise AssertionError(f"rank {rank} fell silent (job: {code})\n{self.said}")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def end(self) -> int:
         """Let the ranks end, and return the job's exit code; its output is in `said` then."""

@@ -61,7 +61,7 @@ def before_torch() -> None:
 def killed() -> None:
     """Rank 1 dies; rank 0, which holds the store, names it."""
     try:
-        with equipoise.connect(deadline=4.0) as ranks:
+        with equipoise.connect(deadline=20.0) as ranks:
             ranks.barrier()
             if ranks.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -75,7 +75,7 @@ def killed() -> None:
 def raising() -> None:
     """Rank 1 raises; rank 0 learns why."""
     try:
-        with equipoise.connect(deadline=8.0) as ranks:
+        with equipoise.connect(deadline=20.0) as ranks:
             ranks.barrier()
             if ranks.rank == 1:
                 raise ValueError("no such checkpoint")

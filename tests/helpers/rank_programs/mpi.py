@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -128,20 +129,16 @@ def _barriers(group: Communicator, rounds: int, wrong: list[str]) -> None:
 
 def open_from_threads(fabric: Fabric) -> Any:
     """Two threads open communicators at once, in another order on every other rank."""
-    totals: dict[str, int] = {}
     barrier = threading.Barrier(2)
 
-    def work(name: str) -> None:
+    def work(name: str) -> int:
         barrier.wait(WATCHDOG)
-        totals[name] = total(fabric.open(name))
+        return total(fabric.open(name))
 
     names = ["left", "right"] if fabric.control.rank % 2 else ["right", "left"]
-    threads = [threading.Thread(target=work, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WATCHDOG)
-    return totals
+    with ThreadPoolExecutor(2) as pool:
+        totals = pool.map(work, names, timeout=WATCHDOG)
+        return dict(zip(names, totals, strict=True))
 
 
 def ring(fabric: Fabric, elements: int) -> Any:
