@@ -334,7 +334,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="mutants of request policies",
             proof="unit/native/test_router_mutants.py",
-            token="noticed(mutant, seed)",
+            token="detects(mutant, seed)",
             members=literal("helpers/mutants/policy_mutants.py", "MUTANTS"),
             says="the comparison of the native router with the published rules rejects each",
             before=45,
@@ -342,7 +342,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
         Family(
             name="mutants of the request simulator",
             proof="unit/native/test_simulation_mutants.py",
-            token="noticed(mutant, seed)",
+            token="detects(mutant, seed)",
             members=literal("helpers/mutants/simulation_mutants.py", "MUTANTS"),
             says="the comparison of the native simulator with its specification rejects each",
             before=18,
