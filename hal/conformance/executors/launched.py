@@ -102,6 +102,11 @@ class LaunchedRankGroup:
         return dict(zip(sorted_ranks, map(json.loads, replies), strict=True))
 
 
+LAUNCHED_DEADLINES = {**DEADLINES, DeadlineLength.SHORT: 3.0}
+"""The short one is longer than for ranks of our own: a store that is late once, on a busy machine,
+counts as lost, and these ranks cannot be replaced, so that the whole suite would end with it."""
+
+
 class LaunchedSubject(MultiRankSubject):
     """An accelerator and a communicator on the ranks of a launch; for rank 0.
 
@@ -117,7 +122,7 @@ class LaunchedSubject(MultiRankSubject):
         backend: str,
         communicator: str,
         where: Rendezvous,
-        deadlines: Mapping[DeadlineLength, float] = DEADLINES,
+        deadlines: Mapping[DeadlineLength, float] = LAUNCHED_DEADLINES,
     ) -> None:
         rank_group = LaunchedRankGroup(backend, communicator, where)
         declared = replace(declared_traits(backend, communicator, where.size), can_end_ranks=False)

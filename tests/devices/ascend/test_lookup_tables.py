@@ -245,7 +245,7 @@ def test_replica_tables_end_with_their_tables(npu: AscendAccelerator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "experts", "slots", "due"),
+    ("layers", "experts", "slots", "expected_bytes"),
     [(58, 256, 288, 30_960_172), (60, 384, 416, 47_940_724), (94, 128, 144, 25_234_492)],
     ids=["DeepSeek-V3", "Kimi-K2", "Qwen3-235B"],
 )

@@ -9,7 +9,7 @@ from npusim.process import TIMER_SLACK
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "required: --schedule"),
         (("--schedule", "lazy"), "no command"),

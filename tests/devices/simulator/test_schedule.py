@@ -21,7 +21,7 @@ def test_schedule_parse_includes_seed(text: str, seed: int | None, parsed: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "seed", "said"),
+    ("text", "seed", "message"),
     [
         ("", None, "no schedule is called ''"),
         ("quick", None, "no schedule is called 'quick'"),

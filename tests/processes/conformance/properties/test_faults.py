@@ -98,8 +98,8 @@ def test_fault_plan_delay_requires_every_step() -> None:
 def test_fault_programs_draw_every_fault() -> None:
     fault_counts: Counter[RankFault] = Counter()
 
-    # The same programs every time: of a hundred drawn anew, one fault came up four times once.
-    @settings(derandomize=True, database=None)
+    # Few of a hundred programs drop a message: in one draw four did.
+    @settings(max_examples=300, derandomize=True, database=None)
     @given(fault_programs(TRAITS))
     def draw(program: Program) -> None:
         fault_counts[fault_plan(program).fault] += 1

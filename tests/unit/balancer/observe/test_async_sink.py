@@ -80,7 +80,7 @@ def test_async_sink_reports_failing_sink_once_and_serves_others(
     assert recording.closed == 1
     assert sink.failures == 4
     assert [record.message for record in caplog.records] == [
-        "Broken failed; further failures are only counted"
+        "FailingSink failed; further failures are only counted"
     ]
     assert caplog.records[0].exc_info is not None
 
