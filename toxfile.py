@@ -35,6 +35,7 @@ def tox_env_teardown(tox_env: ToxEnv) -> None:
 def _print_table() -> None:
     for name, seconds in _spent.items():
         print(f"CPU seconds of {name}: {seconds:.0f}")
-    # `tox run-parallel` starts a process like this one for each environment.
-    if "TOX_PARALLEL_ENV" not in os.environ:
-        print(f"CPU seconds in all: {_cpu_seconds():.0f}", flush=True)
+    # `tox run-parallel` starts a process like this for each environment; `tox list` runs nothing.
+    total = round(_cpu_seconds())
+    if total > 0 and "TOX_PARALLEL_ENV" not in os.environ:
+        print(f"CPU seconds in all: {total}", flush=True)

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from equipoise import _native
 from equipoise.hal.checksum import as_int64
-from equipoise.hal.kernels import Salt, Tables, TableUpdate
+from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import SWEEPS
 from equipoise.hal.routing_rules import BlockTurns, ReplicaRule, RowHash
 from equipoise.hal.stream import Stream
+from equipoise.hal.support.reference_kernels import ReferenceKernels
 from equipoise.hal.support.validation import (
     check_checksum,
     check_count,
@@ -16,15 +17,11 @@ from equipoise.hal.support.validation import (
     check_rule,
     check_shares,
     check_solve_shares,
-    copy_update,
 )
 
 
-class CpuKernels:
-    """Kernels over `equipoise._native`; semantics where `equipoise.hal.kernels` says."""
-
-    def warm(self, tables: Tables, stream: Stream) -> None:
-        """Native code is ready."""
+class CpuKernels(ReferenceKernels):
+    """All but the commit of tables over `equipoise._native`: that one only copies."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
         """Tokens per expert."""
@@ -126,21 +123,6 @@ class CpuKernels:
                 SWEEPS,
                 cumulative.numpy(),
             )
-
-        stream.launch(program)
-
-    def commit_tables(self, update: TableUpdate, tables: Tables, stream: Stream) -> None:
-        """Fill the idle set of each changed layer, then advance its generation word."""
-        rows = copy_update(update, tables)
-
-        def program() -> None:
-            for place, layer in enumerate(rows.layers):
-                generation = int(tables.generation[layer]) + 1
-                idle = (generation & 1, layer)
-                tables.start[idle].copy_(rows.start[place])
-                tables.replicas[idle].copy_(rows.replicas[place])
-                tables.cumulative[idle].copy_(rows.cumulative[place])
-                tables.generation[layer] = generation
 
         stream.launch(program)
 

@@ -41,11 +41,11 @@ from lib.engine_systems import (
     System,
     Traffic,
     as_today,
-    by_boundary,
-    by_lock,
     common,
     digest,
+    in_place_from_host,
     planned_rebalances,
+    staged_from_peers,
     traffic_of,
     weights,
 )
@@ -56,12 +56,16 @@ SYSTEMS: dict[str, Callable[[Place, Traffic], System]] = {
     "perfect": lambda place, traffic: Perfect(place, traffic.switches),
     "stop-the-world": lambda place, traffic: StopTheWorld(place),
     "one layer a step": lambda place, traffic: OneLayer(place),
-    "staged": lambda place, traffic: Ours(place, by_boundary),
-    "in_place": lambda place, traffic: Ours(place, by_lock),
+    "staged": lambda place, traffic: Ours(place, staged_from_peers),
+    "in_place": lambda place, traffic: Ours(place, in_place_from_host),
     "stop-the-world, greedy": lambda place, traffic: StopTheWorld(place),
     "one layer a step, greedy": lambda place, traffic: OneLayer(place),
-    "staged, own": lambda place, traffic: Ours(place, by_boundary, ShareMode.LAGGED, own=True),
-    "in_place, own": lambda place, traffic: Ours(place, by_lock, ShareMode.LAGGED, own=True),
+    "staged, own": lambda place, traffic: Ours(
+        place, staged_from_peers, ShareMode.LAGGED, own=True
+    ),
+    "in_place, own": lambda place, traffic: Ours(
+        place, in_place_from_host, ShareMode.LAGGED, own=True
+    ),
 }
 """By name. Those with `greedy` execute what today's systems plan, `own` plans itself."""
 

@@ -588,12 +588,12 @@ class FixedPlanPath:
         return staged_proposal(drafted, layout, SHAPE, self._limits)
 
 
-def by_boundary(place: Place, store: EmulatedStore) -> UpdatePathConfig:
+def staged_from_peers(place: Place, store: EmulatedStore) -> UpdatePathConfig:
     """Weights come from peers."""
     return StagedFromPeers()
 
 
-def by_lock(place: Place, store: EmulatedStore) -> UpdatePathConfig:
+def in_place_from_host(place: Place, store: EmulatedStore) -> UpdatePathConfig:
     """Weights come from the host's memory."""
     supply = HostWeights(Library(place.rows), StreamWriter(place.device, store))
     return InPlaceFromHost(supply, registry.accelerator("cpu").capabilities)

@@ -210,7 +210,8 @@ SECTIONS: dict[str, Sequence[Family]] = {
             token="add_clauses",
             members=lambda: [claim.name for claim in suite.properties()],
             says="`equipoise conformance` on the virtual backend, on the CPU backend over gloo "
-            "with 4 and 8 ranks, and over MPI with 4; each is the one that rejects some mutant",
+            "with 4 and 8 ranks, and over MPI with 4 (75, 12 and 6 cases each); each is the one "
+            "that rejects some mutant",
             before=82,
         ),
         Family(
@@ -226,7 +227,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
             proof="conformance/test_virtual_profiles.py",
             token="PROFILES[name]",
             members=lambda: [*PROFILES],
-            says="each keeps whatever it declares",
+            says="each keeps whatever it declares; real sizes and imports in deep only",
             before=9,
         ),
         Family(

@@ -96,7 +96,7 @@ SinkOfRank = Callable[[int], EventSink]
 Way = Callable[[Accelerator, SlotStore], UpdatePathConfig]
 
 
-def by_boundary(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
+def staged_from_peers(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
     """Weights come from the peer."""
     return StagedFromPeers()
 
@@ -113,7 +113,7 @@ class Numbers:
         return checksum(self.view(layer, expert)[0])
 
 
-def by_lock(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
+def in_place_from_host(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
     """Weights come from the host's memory."""
     supply = HostWeights(Numbers(), StreamWriter(accelerator, store))
     return InPlaceFromHost(supply, hal.accelerator("cpu").capabilities)
@@ -123,7 +123,7 @@ def rebalance(
     breakage: Break = healthy,
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
-    way: Way = by_boundary,
+    way: Way = staged_from_peers,
     journals: SinkOfRank = lambda rank: NO_EVENTS,
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,

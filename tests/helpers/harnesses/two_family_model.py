@@ -130,12 +130,12 @@ class Marks:
         return checksum(torch.cat(parts))
 
 
-def by_boundary(context: LayerGroupContext) -> UpdatePathConfig:
+def staged_from_peers(context: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the peer."""
     return StagedFromPeers()
 
 
-def by_lock(context: LayerGroupContext) -> UpdatePathConfig:
+def in_place_from_host(context: LayerGroupContext) -> UpdatePathConfig:
     """Weights come from the host's memory."""
     supply = HostWeights(Marks(context), StreamWriter(context.accelerator, context.store))
     return InPlaceFromHost(supply, hal.accelerator("cpu").capabilities)
@@ -164,7 +164,7 @@ def open_all(
         if row:
             placement[:] = row
         starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
-    budget = BUDGET if way is by_boundary else 0
+    budget = BUDGET if way is staged_from_peers else 0
     return open_balancers(
         member.accelerator, member.fabric, model_set, starts, staging_bytes=budget, update_path=way
     )

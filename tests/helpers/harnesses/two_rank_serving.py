@@ -16,10 +16,10 @@ from helpers.harnesses.two_family_model import (
     RANKS,
     TARGET,
     Given,
-    by_boundary,
     mark,
     open_all,
     settings,
+    staged_from_peers,
 )
 from helpers.processes.thread_ranks import GroupMember, on_ranks
 
@@ -80,7 +80,7 @@ PLAIN = Habit()
 
 
 def serve(
-    way: UpdatePathFactory = by_boundary,
+    way: UpdatePathFactory = staged_from_peers,
     models: Sequence[Given] = (TARGET, DRAFT),
     habit: Habit = PLAIN,
     **config: Any,

@@ -80,7 +80,7 @@ def serve(moe: LocalExperts | ExpertParallel, numbers: list[int]) -> list[Tensor
     return [torch.cat(request) for request in rows]
 
 
-def carrier_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
+def dispatcher_of(member: GroupMember, form: ExchangeForm, shape: ExpertShape) -> TokenDispatcher:
     """Either form, on communicators of its own."""
     compute, line = member.accelerator.stream(Role.COMPUTE), member.fabric.open("experts")
     if form is ExchangeForm.PORTABLE:
@@ -110,7 +110,7 @@ def serve_on(
     moe = ExpertParallel(
         balancer.router,
         balancer.serving_state.generation,
-        carrier_of(member, form, shape),
+        dispatcher_of(member, form, shape),
         weights,
         Clock(),
         balancer.reading_slots,

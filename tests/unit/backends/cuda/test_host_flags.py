@@ -167,7 +167,7 @@ def test_host_flag_reads_value_stored_by_host() -> None:
     assert flag.value == 5
 
 
-class Contexts(DriverRecorder):
+class ContextRecorder(DriverRecorder):
     """A driver that knows which context the calling thread has."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def test_give_context_sets_primary_context_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the device is asked nothing: it may hang, and then the answer would too."""
-    contexts = Contexts()
+    contexts = ContextRecorder()
     monkeypatch.setattr(cuda_runtime, "driver", lambda: contexts)
     for _ in range(2):
         cuda_runtime.bind_context(3)

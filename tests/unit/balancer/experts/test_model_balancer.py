@@ -15,10 +15,10 @@ from helpers.harnesses.two_family_model import (
     TARGET,
     WIDE,
     Given,
-    by_boundary,
-    by_lock,
+    in_place_from_host,
     open_all,
     settings,
+    staged_from_peers,
 )
 from helpers.harnesses.two_rank_serving import PLAIN, Run, Story, commits, violations
 from helpers.processes.thread_ranks import GroupMember, on_ranks
@@ -46,7 +46,7 @@ STEPS_AT_LOSS = {"target": 2, "draft": 4}
 
 def test_router_is_found_by_layer_number_of_model() -> None:
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, BOTH, by_boundary, settings())
+        balancers = open_all(member, BOTH, staged_from_peers, settings())
         target = balancers["target"]
         scaled_router, wide_router = target.router(4), target.router(8)
         assert wide_router == target.router(3)
@@ -66,7 +66,7 @@ def test_router_is_found_by_layer_number_of_model() -> None:
 
 def test_model_balancers_errors_name_model_and_layers() -> None:
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, BOTH, by_boundary, settings())
+        balancers = open_all(member, BOTH, staged_from_peers, settings())
         with pytest.raises(UsageError, match="no model is named 'x'; there are: target, draft"):
             balancers["x"]
         with pytest.raises(RegistrationError, match="model 'draft' has no layer 3"):
@@ -109,7 +109,7 @@ def test_extra_layer_entry_error_names_model() -> None:
     """The fourth entry would read what the writer writes."""
 
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, (DRAFT,), by_lock, settings())
+        balancers = open_all(member, (DRAFT,), in_place_from_host, settings())
         run = Run(member, balancers, (FOUR_ENTRY_DRAFT,), PLAIN, range(RANKS))
         message = r"model 'draft', layers 0 counted from 0: layer 0 is entered more than 3 times"
         with pytest.raises(EngineError, match=message):
@@ -140,7 +140,7 @@ def test_reconfigure_continues_all_models_on_remaining_ranks() -> None:
     active = [0, 2]
 
     def program(member: GroupMember) -> Story | None:
-        balancers = reconfigure_without_rank(member, by_lock, active)
+        balancers = reconfigure_without_rank(member, in_place_from_host, active)
         if balancers is None:
             return None
         run = Run(member, balancers, BOTH, PLAIN, active, STEPS_AT_LOSS)
@@ -167,10 +167,10 @@ def test_experts_lost_error_uses_layer_numbers_of_model() -> None:
 
     def program(member: GroupMember) -> None:
         if member.rank == RANKS_BEFORE_LOSS - 1:
-            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
+            reconfigure_without_rank(member, staged_from_peers, [0, 1], frail_row)
             return
         with pytest.raises(ExpertsLost) as error:
-            reconfigure_without_rank(member, by_boundary, [0, 1], frail_row)
+            reconfigure_without_rank(member, staged_from_peers, [0, 1], frail_row)
         assert error.value.lost_experts == {3: (3,), 4: (3,), 6: (3,)}
         assert str(error.value).startswith(
             "model 'target': no copy is left of expert(s) in layer 3"
@@ -187,7 +187,7 @@ def engine_threads() -> list[str]:
 
 def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, BOTH, by_boundary, settings())
+        balancers = open_all(member, BOTH, staged_from_peers, settings())
         stream = member.accelerator.stream(Role.AUX)
         reader = balancers["target"].attach(stream)
         waiting_readers = [
@@ -208,17 +208,17 @@ def test_attach_adds_stream_to_every_layer_group_of_its_model_only() -> None:
 def test_reconfigure_with_too_few_slots_names_model() -> None:
     def program(member: GroupMember) -> None:
         if member.rank:
-            reconfigure_without_rank(member, by_boundary, [0])
+            reconfigure_without_rank(member, staged_from_peers, [0])
             return
         with pytest.raises(PlacementError, match="model 'target', layers 3, 6 counted from 0"):
-            reconfigure_without_rank(member, by_boundary, [0])
+            reconfigure_without_rank(member, staged_from_peers, [0])
 
     on_ranks(RANKS, program)
 
 
 def test_reconfigure_refuses_ranks_with_different_steps() -> None:
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, BOTH, by_boundary, settings())
+        balancers = open_all(member, BOTH, staged_from_peers, settings())
         with pytest.raises(UsageError, match=r"steps of \['draft'\], not of \['draft', 'target'\]"):
             balancers.reconfigure([0, 1], {"draft": 0})
         with pytest.raises(RanksDiffer, match=r"model 'draft', .* differ in step"):

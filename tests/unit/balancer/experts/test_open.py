@@ -15,10 +15,10 @@ from helpers.harnesses.two_family_model import (
     WIDE,
     Given,
     Kind,
-    by_boundary,
-    by_lock,
+    in_place_from_host,
     open_all,
     settings,
+    staged_from_peers,
 )
 from helpers.harnesses.two_rank_serving import Habit, commits, serve, violations
 from helpers.processes.thread_ranks import GroupMember, on_ranks
@@ -50,7 +50,7 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 
-ways = pytest.mark.parametrize("way", [by_boundary, by_lock])
+ways = pytest.mark.parametrize("way", [staged_from_peers, in_place_from_host])
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_model_balancers_log_device_memory_at_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def program(member: GroupMember) -> MemoryReport:
-        balancers = open_all(member, [TARGET, DRAFT], by_boundary, settings())
+        balancers = open_all(member, [TARGET, DRAFT], staged_from_peers, settings())
         balancers.close()
         return balancers.memory_report
 
@@ -164,13 +164,13 @@ class BackAtFirst(EntryCounter):
 def test_layer_entered_three_times_is_not_rewritten_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rank_records = serve(by_lock, models=[DRAFT], habit=Habit(between=let_writer_run))
+    rank_records = serve(in_place_from_host, models=[DRAFT], habit=Habit(between=let_writer_run))
     assert violations(rank_records) == []
     assert commits(rank_records[0], "draft")[0]
     monkeypatch.setattr(layer_locks, "EntryCounter", BackAtFirst)
-    assert violations(serve(by_lock, models=[DRAFT], habit=Habit(between=let_writer_run))), (
-        "the mutant lives"
-    )
+    assert violations(
+        serve(in_place_from_host, models=[DRAFT], habit=Habit(between=let_writer_run))
+    ), "the mutant lives"
 
 
 def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
@@ -181,7 +181,7 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
         with pytest.raises(
             RanksDiffer, match="'draft', layer group 0: ranks differ in registration"
         ):
-            open_all(member, models, by_boundary, settings())
+            open_all(member, models, staged_from_peers, settings())
         member.fabric.open("test[target:0].loads").barrier().result(20.0)  # opened only now
 
     on_ranks(RANKS, program)
@@ -190,12 +190,15 @@ def test_model_balancers_refuse_ranks_with_different_registrations() -> None:
 def test_model_balancers_refuse_ranks_with_different_settings() -> None:
     def families(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match="rank 0 has nothing; rank 1 has"):
-            open_all(member, (TARGET, DRAFT)[: 1 + member.rank], by_boundary, settings())
+            open_all(member, (TARGET, DRAFT)[: 1 + member.rank], staged_from_peers, settings())
 
     def cadence(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match="max_stalled_steps: rank 0 has 5; rank 1 has 55"):
             open_all(
-                member, (DRAFT,), by_boundary, settings(max_stalled_steps=5 + member.rank * 50)
+                member,
+                (DRAFT,),
+                staged_from_peers,
+                settings(max_stalled_steps=5 + member.rank * 50),
             )
 
     def layout(member: GroupMember) -> None:
@@ -203,7 +206,7 @@ def test_model_balancers_refuse_ranks_with_different_settings() -> None:
         with pytest.raises(
             RanksDiffer, match=r"model 'draft', layer group 0: ranks differ in layout"
         ):
-            open_all(member, (DRAFT,), by_boundary, settings(), row)
+            open_all(member, (DRAFT,), staged_from_peers, settings(), row)
 
     for program in (families, cadence, layout):
         on_ranks(RANKS, program)

@@ -23,7 +23,7 @@ CONFIG = BalancerConfig(
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenArguments:
     """The arguments that a rank opens a balancer with."""
 
     shape: ExpertShape = SHAPE
@@ -44,22 +44,22 @@ class Opening:
 
 MOST_STEPS = 10_000
 SWAPPED = np.ascontiguousarray(np.roll(initial_placement(SHAPE), 1, axis=1))
-IMPOSSIBLE: dict[str, tuple[Opening, str]] = {
+IMPOSSIBLE: dict[str, tuple[OpenArguments, str]] = {
     "a shape of more ranks": (
-        Opening(shape=ExpertShape(2, 4, 6, 3)),
+        OpenArguments(shape=ExpertShape(2, 4, 6, 3)),
         "the shape is of 3 ranks, the group of 2",
     ),
     "a slot is missing": (
-        Opening(missing_slots=1),
+        OpenArguments(missing_slots=1),
         "the store has 5 slots; 2 layers of 3 slots a rank take 6",
     ),
-    "no staging": (Opening(staging=0), "needs a store with staging"),
+    "no staging": (OpenArguments(staging=0), "needs a store with staging"),
     "nothing survives": (
-        Opening(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
+        OpenArguments(config=replace(CONFIG, planner=PlannerOptions(survive=1))),
         "survive=1 needs two slots an expert: 8, not 6",
     ),
     "another layout": (
-        Opening(placement=initial_placement(ExpertShape(3, 4, 6, 2))),
+        OpenArguments(placement=initial_placement(ExpertShape(3, 4, 6, 2))),
         r"a placement is int32 \(2, 6\), got int32 \(3, 6\)",
     ),
 }
@@ -76,17 +76,17 @@ def test_open_balancer_refuses_impossible_start(name: str) -> None:
     on_ranks(2, program)
 
 
-DIFFERENCES: dict[str, tuple[Opening, str]] = {
-    "layout": (Opening(placement=SWAPPED), "differ in layout"),
+DIFFERENCES: dict[str, tuple[OpenArguments, str]] = {
+    "layout": (OpenArguments(placement=SWAPPED), "differ in layout"),
     "interval": (
-        Opening(config=replace(CONFIG, step_interval=6)),
+        OpenArguments(config=replace(CONFIG, step_interval=6)),
         "step_interval: rank 0 has 4; rank 1 has 6",
     ),
     "shares": (
-        Opening(config=replace(CONFIG, shares=ShareMode.LAGGED)),
+        OpenArguments(config=replace(CONFIG, shares=ShareMode.LAGGED)),
         r"differ in config.shares: .*lagged",
     ),
-    "staging": (Opening(staging=3), "differ in staging: rank 0 has 2; rank 1 has 3"),
+    "staging": (OpenArguments(staging=3), "differ in staging: rank 0 has 2; rank 1 has 3"),
 }
 
 
@@ -97,7 +97,7 @@ def test_open_balancer_names_settings_that_differ_between_ranks(name: str) -> No
 
     def program(member: GroupMember) -> None:
         with pytest.raises(RanksDiffer, match=message):
-            (other if member.rank else Opening()).open(member)
+            (other if member.rank else OpenArguments()).open(member)
 
     on_ranks(2, program)
     assert threading.active_count() <= threads + 2, "the store of the group may still end"
@@ -134,7 +134,7 @@ def test_event_sink_may_be_attached_to_one_rank_only(rank_with_sink: int) -> Non
     def program(member: GroupMember) -> tuple[int, list[str]]:
         sink = CountingSink()
         options = {"event_sink": sink} if member.rank == rank_with_sink else {}
-        balancer = Opening(config=replace(CONFIG, step_interval=8)).open(member, **options)
+        balancer = OpenArguments(config=replace(CONFIG, step_interval=8)).open(member, **options)
         lockstep = member.fabric.open("lockstep")
         for step in range(MOST_STEPS):
             with balancer.step(step):
@@ -157,7 +157,7 @@ def test_log_settings_may_differ_between_ranks() -> None:
     def program(member: GroupMember) -> list[list[int]]:
         rank_config = replace(CONFIG, log_balancedness=True) if member.rank == 0 else CONFIG
         options = {"event_sink": CountingSink()} if member.rank == 0 else {}
-        balancer = Opening(config=rank_config).open(member, **options)
+        balancer = OpenArguments(config=rank_config).open(member, **options)
         with balancer.step(0):
             placement: list[list[int]] = balancer.serving_state.layout.placement.tolist()
         balancer.close()

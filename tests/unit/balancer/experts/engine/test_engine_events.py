@@ -12,10 +12,10 @@ from helpers.harnesses.rebalancing_model import (
     Pace,
     Story,
     Way,
-    by_boundary,
-    by_lock,
     healthy,
+    in_place_from_host,
     rebalance,
+    staged_from_peers,
     violations,
 )
 from helpers.mutants.balancer_breakages import FlippedByte, SlowExchange, fabric
@@ -51,7 +51,7 @@ FOLLOWS = {
     "draining": {"idle", "planning", "failed"},
 }
 """Which state may stand behind which after one boundary, in which several changes may happen."""
-WAYS: dict[str, Way] = {"boundary": by_boundary, "locked": by_lock}
+WAYS: dict[str, Way] = {"boundary": staged_from_peers, "locked": in_place_from_host}
 
 
 def of(entries: Sequence[Event], kind: type[T]) -> list[T]:
