@@ -64,16 +64,28 @@ class _Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
+        self._claim = threading.Lock()
         self._end_event = threading.Event()
         self._outcome: list[T] = []
         self._error: BaseException | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has returned or raised."""
+        return self._end_event.is_set()
+
     def run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
         try:
             self._outcome.append(self._function())
         except BaseException as error:  # raised by `result`
             self._error = error
         self._end_event.set()
+
+    def cancel(self) -> bool:
+        """Prevent that it is made; returns False if it has begun."""
+        return self._claim.acquire(blocking=False)
 
     def result(self, timeout: float) -> T:
         if not self._end_event.wait(timeout):
@@ -86,8 +98,10 @@ class _Call(Generic[T]):
 class BoundedCalls:
     """Makes calls on a daemon thread, one after the other.
 
-    If a call does not return in time the thread is given up and every later call fails at once: the
-    connection may still deliver the late answer, which must not be taken for that of a later call.
+    The caller gives up a call that does not return in time. As long as it has not returned, every
+    other call fails at once, so that a caller that ends waits for one time-out, not for many. When
+    it has returned, its result is dropped and the next call is made: one late answer of a busy
+    machine is not the end. A call that is given up before it began is never made.
 
     Args:
         callee: what is called, for errors.
@@ -95,30 +109,45 @@ class BoundedCalls:
 
     def __init__(self, callee: str) -> None:
         self._callee = callee
-        self._queue: SimpleQueue[_Call[object]] = SimpleQueue()
-        self._timed_out = False
+        self._queue: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        self._late: _Call[object] | None = None
+        self._closed = False
         threading.Thread(target=self._work, name=f"equipoise.{callee}", daemon=True).start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def call(self, function: Callable[[], T], timeout: float) -> T:
-        """What `function` returns or raises; `ControlPlaneLost` after `timeout` seconds."""
-        if self._timed_out:
-            raise ControlPlaneLost(f"{self._callee} fell silent")
+        """What `function` returns or raises.
+
+        Raises:
+            ControlPlaneLost: it did not return within `timeout` seconds, an earlier one has still
+                not returned, or these calls are closed.
+        """
+        if self._closed:
+            raise ControlPlaneLost(f"the connection to {self._callee} is closed")
+        if self._late is not None:
+            if not self._late.ended:
+                raise ControlPlaneLost(f"{self._callee} fell silent")
+            self._late = None
         pending = _Call(function)
         self._queue.put(pending)  # type: ignore[arg-type]
         try:
             return pending.result(timeout)
         except TimeoutError:
-            self._timed_out = True
+            if not pending.cancel():
+                self._late = pending  # type: ignore[assignment]
             raise ControlPlaneLost(f"{self._callee} did not answer within {timeout:g} s") from None
 
     def close(self) -> None:
         """End the thread after its current call; later calls fail at once."""
-        self._timed_out = True
-        self._queue.put(_Call(lambda: None))
+        self._closed = True
+        self._queue.put(None)
 
     def _work(self) -> None:
-        while not self._timed_out:
-            call = self._queue.get()
+        while (call := self._queue.get()) is not None and not self._closed:
             with NATIVE_CALL_GUARD:
                 call.run()
             del call  # else what it refers to would live until the next call

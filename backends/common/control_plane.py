@@ -135,6 +135,12 @@ class StoreControlPlane:
                 raise ControlPlaneLost(
                     f"ballots on {question!r} unreadable: {short_message(error)}"
                 ) from error
+            except ControlPlaneLost:
+                # The store is late: a busy machine may need more than STORE_TIMEOUT. Reading again
+                # does no harm, so the caller's timeout ends it.
+                if self._calls.closed or time.monotonic() - began >= timeout:
+                    raise
+                ballots = None
             if ballots is not None:
                 return tuple(_decode(as_text(value)) for value in ballots)
             if remaining == 0.0:

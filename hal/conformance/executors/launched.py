@@ -102,11 +102,6 @@ class LaunchedRankGroup:
         return dict(zip(sorted_ranks, map(json.loads, replies), strict=True))
 
 
-LAUNCHED_DEADLINES = {**DEADLINES, DeadlineLength.SHORT: 3.0}
-"""The short one is longer than for ranks of our own: a store that is late once, on a busy machine,
-counts as lost, and these ranks cannot be replaced, so that the whole suite would end with it."""
-
-
 class LaunchedSubject(MultiRankSubject):
     """An accelerator and a communicator on the ranks of a launch; for rank 0.
 
@@ -122,7 +117,7 @@ class LaunchedSubject(MultiRankSubject):
         backend: str,
         communicator: str,
         where: Rendezvous,
-        deadlines: Mapping[DeadlineLength, float] = LAUNCHED_DEADLINES,
+        deadlines: Mapping[DeadlineLength, float] = DEADLINES,
     ) -> None:
         rank_group = LaunchedRankGroup(backend, communicator, where)
         declared = replace(declared_traits(backend, communicator, where.size), can_end_ranks=False)
@@ -177,6 +172,10 @@ def _next_request(control: ControlPlane, question: str) -> dict[str, Any]:
         except BallotIncomplete:
             loss = control.lost_rank(0.0)
             silent = silent + 1 if loss is not None and loss.rank == 0 else 0
+            continue
+        except ControlPlaneLost:
+            # Late, or gone. These ranks cannot be replaced: one late answer must not end the suite.
+            silent += 1
             continue
         request: dict[str, Any] = json.loads(line)
         return request

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -22,9 +23,23 @@ sys.stdin.readline()
 DEADLINE = 2.0
 
 
+@dataclass(frozen=True)
+class StoppedStore:
+    """A store whose process has just been stopped, and the control plane of a rank."""
+
+    process: subprocess.Popen[str]
+    plane: StoreControlPlane
+
+
 @pytest.fixture
-def stopped_plane() -> Iterator[StoreControlPlane]:
-    """The control plane of a rank whose store has just been stopped."""
+def stopped_plane(stopped_store: StoppedStore) -> StoreControlPlane:
+    """The control plane alone."""
+    return stopped_store.plane
+
+
+@pytest.fixture
+def stopped_store() -> Iterator[StoppedStore]:
+    """A store, stopped."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -36,7 +51,7 @@ def stopped_plane() -> Iterator[StoreControlPlane]:
         os.kill(holder.pid, signal.SIGSTOP)
         # Its other threads run on until one of them has taken the signal.
         os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
-        yield plane
+        yield StoppedStore(holder, plane)
         holder.kill()
         plane.close()
 
@@ -64,3 +79,13 @@ def test_control_plane_lost_and_leave_return_when_store_stops(
     stopped_plane.announce_exit("this test is over")
     with pytest.raises(ControlPlaneLost, match="fell silent"):  # neither of them got an answer
         stopped_plane.cast("q", b"x")
+
+
+def test_control_plane_works_again_when_store_continues(stopped_store: StoppedStore) -> None:
+    plane = stopped_store.plane
+    with pytest.raises(ControlPlaneLost):
+        plane.cast("q", b"x")
+    stopped_store.process.send_signal(signal.SIGCONT)
+    assert plane.collect("before", 60.0, [0]) == (b"fine",)
+    plane.cast("q", b"x")  # whether the first arrived or not
+    assert plane.collect("q", 60.0, [0]) == (b"x",)

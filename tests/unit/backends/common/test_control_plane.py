@@ -4,8 +4,9 @@ Two planes of two ranks; a rank whose pulse is stopped stands for one that is st
 """
 
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -165,6 +166,38 @@ def test_control_calls_fail_without_store(host: StoreHost, pair: Pair) -> None:
             call()
     pair[0].announce_exit("no matter")
     assert pair[0].lost_rank(0.0) is None
+
+
+def test_collect_reads_again_after_late_answer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is late once; the collect has more time than that."""
+    pair[0].cast("q", b"x")
+    store, answer, lateness = pair[0].store, threading.Event(), list[str]()
+    call = pair[0]._calls.call
+
+    def slow_check(keys: list[str]) -> bool:
+        answer.wait(SOON)
+        return store.check(keys)
+
+    def noted_call(function: Callable[[], object], timeout: float) -> object:
+        try:
+            return call(function, timeout)
+        except ControlPlaneLost as error:
+            lateness.append(str(error))
+            answer.set()
+            raise
+
+    monkeypatch.setattr(control_plane, "STORE_TIMEOUT", 0.05)
+    slow_store = SimpleNamespace(check=slow_check, multi_get=store.multi_get)
+    monkeypatch.setattr(pair[0], "_store", slow_store)
+    monkeypatch.setattr(pair[0]._calls, "call", noted_call)
+    assert pair[0].collect("q", SOON, [0]) == (b"x",)
+    assert "did not answer within" in lateness[0]
+
+
+def test_collect_ends_when_control_plane_is_closed(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(ControlPlaneLost, match="is closed"):
+        pair[0].collect("q", SOON)
 
 
 def test_connect_names_address_without_store(host: StoreHost) -> None:
