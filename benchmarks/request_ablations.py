@@ -91,7 +91,7 @@ def staleness() -> Rows:
     table_rows: Rows = []
     for delay in (0.0, 0.02, 0.1, 0.5):
         trial = staged(
-            PROP.trial(), lambda scenario, delay=delay: replace(scenario, tell_every=delay)
+            PROP.trial(), lambda scenario, delay=delay: replace(scenario, token_delay=delay)
         )
         table_rows += rows(trial, named_policies(FEW), seconds=delay)
     return table_rows
@@ -103,7 +103,7 @@ def front_ends() -> Rows:
     for count in (1, 2, 4):
         trial = staged(
             PROP.trial(),
-            lambda scenario, count=count: replace(scenario, front_ends=count, report_every=0.1),
+            lambda scenario, count=count: replace(scenario, front_ends=count, report_interval=0.1),
         )
         table_rows += rows(trial, named_policies(FEW), front_ends=count)
     return table_rows

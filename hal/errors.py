@@ -350,7 +350,7 @@ class HostCopyError(EngineError):
 
 
 class CopyPending(HostCopyError):
-    """A copy did not finish in time; it continues, and its ticket owns the memory."""
+    """A copy did not finish in time; it continues, and its handle owns the memory."""
 
 
 class CopyAbandoned(HostCopyError):

@@ -26,13 +26,13 @@ class PolicyInfo:
     Attributes:
         binding: when it binds requests.
         description: one line.
-        report_every: seconds between reports of workers in its publication; 0: it needs no reports,
-            but every token.
+        report_interval: seconds between reports of workers in its publication; 0: it needs no
+            reports, but every token.
     """
 
     binding: Binding
     description: str
-    report_every: float = 0.0
+    report_interval: float = 0.0
 
 
 _PUSH, _POOL = Binding.PUSH, Binding.POOL

@@ -55,11 +55,11 @@ class Scenario:
         policy: settings of every front end's policy.
         arrivals: how requests arrive.
         front_ends: number of front ends, which get requests in turn.
-        report_every: seconds between reports of workers; None: as in the policy's publication; 0:
-            before every decision.
-        tell_every: seconds between updates of a front end on its requests' tokens and ends; 0: at
+        report_interval: seconds between reports of workers; None: as in the policy's publication;
+            0: before every decision.
+        token_delay: seconds between updates of a front end on its requests' tokens and ends; 0: at
             every step.
-        patience: seconds after which a waiting request is aborted; None: never.
+        queue_timeout: seconds after which a waiting request is aborted; None: never.
         trajectory: number of first steps of which the load of every worker is kept.
         seed: seed of the simulation and, with the front end's number, of policies that draw.
     """
@@ -68,16 +68,16 @@ class Scenario:
     policy: RoutingPolicySettings = field(default_factory=RoutingPolicySettings)
     arrivals: Arrivals = field(default_factory=SaturatedArrivals)
     front_ends: int = 1
-    report_every: float | None = None
-    tell_every: float = 0.0
-    patience: float | None = None
+    report_interval: float | None = None
+    token_delay: float = 0.0
+    queue_timeout: float | None = None
     trajectory: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.front_ends < 1 or self.trajectory < 0 or not 0 <= self.seed < 1 << 64:
             raise UsageError(f"front ends are 1 or more, trajectory and seed 0 or more: {self}")
-        for name in ("report_every", "tell_every", "patience"):
+        for name in ("report_interval", "token_delay", "queue_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < inf:
                 raise UsageError(f"{name} is in seconds, 0 or more, not {seconds}")
@@ -122,12 +122,12 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
     settings.prompt_weight = step.prompt_weight
     if isinstance(scenario.arrivals, SaturatedArrivals):
         settings.backlog = scenario.arrivals.backlog or BACKLOG_PER_WORKER * cluster.workers
-    default_interval = scenario.policy.info.report_every
-    settings.report_every = (
-        default_interval if scenario.report_every is None else scenario.report_every
+    default_interval = scenario.policy.info.report_interval
+    settings.report_interval = (
+        default_interval if scenario.report_interval is None else scenario.report_interval
     )
-    settings.tell_every = scenario.tell_every
-    settings.patience = scenario.patience or 0.0
+    settings.token_delay = scenario.token_delay
+    settings.queue_timeout = scenario.queue_timeout or 0.0
     settings.cached_blocks = 0 if cluster.prefill is None else cluster.prefill.cached_blocks
     settings.trajectory, settings.seed = scenario.trajectory, scenario.seed
     return settings

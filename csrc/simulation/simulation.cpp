@@ -34,7 +34,7 @@ bool Simulation::run(std::int64_t steps) {
     const auto all = static_cast<std::int64_t>(requests_.size());
     while (done_ < all && steps-- > 0) {
         arrive();
-        if (settings_.patience > 0) {
+        if (settings_.queue_timeout > 0) {
             fail_impatient();
             arrive();  // a backlog is filled up for those that gave up
         }
@@ -87,7 +87,7 @@ void Simulation::arrive(std::int32_t j) {
     if (front.request_of.size() <= static_cast<std::size_t>(request.handle))
         front.request_of.resize(static_cast<std::size_t>(request.handle) + 1);
     front.request_of[request.handle] = j;
-    if (settings_.patience > 0) waiting_.push_back(j);
+    if (settings_.queue_timeout > 0) waiting_.push_back(j);
 }
 
 std::vector<std::int32_t> Simulation::cached_tokens(std::int32_t request) const {
@@ -104,7 +104,7 @@ void Simulation::fail_impatient() {
     for (const std::int32_t j : waiting_) {
         if (requests_[j].fate != RequestFate::waiting || requests_[j].admitted >= 0) continue;
         // The same sum as in skip_ahead, bit for bit: a clock that was set to it has to pass here.
-        if (clock_ < requests_[j].arrival + settings_.patience) {
+        if (clock_ < requests_[j].arrival + settings_.queue_timeout) {
             waiting_[kept++] = j;
             continue;
         }
@@ -122,8 +122,8 @@ void Simulation::fail(std::int32_t j) {
 }
 
 void Simulation::deliver_events() {
-    if (clock_ < next_tell_) return;
-    next_tell_ = clock_ + settings_.tell_every;
+    if (clock_ < next_front_end_update_) return;
+    next_front_end_update_ = clock_ + settings_.token_delay;
     for (FrontEnd& front : front_ends_) {
         for (const WorkerEvent& event : front.events) deliver_events(front, event);
         front.events.clear();
@@ -151,7 +151,7 @@ void Simulation::deliver_events(FrontEnd& front, const WorkerEvent& event) {
 
 void Simulation::report() {
     if (clock_ < next_report_) return;
-    next_report_ = clock_ + settings_.report_every;
+    next_report_ = clock_ + settings_.report_interval;
     for (std::size_t w = 0; w < workers_.size(); ++w) {
         const SimulatedWorker& worker = workers_[w];
         WorkerReport report;
@@ -204,9 +204,9 @@ bool Simulation::skip_ahead() {
     if (settings_.backlog == 0 && next_ < static_cast<std::int64_t>(requests_.size()))
         next = requests_[next_].arrival;
     for (const FrontEnd& front : front_ends_)
-        if (!front.events.empty()) next = std::min(next, next_tell_);
-    if (settings_.patience > 0 && !waiting_.empty())
-        next = std::min(next, requests_[waiting_.front()].arrival + settings_.patience);
+        if (!front.events.empty()) next = std::min(next, next_front_end_update_);
+    if (settings_.queue_timeout > 0 && !waiting_.empty())
+        next = std::min(next, requests_[waiting_.front()].arrival + settings_.queue_timeout);
     if (next_report_ > clock_ && queued() > 0) next = std::min(next, next_report_);
     if (!(next > clock_) || std::isinf(next)) return false;
     clock_ = next;

@@ -20,9 +20,9 @@ struct SimulationSettings {
     double fixed = 0, per_token = 1e-7, per_mean = 0, prompt_weight = 0;
     double noise = 0;          // sigma of a lognormal factor on the work of each worker and step
     std::int64_t backlog = 0;  // requests that always wait; 0: requests arrive at their times
-    double report_every = 0;   // seconds between reports of workers; 0: before every decision
-    double tell_every = 0;     // seconds between events told to front ends; 0: at every step
-    double patience = 0;       // seconds after which a waiting request fails; 0: never
+    double report_interval = 0;  // seconds between reports of workers; 0: before every decision
+    double token_delay = 0;      // seconds between events told to front ends; 0: at every step
+    double queue_timeout = 0;    // seconds after which a waiting request fails; 0: never
     std::int64_t cached_blocks = 0, block_tokens = 512;
     std::int64_t trajectory = 0;  // first steps of which the load of every worker is kept
     std::uint64_t seed = 0;
@@ -90,8 +90,8 @@ class Simulation {
     StepRecord record_;
     std::vector<WorkerEvent> events_;  // of this step
     std::vector<double> work_;
-    std::vector<std::int32_t> waiting_;  // requests that may lose patience, by arrival
-    double clock_ = 0, next_report_ = 0, next_tell_ = 0;
+    std::vector<std::int32_t> waiting_;  // requests that may time out, by arrival
+    double clock_ = 0, next_report_ = 0, next_front_end_update_ = 0;
     std::int64_t next_ = 0;  // next request to arrive
     std::int64_t done_ = 0;
 };

@@ -31,7 +31,7 @@ class Idle:
 class Dispatching:
     """Rows are being sent."""
 
-    ticket: int
+    batch_id: int
     tokens: int
     work: Work
 
@@ -40,7 +40,7 @@ class Dispatching:
 class Dispatched:
     """A stream has waited for the rows, and lists the entries."""
 
-    ticket: int
+    batch_id: int
     tokens: int
 
 
@@ -48,7 +48,7 @@ class Dispatched:
 class Combining:
     """Results are being sent."""
 
-    ticket: int
+    batch_id: int
     tokens: int
     work: Work
 
@@ -57,7 +57,7 @@ class Combining:
 class Combined:
     """A stream has waited for the results, which the caller reads."""
 
-    ticket: int
+    batch_id: int
     tokens: int
 
 
@@ -68,7 +68,7 @@ BatchState = Idle | Dispatching | Dispatched | Combining | Combined
 class BatchTracker:
     """Tracks the batch of one buffer set, from its dispatch to its release.
 
-    A ticket identifies the batch, so that the handle of an earlier batch is refused.
+    A batch id identifies the batch, so that the handle of an earlier batch is refused.
 
     Args:
         kernels: that own the buffer set.
@@ -99,7 +99,7 @@ class BatchTracker:
         """The status of the buffer set."""
         return self._buffers.status
 
-    def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
+    def dispatch(self, batch: Batch, batch_id: int, stream: Stream) -> None:
         """Pack and send a batch; the caller has checked that the state is `Idle`."""
         for event in self._start_events:
             stream.wait(event)
@@ -107,48 +107,48 @@ class BatchTracker:
         work = self._kernels.send_rows(self._buffers, stream)
         # Only now: if packing or sending has raised, the next batch still has to wait.
         self._start_events.clear()
-        self._state = Dispatching(ticket, batch.tokens, work)
+        self._state = Dispatching(batch_id, batch.tokens, work)
 
-    def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
+    def wait_rows(self, batch_id: int, stream: Stream) -> ReceivedRows:
         """Make `stream` wait for the rows; the first caller launches the listing of entries."""
-        match self._own(ticket):
+        match self._own(batch_id):
             case Dispatching(tokens=tokens, work=work):
                 work.wait(stream)
                 self._kernels.unpack_rows(self._buffers, stream)
                 stream.record(self._unpacked)
                 self._merge_events = (self._unpacked,)
-                self._state = Dispatched(ticket, tokens)
+                self._state = Dispatched(batch_id, tokens)
             case _:
                 stream.wait(self._unpacked)
         return self._buffers.received
 
-    def combine(self, ticket: int, rows: Tensor, stream: Stream) -> None:
+    def combine(self, batch_id: int, rows: Tensor, stream: Stream) -> None:
         """Pack and send the results."""
-        state = self._own(ticket)
+        state = self._own(batch_id)
         if not isinstance(state, Dispatched):
             raise ExchangeMisuse(f"combine of a batch that is {_name(state)}, not dispatched")
         self._kernels.pack_results(rows, self._buffers, stream)
         work = self._kernels.send_results(self._buffers, stream)
-        self._state = Combining(ticket, state.tokens, work)
+        self._state = Combining(batch_id, state.tokens, work)
 
-    def wait_results(self, ticket: int, stream: Stream) -> Tensor:
+    def wait_results(self, batch_id: int, stream: Stream) -> Tensor:
         """Make `stream` wait for the results; the first caller launches their unpacking."""
-        state = self._own(ticket)
+        state = self._own(batch_id)
         match state:
             case Combining(tokens=tokens, work=work):
                 work.wait(stream)
                 self._kernels.unpack_results(tokens, self._buffers, stream)
                 stream.record(self._returned)
-                self._state = Combined(ticket, tokens)
+                self._state = Combined(batch_id, tokens)
             case Combined(tokens=tokens):
                 stream.wait(self._returned)
             case _:
                 raise ExchangeMisuse(f"results of a batch that is {_name(state)}")
         return self._buffers.results[:tokens]
 
-    def release(self, ticket: int, stream: Stream) -> None:
+    def release(self, batch_id: int, stream: Stream) -> None:
         """Free the buffer set; everything that reads the results was launched on `stream`."""
-        state = self._own(ticket)
+        state = self._own(batch_id)
         if not isinstance(state, Combined):
             raise ExchangeMisuse(f"release of a batch that is {_name(state)}, not combined")
         stream.record(self._released)
@@ -185,10 +185,10 @@ class BatchTracker:
         self.start_after(self._released)
         self._state = Idle()
 
-    def _own(self, ticket: int) -> BatchState:
-        """Return the state if `ticket` is the current batch. Raises `ExchangeMisuse`."""
-        if isinstance(self._state, Idle) or self._state.ticket != ticket:
-            raise ExchangeMisuse(f"batch {ticket} is over: its buffers have been released")
+    def _own(self, batch_id: int) -> BatchState:
+        """Return the state if `batch_id` is the current batch. Raises `ExchangeMisuse`."""
+        if isinstance(self._state, Idle) or self._state.batch_id != batch_id:
+            raise ExchangeMisuse(f"batch {batch_id} is over: its buffers have been released")
         return self._state
 
 
@@ -217,7 +217,7 @@ class FixedCapacityExchange:
         ]
         status = [tracker.status for tracker in self._trackers]
         self._status_reader = StatusReader(status, accelerator.pinned, accelerator.event())
-        self._tickets = 0
+        self._last_batch_id = 0
 
     @property
     def form(self) -> ExchangeFormat:
@@ -235,10 +235,10 @@ class FixedCapacityExchange:
         """
         batch.check(self._form)
         tracker = self._free()
-        tracker.dispatch(batch, self._tickets + 1, stream)
+        tracker.dispatch(batch, self._last_batch_id + 1, stream)
         # Only now: a dispatch that raised has taken no buffer set.
-        self._tickets += 1
-        return FixedDispatchHandle(self._form, tracker, self._tickets)
+        self._last_batch_id += 1
+        return FixedDispatchHandle(self._form, tracker, self._last_batch_id)
 
     def read_status(self, stream: Stream) -> StatusReadback:
         """Launch reading and clearing of the status, after the step.
@@ -274,7 +274,7 @@ class FixedCapacityExchange:
         """Return the tracker that has been idle longest, so that buffer sets are used in turn."""
         count = len(self._trackers)
         for offset in range(count):
-            tracker = self._trackers[(self._tickets + offset) % count]
+            tracker = self._trackers[(self._last_batch_id + offset) % count]
             if isinstance(tracker.state, Idle):
                 return tracker
         raise ExchangeMisuse(f"all {count} buffer sets are in use: release a batch first")
@@ -283,10 +283,10 @@ class FixedCapacityExchange:
 class FixedDispatchHandle:
     """Handle of a dispatched batch."""
 
-    def __init__(self, form: ExchangeFormat, tracker: BatchTracker, ticket: int) -> None:
+    def __init__(self, form: ExchangeFormat, tracker: BatchTracker, batch_id: int) -> None:
         self._form = form
         self._tracker = tracker
-        self._ticket = ticket
+        self._batch_id = batch_id
 
     def wait(self, stream: Stream) -> ReceivedRows:
         """Make `stream` wait for the rows of all ranks; may be called repeatedly, on any stream.
@@ -296,7 +296,7 @@ class FixedDispatchHandle:
         Raises:
             ExchangeMisuse: the batch was released.
         """
-        return self._tracker.wait_rows(self._ticket, stream)
+        return self._tracker.wait_rows(self._batch_id, stream)
 
     def combine(self, rows: Tensor, stream: Stream) -> "FixedCombineHandle":
         """Return results to the ranks of their tokens, after what was launched on `stream`.
@@ -310,16 +310,16 @@ class FixedDispatchHandle:
             ExchangeMisuse: the rows were not waited for, or the batch was combined before.
         """
         check_rows("results", rows, self._form.max_entries, self._form.result)
-        self._tracker.combine(self._ticket, rows, stream)
-        return FixedCombineHandle(self._tracker, self._ticket)
+        self._tracker.combine(self._batch_id, rows, stream)
+        return FixedCombineHandle(self._tracker, self._batch_id)
 
 
 class FixedCombineHandle:
     """Handle of a combined batch."""
 
-    def __init__(self, tracker: BatchTracker, ticket: int) -> None:
+    def __init__(self, tracker: BatchTracker, batch_id: int) -> None:
         self._tracker = tracker
-        self._ticket = ticket
+        self._batch_id = batch_id
 
     def wait(self, stream: Stream) -> Tensor:
         """Make `stream` wait for the results of all ranks; may be called repeatedly.
@@ -328,7 +328,7 @@ class FixedCombineHandle:
             [n, top_k, ...], one row per (token, choice), not summed; zeros if the slot was invalid.
             Valid until the release.
         """
-        return self._tracker.wait_results(self._ticket, stream)
+        return self._tracker.wait_results(self._batch_id, stream)
 
     def release(self, stream: Stream) -> None:
         """Free the buffer set; readers of the results were launched on `stream`, or before.
@@ -336,4 +336,4 @@ class FixedCombineHandle:
         Raises:
             ExchangeMisuse: the results were not waited for, or the batch was released before.
         """
-        self._tracker.release(self._ticket, stream)
+        self._tracker.release(self._batch_id, stream)

@@ -346,9 +346,9 @@ class SimulationSettings:
     prompt_weight: float
     noise: float
     backlog: int
-    report_every: float
-    tell_every: float
-    patience: float
+    report_interval: float
+    token_delay: float
+    queue_timeout: float
     cached_blocks: int
     block_tokens: int
     trajectory: int

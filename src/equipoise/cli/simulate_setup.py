@@ -319,9 +319,9 @@ def _scenario(request: SimulateRequest) -> Scenario:
         cluster=_cluster(request),
         arrivals=TimedArrivals() if _own_times(request) else SaturatedArrivals(),
         front_ends=request.front_ends,
-        report_every=None if late is None else late / 1e3,
-        tell_every=request.token_delay / 1e3,
-        patience=request.queue_timeout,
+        report_interval=None if late is None else late / 1e3,
+        token_delay=request.token_delay / 1e3,
+        queue_timeout=request.queue_timeout,
         trajectory=max(DRAWN_STEPS, MAX_KEPT_LOADS // request.workers),
     )
 

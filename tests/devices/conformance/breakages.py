@@ -52,13 +52,13 @@ def _per_tensor_messages(patch: Patch) -> None:
 
     def halves(plan: Any) -> P2PRound:
         whole = healthy(plan)
-        ways, blobs, peers = [], [], []
-        for way, blob, peer in zip(whole.operations, whole.blobs, whole.peers, strict=True):
+        operations, blobs, peers = [], [], []
+        for operation, blob, peer in zip(whole.operations, whole.blobs, whole.peers, strict=True):
             for part in torch.tensor_split(blob, 2):
-                ways.append(way)
+                operations.append(operation)
                 blobs.append(part)
                 peers.append(peer)
-        return P2PRound(tuple(ways), tuple(blobs), tuple(peers))
+        return P2PRound(tuple(operations), tuple(blobs), tuple(peers))
 
     patch(communicator, "plan_round", halves)
 
@@ -66,9 +66,9 @@ def _per_tensor_messages(patch: Patch) -> None:
 def _send_before_receive(patch: Patch) -> None:
     def message(self: CommSet, what: str, pair: tuple[int, int], tensor: Tensor) -> work.DeviceWork:
         sends = pair[0] == self.rank
-        way, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
+        operation, peer = ("isend", pair[1]) if sends else ("irecv", pair[0])
         payload = tensor if tensor.numel() else self.scratch
-        return self.collective(what, lambda g: g.batch([way], [payload], [peer]), (payload,))
+        return self.collective(what, lambda g: g.batch([operation], [payload], [peer]), (payload,))
 
     patch(CommSet, "message", message)
 

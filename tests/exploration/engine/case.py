@@ -67,11 +67,11 @@ class Lag:
 class Path(StrEnum):
     """How weights come into slots."""
 
-    BOUNDARY = "boundary"
+    STAGED = "staged"
     """From peers to staging, and from there between two steps."""
-    BY_STREAM = "locked, by stream"
+    BY_STREAM = "in place, by stream"
     """From the host's memory by the copy stream, under locks."""
-    BY_HOST = "locked, by host"
+    BY_HOST = "in place, by host"
     """The same by the host itself, half a slot at a time."""
 
 
@@ -110,7 +110,7 @@ class Case:
     shape: ExpertShape
     staging: int
     slots_per_message: int
-    path: Path = Path.BOUNDARY
+    path: Path = Path.STAGED
     world: str = "independent"
     shares: ShareMode = ShareMode.STATIC
     cadence: Cadence = Cadence(1, 1, 2)
@@ -140,9 +140,9 @@ class Case:
         )
 
     @property
-    def locked(self) -> bool:
+    def in_place(self) -> bool:
         """Whether slots are rewritten in place."""
-        return self.path is not Path.BOUNDARY
+        return self.path is not Path.STAGED
 
     @property
     def tail(self) -> int:

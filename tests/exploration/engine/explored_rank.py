@@ -8,8 +8,8 @@ from typing import Any
 from exploration.engine.case import Case
 from exploration.engine.faulty_fabric import RiggedFabric, RiggedStore, Traps
 from exploration.engine.forward_model import Forward, weights
+from exploration.engine.in_place_weights import update_path
 from exploration.engine.lane import LaneWorker
-from exploration.engine.locked_weights import way
 from exploration.engine.records import After
 
 from equipoise.backends.virtual.stream import VirtualStream
@@ -140,7 +140,7 @@ def explored_rank(
         return workers[kind]
 
     store: Any = RiggedStore(accelerator.slot_store(slots), traps)
-    path = way(case, accelerator, store)
+    path = update_path(case, accelerator, store)
     # Put together here: to open it all ranks would have to come at once.
     members = EPGroup(tuple(range(shape.ranks)), rank)
     context = BalancerContext(accelerator, fabric, store, case.config, path, new_worker, members)

@@ -132,23 +132,23 @@ def explained(record: Record) -> Iterator[str]:
             _ranks_may_end(record) and _may_end(rank_record.error)
         ):
             yield f"rank {rank_record.rank} ends by {rank_record.error!r}"
-    patient = record.case.max_stalled_steps >= record.case.tail and not record.case.locked
-    if record.struck == () and aborted and patient:
+    may_wait = record.case.max_stalled_steps >= record.case.tail and not record.case.in_place
+    if record.struck == () and aborted and may_wait:
         yield "an abort without a fault"
 
 
 def decided(record: Record) -> Iterator[str]:
     """What is committed was decided, and what was decided is committed by whoever serves on."""
-    word = b"move" if record.case.locked else b"commit"
+    word = b"move" if record.case.in_place else b"commit"
     decisions = sum(decision.startswith(word) for decision in record.decisions.values())
-    most = decisions * (record.case.shape.layers if record.case.locked else 1)
+    most = decisions * (record.case.shape.layers if record.case.in_place else 1)
     for rank_record in record.rank_records:
         changes = sum(a.placement != b.placement for a, b in pairwise(rank_record.after))
         if changes > most:
             yield f"rank {rank_record.rank} commits {changes} times where {decisions} were decided"
         last = rank_record.open is not None  # its vote may have ended behind the last boundary
         serves = not rank_record.rank_lost and rank_record.error is None
-        if serves and not record.case.locked and changes < decisions - last:
+        if serves and not record.case.in_place and changes < decisions - last:
             yield (
                 f"rank {rank_record.rank} commits {changes} times, though {decisions} were decided"
             )
@@ -261,14 +261,14 @@ def _too_long(record: Record, rank_record: RankRecord) -> Iterator[str]:
 
 
 def _ranks_may_end(record: Record) -> bool:
-    ends = ENDS_RANKS | (REWRITES if record.case.locked else frozenset())
+    ends = ENDS_RANKS | (REWRITES if record.case.in_place else frozenset())
     return any(fault.kind in ends for fault in record.struck)
 
 
 def _valid(record: Record, rank_record: RankRecord) -> Iterator[Observation]:
     """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
     end = len(rank_record.after)
-    if record.case.locked and isinstance(rank_record.error, VoteOutcomeUnknown):
+    if record.case.in_place and isinstance(rank_record.error, VoteOutcomeUnknown):
         end -= 1 + record.case.ahead
     return (observation for observation in rank_record.observations if observation.step < end)
 

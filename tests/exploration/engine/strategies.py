@@ -95,7 +95,7 @@ def read(data: bytes, faults: int) -> Case:
     """The case that `SIZE` bytes stand for, with at most so many faults, but one at least."""
     reader = Reader(data)
     shape = reader.pick(SHAPES)
-    path = reader.pick((*[Path.BOUNDARY] * 4, Path.BY_STREAM, Path.BY_HOST))
+    path = reader.pick((*[Path.STAGED] * 4, Path.BY_STREAM, Path.BY_HOST))
     size, ranks = shape.slots_per_rank, shape.ranks
     world, ahead = reader.pick(_worlds(path)), reader.below(3)
     return Case(
@@ -136,13 +136,13 @@ def _faults(reader: Reader, ranks: int, kinds: Sequence[FaultKind], most: int) -
 
 
 def _kinds(path: Path) -> list[FaultKind]:
-    missing = IN_PLACE if path is Path.BOUNDARY else ON_THE_WAY
+    missing = IN_PLACE if path is Path.STAGED else ON_THE_WAY
     return [kind for kind in (*FaultKind, *OFTEN) if kind not in missing]
 
 
 def _worlds(path: Path) -> list[str]:
     """Those that have the locks that it takes."""
-    boundary = path is Path.BOUNDARY
+    boundary = path is Path.STAGED
     return [name for name, world in WORLDS.items() if boundary or world.capabilities.stream_lock]
 
 

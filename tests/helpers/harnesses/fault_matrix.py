@@ -5,11 +5,11 @@ from typing import Any
 from helpers.rank_programs import rebalance_faults as faults
 from helpers.rank_programs.rebalance_faults import VICTIM
 
-BOUNDARY = ("Planning", "Proposed", "Transferring", "Staged", "Decided")
-LOCKED = ("Planning", "Proposed", "Decided", "Updating")
+STAGED_STATES = ("Planning", "Proposed", "Transferring", "Staged", "Decided")
+IN_PLACE_STATES = ("Planning", "Proposed", "Decided", "Updating")
 LOSSES = [
     *((where, how, commit)
-      for commit, states in (("staged", BOUNDARY), ("in_place", LOCKED))
+      for commit, states in (("staged", STAGED_STATES), ("in_place", IN_PLACE_STATES))
       for where in states
       for how in ("killed", "stopped", "cut off")),
     ("Decided", "raises", "staged"),
@@ -19,11 +19,11 @@ LOSSES = [
 ]  # fmt: skip
 """Where a rank is lost, how, and how the ranks commit."""
 TROUBLES = [
-    *((what, where, "staged") for where in ("Idle", *BOUNDARY) for what in faults.BREAKAGES),
-    *((what, where, "in_place") for where in ("Idle", *LOCKED)
+    *((what, where, "staged") for where in ("Idle", *STAGED_STATES) for what in faults.BREAKAGES),
+    *((what, where, "in_place") for where in ("Idle", *IN_PLACE_STATES)
       for what in ("planner raises", "plan differs", "ballot lost", "slow")),
 ]  # fmt: skip
-"""What is wrong with a rank that lives, since when, and how the ranks commit. Under locks nothing
+"""What is wrong with a rank that lives, since when, and how the ranks commit. In place nothing
 travels that could be lost or fail before the decision; behind it a rank that fails is lost."""
 
 

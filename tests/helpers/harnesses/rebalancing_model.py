@@ -93,7 +93,7 @@ class Pace:
 
 SinkOfRank = Callable[[int], EventSink]
 """The journal of a rank."""
-Way = Callable[[Accelerator, SlotStore], UpdatePathConfig]
+UpdatePathFactory = Callable[[Accelerator, SlotStore], UpdatePathConfig]
 
 
 def staged_from_peers(accelerator: Accelerator, store: SlotStore) -> UpdatePathConfig:
@@ -123,12 +123,12 @@ def rebalance(
     breakage: Break = healthy,
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
-    way: Way = staged_from_peers,
+    update_path: UpdatePathFactory = staged_from_peers,
     journals: SinkOfRank = lambda rank: NO_EVENTS,
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
-    """Run `EXTRA_SLOTS_TRIED` steps on two ranks, each with this `breakage` and this `way`."""
+    """Run `STEPS` steps on two ranks, each with this `breakage` and this `update_path`."""
     pace = pace or Pace()
     settings = BalancerConfig(
         **{
@@ -143,7 +143,7 @@ def rebalance(
     )
     return on_ranks(
         SHAPE.ranks,
-        lambda member: _serve(member, breakage, settings, pace, way, journals, staging),
+        lambda member: _serve(member, breakage, settings, pace, update_path, journals, staging),
     )
 
 
@@ -152,7 +152,7 @@ def _serve(
     breakage: Break,
     settings: BalancerConfig,
     pace: Pace,
-    way: Way,
+    update_path: UpdatePathFactory,
     journals: SinkOfRank,
     staging: int,
 ) -> Story:
@@ -161,7 +161,7 @@ def _serve(
     parts = breakage(Parts(member.rank, member.fabric, store))
     placement = initial_placement(SHAPE)
     layout = Layout(placement, even_shares(placement, SHAPE.experts))
-    path = way(member.accelerator, parts.store)
+    path = update_path(member.accelerator, parts.store)
     balancer = open_balancer(
         member.accelerator,
         parts.fabric,

@@ -150,7 +150,7 @@ def settings(**config: Any) -> BalancerConfig:
 def open_all(
     member: GroupMember,
     models: Sequence[Given],
-    way: UpdatePathFactory,
+    update_path: UpdatePathFactory,
     config: BalancerConfig,
     row: Sequence[int] = (),
 ) -> BalancerSet:
@@ -164,7 +164,12 @@ def open_all(
         if row:
             placement[:] = row
         starts[model.name] = ModelStart(Layout(placement, even_shares(placement, EXPERTS)), config)
-    budget = BUDGET if way is staged_from_peers else 0
+    budget = BUDGET if update_path is staged_from_peers else 0
     return open_balancers(
-        member.accelerator, member.fabric, model_set, starts, staging_bytes=budget, update_path=way
+        member.accelerator,
+        member.fabric,
+        model_set,
+        starts,
+        staging_bytes=budget,
+        update_path=update_path,
     )

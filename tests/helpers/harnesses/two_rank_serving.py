@@ -80,7 +80,7 @@ PLAIN = Habit()
 
 
 def serve(
-    way: UpdatePathFactory = staged_from_peers,
+    update_path: UpdatePathFactory = staged_from_peers,
     models: Sequence[Given] = (TARGET, DRAFT),
     habit: Habit = PLAIN,
     **config: Any,
@@ -91,7 +91,7 @@ def serve(
     def program(member: GroupMember) -> Story:
         run = Run(
             member,
-            open_all(member, models, way, balancer_config),
+            open_all(member, models, update_path, balancer_config),
             models,
             habit,
             range(member.size),

@@ -75,7 +75,7 @@ def _to_the_tail(self: SlowSimulation, server: SlowServer) -> None:
 
 
 def _never_stale(self: SlowSimulation) -> None:
-    self.next_tell = 0.0
+    self.next_front_end_update = 0.0
     SlowSimulation.tell(self)
 
 
@@ -89,13 +89,13 @@ def _reported_first(self: SlowSimulation) -> None:
     SlowSimulation.report(self)
 
 
-def _endless_patience(self: SlowSimulation) -> None:
+def _endless_queue_timeout(self: SlowSimulation) -> None:
     return
 
 
 def _stays_in_its_queue(self: SlowSimulation) -> None:
     queues = [list(server.queue) for server in self.servers]
-    SlowSimulation.lose_patience(self)
+    SlowSimulation.abort_timed_out(self)
     for server, queue in zip(self.servers, queues, strict=True):
         server.queue = queue
 
@@ -143,8 +143,8 @@ MUTANTS = (
     SimulationMutant("front ends know everything at once", {"tell": _never_stale}),
     SimulationMutant("reports are always new", {"report": _always_reported}),
     SimulationMutant("decisions come before reports", {"report": _reported_first}),
-    SimulationMutant("nobody loses patience", {"lose_patience": _endless_patience}),
-    SimulationMutant("who gave up stays in its queue", {"lose_patience": _stays_in_its_queue}),
+    SimulationMutant("no request times out", {"abort_timed_out": _endless_queue_timeout}),
+    SimulationMutant("who gave up stays in its queue", {"abort_timed_out": _stays_in_its_queue}),
     SimulationMutant("a draft more is accepted", {"drawn": _one_more_accepted}),
     SimulationMutant("requests come too early", {"reveal": _arrivals_in_time}),
     SimulationMutant("who is served still waits", {"waiting": property(_counts_the_active)}),

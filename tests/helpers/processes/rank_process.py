@@ -5,6 +5,8 @@ fresh fabric and answers `{"answer": ...}` or `{"raised": traceback}`. The fabri
 the line `{"close": true}`, so that no rank takes its links away while another is still at work.
 """
 
+import sys
+import threading
 import traceback
 from importlib import import_module
 from typing import Any
@@ -28,7 +30,7 @@ class CaseServer:
             self._close()
             return {"answer": None}
         except BaseException:
-            return {"raised": traceback.format_exc()}
+            return {"raised": traceback.format_exc() + stacks_of_other_threads()}
 
     def _run(self, order: dict[str, Any]) -> object:
         module, _, function = order["case"].partition(":")
@@ -41,6 +43,16 @@ class CaseServer:
         fabric, self._fabric = self._fabric, None
         if fabric is not None:
             fabric.close()
+
+
+def stacks_of_other_threads() -> str:
+    """What the other threads do, which may be what this one has waited for."""
+    frames = sys._current_frames()
+    return "".join(
+        f"thread {thread.name!r}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread() and thread.ident in frames
+    )
 
 
 def main() -> None:

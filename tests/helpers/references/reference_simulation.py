@@ -1,10 +1,11 @@
 """The simulator, in plain Python: every figure is counted anew at every step.
 
 Written from docs/design/request-balance.md and the words of `Scenario` and `Cluster`, not from
-csrc. A step: requests arrive; who has lost patience goes; front ends are told, workers report,
-policies decide; workers admit; the step happens. Left to choice, and taken as the native one does:
-requests that end in one step end by number of worker, then those that decoded before those whose
-prompt was computed, the former by number (with drafts: in the order in which they began).
+csrc. A step: requests arrive; those that time out are aborted; front ends are told, workers
+report, policies decide; workers admit; the step happens. Left to choice, and taken as the native
+one does: requests that end in one step end by number of worker, then those that decoded before
+those whose prompt was computed, the former by number (with drafts: in the order in which they
+began).
 """
 
 from collections import OrderedDict
@@ -118,7 +119,7 @@ class SlowSimulation:
         self.chunk = self.cluster.prefill.chunk if self.cluster.prefill else 0
         self.blocks = self.cluster.prefill.cached_blocks if self.cluster.prefill else 0
         self.saturated = isinstance(scenario.arrivals, SaturatedArrivals)
-        self.clock, self.next_tell, self.next_report = 0.0, 0.0, 0.0
+        self.clock, self.next_front_end_update, self.next_report = 0.0, 0.0, 0.0
         self.dice, self.record = Dice(scenario.seed), Record()
         self.servers = [SlowServer() for _ in range(self.cluster.workers)]
         self.jobs = [self.job(i) for i in range(workload.count)]
@@ -144,7 +145,7 @@ class SlowSimulation:
     def run(self) -> "SlowSimulation":
         while any(job.state not in ("finished", "failed") for job in self.jobs):
             self.reveal()
-            self.lose_patience()
+            self.abort_timed_out()
             self.reveal()
             self.tell()
             self.report()
@@ -187,9 +188,9 @@ class SlowSimulation:
     def fail(self, job: SlowJob) -> None:
         job.state, job.end = "failed", self.clock
 
-    def lose_patience(self) -> None:
+    def abort_timed_out(self) -> None:
         for job in self.waiting:
-            up = job.arrival + (self.scenario.patience or inf)
+            up = job.arrival + (self.scenario.queue_timeout or inf)
             if job.admitted < 0 and self.clock >= up:
                 self.fronts[job.number % len(self.fronts)].abort(job.number)
                 for server in self.servers:
@@ -197,9 +198,9 @@ class SlowSimulation:
                 self.fail(job)
 
     def tell(self) -> None:
-        if self.clock < self.next_tell:
+        if self.clock < self.next_front_end_update:
             return
-        self.next_tell = self.clock + self.scenario.tell_every
+        self.next_front_end_update = self.clock + self.scenario.token_delay
         for front, events in zip(self.fronts, self.untold, strict=True):
             for kind, job, tokens in events:
                 if kind == "grow":
@@ -216,8 +217,8 @@ class SlowSimulation:
     def report(self) -> None:
         if self.clock < self.next_report:
             return
-        published = self.scenario.policy.info.report_every
-        every = self.scenario.report_every
+        published = self.scenario.policy.info.report_interval
+        every = self.scenario.report_interval
         self.next_report = self.clock + (published if every is None else every)
         for worker, server in enumerate(self.servers):
             queued = sum(job.tokens for job in server.queue)
@@ -335,8 +336,8 @@ class SlowSimulation:
         """Nothing runs, so time goes on to what happens next."""
         times = [self.ahead[0].arrival] if self.ahead and not self.saturated else []
         if any(self.untold):
-            times.append(self.next_tell)
+            times.append(self.next_front_end_update)
         if self.waiting:
             times.append(self.next_report)
-            times += [job.arrival + (self.scenario.patience or inf) for job in self.waiting]
+            times += [job.arrival + (self.scenario.queue_timeout or inf) for job in self.waiting]
         self.clock = min(time for time in times if time > self.clock)

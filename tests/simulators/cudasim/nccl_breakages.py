@@ -14,19 +14,19 @@ from equipoise.backends.devices.collectives.comm_set import CommSet
 
 
 def _unanswered_message(patch: Patch) -> None:
-    alone: Any = lambda self, way, blob, peer: self.batch([way], [blob], [peer])  # noqa: E731
+    alone: Any = lambda self, direction, blob, peer: self.batch([direction], [blob], [peer])  # noqa: E731
     patch(nccl_comm.NcclComm, "message", alone)
 
 
 def _answered_round(patch: Patch) -> None:
     # NCCL matches by order alone, so that an answer may be taken for a message that never came.
-    def batch(self: Any, ways: Any, blobs: Any, peers: Any) -> Any:
+    def batch(self: Any, directions: Any, blobs: Any, peers: Any) -> Any:
         def launch(comm: Any, to: int) -> None:
             with self._api.group(comm):
-                for way, blob, peer in zip(ways, blobs, peers, strict=True):
+                for direction, blob, peer in zip(directions, blobs, peers, strict=True):
                     messages, answers = [(peer, blob)], [(peer, self._answer)]
                     incoming, outgoing = (
-                        (messages, answers) if way == "irecv" else (answers, messages)
+                        (messages, answers) if direction == "irecv" else (answers, messages)
                     )
                     self._launch_messages(incoming, outgoing, comm, to)
 

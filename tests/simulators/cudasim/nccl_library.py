@@ -57,7 +57,7 @@ _OWN = {
 class Message:
     """A send or a receive inside a group."""
 
-    way: int
+    direction: int
     address: int
     nbytes: int
     peer: int
@@ -79,7 +79,7 @@ class Curtain:
 
     def exchange(self, lane: int, messages: Sequence[Message]) -> int:
         """Messages; where the lane receives nothing it goes on once everything is in buffers."""
-        if any(message.way == RECEIVE for message in messages):
+        if any(message.direction == RECEIVE for message in messages):
             self._after_those_ahead(lane)
             return self._batches(messages, lane)
         acl = self._acl
@@ -119,11 +119,11 @@ class Curtain:
         message_counts: Counter[tuple[int, int]] = Counter()
         layers: dict[int, list[Message]] = {}
         for message in messages:
-            place = (message.way, message.peer)
+            place = (message.direction, message.peer)
             layers.setdefault(message_counts[place], []).append(message)
             message_counts[place] += 1
         for _, layer in sorted(layers.items()):
-            items = [Item(m.way, m.address, m.nbytes, 0, m.peer) for m in layer]
+            items = [Item(m.direction, m.address, m.nbytes, 0, m.peer) for m in layer]
             item_array = (Item * len(layer))(*items)
             if code := _code(hccl().HcclBatchSendRecv(item_array, len(layer), self._comm, stream)):
                 return code
@@ -264,14 +264,16 @@ class SimulatedNccl:
     def _receive(self, address: int, count: int, kind: int, peer: int, comm: int, lane: int) -> int:
         return self._message(RECEIVE, address, count * SIZES.get(kind, 0), peer, comm, lane)
 
-    def _message(self, way: int, address: int, nbytes: int, peer: int, comm: int, lane: int) -> int:
+    def _message(
+        self, direction: int, address: int, nbytes: int, peer: int, comm: int, lane: int
+    ) -> int:
         group = getattr(self._mine, "group", None)
         if group is None:
             return INVALID_USAGE  # possible, and not in use
         if peer < 0:
             self._mine.failed[comm] = INVALID_ARGUMENT
             return INVALID_ARGUMENT
-        group.append((comm, lane, Message(way, address, nbytes, peer)))
+        group.append((comm, lane, Message(direction, address, nbytes, peer)))
         return 0
 
     def _all_reduce(

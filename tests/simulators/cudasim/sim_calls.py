@@ -39,7 +39,7 @@ class Item(ctypes.Structure):
     """HcclSendRecvItem, by its layout."""
 
     _fields_ = (
-        ("way", ctypes.c_int32),
+        ("direction", ctypes.c_int32),
         ("buffer", ctypes.c_void_p),
         ("count", ctypes.c_uint64),
         ("kind", ctypes.c_int32),

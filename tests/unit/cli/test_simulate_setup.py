@@ -77,8 +77,8 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
         assert (policy.when_full, policy.window, policy.ageing) == (WhenFull.HOLD, 9, 3.0)
         assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
     scenario = setup.trial.scenario
-    assert (scenario.front_ends, scenario.patience) == (3, 7.0)
-    assert (scenario.report_every, scenario.tell_every) == (0.05, 0.02)
+    assert (scenario.front_ends, scenario.queue_timeout) == (3, 7.0)
+    assert (scenario.report_interval, scenario.token_delay) == (0.05, 0.02)
 
 
 @pytest.mark.parametrize("model", ["bfio", "blog", "dyntralb"])

@@ -18,13 +18,13 @@ from helpers.watchdog import WATCHDOG
 JUNIT = """<testsuites><testsuite>
   <testcase classname="tests.a" name="a" time="1.5">
     <properties>
-      <property name="table: soak" value='{"path": "locked", "steps": 7}'/>
+      <property name="table: soak" value='{"path": "in_place", "steps": 7}'/>
       <property name="table: fault matrix" value='{"fault": "killed", "passed in": ["Moving"]}'/>
       <property name="hypothesis-stats-a" value="a: 100 passing examples"/>
     </properties>
   </testcase>
   <testcase classname="tests.a" name="b" time="2">
-    <properties><property name="table: soak" value='{"path": "boundary"}'/></properties>
+    <properties><property name="table: soak" value='{"path": "staged"}'/></properties>
     <failure message="no"/>
   </testcase>
   <testcase classname="tests.a" name="c" time="0"><skipped/></testcase>
@@ -83,7 +83,7 @@ def test_junit_report_yields_counts_failing_tests_and_tables(tmp_path: Path) -> 
         "skipped": 1,
         "failing": ["tests.a::b", "tests.a::d"],
         "tables": {
-            "soak": [{"path": "locked", "steps": 7}],
+            "soak": [{"path": "in_place", "steps": 7}],
             "fault matrix": [{"fault": "killed", "passed in": ["Moving", "Planning"]}],
         },
     }
@@ -91,8 +91,8 @@ def test_junit_report_yields_counts_failing_tests_and_tables(tmp_path: Path) -> 
 
 def test_add_row_records_json_property(tmp_path: Path) -> None:
     properties: list[tuple[str, object]] = []
-    add_row(lambda name, value: properties.append((name, value)), "soak", {"path": "locked"})
-    assert properties == [("table: soak", '{"path": "locked"}')]
+    add_row(lambda name, value: properties.append((name, value)), "soak", {"path": "in_place"})
+    assert properties == [("table: soak", '{"path": "in_place"}')]
 
 
 def test_deep_results_merge_replaces_only_one_step() -> None:
@@ -271,12 +271,12 @@ def test_deep_pages_show_rows_and_missing_steps() -> None:
         "outcome": "timed out",
         "machine": "a machine",
         "passed": 1,
-        "tables": {"soak": [{"path": "locked", "steps": 7}], "fresh": [{"n": ["a", "b"]}]},
+        "tables": {"soak": [{"path": "in_place", "steps": 7}], "fresh": [{"n": ["a", "b"]}]},
         "failing": ["tests.a::b"],
     }
     text = page.text({"processes": [row]})
     assert "| processes | soak | **timed out** | 1 |  |  |  |  | abc1234+ | 2026-01-02 |" in text
-    assert "| path | steps |\n|---|---|\n| locked | 7 |\n" in text
+    assert "| path | steps |\n|---|---|\n| in_place | 7 |\n" in text
     assert "## Fresh\n\n| n |\n|---|\n| a, b |\n" in text
     assert "| unit | | OWED |" in text
     assert "failed: `tests.a::b`" in text

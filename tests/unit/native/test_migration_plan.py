@@ -22,7 +22,7 @@ NAMES = (
     "migration/edge_colouring",
     "routing/routing_table",
 )
-WAYS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))
+COMPILERS = (("g++", "-O0"), ("g++", "-O2", "-march=native"), ("clang++", "-O3"))
 LAYERS, EXPERTS, SLOTS, RANKS, NODES = 24, 40, 64, 16, 2
 STAGING, SLOTS_PER_MESSAGE = 40, 2
 Ids = NDArray[np.int32]
@@ -49,13 +49,13 @@ def native_plan(
 
 
 def compiled_plan(
-    way: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Ids
+    compiler: tuple[str, ...], folder: Path, before: Ids, after: Ids, order: Ids
 ) -> Answer:
-    """The same by a library that is compiled that way."""
+    """The same by a library that is compiled with that compiler and those options."""
     sources = [str(ROOT / "csrc" / f"{name}.cpp") for name in NAMES]
-    library = folder / f"{'_'.join(way)}.so"
+    library = folder / f"{'_'.join(compiler)}.so"
     common = ("-std=c++17", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}")
-    subprocess.run([*way, *common, *sources, str(DRIVER), "-o", str(library)], check=True)
+    subprocess.run([*compiler, *common, *sources, str(DRIVER), "-o", str(library)], check=True)
     call = ctypes.CDLL(str(library)).plan_migration
     call.restype = ctypes.c_int32
     sizes = [LAYERS, EXPERTS, SLOTS, RANKS, NODES, STAGING, SLOTS_PER_MESSAGE]
@@ -68,11 +68,13 @@ def compiled_plan(
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_migration_plan_is_independent_of_compiler_flags(tmp_path: Path) -> None:
-    ways = [way for way in WAYS if shutil.which(way[0])]
-    assert len(ways) >= 2
+    compilers = [compiler for compiler in COMPILERS if shutil.which(compiler[0])]
+    assert len(compilers) >= 2
     arguments = plan(1), plan(2), np.arange(LAYERS, dtype=np.int32)[::-1].copy()
     expected = native_plan(*arguments, STAGING, SLOTS_PER_MESSAGE)
-    assert [compiled_plan(way, tmp_path, *arguments) for way in ways] == [expected] * len(ways)
+    assert [compiled_plan(compiler, tmp_path, *arguments) for compiler in compilers] == [
+        expected
+    ] * len(compilers)
 
 
 @pytest.mark.parametrize("layers", range(14, LAYERS + 1))

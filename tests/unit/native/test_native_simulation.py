@@ -41,7 +41,7 @@ def test_front_ends_are_not_told_of_preemption(name: str) -> None:
         cluster=Cluster(workers=2, slots=2, kv_tokens=25, step=StepTime(per_token=0.125)),
         policy=RoutingPolicySettings(name=name, prompt_weight=0.0),
         arrivals=SaturatedArrivals(None),
-        patience=0.1,
+        queue_timeout=0.1,
         trajectory=1 << 20,
     )
     assert difference(workload, scenario) is None

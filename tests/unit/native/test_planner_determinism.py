@@ -18,7 +18,7 @@ DRIVER = Path(__file__).with_name("planner_driver.cpp")
 BOUND = "bindings"
 """Folder of the sources that need Python."""
 COMMON = ("-std=c++17", "-fPIC", "-shared", "-pthread", f"-I{ROOT / 'csrc'}")
-WAYS = (
+COMPILERS = (
     ("g++", "-O0"),
     ("g++", "-O2", "-march=native", "-ffast-math"),
     ("clang++", "-O3"),
@@ -29,11 +29,13 @@ SHARE_ONE = 65536
 Build = Callable[..., list[int]]
 
 
-def compiled_planner(way: tuple[str, ...], folder: Path) -> Build:
-    """The planner, compiled that way."""
+def compiled_planner(compiler: tuple[str, ...], folder: Path) -> Build:
+    """The planner, compiled with that compiler and those options."""
     sources = [p for p in (ROOT / "csrc").rglob("*.cpp") if p.parent.name != BOUND]
-    library = folder / f"{'_'.join(way).replace('/', '')}.so"
-    subprocess.run([*way, *COMMON, *map(str, sources), str(DRIVER), "-o", str(library)], check=True)
+    library = folder / f"{'_'.join(compiler).replace('/', '')}.so"
+    subprocess.run(
+        [*compiler, *COMMON, *map(str, sources), str(DRIVER), "-o", str(library)], check=True
+    )
     call = ctypes.CDLL(str(library)).plan
     call.restype = None
 
@@ -68,10 +70,10 @@ def native_plan(load: NDArray[np.int64], installed: NDArray[np.int32] | None, po
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_planner_bits_are_independent_of_compiler_flags(tmp_path: Path) -> None:
-    ways = [way for way in WAYS if shutil.which(way[0])]
-    assert len(ways) >= 2
+    compilers = [compiler for compiler in COMPILERS if shutil.which(compiler[0])]
+    assert len(compilers) >= 2
     with ThreadPoolExecutor(2) as pool:
-        builds = list(pool.map(lambda way: compiled_planner(way, tmp_path), ways))
+        builds = list(pool.map(lambda compiler: compiled_planner(compiler, tmp_path), compilers))
     layers, experts, *_ = SIZES
     rng = np.random.default_rng(7)
     odds = np.exp(rng.standard_normal((2, layers, experts)))

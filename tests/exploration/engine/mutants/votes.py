@@ -57,8 +57,10 @@ def guessing(control: ControlPlane, spec: VoteSpec, ballot: Ballot) -> Job[Verdi
         return Abort("guessed")
 
 
-def impatient(ballots: str, outcome: str, final_attempt: bool, ranks: tuple[int, ...]) -> VoteSpec:
-    """Nobody's patience ever ends."""
+def never_final(
+    ballots: str, outcome: str, final_attempt: bool, ranks: tuple[int, ...]
+) -> VoteSpec:
+    """No attempt is the final one."""
     return VoteSpec(ballots, outcome, False, ranks)
 
 
@@ -123,10 +125,10 @@ MUTANTS = (
         patches={"engine.engine.vote": guessing},
     ),
     Mutant(
-        name="no-patience",
+        name="never-final",
         broken="a rebalance may wait for ever",
         property="accounted",
-        patches={"engine.engine.VoteSpec": impatient},
+        patches={"engine.engine.VoteSpec": never_final},
         reaches=with_fault(FaultKind.MESSAGE_LOST),
     ),
     Mutant(

@@ -20,34 +20,34 @@ from equipoise.pipeline.all_to_all.status import OVERFLOW, StatusReader, merge_h
 class ReusedWhileRead(BatchTracker):
     """Reuses the buffers while another stream reads the results."""
 
-    def dispatch(self, batch: Batch, ticket: int, stream: Stream) -> None:
+    def dispatch(self, batch: Batch, batch_id: int, stream: Stream) -> None:
         self._start_events.clear()
-        super().dispatch(batch, ticket, stream)
+        super().dispatch(batch, batch_id, stream)
 
 
 class ReusedInFlight(BatchTracker):
     """Reuses the buffers once results have been sent, whether they arrived or not."""
 
-    def wait_results(self, ticket: int, stream: Stream) -> Tensor:
-        state = self._own(ticket)
+    def wait_results(self, batch_id: int, stream: Stream) -> Tensor:
+        state = self._own(batch_id)
         assert isinstance(state, Combining | Combined)
         if isinstance(state, Combining):
             self._kernels.unpack_results(state.tokens, self._buffers, stream)
             stream.record(self._returned)
-            self._state = Combined(ticket, state.tokens)
+            self._state = Combined(batch_id, state.tokens)
         return self._buffers.results[: state.tokens]
 
 
 class ListsTooEarly(BatchTracker):
     """Lists the entries before the rows have arrived."""
 
-    def wait_rows(self, ticket: int, stream: Stream) -> ReceivedRows:
-        state = self._own(ticket)
+    def wait_rows(self, batch_id: int, stream: Stream) -> ReceivedRows:
+        state = self._own(batch_id)
         if isinstance(state, Dispatching):
             self._kernels.unpack_rows(self._buffers, stream)
             stream.record(self._unpacked)
             self._merge_events = (self._unpacked,)
-            self._state = Dispatched(ticket, state.tokens)
+            self._state = Dispatched(batch_id, state.tokens)
         return self._buffers.received
 
 

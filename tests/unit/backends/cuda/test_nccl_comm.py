@@ -177,10 +177,10 @@ def test_close_aborts_what_does_not_finalize(bench: Bench) -> None:
     assert bench.calls("destroy", "abort") == [("abort", bench.comm)]
 
 
-@pytest.mark.parametrize("way", ["isend", "irecv"])
-def test_message_is_answered_in_same_group(bench: Bench, way: str) -> None:
-    bench.group.message(way, put(7), 2)
-    send_size, receive_size = (7, 1) if way == "isend" else (1, 7)
+@pytest.mark.parametrize("operation", ["isend", "irecv"])
+def test_message_is_answered_in_same_group(bench: Bench, operation: str) -> None:
+    bench.group.message(operation, put(7), 2)
+    send_size, receive_size = (7, 1) if operation == "isend" else (1, 7)
     assert launched_together(bench) == [("receive", receive_size, 2), ("send", send_size, 2)]
 
 
@@ -232,11 +232,11 @@ def test_handle_raises_network_error_of_unfinished_operation(
     assert handle.error() == "remote process exited"
 
 
-@pytest.mark.parametrize("way", ["abort", "close"])
-def test_abort_and_close_do_not_block_and_run_once(bench: Bench, way: str) -> None:
+@pytest.mark.parametrize("operation", ["abort", "close"])
+def test_abort_and_close_do_not_block_and_run_once(bench: Bench, operation: str) -> None:
     bench.nccl.ends.clear()
     bench.nccl.error = "remote process exited"
-    getattr(bench.group, way)()
+    getattr(bench.group, operation)()
     bench.group.close()
     assert not bench.group.closed
     assert bench.group.error() == ""  # the communicator is not asked any more: it may be gone
@@ -245,7 +245,7 @@ def test_abort_and_close_do_not_block_and_run_once(bench: Bench, way: str) -> No
     bench.nccl.ends.set()
     _until_closed(bench.group)
     assert bench.calls("abort", "destroy") == [
-        ("abort" if way == "abort" else "destroy", bench.comm)
+        ("abort" if operation == "abort" else "destroy", bench.comm)
     ]
 
 

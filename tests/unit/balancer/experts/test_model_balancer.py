@@ -122,10 +122,13 @@ FOUR_ENTRY_DRAFT = Given("draft", {0: WIDE}, entries={0: 4})
 
 
 def reconfigure_without_rank(
-    member: GroupMember, way: UpdatePathFactory, active: Sequence[int], row: Sequence[int] = ()
+    member: GroupMember,
+    update_path: UpdatePathFactory,
+    active: Sequence[int],
+    row: Sequence[int] = (),
 ) -> BalancerSet | None:
     """Runs two steps of the target, then reconfigures for the active ranks."""
-    balancers = open_all(member, BOTH, way, settings(), row)
+    balancers = open_all(member, BOTH, update_path, settings(), row)
     for step in range(2):
         balancers["target"].before_step(step)
         for number in (2 * step, 2 * step + 1):

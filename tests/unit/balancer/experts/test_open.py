@@ -50,16 +50,16 @@ from equipoise.hal.errors import (
 )
 from equipoise.hal.stream import Role
 
-ways = pytest.mark.parametrize("way", [staged_from_peers, in_place_from_host])
+update_paths = pytest.mark.parametrize("update_path", [staged_from_peers, in_place_from_host])
 
 
 @pytest.mark.slow
-@ways
+@update_paths
 @pytest.mark.parametrize("draft_role", [Role.COMPUTE, Role.AUX])
 def test_model_balancers_move_experts_of_every_layer_group(
-    way: UpdatePathFactory, draft_role: Role
+    update_path: UpdatePathFactory, draft_role: Role
 ) -> None:
-    rank_records = serve(way, habit=Habit(role=draft_role))
+    rank_records = serve(update_path, habit=Habit(role=draft_role))
     assert violations(rank_records) == []
     for name, families in (("target", 2), ("draft", 1)):
         first_commits, second_commits = (commits(rank_record, name) for rank_record in rank_records)
@@ -89,10 +89,10 @@ def test_model_balancers_log_device_memory_at_start(
     assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
 
 
-@ways
-def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None:
+@update_paths
+def test_model_balancers_close_all_communicators(update_path: UpdatePathFactory) -> None:
     def program(member: GroupMember) -> None:
-        balancers = open_all(member, [TARGET, DRAFT], way, settings())
+        balancers = open_all(member, [TARGET, DRAFT], update_path, settings())
         groups = [group for model in balancers for group in model.groups]
         for _ in range(2):
             balancers.close()
@@ -105,10 +105,10 @@ def test_model_balancers_close_all_communicators(way: UpdatePathFactory) -> None
     on_ranks(RANKS, program)
 
 
-@ways
-def test_draft_model_moves_by_its_own_step_counter(way: UpdatePathFactory) -> None:
+@update_paths
+def test_draft_model_moves_by_its_own_step_counter(update_path: UpdatePathFactory) -> None:
     drafts = (3, 0, 0, 1, 2, 0)
-    rank_records = serve(way, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
+    rank_records = serve(update_path, habit=Habit(drafts=lambda step: drafts[step % len(drafts)]))
     assert violations(rank_records) == []
     assert commits(rank_records[0], "draft") == commits(rank_records[1], "draft")
     assert commits(rank_records[0], "draft")[0]
@@ -116,14 +116,14 @@ def test_draft_model_moves_by_its_own_step_counter(way: UpdatePathFactory) -> No
 
 
 @pytest.mark.slow
-@ways
+@update_paths
 @settled(max_examples=6, deadline=None)
 @given(kinds=st.lists(KINDS.map(tuple), min_size=1, max_size=3))
 def test_model_balancers_move_experts_of_any_tensor_kinds(
-    way: UpdatePathFactory, kinds: list[Kind]
+    update_path: UpdatePathFactory, kinds: list[Kind]
 ) -> None:
     model = Given("m", dict(enumerate(kinds)), entries={0: 2})
-    rank_records = serve(way, models=[model])
+    rank_records = serve(update_path, models=[model])
     assert violations(rank_records) == []
     assert all(commits(rank_records[0], "m"))
     assert commits(rank_records[0], "m") == commits(rank_records[1], "m")

@@ -34,7 +34,8 @@ def test_work_bound_holds_for_every_policy(
     noiseless_cluster = replace(scenario.cluster, step=replace(scenario.cluster.step, noise=0.0))
     policy = replace(scenario.policy, name=name)
     steps = simulate(
-        any_workload, replace(scenario, cluster=noiseless_cluster, policy=policy, patience=None)
+        any_workload,
+        replace(scenario, cluster=noiseless_cluster, policy=policy, queue_timeout=None),
     )
     if steps.requests.failed.any():
         return

@@ -185,7 +185,7 @@ def test_clock_skips_idle_time() -> None:
 
 
 def test_request_fails_when_patience_ends() -> None:
-    scenario = replace(one_worker_scenario(slots=1), arrivals=TimedArrivals(), patience=2.5)
+    scenario = replace(one_worker_scenario(slots=1), arrivals=TimedArrivals(), queue_timeout=2.5)
     waiting = workload((3, 5), (3, 1), (3, 1), times=[0.0, 0.0, 3.0])
     outcome = simulate(waiting, scenario)
     assert outcome.requests.failed.tolist() == [0, 1, 0]
@@ -195,14 +195,14 @@ def test_request_fails_when_patience_ends() -> None:
 
 
 @given(st.floats(0.001, 10), st.floats(0.01, 50))
-def test_patience_ends_despite_rounding_of_times(start: float, patience: float) -> None:
+def test_queue_timeout_ends_despite_rounding_of_times(start: float, queue_timeout: float) -> None:
     # Nobody is told that the first has ended, so the second waits before an idle worker.
     stale_scenario = Scenario(
         cluster=Cluster(workers=1, slots=1, step=SECOND),
         policy=RoutingPolicySettings(name="br0"),
         arrivals=TimedArrivals(),
-        tell_every=1e6,
-        patience=patience,
+        token_delay=1e6,
+        queue_timeout=queue_timeout,
     )
     two_requests = workload((3, 1), (3, 1), times=[0.0, start])
     assert simulate(two_requests, stale_scenario).requests.failed.tolist() == [0, 1]
@@ -215,7 +215,7 @@ def test_reports_have_configured_age() -> None:
         one_worker_scenario(workers=2),
         policy=legacy_policy,
         arrivals=TimedArrivals(),
-        report_every=2.0,
+        report_interval=2.0,
     )
     assert simulate(three_requests, scenario).requests.worker.tolist() == [0, 1, 0]
 
@@ -289,9 +289,9 @@ def test_hold_mode_never_queues_at_a_worker(name: str) -> None:
 @pytest.mark.parametrize(
     "bad_options",
     [
-        {"patience": -1.0},
-        {"tell_every": float("nan")},
-        {"report_every": float("inf")},
+        {"queue_timeout": -1.0},
+        {"token_delay": float("nan")},
+        {"report_interval": float("inf")},
         {"front_ends": 0},
         {"seed": -1},
         {"trajectory": -1},

@@ -11,7 +11,7 @@ from helpers.harnesses.rebalancing_model import (
     STEPS,
     Pace,
     Story,
-    Way,
+    UpdatePathFactory,
     healthy,
     in_place_from_host,
     rebalance,
@@ -51,7 +51,10 @@ FOLLOWS = {
     "draining": {"idle", "planning", "failed"},
 }
 """Which state may stand behind which after one boundary, in which several changes may happen."""
-WAYS: dict[str, Way] = {"boundary": staged_from_peers, "locked": in_place_from_host}
+UPDATE_PATHS: dict[str, UpdatePathFactory] = {
+    "staged": staged_from_peers,
+    "in_place": in_place_from_host,
+}
 
 
 def of(entries: Sequence[Event], kind: type[T]) -> list[T]:
@@ -68,9 +71,9 @@ def observe_rebalances(
     return rank_records, [sink.events for sink in sinks]
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=UPDATE_PATHS)
 def observations(request: pytest.FixtureRequest) -> tuple[list[Story], list[list[Event]]]:
-    return observe_rebalances(way=WAYS[request.param], pace=Pace(0.02))
+    return observe_rebalances(update_path=UPDATE_PATHS[request.param], pace=Pace(0.02))
 
 
 def test_event_sink_records_every_reported_rebalance(

@@ -16,7 +16,10 @@ START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 @pytest.mark.parametrize("immediate", [1, 2])
 def test_locked_updates_rewrite_layers_and_commit_alike(shares: ShareMode, immediate: int) -> None:
     rank_records = rebalance(
-        shares=shares, way=in_place_from_host, pace=Pace(0.02), layer_updates_per_iter=immediate
+        shares=shares,
+        update_path=in_place_from_host,
+        pace=Pace(0.02),
+        layer_updates_per_iter=immediate,
     )
     assert violations(rank_records) == []
     assert rank_records[0].commits == rank_records[1].commits

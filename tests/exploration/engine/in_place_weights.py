@@ -61,9 +61,11 @@ class CpuWriter:
         self._store.spoil(slots, lambda flip: flip())
 
 
-def way(case: Case, accelerator: VirtualAccelerator, store: RiggedStore) -> UpdatePathConfig:
+def update_path(
+    case: Case, accelerator: VirtualAccelerator, store: RiggedStore
+) -> UpdatePathConfig:
     """How weights come into the slots of a rank."""
-    if case.path is Path.BOUNDARY:
+    if case.path is Path.STAGED:
         return StagedFromPeers()
     by_stream, slots = case.path is Path.BY_STREAM, cast(SlotStore, store)
     writer: SlotWriter = StreamWriter(accelerator, slots) if by_stream else CpuWriter(store)
