@@ -97,7 +97,7 @@ def test_launched_subject_reports_stack_of_hanging_rank(
 ) -> None:
     kind, what = replies_by_property["hanging"]
     assert kind == "PropertyViolated"
-    assert what.startswith("C8: rank 1: no answer within 7 s")
+    assert what.startswith("C8: rank 1: no answer within 5 s")
     assert "in _hang" in what
 
 
