@@ -119,7 +119,7 @@ GROUPS, NODES = 8, 4
 """Of the stock policy where it ties groups of experts to nodes."""
 Rival = Callable[[Counts, Layout, ExpertShape], Layout]
 """What it installs for a load, given what is installed."""
-MIN_GAIN = BalancerConfig.min_gain
+MIN_GAIN = BalancerConfig().min_gain_parts
 
 
 def start(shape: ExpertShape) -> Layout:

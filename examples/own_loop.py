@@ -7,7 +7,7 @@ their experts are, and gets the results back; half way other experts become hot.
 compared with what its expert would have given where nothing ever moved.
 
 What a real loop replaces: `Layer.weights` by the model's tensors, `requests` by requests, `expert`
-by its kernels. What it keeps: connect, register, open, `balancer.step`, `reading`, `route`.
+by its kernels. What it keeps: connect, register, open, `balancer.step`, `reading_slots`, `route`.
 """
 
 import os

@@ -176,8 +176,8 @@ class CheckedWork:
             self._inner.cancel()
 
 
-GO = b"go"
-GIVEN_UP = b"given up"
+PROCEED = b"go"
+TIMED_OUT = b"given up"
 
 
 class CheckedCommunicator:
@@ -241,34 +241,38 @@ class CheckedCommunicator:
 
     def all_reduce(self, tensor: Tensor) -> Work:
         """Sum over ranks, in place."""
-        mine = operation_signature(self.epoch, "all_reduce", tensor)
-        return self._start_if_all_match(mine, lambda: self._inner.all_reduce(tensor))
+        own_signature = operation_signature(self.epoch, "all_reduce", tensor)
+        return self._start_if_all_match(own_signature, lambda: self._inner.all_reduce(tensor))
 
     def all_gather(self, out: Tensor, tensor: Tensor) -> Work:
         """Every rank's tensor."""
-        mine = operation_signature(self.epoch, "all_gather", tensor)
-        return self._start_if_all_match(mine, lambda: self._inner.all_gather(out, tensor))
+        own_signature = operation_signature(self.epoch, "all_gather", tensor)
+        return self._start_if_all_match(own_signature, lambda: self._inner.all_gather(out, tensor))
 
     def reduce_scatter(self, out: Tensor, tensor: Tensor) -> Work:
         """This rank's part of the sum."""
-        mine = operation_signature(self.epoch, "reduce_scatter", out)
-        return self._start_if_all_match(mine, lambda: self._inner.reduce_scatter(out, tensor))
+        own_signature = operation_signature(self.epoch, "reduce_scatter", out)
+        return self._start_if_all_match(
+            own_signature, lambda: self._inner.reduce_scatter(out, tensor)
+        )
 
     def broadcast(self, tensor: Tensor, source: int) -> Work:
         """Copy one rank's tensor to all others."""
-        mine = operation_signature(self.epoch, f"broadcast from {source}", tensor)
-        return self._start_if_all_match(mine, lambda: self._inner.broadcast(tensor, source))
+        own_signature = operation_signature(self.epoch, f"broadcast from {source}", tensor)
+        return self._start_if_all_match(
+            own_signature, lambda: self._inner.broadcast(tensor, source)
+        )
 
     def all_to_all(self, out: Tensor, tensor: Tensor) -> Work:
         """Even blocks."""
-        mine = operation_signature(self.epoch, "all_to_all", tensor)
-        return self._start_if_all_match(mine, lambda: self._inner.all_to_all(out, tensor))
+        own_signature = operation_signature(self.epoch, "all_to_all", tensor)
+        return self._start_if_all_match(own_signature, lambda: self._inner.all_to_all(out, tensor))
 
     def all_to_all_uneven(
         self, out: Tensor, tensor: Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
         """Blocks of the given row counts; a rank must expect what its peer sends."""
-        mine = OperationSignature(
+        own_signature = OperationSignature(
             epoch=self.epoch,
             kind="all_to_all_uneven",
             elements=prod(tensor.shape[1:]),
@@ -277,17 +281,19 @@ class CheckedCommunicator:
             receives=tuple(receives),
         )
         return self._start_if_all_match(
-            mine, lambda: self._inner.all_to_all_uneven(out, tensor, receives, sends)
+            own_signature, lambda: self._inner.all_to_all_uneven(out, tensor, receives, sends)
         )
 
     def barrier(self) -> Work:
         """Ends after every rank has issued it."""
-        mine = OperationSignature(epoch=self.epoch, kind="barrier", elements=0, dtype="nothing")
-        return self._start_if_all_match(mine, self._inner.barrier)
+        own_signature = OperationSignature(
+            epoch=self.epoch, kind="barrier", elements=0, dtype="nothing"
+        )
+        return self._start_if_all_match(own_signature, self._inner.barrier)
 
     def exchange(self, round: Exchange) -> Work:
         """One round of blobs; every rank takes part in every round, even without blobs."""
-        mine = OperationSignature(
+        own_signature = OperationSignature(
             epoch=self.epoch,
             kind="exchange",
             elements=1,
@@ -295,7 +301,7 @@ class CheckedCommunicator:
             sends=self._by_rank(round.sends),
             receives=self._by_rank(round.receives),
         )
-        return self._start_if_all_match(mine, lambda: self._inner.exchange(round))
+        return self._start_if_all_match(own_signature, lambda: self._inner.exchange(round))
 
     def isend(self, tensor: Tensor, destination: int) -> Work:
         """Send to one rank."""
@@ -337,14 +343,16 @@ class CheckedCommunicator:
         sizes = {buffer.peer: buffer.blob.numel() for buffer in buffers}
         return tuple(sizes.get(rank, 0) for rank in range(self.size))
 
-    def _start_if_all_match(self, mine: OperationSignature, start: Callable[[], Work]) -> Work:
+    def _start_if_all_match(
+        self, own_signature: OperationSignature, start: Callable[[], Work]
+    ) -> Work:
         """Start once all ranks have issued the same operation."""
         # Held over the vote: sequence numbers of all ranks must mean the same operation, although
         # threads issue concurrently (P6).
         with self._collective:
             self._sequence += 1
             question = f"{self._label}/{self._sequence}"
-            self._control.cast(question, mine.to_bytes())
+            self._control.cast(question, own_signature.to_bytes())
             ballots = self._collect_all_or_none(question)
             operations = [OperationSignature.from_bytes(ballot) for ballot in ballots]
             if not operations_match(operations):
@@ -356,10 +364,10 @@ class CheckedCommunicator:
         try:
             ballots = self._control.collect(question, self._deadline, self._ranks)
         except BallotIncomplete:
-            if self._control.decide(question, GIVEN_UP) == GIVEN_UP:
+            if self._control.decide(question, TIMED_OUT) == TIMED_OUT:
                 raise
             return self._control.collect(question, self._deadline, self._ranks)
-        if self._control.decide(question, GO) != GO:
+        if self._control.decide(question, PROCEED) != PROCEED:
             raise OrderMismatch(f"{question}: given up by a rank whose deadline passed before")
         return ballots
 
@@ -367,14 +375,14 @@ class CheckedCommunicator:
         self, pair: tuple[int, int], tensor: Tensor, start: Callable[[], Work]
     ) -> Work:
         ends = self._ranks[pair[0]], self._ranks[pair[1]]
-        mine = operation_signature(
+        own_signature = operation_signature(
             self.epoch, f"a message from rank {ends[0]} to rank {ends[1]}", tensor
         )
         with self._pairwise:
             self._messages[pair] += 1
             question = f"{self._label}/{pair[0]}-{pair[1]}/{self._messages[pair]}"
             check = P2PCheck(self._control, question, ends)
-            check.cast(mine)
+            check.cast(own_signature)
             _refuse_mismatch(check)
             return CheckedWork(start(), check, self._deadline)
 

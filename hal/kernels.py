@@ -117,13 +117,13 @@ class Kernels(Protocol):
         ...
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
-        """Count the tokens of each expert."""
+        """Count the rows of each expert."""
         ...
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        """Map expert ids to slots by a hash of each token's position; shares are the table's."""
+        """Map expert ids to slots by a hash of each row's position; shares are the table's."""
         ...
 
     def route_apportioned(

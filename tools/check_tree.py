@@ -8,6 +8,7 @@ checks the navigation and the links between pages. This checks the rest:
 
 * code: no pickle, no text that speaks of a machine, a package index or anything else foreign;
 * tests: each asserts something, none sleeps for long, names are short and have a subject;
+* words: none that the appendix of the glossary lists as gone;
 * documents: clauses, paths, environments of tox and links that they name exist;
 * the package: links to the folders at the top level, one version, plain pins.
 """
@@ -648,6 +649,31 @@ PINS = "constraints.txt"
 PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*")
 
 
+GLOSSARY = "docs/glossary.md"
+GONE_WORDS_HEADING = "## Appendix: words that are gone"
+MAY_SAY_GONE_WORDS = frozenset(
+    {GLOSSARY, "docs/design/renamed.md", "docs/deep-results.md", "CHANGELOG.md"}
+)
+"""The page of deep results has the commands and names of the commits that were run."""
+
+
+def gone_words(tree: Tree) -> Iterator[Violation]:
+    """Words that the glossary lists as gone, alone, in plural, or as a part of a name."""
+    _, heading, appendix = tree.text(GLOSSARY).partition(GONE_WORDS_HEADING)
+    words = re.findall(r"^[a-z]+(?:, [a-z]+)+,?$", appendix, re.MULTILINE)
+    if not heading or not words:
+        return
+    names = re.findall("[a-z]+", " ".join(words))
+    capitalized = [name.capitalize() for name in names]
+    pattern = re.compile(
+        rf"(?<![A-Za-z])(?:{'|'.join(names)})s?(?![a-z])|(?:{'|'.join(capitalized)})s?(?![a-z])"
+    )
+    for source in tree.sources.values():
+        if source.path not in MAY_SAY_GONE_WORDS:
+            for match in pattern.finditer(source.text):
+                yield source.violation(source.line_of(match.start()), f"says {match[0]!r}")
+
+
 def package_links(tree: Tree) -> Iterator[Violation]:
     """Parts of the package that are not links to the folders at the top level."""
     for part in LINKED:
@@ -697,6 +723,7 @@ TREE_RULES: tuple[TreeRule, ...] = (
     document_links,
     design_paths,
     repository_paths,
+    gone_words,
     package_links,
     one_version,
     plain_pins,

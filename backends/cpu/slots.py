@@ -1,4 +1,4 @@
-"""Slots in host memory; every verb is a batch of memory copies."""
+"""Slots in host memory; every operation is a batch of memory copies."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -38,7 +38,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 class CpuSlotStore:
     """Slots as lists of byte views, staging as one block of uint8 [staging, slot_bytes].
 
-    Every verb checks and copies its arguments at the call; only the bytes wait for the stream.
+    Every operation checks and copies its arguments at the call; only the bytes wait for the stream.
     """
 
     def __init__(self, layout: SlotLayout) -> None:
@@ -157,7 +157,7 @@ class CpuSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
+        """Launch behind the earlier operations that touch the same buffers (clause V5)."""
 
         def issue(on: CpuStream) -> None:
             with self._hazards.track(on, reads=reads, writes=writes):

@@ -147,7 +147,7 @@ class CpuStreamOp:
 class _Capture:
     """What a thread has captured so far, and the events that it records."""
 
-    verbs: list[CpuStreamOp] = field(default_factory=list)
+    ops: list[CpuStreamOp] = field(default_factory=list)
     recorded: set[CpuEvent] = field(default_factory=set)
 
 
@@ -199,7 +199,7 @@ class CpuStream:
         """Enqueue `program`, or run it at once when called from one of this stream's programs."""
         capture = self._thread_state.capture
         if capture is not None:
-            capture.verbs.append(CpuStreamOp(lambda stream: stream.launch(program)))
+            capture.ops.append(CpuStreamOp(lambda stream: stream.launch(program)))
             return
         self._submit(_StreamTask(program))
 
@@ -208,7 +208,7 @@ class CpuStream:
         own, capture = own_event(event), self._thread_state.capture
         if capture is not None:
             capture.recorded.add(own)
-            capture.verbs.append(CpuStreamOp(lambda stream: stream.record(own)))
+            capture.ops.append(CpuStreamOp(lambda stream: stream.record(own)))
             return
         recording = own.start_recording()
         try:
@@ -224,7 +224,7 @@ class CpuStream:
         if capture is not None:
             if own not in capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
-            capture.verbs.append(CpuStreamOp(lambda stream: stream.wait(own)))
+            capture.ops.append(CpuStreamOp(lambda stream: stream.wait(own)))
             return
         recording = own.latest()
         self._submit(
@@ -250,7 +250,7 @@ class CpuStream:
         """
         capture = self._thread_state.capture
         if capture is not None:
-            capture.verbs.extend(ops)
+            capture.ops.extend(ops)
             return
         with self._whole(), ExitStack() as guards:
             # All guards before any work: a batch is refused as a whole or not at all.
@@ -271,7 +271,7 @@ class CpuStream:
             program()
         finally:
             self._thread_state.capture = None
-        return tuple(capture.verbs)
+        return tuple(capture.ops)
 
     def close(self, timeout: float) -> None:
         """End the worker after what is queued, waiting at most `timeout` seconds. A worker that

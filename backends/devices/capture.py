@@ -26,13 +26,13 @@ class GraphSegment:
     """A vendor graph, the operations in it, and the programs whose memory it points to."""
 
     graph: Any
-    verbs: tuple[DeviceStreamOp, ...]
+    ops: tuple[DeviceStreamOp, ...]
     keep_alive: tuple[object, ...]
 
     def issue(self, on: Stream) -> None:
-        """Replay it, with what the host does around each verb."""
+        """Replay it, with what the host does around each operation."""
         with ExitStack() as scopes:
-            for op in self.verbs:
+            for op in self.ops:
                 scopes.enter_context(op.scope(on))
             on.launch(self.graph.replay)
 
@@ -43,19 +43,19 @@ class HostCall:
     refers to is another at each replay."""
 
     issue: Callable[[Stream], None]
-    verbs: tuple[DeviceStreamOp, ...] = ()
+    ops: tuple[DeviceStreamOp, ...] = ()
 
 
 GraphPart = GraphSegment | HostCall
 
 
 @dataclass(eq=False)
-class _Open:
+class _OpenSegment:
     """A segment that is being captured."""
 
     graph: Any
-    verbs: list[DeviceStreamOp] = field(default_factory=list)
-    kept: list[object] = field(default_factory=list)
+    ops: list[DeviceStreamOp] = field(default_factory=list)
+    kept_alive: list[object] = field(default_factory=list)
 
 
 class Capture:
@@ -69,7 +69,7 @@ class Capture:
         self._runtime = device.runtime
         self._stream = device.cached_stream(CAPTURE_STREAM)
         self._parts: list[GraphPart] = []
-        self._open: _Open | None = None
+        self._open: _OpenSegment | None = None
         self.recorded: set[DeviceEvent] = set()
 
     @property
@@ -78,24 +78,24 @@ class Capture:
         return self._stream
 
     def run(self, program: Callable[[], object]) -> None:
-        """Capture what `program` enqueues. The program is kept, because the graph points into
+        """Capture what `program` enqueues. The program is kept_alive, because the graph points into
         memory that it refers to."""
         segment = self._open_segment()
-        segment.kept.append(program)
+        segment.kept_alive.append(program)
         with self._runtime.current(self._stream):
             program()
 
     def capture_ops(self, ops: Sequence[DeviceStreamOp]) -> None:
-        """Capture the work of verbs."""
+        """Capture the work of operations."""
         for op in ops:
             segment = self._open_segment()
-            segment.verbs.append(op)
+            segment.ops.append(op)
             with self._runtime.current(self._stream):
                 op.enqueue(self._stream)
 
     def keep_alive(self, what: object) -> None:
         """Keep `what` with the open segment, whose work points into it."""
-        self._open_segment().kept.append(what)
+        self._open_segment().kept_alive.append(what)
 
     @property
     def segment(self) -> object:
@@ -118,10 +118,10 @@ class Capture:
         with suppress(RuntimeError):
             self._end()
 
-    def _open_segment(self) -> _Open:
+    def _open_segment(self) -> _OpenSegment:
         if self._open is None:
             with self._runtime.current(self._stream):
-                self._open = _Open(self._runtime.begin_capture())
+                self._open = _OpenSegment(self._runtime.begin_capture())
         return self._open
 
     def _end(self) -> None:
@@ -130,7 +130,9 @@ class Capture:
             return
         with self._runtime.current(self._stream):
             self._runtime.end_capture(segment.graph)
-        self._parts.append(GraphSegment(segment.graph, tuple(segment.verbs), tuple(segment.kept)))
+        self._parts.append(
+            GraphSegment(segment.graph, tuple(segment.ops), tuple(segment.kept_alive))
+        )
 
 
 _turn = threading.Lock()

@@ -211,7 +211,7 @@ class DeviceStream:
             raise Unsupported("a graph cannot be captured into another")
         with self._issue_lock, ExitStack() as guards:
             for part in parts:
-                for op in part.verbs:
+                for op in part.ops:
                     guards.enter_context(op.guard())
             for part in parts:
                 part.issue(self)

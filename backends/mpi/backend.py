@@ -60,13 +60,13 @@ class MpiFabric:
         self._meet(purpose, members)
         try:
             tag = crc32(f"{purpose}/{members}".encode()) % TAGS
-            traffic, farewell = self._world.make_communicators(
+            traffic, closing_comm = self._world.make_communicators(
                 members, tag, self._where.deadline + STORE_TIMEOUT
             )
         except TimeoutError as error:
             raise CommunicatorFailed(f"{label}: MPI did not make it in time") from error
         mpi, deadline = self._world.mpi, self._where.deadline
-        queue = MpiCommQueue(mpi, traffic, farewell, purpose, deadline, self._progress)
+        queue = MpiCommQueue(mpi, traffic, closing_comm, purpose, deadline, self._progress)
         self._queues.append(queue)
         return MpiCommunicator(queue)
 

@@ -80,12 +80,12 @@ Start = Callable[["MPI.Intracomm"], MpiRequest]
 
 
 class MpiCommQueue:
-    """Issues operations in order, fails with the first of them that does, and parts in the end.
+    """Issues operations in order, fails with the first that does, and closes with its peers.
 
     Args:
         mpi: mpi4py's module.
         traffic: the operations' communicator.
-        farewell: the same ranks; carries one operation, that of parting.
+        closing_comm: the same ranks; carries one operation, that of closing.
         purpose: what it is for, for errors.
         deadline: seconds that an operation may take.
         progress: drives what is under way.
@@ -95,7 +95,7 @@ class MpiCommQueue:
         self,
         mpi: ModuleType,
         traffic: MPI.Intracomm,
-        farewell: MPI.Intracomm,
+        closing_comm: MPI.Intracomm,
         purpose: str,
         deadline: float,
         progress: ProgressThread,
@@ -105,7 +105,7 @@ class MpiCommQueue:
         self.rank: int = traffic.rank
         self.size: int = traffic.size
         self._comm = traffic
-        self._closing_comm = farewell
+        self._closing_comm = closing_comm
         self._deadline = deadline
         self._progress = progress
         self._failure: CommunicatorFailed | None = None
@@ -202,7 +202,7 @@ class MpiCommQueue:
 
 
 def _nobody_counts() -> None:
-    """Parting is no operation of the line's."""
+    """Closing is not an operation of this queue."""
 
 
 MPI_CAPABILITIES = CommunicatorCapabilities(

@@ -16,7 +16,7 @@ from equipoise.backends.virtual.kernels import VirtualKernels
 from equipoise.backends.virtual.lock import VirtualStreamLock
 from equipoise.backends.virtual.network import Network, VirtualGroup
 from equipoise.backends.virtual.operation import Outbox, VirtualOperation
-from equipoise.backends.virtual.scheduling import Reports
+from equipoise.backends.virtual.scheduling import HostNotifications
 from equipoise.backends.virtual.slots import VirtualSlotStore
 from equipoise.backends.virtual.stream import VirtualGraph, VirtualStream
 from equipoise.backends.virtual.transfer import SUM_DTYPES, Collective, MessageTransfer
@@ -44,7 +44,7 @@ class VirtualParts:
     stream: type[VirtualStream] = VirtualStream
     mark: type[VirtualRecording] = VirtualRecording
     event: type[VirtualEvent] = VirtualEvent
-    reports: type[Reports] = Reports
+    reports: type[HostNotifications] = HostNotifications
     lock: type[VirtualStreamLock] = VirtualStreamLock
     graph: type[VirtualGraph] = VirtualGraph
     slots: type[VirtualSlotStore] = VirtualSlotStore

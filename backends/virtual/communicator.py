@@ -202,7 +202,7 @@ NOTHING: Bytes = np.empty(0, np.uint8)
 
 
 class VirtualCommunicator(CommunicatorEndpoint):
-    """The verbs: each checks its arguments, and says what its operation brings to the network."""
+    """Each method checks its arguments, and describes its operation to the network."""
 
     def all_reduce(self, tensor: Tensor) -> VirtualWork:
         """Sum over ranks, in place."""

@@ -70,7 +70,7 @@ class VirtualStreamLock:
     def drain(self, timeout: float) -> int:
         """Begin the next epoch, once nothing of this one is on its way (clause L3)."""
         if not self._device.world.until(self._drained, timeout):
-            raise StreamTimeout(f"{self._launched} verbs have not passed within {timeout:g} s")
+            raise StreamTimeout(f"{self._launched} operations have not passed within {timeout:g} s")
         self._clear()
         self._poisoned = False
         self._epoch += 1

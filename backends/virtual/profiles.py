@@ -101,7 +101,7 @@ class SerialNetwork(Network):
     other up, all are struck.
     """
 
-    def behind(self, item: OutboxItem) -> bool:
+    def is_queued_after_other(self, item: OutboxItem) -> bool:
         """Whether another communicator of the same rank comes first."""
         if not isinstance(item, VirtualOperation):
             return False
@@ -116,7 +116,7 @@ class SerialNetwork(Network):
     def due(self) -> list[VirtualOperation]:
         """What is pending in groups of which no rank is held up."""
         pending = super().due()
-        held_up = {op.outbox.group for op in pending if self.behind(op)}
+        held_up = {op.outbox.group for op in pending if self.is_queued_after_other(op)}
         return [op for op in pending if op.outbox.group not in held_up] or pending
 
 
@@ -126,7 +126,7 @@ class SerialCommunicator(VirtualCommunicator):
     def may_start(self, item: OutboxItem) -> bool:
         """Whether no other communicator of this rank comes first."""
         network = self.world.network
-        free = not (isinstance(network, SerialNetwork) and network.behind(item))
+        free = not (isinstance(network, SerialNetwork) and network.is_queued_after_other(item))
         return free and super().may_start(item)
 
 

@@ -17,7 +17,7 @@ def always() -> bool:
     return True
 
 
-def _never_mind(_: BaseException) -> None:
+def _ignore(_: BaseException) -> None:
     """Nobody waits for the task to pass."""
 
 
@@ -45,7 +45,7 @@ class StreamTask:
         owner: "VirtualStream",
         steps: Iterator[None],
         gate: Callable[[], bool] = always,
-        skip: Callable[[BaseException], None] = _never_mind,
+        skip: Callable[[BaseException], None] = _ignore,
         strike: Callable[[], bool] = _no_deadline,
     ) -> None:
         self.owner = owner
@@ -123,30 +123,30 @@ class TaskQueue:
             task.skip(failure)
 
 
-class Reports:
+class HostNotifications:
     """News on its way from a device to its host, delivered one micro-step each."""
 
-    __slots__ = ("_news", "ranks")
+    __slots__ = ("_pending", "ranks")
 
     def __init__(self, rank: int) -> None:
         self.ranks: tuple[int, ...] = (rank,)
-        self._news: deque[Callable[[], None]] = deque()
+        self._pending: deque[Callable[[], None]] = deque()
 
-    def post(self, news: Callable[[], None]) -> None:
+    def post(self, notification: Callable[[], None]) -> None:
         """Something happened on the device."""
-        self._news.append(news)
+        self._pending.append(notification)
 
     def ready(self) -> bool:
-        """Whether there is news."""
-        return bool(self._news)
+        """Whether there is notification."""
+        return bool(self._pending)
 
     def step(self) -> None:
         """Deliver the oldest."""
-        self._news.popleft()()
+        self._pending.popleft()()
 
     def flush(self) -> None:
         """Deliver all of it: the host has synchronised."""
-        while self._news:
+        while self._pending:
             self.step()
 
 

@@ -38,7 +38,7 @@ class VirtualSlotStore:
 
     The view of a private segment is its whole storage, whatever its tensor shows (clause A10).
 
-    Every verb checks its arguments at the call; only the bytes wait for the stream.
+    Every operation checks its arguments at the call; only the bytes wait for the stream.
     """
 
     def __init__(self, device: "VirtualDevice", layout: SlotLayout) -> None:
@@ -163,7 +163,7 @@ class VirtualSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Launch behind the earlier verbs that touch the same buffers (clause V5)."""
+        """Launch behind the earlier operations that touch the same buffers (clause V5)."""
 
         def issue(on: VirtualStream) -> None:
             with self._hazards.track(on, reads=reads, writes=writes):

@@ -23,8 +23,8 @@ class VirtualStreamOp:
 
     Attributes:
         issue: enqueues it on the stream it is given.
-        guard: entered around the issuing, before any verb that is issued with it; raises what
-            forbids the verb.
+        guard: entered around the issuing, before any operation that is issued with it; raises what
+            forbids the operation.
     """
 
     issue: Callable[["VirtualStream"], None]
@@ -33,7 +33,7 @@ class VirtualStreamOp:
 
 @dataclass
 class _Capture:
-    verbs: list[VirtualStreamOp] = field(default_factory=list)
+    ops: list[VirtualStreamOp] = field(default_factory=list)
     recorded: set[VirtualEvent] = field(default_factory=set)
 
 
@@ -95,7 +95,7 @@ class VirtualStream:
         own = own_event(event)
         if self._capture is not None:
             self._capture.recorded.add(own)
-            self._capture.verbs.append(VirtualStreamOp(lambda on: on.record(own)))
+            self._capture.ops.append(VirtualStreamOp(lambda on: on.record(own)))
             return
         recording = own.start_recording()
         try:
@@ -111,7 +111,7 @@ class VirtualStream:
         if self._capture is not None:
             if own not in self._capture.recorded:
                 own.latest()  # raises now what would come too late at the replay (clause O3)
-            self._capture.verbs.append(VirtualStreamOp(lambda on: on.wait(own)))
+            self._capture.ops.append(VirtualStreamOp(lambda on: on.wait(own)))
             return
         self._follow_event(own)
 
@@ -129,14 +129,14 @@ class VirtualStream:
     def perform(self, steps: Steps) -> None:
         """Enqueue a task of several micro-steps, or keep it while this stream is captured."""
         if self._capture is not None:
-            self._capture.verbs.append(VirtualStreamOp(lambda on: on.perform(steps)))
+            self._capture.ops.append(VirtualStreamOp(lambda on: on.perform(steps)))
             return
         self.submit(StreamTask(self, steps()))
 
     def issue(self, *ops: VirtualStreamOp) -> None:
-        """Issue verbs back to back, or keep them while this stream is captured."""
+        """Issue operations back to back, or keep them while this stream is captured."""
         if self._capture is not None:
-            self._capture.verbs.extend(ops)
+            self._capture.ops.extend(ops)
             return
         with ExitStack() as guards:
             for op in ops:
@@ -172,7 +172,7 @@ class VirtualStream:
             program()
         finally:
             self._capture = None
-        return tuple(capture.verbs)
+        return tuple(capture.ops)
 
     def run(self, task: StreamTask) -> bool:
         """One micro-step with this stream current; whether the task has ended."""
@@ -231,8 +231,8 @@ if TYPE_CHECKING:
 class VirtualGraph:
     """What was captured; empty at first, and after a capture that raised as it was before.
 
-    A replay issues the verbs anew: events are recorded again, lock words and slots are taken in
-    turn again, leases are looked at again (clauses B7, O6).
+    A replay issues the operations anew: events are recorded again, lock words and slots are
+    taken in turn again, leases are looked at again (clauses B7, O6).
     """
 
     def __init__(self, device: "VirtualDevice") -> None:

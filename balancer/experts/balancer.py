@@ -370,7 +370,9 @@ def _share_refresh(
     workers: Workers,
 ) -> ShareRefresh:
     if context.config.shares is ShareMode.LAGGED and not isinstance(context.path, NoRebalancing):
-        return LaggedShares(serving_state, load, shape, context.config.min_gain, workers.shares)
+        return LaggedShares(
+            serving_state, load, shape, context.config.min_gain_parts, workers.shares
+        )
     return StaticShares(serving_state, shape)
 
 
@@ -382,7 +384,7 @@ def _router(
 ) -> Router:
     accelerator, tables, counters = context.accelerator, serving_state.tables, load.counters
     place = context.members.rank_in_group // context.config.ranks_sharing_rows
-    match context.config.rule, context.config.shares:
+    match context.config.routing_rule, context.config.shares:
         case RoutingRule.VLLM_ROW_HASH, _:
             return RowHashRouter(accelerator, tables, counters)
         case RoutingRule.TRTLLM_ROUND_ROBIN, _:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from equipoise.hal.errors import ConfigError, PlacementError
+from equipoise.hal.shares import SHARE_ONE
 
 
 class RoutingRule(StrEnum):
@@ -132,16 +133,15 @@ INTEGER_FIELDS = (
     "step_interval",
     "sub_window",
     "step_offset",
-    "min_gain",
     *AT_LEAST_ONE,
 )
-"""Fields that are integers; `min_gain` in parts per 65536."""
+"""Fields that are integers."""
 
 
 ENUM_FIELDS: dict[str, type[StrEnum]] = {
     "shares": ShareMode,
     "locality": Locality,
-    "rule": RoutingRule,
+    "routing_rule": RoutingRule,
 }
 """Fields that are members of an enum."""
 
@@ -196,10 +196,9 @@ class BalancerConfig:
         step_offset: steps by which these boundaries are later, so that several engines do not move
             weights at once; below `step_interval`, and a multiple of `sub_window`.
         locality: whether rows stay on their rank as far as exact shares allow.
-        rule: the rule that picks a replica; those of other engines divide evenly.
+        routing_rule: the rule that picks a replica; those of other engines divide evenly.
         planner: options of the planner.
-        min_gain: imbalance (max/mean - 1) that a layer has to gain to be changed, in parts per
-            65536.
+        min_gain: imbalance (max/mean - 1) that a layer has to gain to be changed.
         max_stalled_steps: steps without progress after which a rebalance is aborted; a plan may
             take 16 times as many.
         slots_per_message: maximum number of slots in a message.
@@ -222,9 +221,9 @@ class BalancerConfig:
     sub_window: int = 0
     step_offset: int = 0
     locality: Locality = Locality.ANY
-    rule: RoutingRule = RoutingRule.SHARES
+    routing_rule: RoutingRule = RoutingRule.SHARES
     planner: PlannerOptions = PlannerOptions()
-    min_gain: int = 655
+    min_gain: float = 0.01
     max_stalled_steps: int = 64
     slots_per_message: int = 16
     layer_updates_per_iter: int = 2
@@ -233,6 +232,11 @@ class BalancerConfig:
     log_balancedness: bool = False
     log_balancedness_interval: int = 1
     timeout: float = 20.0
+
+    @property
+    def min_gain_parts(self) -> int:
+        """`min_gain` in parts per 65536, the unit of planned imbalances."""
+        return int(self.min_gain * SHARE_ONE)
 
     @property
     def vote_timeout(self) -> float:
@@ -262,9 +266,10 @@ class BalancerConfig:
                 f"step_offset {self.step_offset} must be a multiple of sub_window "
                 f"{self.sub_window}, and less than step_interval {self.step_interval}"
             )
-        if self.rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
+        if self.routing_rule is not RoutingRule.SHARES and self.shares is not ShareMode.STATIC:
             raise ConfigError(
-                f"rule {self.rule} reads no shares: they must be static, not {self.shares}"
+                f"routing_rule {self.routing_rule} reads no shares: they must be static, "
+                f"not {self.shares}"
             )
         if self.locality is Locality.PREFER and self.shares is not ShareMode.EXACT:
             raise ConfigError(
@@ -300,5 +305,5 @@ class BalancerConfig:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
-        if self.min_gain < 0:
+        if not 0 <= self.min_gain < math.inf:  # nan is refused too
             raise ConfigError(f"min_gain is at least 0, got {self.min_gain}")

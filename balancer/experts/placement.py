@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from equipoise import _native
 from equipoise.hal.errors import PlacementError
+from equipoise.hal.shares import SHARE_ONE as SHARE_ONE
 from equipoise.hal.shares import SWEEPS
 
-SHARE_ONE = 1 << 16
-"""A whole expert, in units of shares."""
 Placement = npt.NDArray[np.int32]
 """(layers, slots): the expert in each slot."""
 Shares = npt.NDArray[np.int32]

@@ -10,7 +10,7 @@ from equipoise.balancer.experts.planning.topology import topology
 from equipoise.hal.errors import EngineError, PlacementError
 from equipoise.hal.slots import SlotStore
 
-OWN = ("log_balancedness", "log_balancedness_interval")
+PER_RANK_FIELDS = ("log_balancedness", "log_balancedness_interval")
 """Fields of a configuration that may differ between ranks: who writes log lines."""
 
 
@@ -62,5 +62,5 @@ def start_values(
 
 def config_values(config: BalancerConfig) -> Values:
     """Returns the fields of a configuration that have to be the same on all ranks."""
-    names = [field.name for field in fields(config) if field.name not in OWN]
+    names = [field.name for field in fields(config) if field.name not in PER_RANK_FIELDS]
     return {f"config.{name}": repr(getattr(config, name)) for name in names}

@@ -129,7 +129,7 @@ class PrometheusSink:
                 self._boundaries.observe(end - begin)
             case BalanceMeasured():
                 self._gauges["balancedness"].set(event.balancedness)
-                self._gauges["actual_imbalance"].set(event.imbalance)
+                self._gauges["imbalance"].set(event.imbalance)
             case StepStalled(_, seconds):
                 self._counters["stall_seconds"].inc(seconds)
             case RebalanceMeasured(record):
@@ -193,8 +193,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
 
     descriptions = {
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
-        "actual_imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
-        "predicted_imbalance": "actual_imbalance as the last plan that was not aborted predicts it",
+        "imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
+        "predicted_imbalance": "imbalance as the last plan that was not aborted predicts it",
         "layers_short_of_staging": "layers whose imbalance more staging would have lowered in it",
     }
     return {

@@ -228,7 +228,7 @@ class EmulatedLock:
 
 
 class EmulatedStore:
-    """Slots of few bytes that stand for many: every verb also takes the time of those.
+    """Slots of few bytes that stand for many: every operation also takes the time of those.
 
     Args:
         inner: the slots.

@@ -372,7 +372,7 @@ class Perfect(Base):
 class PreparedTransfer:
     """What is known of a transfer before: how weights travel, and what is installed with them."""
 
-    shipment: MigrationPlan
+    migration: MigrationPlan
     change: LayerUpdate
 
 
@@ -423,10 +423,10 @@ class Travelling(Base):
 
     def _travel(self, work: PreparedTransfer) -> Job[StagedChunk]:
         """Stage what is on its way; where nothing moves, nothing."""
-        if not work.shipment.chunks:
+        if not work.migration.chunks:
             yield from ()
             return StagedChunk(0, 0, (), 0)
-        transfers = work.shipment.for_rank(self._place.rank, 0)
+        transfers = work.migration.for_rank(self._place.rank, 0)
         return (yield from self._transfer.stage(transfers, self.installed.last_change))
 
 
@@ -444,7 +444,7 @@ class StopTheWorld(Travelling):
             self.installed.commit(work.change, staged.copies)
             self._place.device.stream(Role.COMPUTE).synchronize(DEADLINE)
             self._votes.barrier().result(DEADLINE)
-            self.rebalances.append(RebalanceRecord(step, step, work.shipment.remote_copies))
+            self.rebalances.append(RebalanceRecord(step, step, work.migration.remote_copies))
 
 
 class OneLayer(Travelling):
@@ -487,7 +487,7 @@ class OneLayer(Travelling):
         work, staged = self._remaining.popleft(), job.result(DEADLINE)
         self.installed.commit(work.change, staged.copies)
         install(torch.from_numpy(work.change.placement[0].astype(np.int64)), self._maps)
-        self._moved_copies += work.shipment.remote_copies
+        self._moved_copies += work.migration.remote_copies
         self._in_flight = None
         if self._remaining:
             self._leave()

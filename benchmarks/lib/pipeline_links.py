@@ -38,7 +38,7 @@ class LinkSettings:
 
 @dataclass(frozen=True)
 class Link:
-    """A link that is there, for one crew: ranks meet at its store once.
+    """A link that is there, for one group of ranks: ranks meet at its store once.
 
     Attributes:
         name: in tables.

@@ -35,7 +35,7 @@ TITLES: Mapping[str, str] = {
     "V2": "a reader sees one version of a slot, whole",
     "V3": "tables and weights of a layer change together",
     "V4": "a commit of many slots is one step for every reader",
-    "V5": "verbs of a store take effect in the order of issue",
+    "V5": "operations of a store take effect in the order of issue",
     "A1": "address, shape, stride, dtype and format never change",
     "A2": "staging is not rewritten under a commit that reads it",
     "A3": "in-place collectives equal out-of-place ones",

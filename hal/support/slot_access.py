@@ -1,6 +1,6 @@
-"""What every slot store needs: hazards between verbs, attached readers, and leases.
+"""What every slot store needs: hazards between operations, attached readers, and leases.
 
-`HazardTracker` keeps the order of issue among verbs that touch the same buffers on different
+`HazardTracker` keeps the order of issue among operations that touch the same buffers on different
 streams, `ReaderRegistry` orders commits against streams whose own launches read the slots, and
 `LeaseTable` refuses writes to slots that a peer still reads.
 """

@@ -152,10 +152,10 @@ def check_update(update: TableUpdate, tables: Tables) -> None:
     }
     for name, width in widths.items():
         part: Tensor = getattr(update, name)
-        due = (len(update.layers), width)
-        if part.dtype != torch.int32 or part.shape != due or part.device.type != "cpu":
+        expected = (len(update.layers), width)
+        if part.dtype != torch.int32 or part.shape != expected or part.device.type != "cpu":
             raise KernelError(
-                f"{name}: expected int32 {[*due]} on the host, "
+                f"{name}: expected int32 {[*expected]} on the host, "
                 f"got {part.dtype} {[*part.shape]} on {part.device}"
             )
 
@@ -178,9 +178,9 @@ def _vector(
     fits = tensor.dtype == dtype and tensor.ndim == 1 and tensor.is_contiguous()
     if fits and tensor.device == device and length in (None, tensor.shape[0]):
         return
-    due = "n" if length is None else length
+    expected = "n" if length is None else length
     raise KernelError(
-        f"{name}: expected contiguous {dtype} [{due}] on {device}, got {tensor.dtype} "
+        f"{name}: expected contiguous {dtype} [{expected}] on {device}, got {tensor.dtype} "
         f"{[*tensor.shape]} of strides {tensor.stride()} on {tensor.device}"
     )
 
@@ -208,7 +208,7 @@ def source_segments(layout: SlotLayout, source: Sequence[Tensor]) -> list[Segmen
     """The tensors of a source as segments that match the slots' descriptor."""
     expected = layout.descriptor
     pairs = zip(expected, source, strict=False)
-    segments = [Segment(due.name, tensor, due.format) for due, tensor in pairs]
+    segments = [Segment(spec.name, tensor, spec.format) for spec, tensor in pairs]
     types = tuple(segment.type for segment in segments)
     if len(source) != len(expected) or types != expected:
         raise SlotError(f"a source is {types}, the slots are {expected}")

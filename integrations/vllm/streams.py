@@ -90,11 +90,11 @@ class DeviceEngineStreams:
         """Return the current stream of the calling thread; adopted at its first use."""
         return self._accelerator.adopt(self._current())
 
-    def _order(self, first: Stream, then: Stream) -> None:
-        if first is not then:
+    def _order(self, before: Stream, after: Stream) -> None:
+        if before is not after:
             event = self._accelerator.event()
-            first.record(event)
-            then.wait(event)
+            before.record(event)
+            after.wait(event)
 
 
 class EngineAccelerator:

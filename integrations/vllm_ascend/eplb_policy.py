@@ -135,7 +135,13 @@ def install_policy(settings: EplbPolicySettings, counters: SharedCounters) -> It
     A runner calls the factory once and forks the planner process. So this has to come before the
     runner, and before any thread of ours, which a fork would not copy.
     """
-    patches = (Patch(POLICY_FACTORY, "PolicyFactory.generate_policy", _ours(settings, counters)),)
+    patches = (
+        Patch(
+            POLICY_FACTORY,
+            "PolicyFactory.generate_policy",
+            _policy_factory_wrapper(settings, counters),
+        ),
+    )
     with install.install_policy(settings):
         undo_patches(patches)  # an earlier worker of this process may not have been shut down
         apply_patches(patches)
@@ -145,7 +151,9 @@ def install_policy(settings: EplbPolicySettings, counters: SharedCounters) -> It
             undo_patches(patches)
 
 
-def _ours(settings: EplbPolicySettings, counters: SharedCounters) -> Callable[[Any], Any]:
+def _policy_factory_wrapper(
+    settings: EplbPolicySettings, counters: SharedCounters
+) -> Callable[[Any], Any]:
     def make(stock: Callable[[int], Any]) -> Callable[[int], AscendEplbPolicy]:
         @wraps(stock)
         def generate_policy(policy_type: int) -> AscendEplbPolicy:

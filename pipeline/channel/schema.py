@@ -1,8 +1,9 @@
 """Message schemas: names, shapes, dtypes and slicing of the tensors that one message carries.
 
-Both ends of an edge know the schema before the first message that uses it. So a message is the
-bytes of its tensors and a header of fixed size: no metadata, nothing to unpickle. Schemas are
-compared by digest. A `SchemaTemplate` is a schema in which only the number of rows varies.
+A message is the bytes of its tensors and a header of fixed size with the digest of its schema:
+nothing to unpickle. The schema itself travels once, as JSON after the payload of the first message
+that uses it, unless the receiver was told before (`framing.py`). A `SchemaTemplate` is a schema in
+which only the number of rows varies.
 """
 
 import json
@@ -67,12 +68,12 @@ class MessageSchema:
     constants: tuple[tuple[str, Constant], ...] = ()
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.fields] + [name for name, _ in self.constants]
+        names = [tensor.name for tensor in self.fields] + [name for name, _ in self.constants]
         if len(set(names)) != len(names):
             raise ShapeClassError(f"a name occurs more than once in {sorted(names)}")
-        for one in self.fields:
-            if min(one.shape, default=0) < 0:
-                raise ShapeClassError(f"{one.name} cannot have shape {one.shape}")
+        for tensor in self.fields:
+            if min(tensor.shape, default=0) < 0:
+                raise ShapeClassError(f"{tensor.name} cannot have shape {tensor.shape}")
 
     @cached_property
     def digest(self) -> int:
@@ -107,9 +108,9 @@ class MessageSchema:
         return " and ".join(part for part in (tensors, constants) if part) or "nothing"
 
 
-def same_constant(one: object, other: Constant) -> bool:
+def same_constant(a: object, b: Constant) -> bool:
     """Whether two constants give the same schema: 1 and True do not, and NaN and NaN do."""
-    return isinstance(one, type(other)) and json.dumps(one) == json.dumps(other)
+    return isinstance(a, type(b)) and json.dumps(a) == json.dumps(b)
 
 
 def schema_of(

@@ -169,7 +169,7 @@ class Connection:
             elif error is not None:
                 self.fabric.control.announce_exit(f"stopped ({type(error).__name__})")
             else:
-                self._part()
+                self._leave()
         except BaseException:
             close_quietly([self])
             raise
@@ -178,14 +178,14 @@ class Connection:
         else:
             close_quietly([self])  # what closing raises is a consequence, and must not hide it
 
-    def _part(self) -> None:
+    def _leave(self) -> None:
         """Leave together; rank 0 last, in case it holds the store."""
         try:
             self.barrier()
             if self.rank:
-                self.fabric.control.cast("parted", b"")
+                self.fabric.control.cast("left", b"")
             else:
-                self.fabric.control.collect("parted", self.deadline, range(1, self.size))
+                self.fabric.control.collect("left", self.deadline, range(1, self.size))
         except Exception as error:
             self._explain(error)
             raise
@@ -241,7 +241,9 @@ def rendezvous_from(environment: Mapping[str, str], deadline: float) -> Rendezvo
             hosts_store=environment.get(AGENT_STORE) != "True" and int(environment["RANK"]) == 0,
         )
     except (KeyError, ValueError) as error:
-        raise ControlPlaneLost(f"the environment names no meeting point: {error}") from error
+        raise ControlPlaneLost(
+            f"RANK, WORLD_SIZE, MASTER_ADDR or MASTER_PORT is missing or invalid: {error}"
+        ) from error
 
 
 def join_launcher(communicator: str) -> None:

@@ -16,7 +16,7 @@ from equipoise.backends.virtual.profiles import (
     SerialCommunicator,
     SerialNetwork,
 )
-from equipoise.backends.virtual.scheduling import Reports
+from equipoise.backends.virtual.scheduling import HostNotifications
 from equipoise.hal.conformance import suite
 from equipoise.hal.conformance.executors.controlled import ControlledSubject
 from equipoise.hal.conformance.search import (
@@ -48,7 +48,7 @@ def test_profile_keeps_declared_contract(name: str) -> None:
     assert sum(isinstance(v, PropertyUnsupported) for v in verdicts.values()) < len(verdicts) // 2
 
 
-class Unread(Reports):
+class Unread(HostNotifications):
     """Believes a lagging query even when the host has synchronised."""
 
     def flush(self) -> None:

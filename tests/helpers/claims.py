@@ -375,7 +375,7 @@ SECTIONS: dict[str, Sequence[Family]] = {
             before=11,
         ),
         Family(
-            name="Ascend backends with one verb of kernels or slots broken",
+            name="Ascend backends with one operation of kernels or slots broken",
             proof="devices/test_suites.py",
             token="devices.conformance.trial",
             members=literal("conformance/mutants", "MUTATIONS"),

@@ -1,4 +1,4 @@
-"""The small kernels in Triton: one module a verb, each with its device functions and its launcher.
+"""The small kernels in Triton: a module per operation, with its device functions and launcher.
 
 Importing any module here imports Triton; importing this package does not.
 """

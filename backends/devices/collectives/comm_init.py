@@ -171,7 +171,7 @@ class CommBuilder:
             comm_stream = self._agree_on_attempt(plan, bootstrap, deadline)
         except BallotIncomplete as error:
             raise CommunicatorFailed(
-                f"{name}: the ranks did not all meet in time: no word from rank(s) {error.missing}"
+                f"{name}: not all ranks joined in time: rank(s) {error.missing} are missing"
             ) from error
         except ControlError as error:
             raise CommunicatorFailed(f"{name}: {error}") from error

@@ -21,7 +21,7 @@ class CommMemory:
     nbytes: int
 
 
-class CommMemoryLedger:
+class CommMemoryUsage:
     """The memory of all open communicators. Thread-safe."""
 
     def __init__(self) -> None:
@@ -48,5 +48,5 @@ class CommMemoryLedger:
         return sum(holding.nbytes for holding in self.entries())
 
 
-COMM_MEMORY = CommMemoryLedger()
+COMM_MEMORY = CommMemoryUsage()
 """Of this process."""

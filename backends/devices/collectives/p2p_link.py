@@ -175,8 +175,8 @@ class P2PLink:
 
     def _start_connecting(self, expiry: float) -> None:
         name = f"equipoise.{self._spec.library}.{self._spec.name}"
-        come = NATIVE_CALL_GUARD(self._connect)
-        threading.Thread(target=come, args=(expiry,), name=name, daemon=True).start()
+        guarded_connect = NATIVE_CALL_GUARD(self._connect)
+        threading.Thread(target=guarded_connect, args=(expiry,), name=name, daemon=True).start()
 
     def _connect(self, expiry: float) -> None:
         """Make the communicator, then launch the deferred messages, or fail them."""

@@ -1,10 +1,10 @@
 """Releases communicators of the library: together with the other members, or later, or never.
 
 **Together.** A communicator must not be released while a member still uses it: what runs there
-would end with an error on every member. So a member whose part is idle announces that ("farewell"),
+would end with an error on every member. So a member whose part is idle announces its release,
 and releases the communicator when all members have done so. Nobody waits for it: closing only
-starts it, and the watchdog polls. If the library can abort, a member may leave alone: its farewell
-says so, and the others abort their parts too, since there is no common end any more.
+starts it, and the watchdog polls. If the library can abort, a member may leave alone: its
+announcement says so, and the others abort their parts too, since there is no common end any more.
 
 **Later or never.** Some libraries cannot end an operation, and torch_npu ends the process if it
 releases a communicator in use. So what is still busy when its fabric closes is kept by the process,
@@ -82,7 +82,7 @@ store."""
 ABORT_TIMEOUT = 2.0
 """Maximum seconds that a closing fabric waits for what it has aborted; then it is kept."""
 ABORTED = b"aborted"
-"""The farewell of a member that aborted without waiting for the others."""
+"""The announcement of a member that aborted without waiting for the others."""
 
 
 @dataclass
@@ -91,13 +91,13 @@ class Teardown:
 
     Attributes:
         comm_stream: the communicator.
-        is_announced: whether this member has published its farewell.
-        farewells_read: whether this member has read the farewells of all members.
+        is_announced: whether this member has announced that it releases.
+        announcements_read: whether this member has read the announcements of all members.
     """
 
     comm_stream: CommStream
     is_announced: bool = False
-    farewells_read: bool = False
+    announcements_read: bool = False
 
 
 class TeardownQueue:
@@ -105,7 +105,7 @@ class TeardownQueue:
 
     Args:
         library: name of the library.
-        control: carries the farewells.
+        control: carries the announcements.
     """
 
     def __init__(self, library: str, control: StoreControlPlane) -> None:
@@ -156,7 +156,7 @@ class TeardownQueue:
         if not idle and not comm_stream.aborted:
             return False
         try:
-            self._farewell(teardown)
+            self._announce_release(teardown)
         except BallotIncomplete:
             if comm_stream.can_abort and self._member_lost(comm_stream):
                 comm_stream.abort(CommunicatorFailed(f"{comm_stream.spec.name}: a member was lost"))
@@ -166,24 +166,24 @@ class TeardownQueue:
             return True
         return comm_stream.is_released()
 
-    def _farewell(self, teardown: Teardown) -> None:
-        """Announce this member's farewell, and release the communicator once all members have.
+    def _announce_release(self, teardown: Teardown) -> None:
+        """Announce that this member releases, and release the communicator once all members have.
         Raises `BallotIncomplete` and `ControlError`."""
         comm_stream, spec = teardown.comm_stream, teardown.comm_stream.spec
-        question = f"{self._library}/{spec.name}/farewell"
+        question = f"{self._library}/{spec.name}/release"
         if not teardown.is_announced:
             self._control.cast(question, ABORTED if comm_stream.aborted else b"")
             teardown.is_announced = True
-        if teardown.farewells_read:
+        if teardown.announcements_read:
             return  # read once only: the last member to read them deletes them
         if not comm_stream.aborted:
             if ABORTED in self._control.collect(question, 0.0, spec.ranks):
                 comm_stream.abort(CommunicatorFailed(f"{spec.name}: a member has aborted it"))
             comm_stream.close()
-        teardown.farewells_read = True
+        teardown.announcements_read = True
         self._control.forget_together(question, spec.ranks)
 
     def _member_lost(self, comm_stream: CommStream) -> bool:
-        """Whether a member was lost, so that its farewell will never come."""
+        """Whether a member was lost, so that its announcement will never come."""
         loss = self._control.lost_rank(0.0)
         return loss is not None and loss.rank in comm_stream.spec.ranks

@@ -13,7 +13,7 @@ from equipoise.hal.errors import RanksDiffer
 
 Values = Mapping[str, str]
 """Values of a rank, by name."""
-NOTHING = "nothing"
+UNKNOWN_VALUE = "nothing"
 """The value of a rank that does not know the name."""
 
 
@@ -54,7 +54,9 @@ def check_same_on_all_ranks(
     for subject, name in names:
         ranks_by_value: dict[str, list[int]] = {}
         for rank, values in zip(ranks, by_rank, strict=True):
-            ranks_by_value.setdefault(values.get(subject, {}).get(name, NOTHING), []).append(rank)
+            ranks_by_value.setdefault(values.get(subject, {}).get(name, UNKNOWN_VALUE), []).append(
+                rank
+            )
         if len(ranks_by_value) > 1:
             differences = "; ".join(_has(having, value) for value, having in ranks_by_value.items())
             raise RanksDiffer(f"{subject}: ranks differ in {name}: {differences}")

@@ -230,10 +230,12 @@ class FdServer:
         self._socket.close()
         if self._thread.is_alive():
             raise ExpertPoolError(
-                f"the pool's door does not shut within {SERVER_CLOSE_TIMEOUT:g} s"
+                f"the descriptor server did not stop within {SERVER_CLOSE_TIMEOUT:g} s"
             )
         if self._failure is not None:
-            raise ExpertPoolError(f"the pool's door failed: {self._failure}") from self._failure
+            raise ExpertPoolError(
+                f"the descriptor server failed: {self._failure}"
+            ) from self._failure
 
     def __enter__(self) -> Self:
         return self
@@ -271,15 +273,17 @@ def receive_fd(address: str, handle: MemoryHandle, layout: PoolLayout) -> int:
             server.settimeout(CLIENT_TIMEOUT)
             server.connect(f"\0{address}")
             if not same_user(server):
-                raise PoolMismatch("another user opened the door")
+                raise PoolMismatch("the descriptor server belongs to another user")
             server.sendall(bytes.fromhex(handle.token))
             # Not by `recv_fds`, which in Python 3.11 drops the flag and lets children inherit it.
             space = socket.CMSG_LEN(DESCRIPTOR_STRUCT.size)
             _, extra, _, _ = server.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
     except OSError as error:
-        raise PoolMismatch(f"no way to its door: {error}") from error
+        raise PoolMismatch(f"cannot connect to the descriptor server: {error}") from error
     if not extra:
-        raise PoolMismatch("its door was shut")
+        raise PoolMismatch(
+            "the descriptor server closed the connection without sending a descriptor"
+        )
     return handle.verify(DESCRIPTOR_STRUCT.unpack(extra[0][2])[0], layout)
 
 
@@ -342,7 +346,7 @@ def _share_memory(
         refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
         if refused:
             with FdServer(descriptor, token) as server:
-                coordinator.publish(f"door{number}", server.address)
+                coordinator.publish(f"fd_server{number}", server.address)
                 refused = _ranks_that_failed(coordinator, f"knocked{number}", refused)
     except BaseException:
         os.close(descriptor)
@@ -388,7 +392,7 @@ def _join_owner(
         coordinator.publish(f"answer{number}", reason)
         refused = _ranks_that_failed(coordinator, f"answer{number}", ranks[1:])
         if coordinator.rank in refused:
-            address = str(coordinator.collect(f"door{number}", owner)[owner[0]])
+            address = str(coordinator.collect(f"fd_server{number}", owner)[owner[0]])
             descriptor, reason = _open_or_reason(
                 lambda: _receive_from_owner(address, handle, layout)
             )

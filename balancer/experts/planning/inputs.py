@@ -61,18 +61,18 @@ class _ReplicaChoice:
     Attributes:
         active: int64 (batches, experts), 0 or 1.
         slots: slots of each expert, ascending, one per rank that holds it.
-        weight: int64 (ranks,), what an expert adds to the height of each rank.
-        size: slots per rank.
+        unit_load: int64 (ranks,), what an expert adds to the load of each rank.
+        slots_per_rank: slots per rank.
         chosen: the slot that runs each expert, -1 if not chosen yet.
-        height: int64 (batches, ranks), active experts relative to the rank's capacity.
+        load: int64 (batches, ranks), active experts relative to the rank's capacity.
     """
 
     active: Counts
     slots: list[list[int]]
-    weight: Counts
-    size: int
+    unit_load: Counts
+    slots_per_rank: int
     chosen: list[int]
-    height: Counts
+    load: Counts
 
     @staticmethod
     def start(
@@ -80,42 +80,54 @@ class _ReplicaChoice:
     ) -> "_ReplicaChoice":
         """Places the most active experts first, each on the rank with the lowest sum so far."""
         ranks, experts = capacity.size, active.shape[1]
-        size, slots = row.size // ranks, [list[int]() for _ in range(experts)]
+        slots_per_rank, slots = row.size // ranks, [list[int]() for _ in range(experts)]
         for slot, expert in enumerate(row.tolist()):
-            if all(slot // size != other // size for other in slots[expert]):
+            if all(slot // slots_per_rank != other // slots_per_rank for other in slots[expert]):
                 slots[expert].append(slot)
-        weight = SHARE_ONE * SHARE_ONE // capacity.astype(np.int64)
+        unit_load = SHARE_ONE * SHARE_ONE // capacity.astype(np.int64)
         runs = active.astype(np.int64)
         layer = _ReplicaChoice(
-            runs, slots, weight, size, [-1] * experts, np.zeros((len(runs), ranks), dtype=np.int64)
+            runs,
+            slots,
+            unit_load,
+            slots_per_rank,
+            [-1] * experts,
+            np.zeros((len(runs), ranks), dtype=np.int64),
         )
-        often = runs.sum(axis=0).tolist()
-        for expert in sorted(range(experts), key=lambda e: (len(slots[e]) > 1, -often[e], e)):
-            heights = layer.height.sum(axis=0)
+        active_batches = runs.sum(axis=0).tolist()
+        for expert in sorted(
+            range(experts), key=lambda e: (len(slots[e]) > 1, -active_batches[e], e)
+        ):
+            rank_loads = layer.load.sum(axis=0)
             layer._move(
                 expert,
-                min(slots[expert], key=lambda s: int(heights[s // size] + weight[s // size])),
+                min(
+                    slots[expert],
+                    key=lambda s: int(
+                        rank_loads[s // slots_per_rank] + unit_load[s // slots_per_rank]
+                    ),
+                ),
             )
         return layer
 
     def improve(self) -> None:
         """Changes replicas one expert at a time while that lowers the cost."""
-        several = [expert for expert, slots in enumerate(self.slots) if len(slots) > 1]
+        replicated_experts = [expert for expert, slots in enumerate(self.slots) if len(slots) > 1]
         for _ in range(MAX_SWEEPS):
             # A list, not a generator: `any` would stop at the first expert that changes.
-            if not any([self._choose_replica(expert) for expert in several]):
+            if not any([self._choose_replica(expert) for expert in replicated_experts]):
                 return
 
     def shares(self) -> Shares:
         """Returns the shares, int32 (slots,)."""
-        whole = np.zeros(self.height.shape[1] * self.size, dtype=np.int32)
+        whole = np.zeros(self.load.shape[1] * self.slots_per_rank, dtype=np.int32)
         whole[self.chosen] = SHARE_ONE
         return whole
 
     def imbalance(self) -> float:
         """Returns the highest rank, summed over batches, / what level ranks would have, minus 1."""
-        level = int(self.active.sum()) * SHARE_ONE / float((SHARE_ONE / self.weight).sum())
-        return int(self.height.max(axis=1).sum()) / level - 1.0 if level else 0.0
+        level = int(self.active.sum()) * SHARE_ONE / float((SHARE_ONE / self.unit_load).sum())
+        return int(self.load.max(axis=1).sum()) / level - 1.0 if level else 0.0
 
     def _choose_replica(self, expert: int) -> bool:
         """Chooses an expert's best replica, on a tie the present one; returns if it changed."""
@@ -131,14 +143,18 @@ class _ReplicaChoice:
 
     def _cost(self) -> tuple[int, int]:
         """The largest rank summed over batches; to break ties, how uneven the ranks' sums are."""
-        sums = self.height.sum(axis=0) // len(self.height)
-        return int(self.height.max(axis=1).sum()), int((sums * sums).sum())
+        sums = self.load.sum(axis=0) // len(self.load)
+        return int(self.load.max(axis=1).sum()), int((sums * sums).sum())
 
     def _move(self, expert: int, slot: int) -> None:
         runs, before = self.active[:, expert], self.chosen[expert]
         if before >= 0:
-            self.height[:, before // self.size] -= runs * self.weight[before // self.size]
-        self.height[:, slot // self.size] += runs * self.weight[slot // self.size]
+            self.load[:, before // self.slots_per_rank] -= (
+                runs * self.unit_load[before // self.slots_per_rank]
+            )
+        self.load[:, slot // self.slots_per_rank] += (
+            runs * self.unit_load[slot // self.slots_per_rank]
+        )
         self.chosen[expert] = slot
 
 
@@ -207,7 +223,7 @@ def array_of(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     try:
         return np.asarray(array)
     except (ValueError, OverflowError) as error:
-        raise PlacementError(f"{name} is no array: {str(error)[:100]}") from None
+        raise PlacementError(f"{name} is not an array: {str(error)[:100]}") from None
 
 
 def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:

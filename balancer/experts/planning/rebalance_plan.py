@@ -76,9 +76,9 @@ class RebalanceLimits:
 
 def limits_of(config: BalancerConfig, staging: int) -> RebalanceLimits:
     """Returns the limits of a configuration, with `staging` buffers."""
-    split = Split.BY_SHARES if config.rule is RoutingRule.SHARES else Split.EVEN
+    split = Split.BY_SHARES if config.routing_rule is RoutingRule.SHARES else Split.EVEN
     return RebalanceLimits(
-        min_gain=config.min_gain,
+        min_gain=config.min_gain_parts,
         staging=staging,
         planner=config.planner,
         nodes=config.nodes,

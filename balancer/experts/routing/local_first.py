@@ -87,9 +87,9 @@ def local_first_shares(
     runs = ReplicaRuns.of(start, replicas, counts.shape[0])
     quotas = _quotas(counts.sum(0), runs, cumulative, salt.layer)
     rows_kept = _rows_kept(counts, runs, quotas)
-    mine = _rows_of_others(counts, runs, quotas, rows_kept, salt.rank)
-    mine = mine + torch.where(runs.rank == salt.rank, rows_kept, 0)
-    return _as_shares(runs.ends(mine), counts[salt.rank], runs, cumulative, salt)
+    slot_rows = _rows_of_others(counts, runs, quotas, rows_kept, salt.rank)
+    slot_rows = slot_rows + torch.where(runs.rank == salt.rank, rows_kept, 0)
+    return _as_shares(runs.ends(slot_rows), counts[salt.rank], runs, cumulative, salt)
 
 
 def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) -> Tensor:
@@ -104,8 +104,8 @@ def _quotas(total: Tensor, runs: ReplicaRuns, cumulative: Tensor, layer: int) ->
 
 def _rows_kept(counts: Tensor, runs: ReplicaRuns, quotas: Tensor) -> Tensor:
     """Returns how many rows each replica takes of its own rank's rows."""
-    there = counts[runs.rank, runs.expert] - runs.before_on_rank(quotas)
-    return torch.minimum(there.clamp(min=0), quotas)
+    rows_on_rank = counts[runs.rank, runs.expert] - runs.before_on_rank(quotas)
+    return torch.minimum(rows_on_rank.clamp(min=0), quotas)
 
 
 def _rows_of_others(
@@ -123,17 +123,17 @@ def _rows_of_others(
 
 
 def _as_shares(
-    ends: Tensor, own: Tensor, runs: ReplicaRuns, cumulative: Tensor, salt: Salt
+    ends: Tensor, own_counts: Tensor, runs: ReplicaRuns, cumulative: Tensor, salt: Salt
 ) -> Tensor:
-    """Returns the shares with which the kernel cuts `own` at exactly `ends`.
+    """Returns the shares with which the kernel cuts `own_counts` at exactly `ends`.
 
     The kernel ends a replica's part at floor((share * n + dither) / 65536), so the smallest share
     that ends it at `end` is ceil((end * 65536 - dither) / n).
     """
-    rows = own[runs.expert]
-    dither = _dither(own, salt.rank, salt.layer)[runs.expert]
-    some = rows.clamp(min=1)
-    least = torch.div(ends * SHARE_ONE - dither + some - 1, some, rounding_mode="floor")
+    rows = own_counts[runs.expert]
+    dither = _dither(own_counts, salt.rank, salt.layer)[runs.expert]
+    divisor = rows.clamp(min=1)
+    least = torch.div(ends * SHARE_ONE - dither + divisor - 1, divisor, rounding_mode="floor")
     shares = torch.where(ends == rows, SHARE_ONE, least.clamp(0, SHARE_ONE))
     return torch.where(rows == 0, cumulative.long(), shares).int()
 
@@ -203,8 +203,8 @@ class LocalFirstRouter:
 
     def _prefer_local(self, salt: Salt) -> None:
         tables, layer = self._tables, salt.layer
-        live = (tables.generation[layer] & 1).view(1)
-        start = tables.start[:, layer].index_select(0, live)[0]
-        replicas = tables.replicas[:, layer].index_select(0, live)[0]
+        set_index = (tables.generation[layer] & 1).view(1)
+        start = tables.start[:, layer].index_select(0, set_index)[0]
+        replicas = tables.replicas[:, layer].index_select(0, set_index)[0]
         counts = self._counts_by_rank.long()
         self._cumulative.copy_(local_first_shares(counts, start, replicas, self._cumulative, salt))

@@ -1,6 +1,6 @@
 """The process that rank processes are forked from: imports their module, forks on request.
 
-A request is a verb and a process id over the socket that is its standard input, with the three
+A request is a kind and a process id over the socket that is its standard input, with the three
 standard descriptors of the new process where one is to be forked. It imports no backend: what
 those start or open at import might not survive a fork. Forked processes share what an interpreter
 draws once, such as the seed of its hashes.
@@ -44,8 +44,8 @@ def main() -> None:
             line, descriptors, _, _ = socket.recv_fds(driver, REQUEST.size, 3)
             if not line:
                 return
-            verb, pid = REQUEST.unpack(line)
-            answer = _poll_exit_status(pid) if verb == WAIT else _fork(driver, descriptors)
+            kind, pid = REQUEST.unpack(line)
+            answer = _poll_exit_status(pid) if kind == WAIT else _fork(driver, descriptors)
             driver.sendall(PID.pack(answer))
 
 

@@ -81,7 +81,7 @@ class RankWorker:
 
     def handle(self, order: RankRequest) -> RankReply:
         """Do it; what is raised becomes a part of the answer."""
-        verbs: dict[str, Callable[[RankRequest], list[Any]]] = {
+        operations: dict[str, Callable[[RankRequest], list[Any]]] = {
             "greet": lambda _: [],
             "hold": self._hold_store,
             "open": self._open,
@@ -92,7 +92,7 @@ class RankWorker:
         }
         try:
             self._close_leftovers()
-            return {"answers": verbs[order["do"]](order)}
+            return {"answers": operations[order["do"]](order)}
         except Violation as violation:
             clause = violation.clause
             text = str(violation).removeprefix(f"{clause}: ")

@@ -103,9 +103,9 @@ class ForkServer:
         self._process.wait()
         self._errors.close()
 
-    def _ask(self, verb: RequestKind, pid: int, descriptors: Sequence[int] = ()) -> int:
+    def _ask(self, kind: RequestKind, pid: int, descriptors: Sequence[int] = ()) -> int:
         try:
-            socket.send_fds(self._socket, [REQUEST.pack(verb, pid)], descriptors)
+            socket.send_fds(self._socket, [REQUEST.pack(kind, pid)], descriptors)
             (answer,) = PID.unpack(self._socket.recv(PID.size))
         except (OSError, struct.error) as error:
             self._process.kill()

@@ -1,4 +1,4 @@
-"""Family *addresses*: slots stay where they are; verbs write their bytes and no others.
+"""Family *addresses*: slots stay where they are; operations write their bytes and no others.
 
 Also bad arguments, slots as long as real experts, and calls with hundreds of slots: a copy is made
 in chunks and a call is packed into lists of limited length, so a case plays many of both.
@@ -25,8 +25,8 @@ from equipoise.hal.conformance.context import (
 )
 from equipoise.hal.conformance.fixtures.collectives import dtype_named
 from equipoise.hal.conformance.fixtures.slot_store import (
+    SLOT_OP_ROLE,
     SLOT_ROLES,
-    VERB_ROLE,
     SegmentSpec,
     SlotStoreFixture,
     TrackedSlotStore,
@@ -212,14 +212,14 @@ def _play_mappings(ctx: RankContext, program: Program) -> Play:
         [SegmentSpec(torch.uint8, 3), SegmentSpec(torch.int16, 2)],
     )
     for slot in range(MAPPED_SLOTS):
-        fixture.write([slot], slot + 1, VERB_ROLE)
+        fixture.write([slot], slot + 1, SLOT_OP_ROLE)
     expected = list(range(1, MAPPED_SLOTS + 1))
     for step in program.steps:
         sources = [int(digit) for digit in str(step.args[0])]
         _remap(fixture, step.op, sources)
         expected = [expected[source] for source in sources]
         yield NEXT
-    blob = fixture.pack(range(MAPPED_SLOTS), VERB_ROLE)
+    blob = fixture.pack(range(MAPPED_SLOTS), SLOT_OP_ROLE)
     ctx.drain()
     versions_by_slot = [sorted(set(row)) for row in blob.view(MAPPED_SLOTS, -1).tolist()]
     expected_rows = [[version] for version in expected]
@@ -232,14 +232,14 @@ def _play_mappings(ctx: RankContext, program: Program) -> Play:
 
 def _remap(fixture: SlotStoreFixture, kind: str, sources: list[int]) -> None:
     packed = sources if kind == "each" else sorted(set(sources))
-    blob = fixture.pack(packed, VERB_ROLE)
+    blob = fixture.pack(packed, SLOT_OP_ROLE)
     fixture.keepalive.append(blob)
-    fixture.store.unpack(blob, range(len(packed)), fixture.stream(VERB_ROLE))
+    fixture.store.unpack(blob, range(len(packed)), fixture.stream(SLOT_OP_ROLE))
     buffers = (
         range(MAPPED_SLOTS) if kind == "each" else [packed.index(source) for source in sources]
     )
     fixture.store.commit(
-        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), fixture.stream(VERB_ROLE)
+        list(zip(buffers, range(MAPPED_SLOTS), strict=True)), fixture.stream(SLOT_OP_ROLE)
     )
 
 
@@ -269,14 +269,14 @@ def _play_checksums(ctx: RankContext, program: Program) -> Play:
 
 def _issue_checksums(tracked: TrackedSlotStore) -> list[_Checksums]:
     store, checksums = tracked.fixture.store, []
-    for what, contents, verb in (
+    for what, contents, operation in (
         ("slots", tracked.expected_slots, store.checksum_slots),
         ("staging", tracked.expected_staging, store.checksum_staging),
     ):
         if contents:
             numbers = sorted(contents)
             out = tracked.fixture.ctx.empty((len(numbers),), torch.int64)
-            verb(numbers, out, tracked.fixture.stream(VERB_ROLE))
+            operation(numbers, out, tracked.fixture.stream(SLOT_OP_ROLE))
             checksums.append((f"{what} {numbers}", out, [contents[number] for number in numbers]))
     return checksums
 
@@ -296,7 +296,7 @@ CONTENTS = (
         name="verbs-move-every-byte-of-the-segments",
         family=FAMILY,
         clauses=("A6", "A1", "A4"),
-        claim="Verbs move the bytes of every segment, at any offset, in place, and no others.",
+        claim="Operations move the bytes of every segment, at any offset, in place, and no others.",
         programs=_segments,
         play=_play_segments,
     ),
@@ -354,7 +354,7 @@ def _long(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_long(ctx: RankContext, program: Program) -> Play:
-    """Every verb once, each with contents of its own, then every byte is compared."""
+    """Every operation once, each with contents of its own, then every byte is compared."""
     for step in program.steps:
         length, key = (int(number) for number in step.args)
         fixture = make_slot_store(
@@ -367,13 +367,13 @@ def _play_long(ctx: RankContext, program: Program) -> Play:
             random_bytes(length + SECOND_SEGMENT_BYTES, key + k) for k in (0, 1)
         )
         sums = ctx.empty((2,), torch.int64), ctx.empty((1,), torch.int64)
-        stream = fixture.stream(VERB_ROLE)
+        stream = fixture.stream(SLOT_OP_ROLE)
         fixture.store.write([0], [fixture.make_source(first_slot)], stream)
         blob = ctx.copy_of(second_slot)
         fixture.keepalive.append(blob)
         fixture.store.unpack(blob, [0], stream)
         fixture.store.commit([(0, 1)], stream)
-        packed = fixture.pack([0, 1], VERB_ROLE)
+        packed = fixture.pack([0, 1], SLOT_OP_ROLE)
         fixture.store.checksum_slots([0, 1], sums[0], stream)
         fixture.store.checksum_staging([0], sums[1], stream)
         yield NEXT
@@ -412,7 +412,7 @@ def _many(_: Traits) -> st.SearchStrategy[Program]:
 
 
 def _play_many(ctx: RankContext, program: Program) -> Play:
-    """Each verb is one call for all of its slots."""
+    """Each operation is one call for all of its slots."""
     for step in program.steps:
         slots, staging, key = (int(number) for number in step.args)
         fixture = make_slot_store(ctx, slots, staging, [SegmentSpec(torch.uint8, SMALL_SLOT_BYTES)])
@@ -422,7 +422,7 @@ def _play_many(ctx: RankContext, program: Program) -> Play:
         )
         generator = torch.Generator().manual_seed(key)
         targets = torch.randperm(slots, generator=generator)[:staging].tolist()
-        stream, store = fixture.stream(VERB_ROLE), fixture.store
+        stream, store = fixture.stream(SLOT_OP_ROLE), fixture.store
         store.write(range(slots), [fixture.make_source(row) for row in contents], stream)
         blob = ctx.copy_of(staged_rows.reshape(-1))
         fixture.keepalive.append(blob)
@@ -430,7 +430,7 @@ def _play_many(ctx: RankContext, program: Program) -> Play:
         store.commit(list(zip(range(staging), targets, strict=True)), stream)
         expected = contents.clone()
         expected[targets] = staged_rows
-        packed = fixture.pack(range(slots), VERB_ROLE)
+        packed = fixture.pack(range(slots), SLOT_OP_ROLE)
         sums = ctx.empty((slots,), torch.int64)
         store.checksum_slots(range(slots), sums, stream)
         yield NEXT
@@ -453,7 +453,7 @@ LARGE_SLOTS = (
         name="slots-of-any-length-are-copied-whole",
         family=FAMILY,
         clauses=("A6", "A4", "D4"),
-        claim="Verbs move every byte of segments up to megabytes, at chunk borders and beside.",
+        claim="Operations move every byte of segments up to megabytes, also at chunk borders.",
         programs=_long,
         play=_play_long,
         large=True,
@@ -462,7 +462,7 @@ LARGE_SLOTS = (
         name="a-verb-takes-hundreds-of-slots",
         family=FAMILY,
         clauses=("A8", "A4", "D4"),
-        claim="One call of a verb does for hundreds of slots what it does for one.",
+        claim="One call of an operation does for hundreds of slots what it does for one.",
         programs=_many,
         play=_play_many,
         large=True,
@@ -618,7 +618,7 @@ BAD_ARGUMENTS = (
         name="a-bad-argument-changes-nothing",
         family="addresses",
         clauses=("A8",),
-        claim="A slot verb with one bad argument raises SlotError, and nothing else happens.",
+        claim="A slot operation with one bad argument raises SlotError, and nothing else happens.",
         programs=_bad_call_programs,
         play=_play_bad_calls,
     ),

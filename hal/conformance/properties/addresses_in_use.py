@@ -167,7 +167,7 @@ def _valid_lease_steps(steps: list[Step]) -> list[Step]:
 
 @dataclass
 class _LeaseRunner:
-    """Leases, and verbs that must be refused while one of their slots is leased."""
+    """Leases, and operations that must be refused while one of their slots is leased."""
 
     fixture: SlotStoreFixture
     expected_versions: list[int] = field(default_factory=lambda: [0] * SLOTS)
@@ -198,8 +198,8 @@ class _LeaseRunner:
 
     def change(self, number: int, op: str, slots: list[int]) -> None:
         leased = sorted(set.union(set(), *self.leased_slots) & set(slots))
-        verb = self.write if op == "write" else self.commit
-        refusal = catch(lambda: verb(number, slots), SlotLeased)
+        operation = self.write if op == "write" else self.commit
+        refusal = catch(lambda: operation(number, slots), SlotLeased)
         what = f"step {number}: {op} to slots {slots} while {leased or 'none'} of them are leased"
         require("A11", (refusal is not None) == bool(leased), f"{what}: {refusal or 'no error'}")
         if not leased:

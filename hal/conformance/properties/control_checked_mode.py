@@ -157,12 +157,12 @@ def is_one_operation(calls: Sequence[CollectiveCall]) -> bool:
 def _play(ctx: RankContext, program: Program) -> Play:
     comm = yield from ctx.communicator()
     control = control_plane(ctx)
-    herald = BallotOnlyControlPlane(control)
-    announced = CHECKED(comm, herald, EPOCH, ctx.deadline)
+    ballot_only = BallotOnlyControlPlane(control)
+    announced = CHECKED(comm, ballot_only, EPOCH, ctx.deadline)
     checked = CHECKED(comm, control, EPOCH, ctx.deadline)
     for calls in calls_by_round(program):
         _cast_ballot(ctx, announced, calls[ctx.rank])
-        yield from gather_ballots(ctx, herald.question)
+        yield from gather_ballots(ctx, ballot_only.question)
         yield from _play_round(ctx, checked, calls)
 
 

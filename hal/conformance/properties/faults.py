@@ -44,7 +44,7 @@ class RankOperation:
     """One rank's part in one step.
 
     Attributes:
-        op: the verb of the communicator, which an error has to name.
+        op: the operation of the communicator, which an error has to name.
         issue: calls it.
         required_ranks: ranks without which this part cannot end.
         output: what arrives.

@@ -51,20 +51,20 @@ from equipoise.hal.stream import Role
 from equipoise.hal.work import Work
 
 FAMILY = "keepalive"
-MAX_VERBS = 6
+MAX_SLOT_OPS = 6
 SLOTS = 2
 SEGMENTS = [SegmentSpec(torch.uint8, 24), SegmentSpec(torch.uint8, 40)]
 SLOT, STREAM = st.integers(0, SLOTS - 1), st.sampled_from(SLOT_ROLES)
 
 
-def _verb_programs(_: Traits) -> st.SearchStrategy[Program]:
+def _slot_op_programs(_: Traits) -> st.SearchStrategy[Program]:
     """Slot and stream; the version that a step brings is its number, from 1."""
     kinds = [step_of(op, SLOT, STREAM) for op in ("unpack", "write", "pack")]
-    return programs_of(*kinds, most=MAX_VERBS)
+    return programs_of(*kinds, most=MAX_SLOT_OPS)
 
 
 @dataclass
-class _VerbRunner:
+class _SlotOpRunner:
     """Makes the calls of a program, each with memory that it drops at once.
 
     Attributes:
@@ -101,8 +101,8 @@ class _VerbRunner:
         return self.fixture.ctx.full((self.fixture.slot_bytes,), version)
 
 
-def _play_verbs(ctx: RankContext, program: Program) -> Play:
-    runner = _VerbRunner(make_slot_store(ctx, SLOTS, SLOTS, SEGMENTS))
+def _play_slot_ops(ctx: RankContext, program: Program) -> Play:
+    runner = _SlotOpRunner(make_slot_store(ctx, SLOTS, SLOTS, SEGMENTS))
     for number, step in enumerate(program.steps, 1):
         runner.run_step(number, int(step.args[0]), step)
         yield NEXT
@@ -117,14 +117,14 @@ def _play_verbs(ctx: RankContext, program: Program) -> Play:
     require_junk_untouched("K1", runner.junk)
 
 
-VERBS = (
+SLOT_OPS = (
     Property(
         name="slot-verbs-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
-        claim="A verb of a store owns what it was given: its caller may drop that at once.",
-        programs=_verb_programs,
-        play=_play_verbs,
+        claim="An operation of a store owns what it was given: its caller may drop that at once.",
+        programs=_slot_op_programs,
+        play=_play_slot_ops,
     ),
 )
 
@@ -486,5 +486,5 @@ PROPERTIES = (
         scope=PropertyScope.GROUP,
     ),
     *HANDLES,
-    *VERBS,
+    *SLOT_OPS,
 )

@@ -432,9 +432,9 @@ MAX_ROUNDS = 4
 
 
 def _lock_programs(_: Traits) -> st.SearchStrategy[Program]:
-    verbs = st.lists(st.sampled_from(LOCK_OPS), min_size=1, max_size=MAX_LOCK_STEPS)
+    operations = st.lists(st.sampled_from(LOCK_OPS), min_size=1, max_size=MAX_LOCK_STEPS)
     rounds = st.lists(st.sampled_from(HANDOVER_ROUNDS), min_size=2, max_size=MAX_ROUNDS)
-    op_lists = st.one_of(verbs, rounds.map(lambda parts: list(chain(*parts))))
+    op_lists = st.one_of(operations, rounds.map(lambda parts: list(chain(*parts))))
     return op_lists.map(lambda ops: make_program(_valid_lock_steps([Step(op) for op in ops])))
 
 
@@ -450,7 +450,7 @@ def _valid_lock_steps(steps: list[Step]) -> list[Step]:
 
 def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
     """What the model says to a step."""
-    verbs: dict[str, Callable[[], ExpectedErrors]] = {
+    operations: dict[str, Callable[[], ExpectedErrors]] = {
         "section": model.section,
         "signal": model.signal,
         "wait": model.wait,
@@ -459,7 +459,7 @@ def _expected_errors(model: LockModel, op: str) -> ExpectedErrors:
         "late signal": model.late_call,
         "late wait": model.late_call,
     }
-    return verbs[op]()
+    return operations[op]()
 
 
 @dataclass
@@ -546,7 +546,7 @@ EPOCHS = Property(
     name="lock-calls-match-the-lock-model",
     family="locks",
     clauses=("O5", "L3", "L6"),
-    claim="Out of turn, late or void: every verb says so, nothing leaks into the next epoch.",
+    claim="Out of turn, late or void: every operation says so, nothing leaks into the next epoch.",
     programs=_lock_programs,
     play=_play_lock,
     needs=lock_support,

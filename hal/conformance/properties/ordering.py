@@ -408,7 +408,7 @@ class _LaunchRunner:
 
 
 def _launch_runner(ctx: RankContext) -> _LaunchRunner:
-    """A desk with all flags down."""
+    """Flags that are all down."""
     most = MOST_LAUNCHES + 1  # the hold has a number too
     return _LaunchRunner(ctx, ctx.full((most,), 0), ctx.full((most, most), 0))
 

@@ -110,8 +110,8 @@ class SystemModel:
         return sorted({self.order.launches[look][0] for look in reads})
 
     def store_version(self, number: int, buffer: BufferKey, role: str) -> None:
-        """A verb on the stream writes a version of its own."""
-        writer = self._verb(buffer, role)
+        """An operation on the stream writes a version of its own."""
+        writer = self._slot_op(buffer, role)
         self.versions[buffer], self.writers[buffer] = number, writer
         for reader in self.attached:
             if buffer[0] == "slot":
@@ -120,7 +120,7 @@ class SystemModel:
     def commit(self, staging: int, slot: int, role: str) -> None:
         """Staging goes to a slot; a leased slot stays as it is."""
         if not self.leased(slot):
-            self._verb(("staging", staging), role)
+            self._slot_op(("staging", staging), role)
             self.store_version(self.versions["staging", staging], ("slot", slot), role)
 
     def write(self, number: int, slot: int, role: str) -> None:
@@ -130,7 +130,7 @@ class SystemModel:
 
     def pack(self, slot: int, role: str) -> None:
         """A store operation reads the slot, after its last write."""
-        self._verb(("slot", slot), role)
+        self._slot_op(("slot", slot), role)
 
     def look(self, slot: int, role: str) -> None:
         """A launch reads the slot; that of a stranger is not waited for."""
@@ -174,7 +174,7 @@ class SystemModel:
             for launch in range(len(self.order.launches)):
                 self.order.order_after(role, launch)
 
-    def _verb(self, buffer: BufferKey, role: str) -> int:
+    def _slot_op(self, buffer: BufferKey, role: str) -> int:
         """A launch after the last write of what it touches (V5)."""
         if buffer in self.writers:
             self.order.order_after(role, self.writers[buffer])
@@ -242,7 +242,7 @@ class SystemRunner:
         self.model.write(number, slot, role)
 
     def pack(self, number: int, slot: int, role: str) -> None:
-        """The slot as a verb reads it."""
+        """The slot as an operation reads it."""
         blob = self.fixture.pack([slot], role)
         self.expected_reads.append(
             ("V5", f"step {number}, pack on {role}", blob, self.model.slot(slot))
@@ -281,7 +281,7 @@ class SystemRunner:
         self.model.leases[lease] = -1
 
     def check_refusal(self, number: int, slot: int, refusal: Exception | None) -> None:
-        """Whether a verb was refused as it should be."""
+        """Whether an operation was refused as it should be."""
         state = "leased" if self.model.leased(slot) else "not leased"
         right = (refusal is not None) == self.model.leased(slot)
         require("A11", right, f"step {number}: slot {slot} is {state}, and {refusal or 'no error'}")
@@ -448,7 +448,7 @@ def no_stream_waits_for_host(self: "AcceleratorStateMachine") -> bool:
 
 
 class AcceleratorStateMachine(RuleBasedStateMachine):
-    """Each rule is a call; what the ledger says cannot be made is left out.
+    """Each rule is a call; what the model says cannot be made is left out.
 
     The case is played at the end, as data, and not call by call while it is composed: so real
     devices, on which a race shows once and not again, can be searched and shrunk like all others.
@@ -482,7 +482,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
         self._schedule = schedule
 
     def wait_for_unattached_readers(self, slot: int, role: str) -> None:
-        """Let the stream wait for strangers that look at the slot: a verb would not."""
+        """Let the stream wait for strangers that look at the slot: an operation would not."""
         for stranger in self.model.unattached_readers(role, slot):
             self.join(stranger, role)
 
@@ -507,7 +507,7 @@ class AcceleratorStateMachine(RuleBasedStateMachine):
 
     @rule(slot=SLOT, role=STREAM)
     def pack(self, slot: int, role: str) -> None:
-        """A verb reads a slot."""
+        """An operation reads a slot."""
         self.add_step("pack", slot, role)
         self.model.pack(slot, role)
 

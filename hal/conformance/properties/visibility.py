@@ -88,7 +88,7 @@ class _ReaderRunner:
 def _play_readers(
     ctx: RankContext, program: Program, slots: int, parts: Sequence[SegmentSpec]
 ) -> Play:
-    """Play to the end; the desk."""
+    """Plays to the end; returns the flags."""
     fixture = make_slot_store(ctx, slots, MAX_READER_STEPS * slots, parts)
     for role in SLOT_ROLES:
         fixture.store.attach(ctx.accelerator.stream(Role(role)))
@@ -157,7 +157,7 @@ SLOT = st.integers(0, SLOTS - 1)
 class _StoreRunner:
     """Makes the calls of a program; remembers what every read must hold.
 
-    Every verb that brings bytes brings a version of its own: the number of its step, from 1.
+    Every operation that brings bytes brings a version of its own: the number of its step, from 1.
 
     Attributes:
         fixture: the store.

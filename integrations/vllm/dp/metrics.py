@@ -19,11 +19,11 @@ PREFIX = "equipoise_vllm_"
 class PrometheusMetrics:
     """The metrics of this process; registered once."""
 
-    routed: Any
-    aborted: Any
-    fallback: Any
-    failures: Any
-    queued: Any
+    routed_requests: Any
+    aborted_requests: Any
+    fallback_requests: Any
+    policy_failures: Any
+    queued_requests: Any
 
 
 @cache
@@ -33,18 +33,18 @@ def prometheus_metrics() -> PrometheusMetrics | None:
         return None
     client: Any = import_module("prometheus_client")
     return PrometheusMetrics(
-        routed=client.Counter(
+        routed_requests=client.Counter(
             PREFIX + "routed_requests", "Requests that a policy sent to a rank", ["dp_rank"]
         ),
-        aborted=client.Counter(PREFIX + "aborted_requests", "Requests that were aborted"),
-        fallback=client.Counter(
+        aborted_requests=client.Counter(PREFIX + "aborted_requests", "Requests that were aborted"),
+        fallback_requests=client.Counter(
             PREFIX + "fallback_requests", "Requests queued too long, and sent by the engine's rule"
         ),
-        failures=client.Counter(
+        policy_failures=client.Counter(
             PREFIX + "dp_policy_failures",
             "Failures of a policy; vLLM's own rule routes from then on",
         ),
-        queued=client.Gauge(
+        queued_requests=client.Gauge(
             PREFIX + "queued_requests",
             "Requests that wait for a rank; vLLM does not count them as waiting",
             multiprocess_mode="livesum",
@@ -58,31 +58,31 @@ class RoutingMetrics:
     def __init__(self) -> None:
         self._prometheus = prometheus_metrics()
 
-    def routed(self, rank: int) -> None:
+    def count_routed(self, rank: int) -> None:
         """Count a request that the policy sent to `rank`."""
         COUNTERS.add("routed_requests")
         if self._prometheus is not None:
-            self._prometheus.routed.labels(str(rank)).inc()
+            self._prometheus.routed_requests.labels(str(rank)).inc()
 
-    def aborted(self) -> None:
+    def count_aborted(self) -> None:
         """Count a request that its client aborted."""
         COUNTERS.add("aborted_requests")
         if self._prometheus is not None:
-            self._prometheus.aborted.inc()
+            self._prometheus.aborted_requests.inc()
 
-    def fell_back(self) -> None:
+    def count_fallback(self) -> None:
         """Count a request that waited too long and went by vLLM's own rule."""
         COUNTERS.add("fallback_requests")
         if self._prometheus is not None:
-            self._prometheus.fallback.inc()
+            self._prometheus.fallback_requests.inc()
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         """Count a failure of the policy."""
         COUNTERS.add("dp_policy_failures")
         if self._prometheus is not None:
-            self._prometheus.failures.inc()
+            self._prometheus.policy_failures.inc()
 
-    def queued(self, count: int) -> None:
+    def set_queued(self, count: int) -> None:
         """Set the number of queued requests."""
         if self._prometheus is not None:
-            self._prometheus.queued.set(count)
+            self._prometheus.queued_requests.set(count)

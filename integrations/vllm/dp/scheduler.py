@@ -153,7 +153,7 @@ class DpRequestScheduler:
             return None
         rank = mark_sent(tracked)
         if rank is not None:
-            self._metrics.routed(rank)
+            self._metrics.count_routed(rank)
         return rank
 
     async def abort(
@@ -165,7 +165,7 @@ class DpRequestScheduler:
         unsent = [one for one in tracked_requests if one.state in UNSENT_STATES]
         for tracked in tracked_requests:
             if tracked.state is not DpRequestState.ABORTING:
-                self._metrics.aborted()
+                self._metrics.count_aborted()
             if tracked.state is DpRequestState.RUNNING:
                 tracked.state = DpRequestState.ABORTING
             if tracked.state not in UNSENT_STATES:
@@ -232,7 +232,7 @@ class DpRequestScheduler:
                 break
             if tracked.state is not DpRequestState.QUEUED:
                 continue  # was assigned when the request before it was removed
-            self._metrics.fell_back()
+            self._metrics.count_fallback()
             self._apply_event(partial(self._table.fall_back, tracked))
             self._send_soon([tracked])
 
@@ -245,11 +245,11 @@ class DpRequestScheduler:
         except Exception:
             ready = self._fall_back()
         self._send_soon([one for one in ready if one is not apart_from])
-        self._metrics.queued(len(self._table.queued))
+        self._metrics.set_queued(len(self._table.queued))
 
     def _fall_back(self) -> list[DpRequest]:
         LOG.exception("equipoise: the policy failed; the engine's own rule routes from now on")
-        self._metrics.failed()
+        self._metrics.count_failure()
         self.mode = RoutingMode.ENGINE
         return self._table.fall_back_all()
 

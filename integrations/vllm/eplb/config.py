@@ -12,7 +12,6 @@ from equipoise.balancer.experts.config import (
     ShareMode,
     default_sub_window,
 )
-from equipoise.balancer.experts.placement import SHARE_ONE
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
 
@@ -40,7 +39,7 @@ def balancer_config(
         step_interval=eplb_config.step_interval,
         sub_window=sub_window,
         planner=PlannerOptions(target=settings.target_imbalance),
-        min_gain=round(settings.min_improvement * SHARE_ONE),
+        min_gain=settings.min_improvement,
         nodes=nodes,
         ranks_sharing_rows=ranks_sharing_rows,
         log_balancedness=eplb_config.log_balancedness,

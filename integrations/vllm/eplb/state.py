@@ -170,7 +170,7 @@ class BalancedModel:
         if len(uncalled) > allowed:
             raise IntegrationError(
                 f"layers {uncalled} of {len(self.routers)} have run a forward pass without "
-                "asking for slots: they route in a way of their own"
+                "asking for slots: they bypass the router that vLLM's EPLB maps experts in"
             )
         return True
 

@@ -62,10 +62,10 @@ def demo_memory(run: RunSettings) -> dict[str, int | None]:
 
 def render_memory_report(run: RunSettings) -> str:
     """The memory report as a few lines, which `run` begins with."""
-    ledger = demo_memory_report(run)
-    rows = [(entry.name, bytes_or_unknown(entry.nbytes), entry.reason) for entry in ledger.items]
-    unknown = any(entry.nbytes is None for entry in ledger.items)
-    rows.append(("total", bytes_or_unknown(ledger.total), "at least" if unknown else ""))
+    report = demo_memory_report(run)
+    rows = [(entry.name, bytes_or_unknown(entry.nbytes), entry.reason) for entry in report.items]
+    unknown = any(entry.nbytes is None for entry in report.items)
+    rows.append(("total", bytes_or_unknown(report.total), "at least" if unknown else ""))
     first = max(len(name) for name, _, _ in rows)
     lines = [f"  {name:<{first}}  {size:>9}  {why}".rstrip() for name, size, why in rows]
     return "\n".join(["device memory of a rank:", *lines])

@@ -37,7 +37,7 @@ OPTIONS = (
            shown_default="those of --installed", help="ranks that serve"),
     Option(key="slots", kind=kinds.WHOLE, group=SHAPE, metavar="N",
            shown_default="those of --installed",
-           help="physical experts per layer over all ranks, a multiple of them"),
+           help="slots per layer over all ranks, a multiple of them"),
     Option(key="nodes", kind=kinds.WHOLE, group=SHAPE, metavar="N", shown_default="1",
            help="machines, of as many ranks each"),
     Option(key="policy", kind=kinds.POLICY, group=AIM, metavar="|".join(kinds.POLICIES),
@@ -54,7 +54,7 @@ OPTIONS = (
            "if they were equal"),
     Option(key="split", kind=kinds.SPLIT, group=AIM, metavar="|".join(kinds.SPLITS),
            shown_default="shares",
-           help="how an expert's rows are divided among its copies: by shares that level the "
+           help="how an expert's rows are divided among its replicas: by shares that level the "
            "ranks, or even for engines that know no shares"),
     Option(key="survive", kind=kinds.WHOLE, group=AIM, metavar="0|1|2", shown_default="0",
            help="what no expert may be lost with: 0 nothing, 1 any one rank, 2 any one node"),

@@ -41,7 +41,7 @@ OPTIONS = (
     Option(key="backend", kind=kinds.NAME, group=RANKS, metavar="NAME",
            help="accelerator to run on (`equipoise doctor` lists them)"),
     Option(key="communicator", kind=kinds.NAME, group=RANKS, metavar="NAME",
-           shown_default="the one that goes with the backend", help="what the ranks talk over"),
+           shown_default="the one that goes with the backend", help="communicator between ranks"),
     Option(key="exchange", kind=kinds.EXCHANGE, group=RANKS, metavar="|".join(ExchangeForm),
            help="how tokens come to their experts: portable, whose host reads the counts of every "
            "layer, or fixed, whose messages have one size and whose counts stay on the device"),
@@ -55,11 +55,11 @@ OPTIONS = (
     Option(key="seed", kind=kinds.WHOLE, group=TRAFFIC, metavar="N",
            help="which prompts are cut from the texts"),
     Option(key="slots", kind=kinds.WHOLE, group=BALANCING, metavar="N",
-           help=f"physical experts per layer over all ranks, at least {EXPERTS}"),
+           help=f"slots per layer over all ranks, at least {EXPERTS}"),
     Option(key="num_redundant_experts", kind=kinds.WHOLE, group=BALANCING, metavar="N",
            shown_default="none", help=f"the same as --slots {EXPERTS} + N"),
     Option(key="shares", kind=kinds.SHARES, group=BALANCING, metavar="static|lagged|exact",
-           help="how an expert's tokens are divided among its replicas: as planned, from the "
+           help="how an expert's rows are divided among its replicas: as planned, from the "
            "last load, or on each batch's own counts"),
     Option(key="variants", kind=kinds.VARIANTS, group=BALANCING, metavar="NAME",
            shown_default="all that the other options allow",
@@ -69,7 +69,7 @@ OPTIONS = (
            "alone"),
     Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
            help="which replica is preferred where shares leave a choice: any, or those on the "
-           "token's own rank, up to what they take; that goes with --shares exact"),
+           "row's own rank, up to what they take; that goes with --shares exact"),
     Option(key="routing_rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
            help="who picks a replica: the shares, or another engine's rule to the bit, which "
            "divides evenly, so that only --shares static goes with it and is its default"),
@@ -110,7 +110,7 @@ OPTIONS = (
     Option(key="layer_updates_per_iter", kind=kinds.WHOLE, group=MOVES, metavar="LAYERS",
            help="in_place: layers that are rewritten in one step"),
     Option(key="max_stalled_steps", kind=kinds.WHOLE, group=MOVES, metavar="STEPS",
-           help="steps without progress after which a rebalance is given up"),
+           help="steps without progress after which a rebalance is aborted"),
     Option(key="log_rebalances", kind=kinds.SWITCH, group=WATCHING, shown_default="off",
            help="one line per rebalance on standard error; aborted ones are logged anyway"),
     Option(key="log_balancedness", kind=kinds.SWITCH, group=WATCHING, shown_default="off",

@@ -127,19 +127,19 @@ def _check_step(request: SimulateRequest) -> None:
         raise UsageError("--seconds-per-token must be above 0: steps would all be alike")
     if request.fixed_share is not None:
         if request.step_model != "share":
-            raise UsageError(f"--fixed-share says nothing with --step-model {request.step_model}")
+            raise UsageError(f"--fixed-share has no effect with --step-model {request.step_model}")
         if not 0 <= request.fixed_share < 1:
             raise UsageError(
                 f"--fixed-share must be at least 0 and below 1, got {request.fixed_share:g}"
             )
     if request.seconds_per_token is not None and request.step_model == "bfio":
-        raise UsageError("--seconds-per-token says nothing with --step-model bfio: it has its own")
+        raise UsageError("--seconds-per-token has no effect with --step-model bfio: it has its own")
 
 
 def _check_company(request: SimulateRequest) -> None:
     """Options that say nothing without others."""
     if request.queue_timeout == 0:
-        raise UsageError("--queue-timeout must be above 0: nobody would be served")
+        raise UsageError("--queue-timeout must be above 0: every request would time out at once")
     if request.acceptance is not None and request.draft_tokens is None:
         raise UsageError("--acceptance needs --draft-tokens: nothing is drafted")
     if request.prompt_weight and request.prefill_chunk is None:
@@ -152,7 +152,9 @@ def _check_company(request: SimulateRequest) -> None:
         for key in FIT_OPTIONS:
             if getattr(request, key) is not None:
                 option = "--" + key.replace("_", "-")
-                raise UsageError(f"{option} says nothing without fit among --policies: it is fit's")
+                raise UsageError(
+                    f"{option} has no effect without fit among --policies: it is fit's"
+                )
 
 
 def _check_cache(request: SimulateRequest) -> None:
@@ -174,7 +176,7 @@ def _check_load(request: SimulateRequest) -> None:
     if request.arrivals is None or request.sweep == "load":
         return
     if request.load == SATURATED:
-        raise UsageError("--arrivals says nothing with --load saturated: requests always wait")
+        raise UsageError("--arrivals has no effect with --load saturated: requests always wait")
     if request.arrivals == "poisson" and request.load is None:
         raise UsageError("--arrivals poisson needs --load: how often requests come")
 

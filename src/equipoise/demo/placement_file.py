@@ -51,13 +51,13 @@ def check_same_placement(
     """
     digest = list(bytes.fromhex(layout.digest))
     own_digest = torch.tensor(digest, dtype=torch.uint8).to(device)
-    everybody = own_digest.new_empty((communicator.size, *own_digest.shape))
-    communicator.all_gather(everybody, own_digest).result(deadline)
-    everybody = everybody.cpu()
+    gathered = own_digest.new_empty((communicator.size, *own_digest.shape))
+    communicator.all_gather(gathered, own_digest).result(deadline)
+    gathered = gathered.cpu()
     differ = [
         rank
-        for rank, digest_of_rank in enumerate(everybody)
-        if not digest_of_rank.equal(everybody[0])
+        for rank, digest_of_rank in enumerate(gathered)
+        if not digest_of_rank.equal(gathered[0])
     ]
     if differ:
         raise PlacementError(f"rank {differ[0]} was given another placement than rank 0")

@@ -72,9 +72,9 @@ class Gatherer:
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """(steps,): seconds of the slowest rank."""
         own_seconds = torch.from_numpy(meter.seconds).view(torch.uint8).to(self._device)
-        everybody = own_seconds.new_empty((self._communicator.size, *own_seconds.shape))
-        self._communicator.all_gather(everybody, own_seconds).result(self._deadline)
-        return everybody.cpu().view(torch.float64).amax(dim=0).numpy()
+        gathered = own_seconds.new_empty((self._communicator.size, *own_seconds.shape))
+        self._communicator.all_gather(gathered, own_seconds).result(self._deadline)
+        return gathered.cpu().view(torch.float64).amax(dim=0).numpy()
 
     def digests(self, finished: dict[int, bytes], requests: int) -> dict[int, bytes]:
         """Digest of every request, whichever rank served it."""
@@ -84,18 +84,18 @@ class Gatherer:
         total = self._sum(table).to(torch.uint8)
         return {number: bytes(row) for number, row in enumerate(total.tolist())}
 
-    def gather_texts(self, mine: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         """What every rank says, in order of rank; UTF-8 travels."""
-        data = torch.tensor(list(mine.encode()) or [0], dtype=torch.uint8)
+        data = torch.tensor(list(text.encode()) or [0], dtype=torch.uint8)
         sizes = torch.zeros(self._communicator.size, dtype=torch.int64)
-        sizes[self._communicator.rank] = len(mine.encode())
+        sizes[self._communicator.rank] = len(text.encode())
         lengths = self._sum(sizes).tolist()
         buffer = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
         buffer[: len(data)] = data[: len(buffer)]
         device_buffer = buffer.to(self._device)
-        everybody = device_buffer.new_empty((self._communicator.size, len(device_buffer)))
-        self._communicator.all_gather(everybody, device_buffer).result(self._deadline)
-        rows = everybody.cpu().numpy()
+        gathered = device_buffer.new_empty((self._communicator.size, len(device_buffer)))
+        self._communicator.all_gather(gathered, device_buffer).result(self._deadline)
+        rows = gathered.cpu().numpy()
         return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
     def _sum(self, tensor: Tensor) -> Tensor:
@@ -119,15 +119,15 @@ def serve_rank(
         RankLost: a peer was killed, stopped or left; names it and the operation.
         EquipoiseError: anything else that ends the run.
     """
-    fabric, where = _meet(settings, rendezvous)
-    with _blaming(fabric.control, settings):
-        run_context = _settle_in(settings, fabric, where)
+    fabric, where = _connect(settings, rendezvous)
+    with _explain_failures(fabric.control, settings):
+        run_context = _open_run(settings, fabric, where)
         variants = variants_of_run(settings, run_context.serving.weights.config.experts)
         results = [(variant, *_serve(run_context, variant, progress)) for variant in variants]
     # The heartbeat goes on until the record is made, so that silence is noticed to the end.
     fabric.control.set_operation("the reference pass")
     record = None if where.rank else _record(run_context, results, progress)
-    _part(run_context)
+    _close_run(run_context)
     return record
 
 
@@ -145,9 +145,9 @@ def record_rank(
         RankLost: a peer was killed, stopped or left; names it and the operation.
         EquipoiseError: anything else that ends the run, or a file that cannot be written.
     """
-    fabric, where = _meet(settings, rendezvous)
-    with _blaming(fabric.control, settings):
-        run_context = _settle_in(settings, fabric, where)
+    fabric, where = _connect(settings, rendezvous)
+    with _explain_failures(fabric.control, settings):
+        run_context = _open_run(settings, fabric, where)
         recorder = _recorder(run_context, recording)
         _pass(
             run_context,
@@ -158,23 +158,23 @@ def record_rank(
         fabric.control.set_operation("the writing of statistics")
         recorder.close()
         fabric.open("recorded").barrier().result(run_context.serving.deadline)
-    _part(run_context)
+    _close_run(run_context)
 
 
-def _meet(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendezvous]:
+def _connect(settings: RunSettings, rendezvous: Rendezvous) -> tuple[Fabric, Rendezvous]:
     torch.set_num_threads(1)
     where = replace(rendezvous, deadline=settings.deadline * OPERATION_SHARE)
     return registry.communicator(settings.communicator).connect(where), where
 
 
-def _part(run_context: RunContext) -> None:
+def _close_run(run_context: RunContext) -> None:
     run_context.observers.close()
     run_context.run_fabric.close()
     run_context.accelerator.close()
 
 
 @contextmanager
-def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
+def _explain_failures(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
     """Whatever fails in here is explained by the loss of a rank, where there was one."""
     try:
         yield
@@ -182,7 +182,7 @@ def _blaming(control: ControlPlane, settings: RunSettings) -> Iterator[None]:
         raise blame(control, error, settings.deadline * ATTRIBUTION_SHARE) from error
 
 
-def _settle_in(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
+def _open_run(settings: RunSettings, fabric: Fabric, rendezvous: Rendezvous) -> RunContext:
     """Open the accelerator, check what the oracle rests on, load weights and traffic."""
     accelerator = open_for_rank(registry.accelerator(settings.backend), rendezvous.rank)
     grid = Grid(rendezvous.size, settings.pipeline_ranks, settings.tensor_ranks)

@@ -62,7 +62,7 @@ class ExchangeForm(StrEnum):
 class RunSettings:
     """One `equipoise run`; every field is also an option and a key of the configuration file.
 
-    `slots` counts physical experts per layer over all ranks, `window_size` and `step_interval`
+    `slots` counts slots per layer over all ranks, `window_size` and `step_interval`
     are steps (vLLM's words), `deadline` is seconds. An empty `text` means the shipped samples, and
     an empty `communicator` the one that goes with the backend. `variants` are the ways in which the
     traffic is served; empty for all that this run can serve. A `placement` is a file of the one

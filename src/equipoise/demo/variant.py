@@ -30,7 +30,6 @@ from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.host_pool.layout import PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool, ranks_on_node
 from equipoise.balancer.experts.placement import (
-    SHARE_ONE,
     ExpertShape,
     Layout,
     Placement,
@@ -386,14 +385,14 @@ def balancer_config(run_context: RunContext, variant: Variant) -> BalancerConfig
         sub_window=(half if halves else 1) * turns,
         # The other share modes do not divide a batch.
         locality=settings.locality if variant.name is VariantName.EXACT else Locality.ANY,
-        rule=settings.routing_rule,
+        routing_rule=settings.routing_rule,
         planner=PlannerOptions(
             target=settings.target,
             slack=settings.slack,
             survive=settings.survive,
             sigma=settings.sigma,
         ),
-        min_gain=int(settings.min_gain * SHARE_ONE),
+        min_gain=settings.min_gain,
         max_stalled_steps=settings.max_stalled_steps * turns,
         slots_per_message=settings.slots_per_message,
         layer_updates_per_iter=settings.layer_updates_per_iter,

@@ -18,7 +18,7 @@ from equipoise.serve.settings import HealthSettings
 
 @unique
 class HealthCheckResult(Enum):
-    """What came of asking a worker once."""
+    """Result of one health check."""
 
     HEALTHY = "well"
     UNHEALTHY = "unwell"

@@ -160,7 +160,7 @@ class _LiveCollector:
         balance = load_imbalance(dispatcher.workers)
         yield _gauge("in_flight_requests", "requests in the proxy", len(dispatcher.requests))
         yield _gauge("queued_requests", "of them, those that no worker has", dispatcher.queued)
-        yield _gauge("imbalance_tokens", "workers x largest load - all load", balance.imbalance)
+        yield _gauge("idle_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
         yield _count(
             "policy_errors", "events that the policy could not take", dispatcher.policy_errors
@@ -263,6 +263,6 @@ class StatLogger:
         return outcomes | {
             "in_flight_requests": len(dispatcher.requests),
             "queued_requests": dispatcher.queued,
-            "imbalance_tokens": balance.imbalance,
+            "idle_tokens": balance.imbalance,
             "idle_ratio": balance.idle,
         }

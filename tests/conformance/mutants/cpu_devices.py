@@ -1,4 +1,4 @@
-"""Mutants of the CPU: events, failed streams, replays, slot verbs, and closed devices."""
+"""Mutants of the CPU: events, failed streams, replays, slot operations, and closed devices."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -155,8 +155,8 @@ class SecondCloseRaises(CpuAccelerator):
         super().close()
 
 
-class UnorderedVerbs(CpuSlotStore):
-    """Verbs are launched and not ordered: each stream by itself."""
+class UnorderedOps(CpuSlotStore):
+    """Operations are launched and not ordered: each stream by itself."""
 
     def _issue(
         self,
@@ -315,9 +315,9 @@ MUTANTS = (
     Mutant(
         name="verbs-on-two-streams-are-not-ordered",
         clause="V5",
-        broken="A store leaves it to its caller to order verbs of several streams.",
+        broken="A store leaves it to its caller to order operations of several streams.",
         property="verbs-of-a-store-take-effect-in-the-order-of-issue",
-        subject=cpu_with(slots=UnorderedVerbs),
+        subject=cpu_with(slots=UnorderedOps),
         real=True,
     ),
     Mutant(

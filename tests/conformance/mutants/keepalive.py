@@ -104,7 +104,7 @@ class SourcesBorrow(VirtualSlotStore):
 
 
 BUFFER_OWNERSHIP = "operations-own-their-buffers"
-VERBS = "slot-verbs-own-their-buffers"
+SLOT_OPS = "slot-verbs-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
 SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"
@@ -163,7 +163,7 @@ MUTANTS = (
         name="a-blob-belongs-to-its-caller",
         clause="K1",
         broken="A blob that is dropped behind `pack` or `unpack` is in use again (record_stream).",
-        property=VERBS,
+        property=SLOT_OPS,
         subject=device_with(slots=BlobsBorrow),
         also=("a-bad-argument-changes-nothing",),  # it passes blobs and drops them
     ),
@@ -171,7 +171,7 @@ MUTANTS = (
         name="a-source-belongs-to-its-caller",
         clause="K1",
         broken="The tensors of `write` are freed in flight (record_stream).",
-        property=VERBS,
+        property=SLOT_OPS,
         subject=device_with(slots=SourcesBorrow),
     ),
 )

@@ -88,8 +88,8 @@ class TicketLock(VirtualStreamLock):
     def acquire(self, stream: Stream) -> None:
         self.tickets_issued += 1
         ticket = self.tickets_issued
-        verb = VirtualStreamOp(lambda on: self._launch_ticket(on, ticket))
-        own_stream(stream).issue(verb)
+        operation = VirtualStreamOp(lambda on: self._launch_ticket(on, ticket))
+        own_stream(stream).issue(operation)
 
     def signal(self, epoch: int) -> None:
         self._check_epoch(epoch)

@@ -54,7 +54,7 @@ class ReadsBeforeArrival(HazardTracker):
 
 
 class OwnStreamStore(VirtualSlotStore):
-    """Changes run on a stream of the store's own, which orders its verbs and its readers, but
+    """Changes run on a stream of the store's own, which orders its operations and its readers, but
     not what the caller records on the stream that it gave."""
 
     def _issue_write(
@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         name="a-slot-is-packed-before-its-commit",
         clause="V5",
-        broken="A verb does not wait for the verb on another stream that brings what it reads.",
+        broken="An operation does not wait for one on another stream that brings what it reads.",
         property=ORDER,
         # The machine packs and commits, too.
         also=(MACHINE,),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         name="a-lease-forgets-who-is-at-work",
         clause="V5",
-        broken="Verbs that are issued after a lease do not wait for those issued before it.",
+        broken="Operations that are issued after a lease do not wait for those issued before it.",
         property=MACHINE,
         subject=device_with(slots=ForgetfulLeaseStore),
     ),

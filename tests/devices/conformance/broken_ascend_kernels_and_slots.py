@@ -1,4 +1,4 @@
-"""Ascend's backend with one verb broken; all on one device, so no rank asks for one by name."""
+"""Ascend's backend with one operation broken. All are on one device: no rank asks by name."""
 
 from contextlib import ExitStack
 

@@ -1,8 +1,8 @@
-"""Broken kernels and slot verbs of the device backends: mutations that are written once for all.
+"""Broken kernels and slot operations of the device backends: mutations for all of them.
 
-Each calls the verb that it is put in front of with other arguments, or adds a launch of its own, so
-it needs nothing but the contract. CUDA's kernels are compiled, and cannot run over the simulated
-driver: there only the slots are broken.
+Each calls the operation that it is put in front of with other arguments, or adds a launch of its
+own, so it needs nothing but the contract. CUDA's kernels are compiled, and cannot run over the
+simulated driver: there only the slots are broken.
 """
 
 from collections.abc import Iterator

@@ -192,7 +192,7 @@ def test_engine_config_follows_settings_and_eplb_config(
     part = default_sub_window(min(window, interval), interval)
     assert (config.sub_window, config.step_interval) == (part, interval)
     assert config.window_size == min(window, interval) // part * part
-    assert (config.min_gain, config.planner.target) == (round(gain * 65536), target)
+    assert (config.min_gain, config.planner.target) == (gain, target)
     assert (config.name, config.shares, config.ranks_sharing_rows) == ("vllm5", ShareMode.EXACT, 2)
     assert (config.log_balancedness, config.log_balancedness_interval) == (True, 7)
     assert config.nodes == 4

@@ -1,7 +1,7 @@
 """Other kernels of the exchange, as a vendor would bring them: nothing is like the reference's.
 
 Every rank sends its whole batch to every other; who receives it picks what falls on its slots,
-choice by choice. Packing and sending are one verb.
+choice by choice. Packing and sending are one operation.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One rank that exchanges with itself, for tests of single verbs."""
+"""One rank that exchanges with itself, for tests of single operations."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -92,7 +92,7 @@ class Pace:
 
 
 SinkOfRank = Callable[[int], EventSink]
-"""The journal of a rank."""
+"""The event sink of a rank."""
 UpdatePathFactory = Callable[[Accelerator, SlotStore], UpdatePathConfig]
 
 
@@ -124,7 +124,7 @@ def rebalance(
     shares: ShareMode = ShareMode.STATIC,
     pace: Pace | None = None,
     update_path: UpdatePathFactory = staged_from_peers,
-    journals: SinkOfRank = lambda rank: NO_EVENTS,
+    event_sinks: SinkOfRank = lambda rank: NO_EVENTS,
     staging: int = SHAPE.layers * SHAPE.slots_per_rank,
     **config: Any,
 ) -> list[Story]:
@@ -143,7 +143,7 @@ def rebalance(
     )
     return on_ranks(
         SHAPE.ranks,
-        lambda member: _serve(member, breakage, settings, pace, update_path, journals, staging),
+        lambda member: _serve(member, breakage, settings, pace, update_path, event_sinks, staging),
     )
 
 
@@ -153,7 +153,7 @@ def _serve(
     settings: BalancerConfig,
     pace: Pace,
     update_path: UpdatePathFactory,
-    journals: SinkOfRank,
+    event_sinks: SinkOfRank,
     staging: int,
 ) -> Story:
     weights = _weights(member.rank, staging)
@@ -170,7 +170,7 @@ def _serve(
         layout,
         settings,
         path,
-        event_sink=journals(member.rank),
+        event_sink=event_sinks(member.rank),
     )
     lockstep = member.fabric.open("lockstep")
     observations: list[Observation] = []

@@ -186,7 +186,7 @@ def ordered(fabric: Fabric, backend: str) -> list[Any]:
 
 
 def warmed(fabric: Fabric, backend: str) -> list[Any]:
-    """Threads that a first message makes after its link was warmed, and what the ledger holds."""
+    """Threads that a first message over a warmed link makes, and the memory that is counted."""
     device(fabric, backend)
     group = fabric.open("test")
     group.warm([(0, 1)])

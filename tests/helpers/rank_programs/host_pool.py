@@ -24,10 +24,10 @@ OPEN_POOLS: list[HostExpertPool] = []
 """Pools that a case leaves open."""
 
 
-def share(fabric: Fabric, door: bool = False) -> dict[str, Any]:
-    """Fill and read one pool; by the door, if nobody may look into another's /proc."""
+def share(fabric: Fabric, over_socket: bool = False) -> dict[str, Any]:
+    """Fill and read one pool; over a socket, if nobody may look into another's /proc."""
     barred = mock.patch.object(MemoryHandle, "open", side_effect=PoolMismatch("not permitted"))
-    if door:
+    if over_socket:
         barred.start()
     try:
         pool = sealed(fabric.control)

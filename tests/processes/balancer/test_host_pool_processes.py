@@ -27,9 +27,9 @@ def nothing_named_is_left() -> Iterator[None]:
     } == set()
 
 
-@pytest.mark.parametrize("door", [False, True])
-def test_host_pool_shares_one_memory_and_leaves_nothing(ranks: Ranks, door: bool) -> None:
-    for answer in ranks.run(pools.share, 3, door=door):
+@pytest.mark.parametrize("over_socket", [False, True])
+def test_host_pool_shares_one_memory_and_leaves_nothing(ranks: Ranks, over_socket: bool) -> None:
+    for answer in ranks.run(pools.share, 3, over_socket=over_socket):
         assert answer == {"holds": True, "ranks": [0, 1, 2], "during": [1, 1], "after": [0, 0]}
 
 

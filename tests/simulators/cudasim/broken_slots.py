@@ -1,4 +1,4 @@
-"""CUDA's backend with one slot verb broken; all on one device, so no rank asks for one by name."""
+"""CUDA's backend with one slot operation broken. All are on one device: no rank asks by name."""
 
 from contextlib import ExitStack
 

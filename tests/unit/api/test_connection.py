@@ -34,12 +34,12 @@ def test_rendezvous_comes_from_environment() -> None:
 @pytest.mark.parametrize("name", sorted(WHERE))
 def test_rendezvous_rejects_incomplete_environment(name: str) -> None:
     environment = {key: value for key, value in WHERE.items() if key != name}
-    with pytest.raises(ControlPlaneLost, match="no meeting point"):
+    with pytest.raises(ControlPlaneLost, match="is missing or invalid"):
         rendezvous_from(environment, 3.0)
 
 
 def test_rendezvous_rejects_non_numeric_port() -> None:
-    with pytest.raises(ControlPlaneLost, match="no meeting point"):
+    with pytest.raises(ControlPlaneLost, match="is missing or invalid"):
         rendezvous_from({**WHERE, "MASTER_PORT": "http"}, 3.0)
 
 

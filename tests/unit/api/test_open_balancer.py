@@ -204,7 +204,7 @@ def test_balancer_without_listeners_starts_no_thread_for_them(single_rank: Conne
     model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
     with equipoise.open_balancer(single_rank, model) as balancer:
         assert balancer.sinks == ()
-        assert "equipoise.courier" not in {thread.name for thread in threading.enumerate()}
+        assert "equipoise.events" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_metrics_appear_in_given_registry(single_rank: Connection) -> None:

@@ -119,3 +119,19 @@ print(router.on_arrival(equipoise.Request(id="a", size=3)).assignments[0].worker
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (result.stdout, result.stderr) == ("6\n0\n", "")
+
+
+def test_members_of_api_page_exist() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    blocks = re.findall(
+        r"^::: equipoise\.(\w+)\n    options:\n((?:      .*\n)+)", page, re.MULTILINE
+    )
+    members = {name: re.findall(r"^        - (\w+)$", text, re.MULTILINE) for name, text in blocks}
+    assert len(members["ModelBalancer"]) > 5
+    missing = [
+        f"{name}.{member}"
+        for name, listed in members.items()
+        for member in listed
+        if not hasattr(getattr(equipoise, name), member)
+    ]
+    assert missing == []

@@ -160,6 +160,6 @@ def test_demo_memory_counts_replica_tables_of_ascend() -> None:
 def test_demo_memory_of_undeclared_communicator_is_unknown() -> None:
     settings = RunSettings(backend="virtual")
     assert demo_memory(settings)["communicators"] is None
-    ledger = render_memory_report(settings).splitlines()
-    assert "unknown" in ledger[-2]
-    assert ledger[-1].endswith("at least")
+    report = render_memory_report(settings).splitlines()
+    assert "unknown" in report[-2]
+    assert report[-1].endswith("at least")

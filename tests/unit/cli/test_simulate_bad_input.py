@@ -14,11 +14,11 @@ HASHED = ("--trace", "t.jsonl", "--prefill-chunk", "64", "--cached-blocks", "4")
 BAD = {
     "a window without fit": (
         (*SYNTHETIC, "--policies", "random,jsq", "--window", "5"),
-        "--window says nothing without fit among --policies",
+        "--window has no effect without fit among --policies",
     ),
     "a slack without fit": (
         (*SYNTHETIC, "--policies", "jsq", "--slack", "1"),
-        "--slack says nothing",
+        "--slack has no effect",
     ),
     "an out that is a file": ((*SYNTHETIC, "--out", "t.csv"), "--out: t.csv is not a folder"),
     "nothing to serve": ((), "--trace or --workload, one of them: neither is given"),
@@ -66,7 +66,7 @@ BAD = {
     "times of nothing": ((*SYNTHETIC, "--arrivals", "poisson"), "--arrivals poisson needs --load"),
     "times where requests wait": (
         (*SYNTHETIC, "--load", "saturated", "--arrivals", "poisson"),
-        "--arrivals says nothing with --load saturated",
+        "--arrivals has no effect with --load saturated",
     ),
     "times that the trace lacks": (
         ("--trace", "chat.json", "--arrivals", "trace"),
@@ -82,11 +82,11 @@ BAD = {
     ),
     "a share of another model": (
         (*SYNTHETIC, "--fixed-share", "0.3", "--step-model", "blog"),
-        "--fixed-share says nothing with --step-model blog",
+        "--fixed-share has no effect with --step-model blog",
     ),
     "a rate of another model": (
         (*SYNTHETIC, "--seconds-per-token", "1e-7", "--step-model", "bfio"),
-        "--seconds-per-token says nothing with --step-model bfio",
+        "--seconds-per-token has no effect with --step-model bfio",
     ),
     "an unknown model": (
         (*SYNTHETIC, "--step-model", "mine"),

@@ -44,7 +44,7 @@ def test_balancer_config_takes_every_run_setting() -> None:
     assert config.shares is ShareMode.STATIC
     assert config.planner == PlannerOptions(target=0.5, slack=0.25, survive=1, sigma=2.0)
     assert (config.window_size, config.step_interval, config.sub_window) == (6, 9, 3)
-    assert (config.rule, config.min_gain) == (RoutingRule.VLLM_ROW_HASH, 1 << 15)
+    assert (config.routing_rule, config.min_gain_parts) == (RoutingRule.VLLM_ROW_HASH, 1 << 15)
     assert (config.nodes, config.slots_per_message, config.max_stalled_steps) == (2, 3, 7)
     assert (config.layer_updates_per_iter, config.timeout) == (5, 12.0)
 

@@ -65,6 +65,7 @@ def tree(tmp_path: Path) -> Path:
     for folder in FOLDERS:
         plant(tmp_path, f"{folder}/a.py", "x = 1\n")
     plant(tmp_path, CONTRACT, ROWS)
+    plant(tmp_path, "docs/glossary.md", "## Appendix: words that are gone\n\nhull, slip\n")
     plant(tmp_path, "tox.ini", TOX)
     plant(tmp_path, "tests/helpers/checks.py", CHECKS)
     plant(tmp_path, "tests/helpers/bounds.py", "LONG = 20.0\n")
@@ -236,6 +237,8 @@ def check_lines(root: Path) -> list[str]:
         ),
         ("docs/b.md", "`tox -e ranks`\n", "docs/b.md:1: tox.ini has no environment ranks"),
         ("README.md", "    tox run -e lint,ranks\n", "tox.ini has no environment ranks"),
+        ("hal/b.py", "free_slips = 1\n", "hal/b.py:1: says 'slips'"),
+        ("docs/b.md", "\nan OldSlip\n", "docs/b.md:2: says 'Slip'"),
         ("src/equipoise/__init__.py", '__version__ = "1.1"\n', "__version__ is not 1.0"),
         ("constraints.txt", "numpy>=2\n", "constraints.txt:1: 'numpy>=2' is not NAME==VERSION"),
         ("constraints.txt", "torch==2.13.0+cpu\n", "'torch==2.13.0+cpu' is not NAME==VERSION"),
@@ -300,6 +303,7 @@ def test_planted_violation_is_printed(tree: Path, name: str, text: str, expected
         ("tests/test_b.py", "def test_items_that_wait_are_served():\n    assert x\n"),
         ("tests/conftest.py", f'import time\n\ntime.sleep(0.5)\nscope = "{WORD}"  # {WORD}\n'),
         ("docs/b.md", "This works at home/work.\n"),
+        ("hal/b.py", "slipped = landslip + slippery\n"),
         ("docs/b.md", "[a](contract.md#o-order), [b](https://example.org/x)\n"),
         ("docs/design/b.md", "`hal/a.py`, `balancer/`, `somewhere/else.py`\n"),
     ],

@@ -44,7 +44,7 @@ class SlotChoice:
 
 
 class SlotChoiceReason(StrEnum):
-    """Why so many slots."""
+    """Why this number of slots is advised."""
 
     TARGET = "the fewest that meet the target"
     BEST = "none that was tried meets the target; these come nearest"
@@ -71,27 +71,27 @@ def can_connect(experts: int, slots: int, ranks: int) -> bool:
 
 
 def choose_slots(
-    question: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
+    inputs: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
 ) -> SlotChoices:
     """Tries some numbers of slots, each planned anew. Raises `PlacementError`."""
-    experts, ranks = question.statistics.experts, question.ranks
+    experts, ranks = inputs.statistics.experts, inputs.ranks
     least = min_slots_per_rank(experts, ranks)
     sizes = {least + more for more in range(EXTRA_SLOTS_TRIED + 1)}
-    if question.slots is not None:
-        sizes.add(question.slots // ranks)
+    if inputs.slots is not None:
+        sizes.add(inputs.slots // ranks)
     # More than one copy of an expert on a rank serves nothing.
     choices = []
     for size in sorted(sizes):
         if size <= experts:
             on_progress(f"{size * ranks:,} slots on {ranks:,} ranks")
-            choices.append(_choice(question, split, size))
-    return SlotChoices(tuple(choices), *advise_slots(choices, question.target))
+            choices.append(_choice(inputs, split, size))
+    return SlotChoices(tuple(choices), *advise_slots(choices, inputs.target))
 
 
 def advise_slots(
     choices: Sequence[SlotChoice], target: float
 ) -> tuple[SlotChoice, SlotChoiceReason]:
-    """The fewest slots that meet the target, connected ranks first; but see `Reason`."""
+    """The fewest slots that meet the target, connected ranks first; but see `SlotChoiceReason`."""
     good = [one for one in choices if one.planned <= target]
     if good:
         choice, reason = (
@@ -109,15 +109,15 @@ def advise_slots(
     return choice, reason
 
 
-def _choice(question: AdviceInputs, split: TrainTestSplit, per_rank: int) -> SlotChoice:
-    experts, ranks = question.statistics.experts, question.ranks
+def _choice(inputs: AdviceInputs, split: TrainTestSplit, per_rank: int) -> SlotChoice:
+    experts, ranks = inputs.statistics.experts, inputs.ranks
     slots = per_rank * ranks
     new_plan = plan(split.train.counts, slots=slots, ranks=ranks, policy="connected")
     layout = ExpertPlacement(new_plan.placement, new_plan.shares, ranks, split.train.layers)
     extra = None
-    if question.expert is not None:
+    if inputs.expert is not None:
         more = per_rank - min_slots_per_rank(experts, ranks)
-        extra = more * len(split.train.layers) * question.expert.size
+        extra = more * len(split.train.layers) * inputs.expert.size
     return SlotChoice(
         slots=slots,
         per_rank=per_rank,
@@ -125,11 +125,11 @@ def _choice(question: AdviceInputs, split: TrainTestSplit, per_rank: int) -> Slo
         planned=split.planned_imbalance(layout),
         measured=mean_known(split.measured_imbalance(layout)),
         extra_bytes=extra,
-        seconds=step_seconds(question, split, layout),
+        seconds=step_seconds(inputs, split, layout),
     )
 
 
-REACH = 8
+MAX_RANK_FACTOR = 8
 """Ranks are tried from a part of those asked about to so many times as many."""
 
 
@@ -171,7 +171,11 @@ class RankChoices:
 def candidate_ranks(experts: int, ranks: int) -> list[int]:
     """Numbers of ranks that divide the experts, and the one asked about."""
     divisors = {size for size in range(2, experts + 1) if experts % size == 0}
-    near = {size for size in divisors if ranks <= size * REACH and size <= ranks * REACH}
+    near = {
+        size
+        for size in divisors
+        if ranks <= size * MAX_RANK_FACTOR and size <= ranks * MAX_RANK_FACTOR
+    }
     return sorted(near | {ranks})
 
 
@@ -184,38 +188,38 @@ def connected_slots(experts: int, ranks: int) -> int:
 
 
 def choose_ranks(
-    question: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
+    inputs: AdviceInputs, split: TrainTestSplit, on_progress: OnProgress = no_progress
 ) -> RankChoices:
     """Raises `PlacementError`, and `FormatError` where the hardware lacks a figure."""
-    sizes = candidate_ranks(question.statistics.experts, question.ranks)
+    sizes = candidate_ranks(inputs.statistics.experts, inputs.ranks)
     choices = []
     for size in sizes:
         on_progress(f"{size:,} ranks")
-        choices.append(_width(question, split, size))
+        choices.append(_width(inputs, split, size))
     if choices[0].memory is None:
         return RankChoices(tuple(choices), None, "nothing")
     judged_by = "memory" if choices[0].latency is None else "memory and latency"
-    fitting = [one for one in choices if _fits(question, one)]
+    fitting = [one for one in choices if _fits(inputs, one)]
     return RankChoices(tuple(choices), fitting[0] if fitting else None, judged_by)
 
 
-def _fits(question: AdviceInputs, one: RankChoice) -> bool:
-    in_memory = one.memory is not None and one.memory <= question.memory_share
-    return in_memory and (one.latency is None or one.latency <= question.moe_share)
+def _fits(inputs: AdviceInputs, one: RankChoice) -> bool:
+    in_memory = one.memory is not None and one.memory <= inputs.memory_share
+    return in_memory and (one.latency is None or one.latency <= inputs.moe_share)
 
 
-def _width(question: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankChoice:
-    per_rank = connected_slots(question.statistics.experts, ranks)
+def _width(inputs: AdviceInputs, split: TrainTestSplit, ranks: int) -> RankChoice:
+    per_rank = connected_slots(inputs.statistics.experts, ranks)
     new_plan = plan(split.train.counts, slots=per_rank * ranks, ranks=ranks, policy="connected")
     layout = ExpertPlacement(new_plan.placement, new_plan.shares, ranks, split.train.layers)
-    expert = question.expert
+    expert = inputs.expert
     size = None if expert is None else expert.size * per_rank * len(layout.layers)
     memory = None
-    if question.hardware is not None and size is not None:
-        memory = size / question.hardware.memory_bytes
-    seconds = step_seconds(question, split, layout)
+    if inputs.hardware is not None and size is not None:
+        memory = size / inputs.hardware.memory_bytes
+    seconds = step_seconds(inputs, split, layout)
     latency = None
-    if seconds is not None and question.latency is not None:
-        latency = seconds / question.latency
+    if seconds is not None and inputs.latency is not None:
+        latency = seconds / inputs.latency
     imbalance = mean_known(split.measured_imbalance(layout))
     return RankChoice(ranks, per_rank, imbalance, size, memory, seconds, latency)

@@ -20,7 +20,7 @@ def basis_lines(advice: Advice) -> Iterator[str]:
     yield _basis_line("load", _load(advice))
     source = "as asked for" if question.step_rows else "a window is taken for a step"
     yield _basis_line("step", f"{step_rows(question, split):,} rows of a layer, {source}")
-    runs = "experts in their order, one copy each" if question.installed is None else "installed"
+    runs = "experts in their order, one replica each" if question.installed is None else "installed"
     yield _basis_line("now", runs)
     yield _basis_line("target", f"imbalance {question.target:g} on the rows planned on")
     yield _basis_line("expert", _expert(question))

@@ -83,7 +83,7 @@ def blind_to_bytes(ballots: Sequence[Ballot]) -> Verdict:
 
 
 def blind_to_tables(ballots: Sequence[Ballot]) -> Verdict:
-    """Nobody compares the tables of a lot."""
+    """Nobody compares the tables of a chunk."""
     return tally([_blanked(ballot, _without_tables) for ballot in ballots])
 
 

@@ -13,7 +13,7 @@ from equipoise.backends.ascend.hccl_settings import (
     link_buffer_mib,
     sum_dtypes,
 )
-from equipoise.backends.devices.collectives.comm_memory import CommMemoryLedger
+from equipoise.backends.devices.collectives.comm_memory import CommMemoryUsage
 from equipoise.hal.capabilities import Available, Unavailable
 from equipoise.hal.errors import BackendUnavailable
 
@@ -50,14 +50,14 @@ def test_device_bytes_counts_two_buffers_each(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_comm_memory_totals_entries_until_removed() -> None:
-    ledger = CommMemoryLedger()
-    ledger.add("model/0/0-1", 2 * 200 * MIB)
-    ledger.add("model/0/0-1/0-1", 2 * 20 * MIB)
-    assert [holding.name for holding in ledger.entries()] == ["model/0/0-1", "model/0/0-1/0-1"]
-    assert ledger.total() == 2 * 220 * MIB
-    ledger.remove("model/0/0-1")
-    ledger.remove("model/0/0-1")
-    assert ledger.total() == 2 * 20 * MIB
+    usage = CommMemoryUsage()
+    usage.add("model/0/0-1", 2 * 200 * MIB)
+    usage.add("model/0/0-1/0-1", 2 * 20 * MIB)
+    assert [holding.name for holding in usage.entries()] == ["model/0/0-1", "model/0/0-1/0-1"]
+    assert usage.total() == 2 * 220 * MIB
+    usage.remove("model/0/0-1")
+    usage.remove("model/0/0-1")
+    assert usage.total() == 2 * 20 * MIB
 
 
 def test_float_reductions_declared_only_if_deterministic(

@@ -165,7 +165,7 @@ def test_concurrent_sends_are_all_kept_until_end() -> None:
 
 
 class WatchedStore(Store):
-    """A store that tells `before` of each of its calls, by verb and keys."""
+    """A store that tells `before` of each of its calls, by call and keys."""
 
     def __init__(self, inner: Store, before: Callable[[str, list[str]], None]) -> None:
         super().__init__()
@@ -212,12 +212,12 @@ def closes_before_connection(make: Callable[[Store, int], GlooCommunicator]) -> 
     announced_keys: list[str] = []
     outcomes: list[bool | None] = []
 
-    def delay_connection(verb: str, keys: list[str]) -> None:
-        if verb == "wait" and keys[0].endswith("/1"):  # the address of rank 1
+    def delay_connection(call: str, keys: list[str]) -> None:
+        if call == "wait" and keys[0].endswith("/1"):  # the address of rank 1
             outcomes.append(closed_event.is_set() if resume_event.wait(BRIEF) else None)
 
-    def announce(verb: str, keys: list[str]) -> None:
-        if verb == "set" and announced_keys:  # something after its address: it has connected
+    def announce(call: str, keys: list[str]) -> None:
+        if call == "set" and announced_keys:  # something after its address: it has connected
             resume_event.set()
         announced_keys.extend(keys)
 

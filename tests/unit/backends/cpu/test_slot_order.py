@@ -1,4 +1,4 @@
-"""Verbs across streams and threads, and leases of the CPU's slots: clauses V4, V5, A11."""
+"""Operations across streams and threads, and leases of the CPU's slots: clauses V4, V5, A11."""
 
 import threading
 import time
@@ -126,7 +126,7 @@ def test_leased_slots_refuse_commit_and_write_until_release(
 def test_slot_operation_within_program_waits_without_holding_lock(
     cpu: CpuAccelerator,
 ) -> None:
-    """The program waits for a pack that can only run when another verb has been issued."""
+    """The program waits for a pack that can only run when another operation has been issued."""
     store, copy, compute = store_on(cpu), cpu.stream(Role.COPY), cpu.stream(Role.COMPUTE)
     gate, waiting, blob = threading.Event(), threading.Event(), torch.ones(8, dtype=torch.uint8)
     gate_results: list[bool] = []

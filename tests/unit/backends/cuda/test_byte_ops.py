@@ -38,7 +38,7 @@ def fingerprint(parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
     out[0] = as_int64(checksum(torch.cat(list(parts))))
 
 
-VERBS = CudaByteOps(fingerprint)
+BYTE_OPS = CudaByteOps(fingerprint)
 STREAM = CPU.open(0).stream(Role.COMPUTE)
 
 
@@ -62,7 +62,7 @@ def test_copy_writes_only_its_target_bytes(pairs: list[tuple[int, int, int]]) ->
     out, expected = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
     for to, begin, size in pairs:
         expected[to : to + size] = source[begin : begin + size]
-    VERBS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
+    BYTE_OPS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
     assert out.tolist() == expected.tolist()
 
 
@@ -74,7 +74,7 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
     widths = [[pair[0].dtype for pair in group] for group in _by_width([*even_pairs, *odd_pairs])]
     assert widths == [[torch.int64] * 64, [torch.uint8] * 64]
     with Calls() as calls:
-        VERBS.copy([*even_pairs, *odd_pairs])
+        BYTE_OPS.copy([*even_pairs, *odd_pairs])
     assert calls.names.count("_foreach_copy_") == 2
     assert "copy_" not in calls.names
     assert to.sum(1).tolist() == [19] * 64
@@ -99,13 +99,13 @@ def test_copy_uses_widest_words_that_size_and_address_allow(
     pair = to[offset : offset + size], source[:size]
     ((views,),) = _by_width([pair])
     assert (views[0].dtype, views[1].dtype) == (width, width)
-    VERBS.copy([pair])
+    BYTE_OPS.copy([pair])
     assert int(to.sum()) == size == int(to[offset : offset + size].sum())
 
 
 def test_copy_to_same_target_keeps_order() -> None:
     out, first, second = (torch.full((8,), n, dtype=torch.uint8) for n in range(3))
-    VERBS.copy([(out, first), (out, second)])
+    BYTE_OPS.copy([(out, first), (out, second)])
     assert out.tolist() == [2] * 8
 
 
@@ -113,7 +113,7 @@ def test_copy_ignores_empty_pieces() -> None:
     out = torch.zeros(8, dtype=torch.uint8)
     nothing = out[:0]
     with Calls() as calls:
-        VERBS.copy([(nothing, nothing), (nothing, nothing), (out, torch.ones_like(out))])
+        BYTE_OPS.copy([(nothing, nothing), (nothing, nothing), (out, torch.ones_like(out))])
     assert "copy_" not in calls.names
     assert out.tolist() == [1] * 8
 
@@ -124,18 +124,18 @@ def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(byte_ops, "copy", lambda to, source: chunk_sizes.append(to.numel()))
     size = 2 * COPY_CHUNK + 5
     to = torch.empty(size, dtype=torch.uint8, device="meta")
-    VERBS.copy([(to, torch.empty(size, dtype=torch.uint8))])
+    BYTE_OPS.copy([(to, torch.empty(size, dtype=torch.uint8))])
     assert chunk_sizes == [COPY_CHUNK, COPY_CHUNK, 5]
 
 
 def test_checksum_parts_cover_concatenated_parts() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
-    VERBS.checksum_parts(parts, out[0], STREAM)
-    VERBS.checksum_parts(parts[:1], out[1], STREAM)
+    BYTE_OPS.checksum_parts(parts, out[0], STREAM)
+    BYTE_OPS.checksum_parts(parts[:1], out[1], STREAM)
     assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]
 
 
 def test_view_refuses_private_format() -> None:
     with pytest.raises(Unsupported, match="CUDA has no private format"):
-        VERBS.view(Segment("w", torch.zeros(8), SlotFormat.PRIVATE))
+        BYTE_OPS.view(Segment("w", torch.zeros(8), SlotFormat.PRIVATE))

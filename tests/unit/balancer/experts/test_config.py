@@ -39,8 +39,8 @@ def test_engine_config_counts_are_at_least_one(name: str) -> None:
     ("changes", "message"),
     [
         ({"shares": "nonsense"}, "shares must be one of static, lagged, exact, got 'nonsense'"),
-        ({"rule": "fair"}, "rule must be one of .*, got 'fair'"),
-        ({"min_gain": 0.01}, "min_gain is a whole number, got 0.01"),
+        ({"routing_rule": "fair"}, "routing_rule must be one of .*, got 'fair'"),
+        ({"min_gain": float("nan")}, "min_gain is at least 0, got nan"),
         ({"slots_per_message": 2.5}, "slots_per_message is a whole number, got 2.5"),
         ({"max_stalled_steps": True}, "max_stalled_steps is a whole number, got True"),
         *(
@@ -58,9 +58,9 @@ def test_engine_config_refuses_bad_values_in_one_line(
 
 
 def test_engine_config_accepts_names_of_share_mode_and_rule() -> None:
-    parsed = config(shares="static", rule="vllm")
+    parsed = config(shares="static", routing_rule="vllm")
     assert parsed.shares is ShareMode.STATIC
-    assert parsed.rule is RoutingRule.VLLM_ROW_HASH
+    assert parsed.routing_rule is RoutingRule.VLLM_ROW_HASH
 
 
 def test_engine_config_refuses_negative_min_gain() -> None:

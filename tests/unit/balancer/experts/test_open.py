@@ -82,11 +82,11 @@ def test_model_balancers_log_device_memory_at_start(
         return balancers.memory_report
 
     with caplog.at_level("INFO", "equipoise.memory"):
-        ledger, _ = on_ranks(RANKS, program)
-    assert [entry.name.split(": ")[0] for entry in ledger.items] == ["target"] * 7 + ["draft"] * 5
-    staging_bytes = sum(e.nbytes or 0 for e in ledger.items if "staging" in e.name)
+        report, _ = on_ranks(RANKS, program)
+    assert [entry.name.split(": ")[0] for entry in report.items] == ["target"] * 7 + ["draft"] * 5
+    staging_bytes = sum(e.nbytes or 0 for e in report.items if "staging" in e.name)
     assert 0 < staging_bytes <= BUDGET
-    assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{ledger}"]
+    assert [record.message for record in caplog.records] == [f"device memory of a rank:\n{report}"]
 
 
 @update_paths

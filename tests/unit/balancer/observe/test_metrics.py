@@ -35,7 +35,7 @@ MOST_SERIES = 110
 """Upper limit of the series that one engine exports."""
 GAUGES = (
     "equipoise_balancedness",
-    "equipoise_actual_imbalance",
+    "equipoise_imbalance",
     "equipoise_predicted_imbalance",
     "equipoise_layers_short_of_staging",
 )
@@ -100,7 +100,7 @@ def test_metrics_expose_load_stall_boundary_and_dropped_events(registry: Any) ->
     metrics.emit(BoundaryDone(9, 1.0, 1.125))
     metrics.emit(EventsDropped(3))
     assert value(registry, "equipoise_balancedness") == 0.75
-    assert value(registry, "equipoise_actual_imbalance") == 0.25
+    assert value(registry, "equipoise_imbalance") == 0.25
     assert value(registry, "equipoise_stall_seconds_total") == 0.5
     assert value(registry, "equipoise_boundary_seconds_sum") == 0.125
     assert value(registry, "equipoise_events_dropped_total") == 3
@@ -120,7 +120,7 @@ def test_metrics_gauges_are_nan_until_known(registry: Any) -> None:
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
-    assert value(registry, "equipoise_actual_imbalance") == 0.25
+    assert value(registry, "equipoise_imbalance") == 0.25
     assert isnan(value(registry, "equipoise_predicted_imbalance"))
 
 

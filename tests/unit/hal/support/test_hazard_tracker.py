@@ -27,20 +27,20 @@ def cpu() -> Iterator[CpuAccelerator]:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3), NAMES, NAMES), max_size=20))
-def test_hazards_run_conflicting_verbs_in_issue_order(
-    verbs: list[tuple[int, list[str], list[str]]],
+def test_hazards_run_conflicting_operations_in_issue_order(
+    operations: list[tuple[int, list[str], list[str]]],
 ) -> None:
     cpu = BACKEND.open(0)
     hazards, streams = HazardTracker(cpu.event), [cpu.stream(role) for role in Role]
     log: list[int] = []
-    for place, (at, reads, writes) in enumerate(verbs):
+    for place, (at, reads, writes) in enumerate(operations):
         with hazards.track(streams[at], reads=reads, writes=writes):
             streams[at].launch(partial(log.append, place))
     cpu.synchronize(SOON)
     cpu.close()
     position = {place: when for when, place in enumerate(log)}
-    for later, (_, reads, writes) in enumerate(verbs):
-        for earlier, (_, earlier_reads, earlier_writes) in enumerate(verbs[:later]):
+    for later, (_, reads, writes) in enumerate(operations):
+        for earlier, (_, earlier_reads, earlier_writes) in enumerate(operations[:later]):
             if {*reads, *writes} & set(earlier_writes) or set(writes) & set(earlier_reads):
                 assert position[earlier] < position[later]
 
@@ -55,7 +55,7 @@ def test_hazards_run_conflicting_verbs_in_issue_order(
         ({"writes": "a"}, {"writes": "b", "reads": "c"}, False),
     ],
 )
-def test_hazards_delay_only_conflicting_verbs(
+def test_hazards_delay_only_conflicting_operations(
     cpu: CpuAccelerator, first: dict[str, str], second: dict[str, str], waits: bool
 ) -> None:
     hazards, gate, log = HazardTracker(cpu.event), threading.Event(), []
@@ -75,7 +75,7 @@ def test_hazards_delay_only_conflicting_verbs(
     assert log == [1]
 
 
-def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
+def test_hazards_record_one_event_per_operation(cpu: CpuAccelerator) -> None:
     events = []
 
     def event() -> object:
@@ -90,7 +90,7 @@ def test_hazards_record_one_event_per_verb(cpu: CpuAccelerator) -> None:
     assert recorded_event.query()
 
 
-def test_hazards_ignore_verb_that_failed_to_launch(cpu: CpuAccelerator) -> None:
+def test_hazards_ignore_operation_that_failed_to_launch(cpu: CpuAccelerator) -> None:
     hazards, one, two = HazardTracker(cpu.event), cpu.stream(Role.COPY), cpu.stream(Role.AUX)
     with pytest.raises(ZeroDivisionError), hazards.track(one, writes="a"):
         raise ZeroDivisionError

@@ -53,7 +53,7 @@ def test_slot_leased_error_names_every_slot() -> None:
         pytest.fail("reached the block")
 
 
-def test_lease_waits_while_verb_is_issued() -> None:
+def test_lease_waits_while_operation_is_issued() -> None:
     leases, attempt, acquired = LeaseTable(), threading.Event(), threading.Event()
 
     def take() -> None:

@@ -1,4 +1,4 @@
-"""Verbs out of turn are refused before any side effect; in turn they do what they say."""
+"""Operations out of turn are refused before any side effect; in turn they do what they say."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,11 +21,11 @@ from equipoise.pipeline.all_to_all.torch_kernels import TorchKernels
 from equipoise.pipeline.all_to_all.transport import AllRanksTransport
 
 
-def assert_refused(at: Bench, verb: Callable[[], object], what: str) -> None:
+def assert_refused(at: Bench, call: Callable[[], object], what: str) -> None:
     """Out of turn, and nothing was launched."""
     before = at.launched()
     with pytest.raises(ExchangeMisuse, match=what):
-        verb()
+        call()
     assert at.launched() == before
 
 
@@ -101,16 +101,16 @@ def test_batch_waits_may_repeat_on_any_stream() -> None:
         assert same(at.back[3].wait(at.stream(number)).clone(), expected)
 
 
-@pytest.mark.parametrize("verbs", range(4))
-def test_exchange_abandon_frees_buffers_and_ends_handles(verbs: int) -> None:
+@pytest.mark.parametrize("operations", range(4))
+def test_exchange_abandon_frees_buffers_and_ends_handles(operations: int) -> None:
     at = bench()
     at.dispatch(0)
-    for verb in (
+    for call in (
         lambda: at.sent[0].wait(at.stream()),
         lambda: at.combine(0),
         lambda: at.back[0].wait(at.stream()),
-    )[:verbs]:
-        verb()
+    )[:operations]:
+        call()
     at.dispatch(1)
     at.exchange.abort_step(at.stream(), SOON)
     assert_refused(at, lambda: at.sent[0].wait(at.stream()), "batch 1 is over")
@@ -178,7 +178,7 @@ def test_exchanges_of_different_batch_sizes_share_a_wire() -> None:
 
 
 STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
-"""In which state each verb is in turn: dispatching, dispatched, combining, combined."""
+"""In which state each call is in turn: dispatching, dispatched, combining, combined."""
 
 
 @settings(max_examples=150)
@@ -190,39 +190,39 @@ STATES = {"wait": "SAC", "combine": "A", "results": "CR", "release": "R"}
         max_size=30,
     )
 )
-def test_exchange_verbs_follow_state_model_in_any_order(
-    verbs: list[tuple[str, int, int]],
+def test_exchange_operations_follow_state_model_in_any_order(
+    operations: list[tuple[str, int, int]],
 ) -> None:
     at = bench()
     state: dict[int, str] = {}
-    for verb, number, stream in verbs:
+    for call, number, stream in operations:
         phases = "".join(state.values())
-        if verb == "dispatch" and number not in state:
-            _check_verb(at, len(phases) < 2, partial(at.dispatch, number, stream))
+        if call == "dispatch" and number not in state:
+            _check_call(at, len(phases) < 2, partial(at.dispatch, number, stream))
             if len(phases) < 2:
                 state[number] = "S"
-        elif verb == "read":
-            _check_verb(at, "S" not in phases, partial(at.exchange.read_status, at.stream(stream)))
-        elif verb in STATES and _reachable(at, verb, number):
-            is_allowed = number in state and state[number] in STATES[verb] + "R" * (verb == "wait")
-            _check_verb(at, is_allowed, partial(_do, at, verb, number, stream))
+        elif call == "read":
+            _check_call(at, "S" not in phases, partial(at.exchange.read_status, at.stream(stream)))
+        elif call in STATES and _reachable(at, call, number):
+            is_allowed = number in state and state[number] in STATES[call] + "R" * (call == "wait")
+            _check_call(at, is_allowed, partial(_do, at, call, number, stream))
             if is_allowed:
-                _move(state, verb, number)
+                _move(state, call, number)
 
 
-def _reachable(at: Bench, verb: str, number: int) -> bool:
-    return number in (at.sent if verb in ("wait", "combine") else at.back)
+def _reachable(at: Bench, call: str, number: int) -> bool:
+    return number in (at.sent if call in ("wait", "combine") else at.back)
 
 
-def _check_verb(at: Bench, is_allowed: bool, verb: Callable[[], object]) -> None:
+def _check_call(at: Bench, is_allowed: bool, call: Callable[[], object]) -> None:
     if is_allowed:
-        verb()
+        call()
     else:
-        assert_refused(at, verb, ".")
+        assert_refused(at, call, ".")
 
 
-def _do(at: Bench, verb: str, number: int, stream: int) -> None:
-    match verb:
+def _do(at: Bench, call: str, number: int, stream: int) -> None:
+    match call:
         case "wait":
             at.sent[number].wait(at.stream(stream))
         case "combine":
@@ -234,10 +234,10 @@ def _do(at: Bench, verb: str, number: int, stream: int) -> None:
             at.back[number].release(at.stream(stream))
 
 
-def _move(state: dict[int, str], verb: str, number: int) -> None:
-    if verb == "release":
+def _move(state: dict[int, str], call: str, number: int) -> None:
+    if call == "release":
         del state[number]
-    elif verb == "wait":
+    elif call == "wait":
         state[number] = "A" if state[number] == "S" else state[number]
     else:
-        state[number] = {"combine": "C", "results": "R"}[verb]
+        state[number] = {"combine": "C", "results": "R"}[call]

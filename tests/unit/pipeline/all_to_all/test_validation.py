@@ -32,14 +32,14 @@ SHAPES: dict[str, tuple[Callable[[Bench], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("verb", "what"), SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize(("operation", "what"), SHAPES.values(), ids=SHAPES.keys())
 def test_dispatch_refuses_wrong_batch_before_any_launch(
-    verb: Callable[[Bench], object], what: str
+    operation: Callable[[Bench], object], what: str
 ) -> None:
     at = bench()
     before = at.launched()
     with pytest.raises(ExchangeError, match=what):
-        verb(at)
+        operation(at)
     assert at.launched() == before
     at.dispatch(0)
     at.dispatch(1)

@@ -27,7 +27,7 @@ struct Report {
 constexpr uint64_t kOwn = ~0ull;  // the driver's own thread
 
 // Reports by the thread that is to run them.
-class Desk {
+class CallbackBoard {
  public:
   void subscribe(uint64_t thread, void* stream) {
     std::lock_guard<std::mutex> hold(lock_);
@@ -79,8 +79,8 @@ class Desk {
   std::map<uint64_t, std::deque<Report>> reports_;
 };
 
-Desk& desk() {
-  static Desk* const kept = new Desk;
+CallbackBoard& board() {
+  static CallbackBoard* const kept = new CallbackBoard;
   return *kept;
 }
 
@@ -89,7 +89,7 @@ void launch(uint64_t thread, HostFunction function, void* data, bool blocks, voi
   const int code = submit(stream, "host function", [=]() mutable {
     if (over == nullptr) {
       over = std::make_shared<std::atomic<bool>>(false);
-      desk().hand_in(thread, {function, data, over});
+      board().hand_in(thread, {function, data, over});
       if (!blocks) return Turn::kDone;
     }
     return over->load() ? Turn::kDone : Turn::kBlocked;
@@ -99,24 +99,24 @@ void launch(uint64_t thread, HostFunction function, void* data, bool blocks, voi
 
 }  // namespace
 
-void subscribe(uint64_t thread, void* stream) { desk().subscribe(thread, stream); }
+void subscribe(uint64_t thread, void* stream) { board().subscribe(thread, stream); }
 
-void unsubscribe(uint64_t, void* stream) { desk().unsubscribe(stream); }
+void unsubscribe(uint64_t, void* stream) { board().unsubscribe(stream); }
 
 // A captured one is bound to the thread of the captured stream, whatever stream replays it, as in
 // the open CANN runtime (ProcCaptureStmSubscribeInfo).
 void launch_callback(HostFunction function, void* data, bool blocks, void* stream) {
-  launch(desk().thread_of(stream), function, data, blocks, stream);
+  launch(board().thread_of(stream), function, data, blocks, stream);
 }
 
 bool process_report(int32_t milliseconds) {
-  return desk().process(static_cast<uint64_t>(pthread_self()), milliseconds);
+  return board().process(static_cast<uint64_t>(pthread_self()), milliseconds);
 }
 
 void launch_host_function(HostFunction function, void* data, void* stream) {
   static const bool started = [] {
     std::thread([] {
-      for (;;) desk().process(kOwn, -1);
+      for (;;) board().process(kOwn, -1);
     }).detach();
     return true;
   }();

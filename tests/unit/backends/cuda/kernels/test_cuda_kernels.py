@@ -1,4 +1,4 @@
-"""Every verb of the backend's kernels as the contract calls it, on a device that runs at once."""
+"""Every kernel of the backend as the contract calls it, on a device that runs at once."""
 
 import gc
 import weakref

@@ -150,7 +150,10 @@ def test_comm_init_succeeds_again_after_late_rank(
     plan = CommPlan(
         CommSpec("again", (0, 1), early_rank, is_link=False, deadline=DEADLINE), greeting, DEVICE
     )
-    with pytest.raises(CommunicatorFailed, match=rf"no word from rank\(s\) \({late_rank},\)"):
+    with pytest.raises(
+        CommunicatorFailed,
+        match=rf"not all ranks joined in time: rank\(s\) \({late_rank},\) are missing",
+    ):
         builders[early_rank].build(plan, builders[early_rank].deadline(time.monotonic() + SHORT))
     assert make_on_both(builders, "again") == ["again"] * 2
 

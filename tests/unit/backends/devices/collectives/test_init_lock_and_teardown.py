@@ -151,7 +151,7 @@ def test_teardown_leaves_no_store_keys(planes: Planes) -> None:
     assert store_keys(planes[0]) == set()
 
 
-def test_teardown_reads_farewells_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teardown_reads_announcements_once(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last member to read them deletes them: while a library still ends its part, nobody may
     take them for missing ones."""
     mine, theirs = (TeardownQueue(NAME, plane) for plane in planes)

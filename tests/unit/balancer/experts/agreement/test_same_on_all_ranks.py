@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.agreement.same_on_all_ranks import (
-    NOTHING,
+    UNKNOWN_VALUE,
     check_same_on_all_ranks,
 )
 from equipoise.hal.errors import BallotIncomplete, RanksDiffer
@@ -38,7 +38,7 @@ def test_check_same_names_a_difference_and_all_ranks_alike(
     (text,) = {str(answer) for answer in answers}
     group, _, difference = text.partition(": ranks differ in ")
     name, _, ranks_by_value = difference.partition(": ")
-    values = {side.get((group, name), NOTHING) for side in rank_entries}
+    values = {side.get((group, name), UNKNOWN_VALUE) for side in rank_entries}
     assert len(values) > 1
     assert sorted(part.split()[-1] for part in ranks_by_value.split("; ")) == sorted(values)
 

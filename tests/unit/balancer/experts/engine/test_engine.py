@@ -70,7 +70,7 @@ def test_engine_commits_same_layout_before_same_step_on_all_ranks(shares: ShareM
 
 @pytest.mark.parametrize("rule", [RoutingRule.VLLM_ROW_HASH, RoutingRule.TRTLLM_ROUND_ROBIN])
 def test_engine_moves_experts_under_vllm_and_tensorrt_rules(rule: RoutingRule) -> None:
-    rank_records = rebalance(rule=rule)
+    rank_records = rebalance(routing_rule=rule)
     assert violations(rank_records) == []
     assert final_placements(rank_records) != {START}
 
@@ -80,7 +80,7 @@ def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
         BalancerConfig(
             name="x",
             shares=ShareMode.LAGGED,
-            rule=RoutingRule.VLLM_ROW_HASH,
+            routing_rule=RoutingRule.VLLM_ROW_HASH,
             window_size=2,
             step_interval=2,
             sub_window=2,

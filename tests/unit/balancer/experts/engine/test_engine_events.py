@@ -1,4 +1,4 @@
-"""What a real engine tells its journal."""
+"""Events of a real engine."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -66,7 +66,7 @@ def observe_rebalances(
 ) -> tuple[list[Story], list[list[Event]]]:
     """The records of both ranks, and the events that their sinks received."""
     sinks = [RecordingSink() for _ in range(SHAPE.ranks)]
-    rank_records = run(journals=sinks.__getitem__, **options)
+    rank_records = run(event_sinks=sinks.__getitem__, **options)
     assert violations(rank_records) == []
     return rank_records, [sink.events for sink in sinks]
 
@@ -215,7 +215,9 @@ def test_event_sink_spans_of_work_carry_their_rebalance(
 
 def test_event_sink_records_abort_reason() -> None:
     rank_records, entries = observe_rebalances(
-        lambda journals: rebalance(fabric(".moves", FlippedByte), timeout=4.0, journals=journals)
+        lambda event_sinks: rebalance(
+            fabric(".moves", FlippedByte), timeout=4.0, event_sinks=event_sinks
+        )
     )
     reasons = [entry.record.outcome for entry in of(entries[0], RebalanceEnded)]
     assert "staged bytes differ" in reasons
@@ -227,7 +229,9 @@ def test_event_sink_records_skipped_rebalance() -> None:
     pace = Pace(0.02, hook=lambda step: gate.set() if step == 14 else None)
     slow_exchange = fabric(".moves", lambda inner: SlowExchange(inner, gate))
     _, rank_events = observe_rebalances(
-        lambda journals: rebalance(slow_exchange, pace=pace, journals=journals)  # opens at 5
+        lambda event_sinks: rebalance(
+            slow_exchange, pace=pace, event_sinks=event_sinks
+        )  # opens at 5
     )
     for events in rank_events:
         steps = [entry.step for entry in of(events, RebalanceSkipped)]
@@ -270,7 +274,7 @@ class FailingSink(NullSink):
 
 def test_serving_is_unaffected_by_failing_event_sink() -> None:
     sinks = [AsyncEventSink([FailingSink()]) for _ in range(SHAPE.ranks)]
-    rank_records = rebalance(healthy, journals=sinks.__getitem__)
+    rank_records = rebalance(healthy, event_sinks=sinks.__getitem__)
     for sink in sinks:
         sink.close()
         assert sink.failures > 10

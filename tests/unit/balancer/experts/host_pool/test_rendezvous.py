@@ -148,7 +148,9 @@ def test_memory_socket_refuses_wrong_token_and_serves_next_client(
 ) -> None:
     handle = MemoryHandle.of(descriptor, TOKEN)
     with FdServer(descriptor, TOKEN) as server:
-        with pytest.raises(PoolMismatch, match="its door was shut"):
+        with pytest.raises(
+            PoolMismatch, match="closed the connection without sending a descriptor"
+        ):
             receive_fd(server.address, dataclasses.replace(handle, token=OTHER_TOKEN.hex()), LAYOUT)
         with socket.socket(socket.AF_UNIX) as silent_client:
             silent_client.connect(f"\0{server.address}")
@@ -158,7 +160,7 @@ def test_memory_socket_refuses_wrong_token_and_serves_next_client(
 def test_memory_socket_is_unreachable_after_close(descriptor: int) -> None:
     with FdServer(descriptor, TOKEN) as server:
         address = server.address
-    with pytest.raises(PoolMismatch, match="no way to its door"):
+    with pytest.raises(PoolMismatch, match="cannot connect to the descriptor server"):
         receive_fd(address, MemoryHandle.of(descriptor, TOKEN), LAYOUT)
 
 

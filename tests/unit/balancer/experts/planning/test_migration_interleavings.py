@@ -1,4 +1,4 @@
-"""Shipments in flight: whatever the interleaving, no buffer is written before its commit."""
+"""Migrations in flight: whatever the interleaving, no buffer is written before its commit."""
 
 from dataclasses import dataclass, field
 
@@ -119,8 +119,8 @@ def run_in_any_order(change: Change, data: st.DataObject) -> MigrationSimulation
             *((simulation.commit, chunk) for chunk in simulation.commits()),
         ]
         assert steps, "nothing can be done, and not everything is committed"
-        verb, subject = steps[data.draw(st.integers(0, len(steps) - 1))]
-        verb(subject)  # type: ignore[operator]
+        operation, subject = steps[data.draw(st.integers(0, len(steps) - 1))]
+        operation(subject)  # type: ignore[operator]
     return simulation
 
 

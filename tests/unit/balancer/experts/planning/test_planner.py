@@ -302,8 +302,8 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
             "rows, the most with these capacities",
         ),
         ({"threads": 0}, "threads must be positive"),
-        ({"load": [[5, 7], [5]]}, "load is no array"),
-        ({"installed": [[0, 1, 0], [1]]}, "installed is no array"),
+        ({"load": [[5, 7], [5]]}, "load is not an array"),
+        ({"installed": [[0, 1, 0], [1]]}, "installed is not an array"),
     ],
 )
 def test_plan_refuses_bad_arguments_in_one_line(changes: dict[str, Any], message: str) -> None:

@@ -43,10 +43,10 @@ def test_tables_bytes_equal_allocated_tables(
     assert tables_bytes(ExpertShape(layers, experts, slots, ranks)) == expected
 
 
-def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
+def test_model_report_lists_slots_staging_tables_and_counters() -> None:
     model = two_families()
-    ledger = memory_report(model, RANKS, staging=[2, 5], slots_per_message=1)
-    assert [entry.name for entry in ledger.items] == [
+    report = memory_report(model, RANKS, staging=[2, 5], slots_per_message=1)
+    assert [entry.name for entry in report.items] == [
         "m: slots",
         "m: staging of layer group 0",
         "m: messages of layer group 0",
@@ -55,7 +55,7 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
         "m: routing tables",
         "m: load counters",
     ]
-    assert [entry.nbytes for entry in ledger.items] == [
+    assert [entry.nbytes for entry in report.items] == [
         model.nbytes,
         2 * model.groups[0].slot_bytes,
         2 * model.groups[0].slot_bytes,
@@ -64,8 +64,8 @@ def test_model_ledger_lists_slots_staging_tables_and_counters() -> None:
         tables_bytes(model.shape(RANKS)),
         3 * 5 * (4 + 8),
     ]
-    assert ledger.total == sum(entry.nbytes or 0 for entry in ledger.items)
-    assert "1 of 6 slots a layer, over all ranks, are spare" in ledger.items[0].reason
+    assert report.total == sum(entry.nbytes or 0 for entry in report.items)
+    assert "1 of 6 slots a layer, over all ranks, are spare" in report.items[0].reason
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 9))
@@ -93,12 +93,12 @@ def test_rounds_are_in_turn_on_independent_groups() -> None:
     assert "at once" in messages_entry.reason
 
 
-def test_model_ledger_counters_equal_allocation_of_load_window() -> None:
+def test_model_report_counters_equal_allocation_of_load_window() -> None:
     shape = two_families().shape(RANKS)
     counters = torch.zeros((shape.layers, shape.experts), dtype=torch.int32)
     load_sum = torch.empty(counters.shape, dtype=torch.int64)
-    ledger = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
-    assert ledger.items[-1].nbytes == counters.nbytes + load_sum.nbytes
+    report = memory_report(two_families(), RANKS, [2, 5], slots_per_message=1)
+    assert report.items[-1].nbytes == counters.nbytes + load_sum.nbytes
 
 
 def test_memory_report_counts_tables_of_backend_by_group() -> None:
@@ -114,30 +114,30 @@ def test_memory_report_counts_tables_of_backend_by_group() -> None:
     assert memory_report(two_families(), RANKS, [2, 5], slots_per_message=1, device=cpu) == plain
 
 
-def test_ledger_with_unknown_entry_prints_total_as_lower_bound() -> None:
-    ledger = MemoryReport(
+def test_report_with_unknown_entry_prints_total_as_lower_bound() -> None:
+    report = MemoryReport(
         (MemoryItem("slots", 1000, "own"), MemoryItem("links", None, "it does not say"))
     )
-    assert ledger.total == 1000
-    assert str(ledger).splitlines()[-2:] == [
+    assert report.total == 1000
+    assert str(report).splitlines()[-2:] == [
         "links  unknown  it does not say",
         "total    1,000  at least",
     ]
 
 
-def test_model_ledger_staging_equals_slot_store_staging() -> None:
+def test_model_report_staging_equals_slot_store_staging() -> None:
     family = two_families().groups[0]
     store = backends.accelerator("cpu").open(0).slot_store(family.layout(staging=4))
-    ledger = memory_report(two_families(), RANKS, staging=[4, 0], slots_per_message=16)
-    assert ledger.items[1].nbytes == store.layout.staging * store.layout.slot_bytes
+    report = memory_report(two_families(), RANKS, staging=[4, 0], slots_per_message=16)
+    assert report.items[1].nbytes == store.layout.staging * store.layout.slot_bytes
 
 
-def test_model_ledger_requires_staging_for_every_layer_group() -> None:
+def test_model_report_requires_staging_for_every_layer_group() -> None:
     with pytest.raises(ValueError, match="1 numbers of staging for 2 layer groups"):
         memory_report(two_families(), RANKS, staging=[2], slots_per_message=16)
 
 
-def test_ledgers_add_up_and_print_as_columns() -> None:
+def test_reports_add_up_and_print_as_columns() -> None:
     one = MemoryReport((MemoryItem("slots", 1234567, "weights"),))
     both = one + MemoryReport((MemoryItem("communicator buffers", 89, "measured"),))
     assert both.total == one.total + 89
@@ -149,6 +149,6 @@ def test_ledgers_add_up_and_print_as_columns() -> None:
     ]
 
 
-def test_ledger_entry_refuses_negative_bytes() -> None:
+def test_report_entry_refuses_negative_bytes() -> None:
     with pytest.raises(ValueError, match="x cannot take -1 bytes"):
         MemoryItem("x", -1, "")

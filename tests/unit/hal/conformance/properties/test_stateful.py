@@ -57,35 +57,35 @@ def test_order_follow_reaches_launch_and_earlier_ones(launches: list[str], waite
     assert all(order.is_ordered_after(waiter, number) for number in same)
 
 
-def test_ledger_lists_stranger_until_writer_waits_for_it() -> None:
-    ledger = SystemModel()
-    ledger.look(0, FIRST)
-    assert ledger.unattached_readers(SECOND, 0) == [FIRST]
-    ledger.join(FIRST, SECOND)
-    assert ledger.unattached_readers(SECOND, 0) == []
+def test_model_lists_stranger_until_writer_waits_for_it() -> None:
+    model = SystemModel()
+    model.look(0, FIRST)
+    assert model.unattached_readers(SECOND, 0) == [FIRST]
+    model.join(FIRST, SECOND)
+    assert model.unattached_readers(SECOND, 0) == []
 
 
-def test_ledger_attached_stream_is_settled_and_no_stranger() -> None:
-    ledger = SystemModel()
-    ledger.attach(FIRST)
-    ledger.write(1, 0, SECOND)
-    assert ledger.may_read(FIRST, 0)
-    assert not ledger.may_read(THIRD, 0)
-    ledger.look(0, FIRST)
-    assert ledger.unattached_readers(SECOND, 0) == []
+def test_model_attached_stream_is_settled_and_no_stranger() -> None:
+    model = SystemModel()
+    model.attach(FIRST)
+    model.write(1, 0, SECOND)
+    assert model.may_read(FIRST, 0)
+    assert not model.may_read(THIRD, 0)
+    model.look(0, FIRST)
+    assert model.unattached_readers(SECOND, 0) == []
 
 
-def test_ledger_leased_slot_keeps_its_version() -> None:
-    ledger = SystemModel()
-    ledger.leases.append(0)
-    ledger.write(1, 0, FIRST)
-    assert ledger.slot(0) == 0
-    ledger.leases[0] = -1
-    ledger.write(2, 0, FIRST)
-    assert ledger.slot(0) == 2
+def test_model_leased_slot_keeps_its_version() -> None:
+    model = SystemModel()
+    model.leases.append(0)
+    model.write(1, 0, FIRST)
+    assert model.slot(0) == 0
+    model.leases[0] = -1
+    model.write(2, 0, FIRST)
+    assert model.slot(0) == 2
 
 
-def test_ledger_lock_turn_is_order_independent() -> None:
+def test_model_lock_turn_is_order_independent() -> None:
     acquired_first, signed_first = SystemModel(), SystemModel()
     acquired_first.acquire()
     acquired_first.sign()

@@ -18,11 +18,11 @@ def without_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
 def count_all(meters: RoutingMetrics) -> dict[str, int]:
     """What one of each adds to the counters."""
     before = COUNTERS.read()
-    meters.routed(1)
-    meters.aborted()
-    meters.fell_back()
-    meters.failed()
-    meters.queued(3)
+    meters.count_routed(1)
+    meters.count_aborted()
+    meters.count_fallback()
+    meters.count_failure()
+    meters.set_queued(3)
     after = COUNTERS.read()
     return {name: after[name] - before[name] for name in NAMES}
 
@@ -41,15 +41,15 @@ def test_meters_count_event_in_counters_and_prometheus() -> None:
         name: count + 1 for name, count in others.items()
     }
     assert metric_value("queued_requests") == 3
-    meters.queued(0)
+    meters.set_queued(0)
     assert metric_value("queued_requests") == 0
 
 
 def test_meters_of_two_clients_share_prometheus_metrics() -> None:
     assert prometheus_metrics() is prometheus_metrics()
-    RoutingMetrics().aborted()
+    RoutingMetrics().count_aborted()
     before = metric_value("aborted_requests_total")
-    RoutingMetrics().aborted()
+    RoutingMetrics().count_aborted()
     assert metric_value("aborted_requests_total") == before + 1
 
 

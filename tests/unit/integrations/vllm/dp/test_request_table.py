@@ -77,7 +77,7 @@ def add_request(table: RequestTable, name: str, rank: int | None = None) -> DpRe
 
 
 @given(ENDS)
-def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
+def test_table_reports_finished_only_for_wanted_requests_with_tokens(
     ends: list[tuple[DpRequestState, int, int]],
 ) -> None:
     policy = RecordingPolicy()
@@ -99,7 +99,7 @@ def test_ledger_reports_finished_only_for_wanted_requests_with_tokens(
 
 
 @given(st.none() | st.integers(0, WORKERS - 1), st.integers(-1, WORKERS))
-def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
+def test_table_accepts_only_existing_worker_and_pinned_rank(rank: int | None, worker: int) -> None:
     table = RequestTable(Chooses(worker), WORKERS)
     if 0 <= worker < WORKERS and rank in (None, worker):
         assert add_request(table, "one", rank).assigned_rank == worker
@@ -119,7 +119,7 @@ def test_ledger_accepts_only_existing_worker_and_pinned_rank(rank: int | None, w
         max_size=MANY,
     )
 )
-def test_ledger_share_sums_size_and_tokens_of_sent_requests(
+def test_table_share_sums_size_and_tokens_of_sent_requests(
     request_states: list[tuple[DpRequestState, int | None, int]],
 ) -> None:
     table = RequestTable(LateBinding([MANY] * WORKERS), WORKERS)
