@@ -22,6 +22,7 @@ from equipoise.integrations.vllm.entry import LOG, is_requested
 from equipoise.integrations.vllm.eplb.config_check import (
     RAY_EXECUTOR_VARIABLE,
     eplb_config_errors,
+    ignored_eplb_options,
     uses_ray_compiled_graph,
 )
 from equipoise.integrations.vllm.patching import Patch, apply_patches
@@ -121,6 +122,12 @@ def _extend(config: Any, settings: Settings, worker_class: str) -> None:
         settings.enabled_features, os.environ.get(compatibility.ACCEPT_VERSION_VARIABLE)
     )
     raise_config_errors(config_errors(config, settings))
+    if settings.eplb is not None and (ignored := ignored_eplb_options(config)):
+        LOG.warning(
+            "equipoise: eplb takes the place of vLLM's EPLB, so --eplb-config %s has no effect; "
+            "the transport is option communicator of eplb",
+            ", ".join(ignored),
+        )
     _set_worker_extension(config.parallel_config)
     if settings.eplb is not None or settings.pp_transport is not None:
         # CUDA reads it when a process first uses its device, before the extension runs in a worker.

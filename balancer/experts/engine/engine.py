@@ -68,6 +68,7 @@ from equipoise.balancer.experts.runtime.workers import Workers
 from equipoise.balancer.experts.weights.expert_weights import format_ranges
 from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import EngineError, VoteOutcomeUnknown
+from equipoise.hal.shares import SHARE_ONE
 
 MAX_REPORTS = 1024
 """Reports that are kept: the last ones, so that memory stays bounded."""
@@ -79,6 +80,9 @@ PLANNING_STALL_FACTOR = 16
 is (3.3 s for 60 layers of 384 experts on 320 ranks with `sigma`), and no step waits for it.
 Rebalances that fall due meanwhile are skipped, and the plan is used. If it were aborted sooner, it
 would still run when the next rebalance is due, which would then be aborted too, and so on."""
+NOTABLE_IMBALANCE = 0.1
+"""Left by a plan without redundant slots, it is worth a warning: the slowest rank takes a tenth
+longer than the mean."""
 OTHER_REASON = "another reason"
 """The counter of reasons beyond `MAX_ABORT_REASONS`."""
 BEFORE_ANY_STEP = -1
@@ -124,6 +128,16 @@ class UpdatePath(Protocol):
         ...
 
 
+def imbalance_for_want_of_slots(proposal: Proposal, target: float) -> float | None:
+    """Returns the imbalance (max/mean - 1, mean over layers) that a plan leaves because every
+    expert has one slot; None where experts have more, or where little is left."""
+    placement = proposal.layout.placement
+    if placement.shape[1] > int(placement.max()) + 1:
+        return None
+    predicted = float(proposal.plan.imbalance_predicted.mean()) / SHARE_ONE
+    return predicted if predicted > max(target, NOTABLE_IMBALANCE) else None
+
+
 class RebalanceEngine:
     """Runs the rebalances of one rank. One thread calls its methods.
 
@@ -165,6 +179,7 @@ class RebalanceEngine:
         self._step_to_prepare: int | None = None
         self._closed = False
         self._warned_of_staging = False
+        self._warned_of_missing_slots = False
         self.reports: deque[RebalanceReport] = deque(maxlen=MAX_REPORTS)
         self.aborts: Counter[str] = Counter()
 
@@ -309,6 +324,7 @@ class RebalanceEngine:
                     return Failed(rebalance, "planner failed", state)
                 proposal = plan.result()
                 self._warn_of_staging(rebalance, proposal)
+                self._warn_of_missing_slots(rebalance, proposal)
                 return Proposed(rebalance, proposal)
             case Transferring(progress) | Staged(progress, _):
                 return progress.path.poll(progress)
@@ -327,6 +343,22 @@ class RebalanceEngine:
             rebalance.number,
             self._serving_state.store.layout.staging,
             format_ranges(list(short)),
+        )
+
+    def _warn_of_missing_slots(self, rebalance: RebalanceId, proposal: Proposal) -> None:
+        """Warns once, on one rank, that without redundant slots plans cannot reach the target."""
+        if self._warned_of_missing_slots or self._members.rank_in_group:
+            return
+        left = imbalance_for_want_of_slots(proposal, self._config.planner.target)
+        if left is None:
+            return
+        self._warned_of_missing_slots = True
+        LOG.warning(
+            "rebalance %d: an imbalance of %.2f is left, because every expert has one slot. "
+            "Redundant slots (num_redundant_experts), one per rank say, would level it. "
+            "Logged once",
+            rebalance.number,
+            left,
         )
 
     def _start_vote(self, state: Voting, due: int) -> None:

@@ -4,6 +4,7 @@ The class is patched once and stays patched. A client gets a scheduler when it i
 configuration with `dp_load_balancer`; without one its methods do what they did before.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial, wraps
 from os import environ
@@ -23,6 +24,8 @@ from equipoise.integrations.vllm.dp.request_table import RequestTable
 from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
+
+LOG = logging.getLogger("vllm.equipoise")
 
 SCHEDULER_ATTRIBUTE = "equipoise_scheduler"
 """Attribute of a client that holds its scheduler."""
@@ -77,6 +80,12 @@ def attach_scheduler(client: Any) -> None:
     if missing:
         raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(missing)}")
     settings = requested.dp_load_balancer
+    if client.client_count > 1 and client.client_index == 0:
+        LOG.warning(
+            "equipoise: %d API servers share the ranks, and the policy of each sees its own "
+            "requests only; --api-server-count 1 balances best",
+            client.client_count,
+        )
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
     table = RequestTable(policy, ranks.count)

@@ -9,6 +9,13 @@ from equipoise.integrations.vllm.settings import COMMUNICATORS, MAX_PORT, EplbSe
 RAY_EXECUTOR_VARIABLE = "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
 """0 selects Ray's compiled graph, which calls the model runner without its worker."""
 NCCL_CTAS_VARIABLE = "NCCL_MAX_CTAS"
+IGNORED_EPLB_OPTIONS: dict[str, object] = {
+    "policy": "default",
+    "communicator": None,
+    "use_async": True,
+    "enable_migration_batching": False,
+}
+"""Options of `--eplb-config` that have no effect on our balancer, with vLLM's defaults."""
 COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
 """All-to-all backends whose kernels wait for each other across ranks and may fill the device."""
 
@@ -49,6 +56,16 @@ def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
             f"{settings.communicator} cannot: use {supported[0]}, or replica_split lagged"
         ]
     return []
+
+
+def ignored_eplb_options(config: Any) -> list[str]:
+    """Name options of `--eplb-config` that are set and belong to vLLM's own EPLB alone."""
+    eplb_config = getattr(config.parallel_config, "eplb_config", None)
+    return [
+        f"{name} {getattr(eplb_config, name)}"
+        for name, default in IGNORED_EPLB_OPTIONS.items()
+        if getattr(eplb_config, name, default) != default
+    ]
 
 
 def worker_count(config: Any) -> int:

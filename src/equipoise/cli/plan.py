@@ -155,9 +155,14 @@ def plan(arguments: Namespace, command: str) -> int:
     statistics = all_statistics.without_empty_layers()
     if not all_statistics.empty_layers:
         warn_of_dropped_layers(request.statistics, statistics)
-    installed = _load_installed(request, statistics)
+    installed = _load_installed(request, all_statistics)
     request = _with_capacities(request, installed)
+    unused = _unused_options(request, statistics.windows)
+    if "sigma" in unused:
+        request = replace(request, sigma=0.0)
     forecast = _forecast(request, statistics, installed)
+    for name, reason in unused.items():
+        warn(f"--{name.replace('_', '-')} has no effect: {reason}")
     _write(request, forecast, command)
     print(render(forecast, stdout_colour_mode()), flush=True)
     return 0
@@ -203,10 +208,28 @@ def _check_files(request: PlanRequest) -> None:
         placement_format(request.out, request.format)
 
 
+def _unused_options(request: PlanRequest, windows: int) -> dict[str, str]:
+    """Options that were given and that this plan does not look at, with the reason."""
+    defaults, unused = PlanRequest(statistics=request.statistics), {}
+    if request.policy != "incremental" or request.installed is None:
+        for name in ("target", "slack", "node_cost"):
+            if getattr(request, name) != getattr(defaults, name):
+                unused[name] = "only incremental from --installed looks at it"
+    if request.sigma and request.policy == "greedy":
+        unused["sigma"] = "greedy plans for the sum of all windows"
+    elif request.sigma and windows == 1:
+        unused["sigma"] = "one window has no deviations"
+    return unused
+
+
 def _load_installed(
-    request: PlanRequest, statistics: "ExpertStatistics"
+    request: PlanRequest, all_statistics: "ExpertStatistics"
 ) -> "ExpertPlacement | None":
-    """The installed placement, its layers those of the statistics."""
+    """The installed placement, its layers those of the statistics that have rows.
+
+    Raises UsageError also where a layer of it has no rows: what is written would lack its map, and
+    formats that go by place would give each later layer another's.
+    """
     if request.installed is None:
         return None
     from equipoise.report.placement.spread import select_layers
@@ -215,6 +238,13 @@ def _load_installed(
     if request.slots not in (None, placement.slots):
         raise UsageError(
             f"--installed: has {placement.slots} slots, and --slots is {request.slots}"
+        )
+    statistics = all_statistics.without_empty_layers()
+    dropped = len(statistics.empty_layers)
+    if dropped and len(placement.layers) == len(statistics.layers) + dropped:
+        raise UsageError(
+            f"--installed: {request.installed} has all {len(placement.layers)} layers of "
+            f"{request.statistics}, of which {dropped} have no rows there: record for longer"
         )
     with usage_errors(f"--installed: {request.installed}"):
         return select_layers(placement, statistics)

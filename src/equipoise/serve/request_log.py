@@ -223,6 +223,17 @@ CLOSING = 5.0
 """Seconds at shutdown for the records that wait: a disk that hangs must not hang the exit."""
 
 
+def _open_to_append(path: Path) -> BinaryIO:
+    """Open a file, or a pipe that somebody reads: without a reader the open would wait for one."""
+
+    def opener(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    return open(path, "ab", buffering=0, opener=opener)
+
+
 def _ends_within_line(path: Path) -> bool:
     """Whether an earlier proxy was killed within a line: what comes now has to begin another."""
     if not path.is_file() or not path.stat().st_size:
@@ -251,7 +262,7 @@ class RequestLog:
 
     def __init__(self, path: Path, capacity: int = CAPACITY) -> None:
         try:
-            self._file: BinaryIO = path.open("ab", buffering=0)
+            self._file: BinaryIO = _open_to_append(path)
             if _ends_within_line(path):
                 self._file.write(b"\n")
         except OSError as error:

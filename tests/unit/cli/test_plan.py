@@ -298,6 +298,46 @@ def test_plan_command_line_overrides_config_file(
     assert "policy connected" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("options", "warnings"),
+    [
+        (("--policy", "greedy", "--sigma", "2"), ["--sigma"]),
+        (("--policy", "connected", "--target", "0.5", "--node-cost", "3"),
+         ["--target", "--node-cost"]),
+        (("--slack", "0.5"), ["--slack"]),  # nothing is installed
+        (("--policy", "connected", "--sigma", "0"), []),
+    ],
+)  # fmt: skip
+def test_plan_warns_of_options_that_it_does_not_look_at(
+    options: tuple[str, ...], warnings: list[str], equipoise: Callable[..., Any]
+) -> None:
+    answer = equipoise("plan", "counts.npy", *SHAPE, *OUT, "--quiet", *options)
+    assert answer.code == 0
+    lines = answer.err.splitlines()
+    assert len(lines) == len(warnings)
+    for line, flag in zip(lines, warnings, strict=True):
+        assert f"{flag} has no effect" in line
+    assert "standard deviations" not in answer.out
+
+
+def test_plan_refuses_recording_without_rows_of_installed_layer(
+    equipoise: Callable[..., Any],
+) -> None:
+    """What it wrote lacked that layer's map, and by place each later layer got another's."""
+    counts = np.random.default_rng(4).integers(1, 99, (4, 16))
+    even = plan(counts, slots=24, ranks=4, split="even")
+    formats.write_placement(
+        "now.json", formats.ExpertPlacement(even.placement, even.shares, 4), "vllm-ascend"
+    )
+    counts[1] = 0
+    Path("short.json").write_text(json.dumps({"logical_count": counts.tolist()}))
+    options = ("--installed", "now.json", "--split", "even", "-o", "next.json")
+    answer = equipoise("plan", "short.json", *options)
+    assert answer.code == 2
+    assert "of which 1 have no rows there: record for longer" in answer.err
+    assert not Path("next.json").exists()
+
+
 def test_plan_options_reach_planner(
     equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

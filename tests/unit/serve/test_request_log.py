@@ -1,6 +1,7 @@
 """The log of requests: what is written is read again, and nothing waits for its disk."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,13 @@ def test_request_log_rejects_unusable_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_request_log_refuses_pipe_without_reader(tmp_path: Path) -> None:
+    """It would wait for one, deaf to signals."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe cannot be written"):
+        RequestLog(tmp_path / "pipe")
+
+
 def test_request_log_counts_drops_on_full_disk(caplog: pytest.LogCaptureFixture) -> None:
     log = RequestLog(Path("/dev/full"))
     for _ in range(5):

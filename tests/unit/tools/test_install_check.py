@@ -25,6 +25,7 @@ from check_install import (
     wrong_claims,
 )
 
+CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TOX = """
 [testenv]
@@ -216,3 +217,9 @@ def test_unknown_case_is_refused(
 ) -> None:
     assert main(["tox -e gone"]) == 1
     assert capsys.readouterr().out == "check_install: no case is called tox -e gone\n"
+
+
+def test_constraints_leave_packages_of_torch_to_torch() -> None:
+    """Each torch requires versions of its own, which a pin for another makes impossible."""
+    names = [line.partition("==")[0].lower() for line in CONSTRAINTS.splitlines()]
+    assert [name for name in names if name.startswith(("triton", "nvidia"))] == []

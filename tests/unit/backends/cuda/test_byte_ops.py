@@ -131,6 +131,13 @@ def test_copy_from_other_device_is_chunked(monkeypatch: pytest.MonkeyPatch) -> N
 def test_checksum_parts_cover_concatenated_parts() -> None:
     parts = [torch.arange(n, dtype=torch.uint8) for n in (3, 5, 1)]
     out = torch.zeros(2, dtype=torch.int64)
+    received: list[Sequence[Tensor]] = []
+
+    def recording(parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
+        received.append(parts)
+
+    CudaByteOps(recording).checksum_parts(parts, out[0], STREAM)
+    assert [part.data_ptr() for part in received[0]] == [part.data_ptr() for part in parts]
     BYTE_OPS.checksum_parts(parts, out[0], STREAM)
     BYTE_OPS.checksum_parts(parts[:1], out[1], STREAM)
     assert out.tolist() == [as_int64(checksum(torch.cat(parts))), as_int64(checksum(parts[0]))]

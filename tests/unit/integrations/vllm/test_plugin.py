@@ -70,6 +70,29 @@ def test_plugin_sets_worker_extension_when_part_is_configured() -> None:
     assert config.parallel_config.worker_extension_cls == plugin.EXTENSION_CLASS
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"use_async": True, "communicator": None, "policy": "default"}, ""),
+        ({"communicator": "torch_gloo"}, "--eplb-config communicator torch_gloo has no effect"),
+        ({"use_async": False, "enable_migration_batching": True}, "use_async False, enable_migr"),
+    ],
+)
+def test_plugin_names_eplb_config_options_without_effect(
+    options: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine_config(
+        configuration(
+            {SETTINGS_KEY: {"eplb": True}},
+            enable_eplb=True,
+            eplb_config=SimpleNamespace(**options),
+        )
+    )
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == bool(named)
+    assert named in "".join(warnings)
+
+
 def test_plugin_copies_environment_settings_into_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

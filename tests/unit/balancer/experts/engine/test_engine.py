@@ -1,8 +1,10 @@
 import logging
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.harnesses.rebalancing_model import (
     SHAPE,
@@ -50,6 +52,7 @@ from equipoise.balancer.experts.engine.states import Failed, InTransfer, Staged,
 from equipoise.balancer.experts.planning import rebalance_plan
 from equipoise.balancer.experts.runtime.events import COMPLETED
 from equipoise.hal.errors import ConfigError, VoteOutcomeUnknown
+from equipoise.hal.shares import SHARE_ONE
 
 START = ((0, 1, 2, 2, 3, 0),) * SHAPE.layers
 
@@ -132,6 +135,37 @@ def test_engine_warns_once_on_one_rank_that_staging_is_short(
     lines = [record.message for record in caplog.records if "staging" in record.message]
     assert len(lines) == bool(short)
     assert all("each rank has 1 staging buffers; with more, layers 0..1" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("placement", "predicted", "target", "left"),
+    [
+        ([[0, 1, 2, 3]], 0.5, 0.02, 0.5),
+        ([[0, 1, 2, 3]], 0.05, 0.02, None),  # little is left
+        ([[0, 1, 2, 3]], 0.5, 0.6, None),
+        ([[0, 1, 2, 2]], 0.5, 0.02, None),
+    ],
+)
+def test_imbalance_is_for_want_of_slots_where_experts_have_one_each(
+    placement: list[list[int]], predicted: float, target: float, left: float | None
+) -> None:
+    plan = SimpleNamespace(imbalance_predicted=np.array([predicted * SHARE_ONE]))
+    proposal: Any = SimpleNamespace(
+        plan=plan, layout=SimpleNamespace(placement=np.array(placement, dtype=np.int32))
+    )
+    assert engine.imbalance_for_want_of_slots(proposal, target) == left
+
+
+@pytest.mark.parametrize("left", [None, 0.5])
+def test_engine_warns_once_on_one_rank_of_missing_redundant_slots(
+    left: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "imbalance_for_want_of_slots", lambda *_: left)
+    with caplog.at_level(logging.WARNING, engine.LOG.name):
+        rank_records = rebalance()
+    assert len(rank_records[0].reports) > 1
+    lines = [line for line in caplog.messages if "num_redundant_experts" in line]
+    assert len(lines) == (left is not None)
 
 
 def test_different_plans_keep_installed_placement_on_all_ranks() -> None:

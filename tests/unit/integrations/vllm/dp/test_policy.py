@@ -52,6 +52,15 @@ def test_routing_settings_override_engine_defaults() -> None:
     assert (ranks.max_running, ranks.kv_token_limit) == (3, 77)
 
 
+@pytest.mark.parametrize("clients", [1, 2])
+def test_several_api_servers_are_warned_of_once(
+    clients: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    deploy(2, 3, clients, policy="fit")
+    lines = [line for line in caplog.messages if "API servers" in line]
+    assert len(lines) == clients - 1
+
+
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
     for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
