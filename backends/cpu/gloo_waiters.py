@@ -35,7 +35,7 @@ class WaiterThreads:
                 self._queues[queue] = SimpleQueue()
                 work, name = self._queues[queue], f"{queue} of {self._owner!r}"
                 threading.Thread(target=_work, args=(work,), name=name, daemon=True).start()
-            # Under the lock: behind the end mark of a `close` in between, nobody would take it.
+            # Under the lock: after the end mark of a `close` in between, nobody would take it.
             self._queues[queue].put(wait)
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class GlooWork:
         what: the operation in words, for errors.
         deadline: seconds from now until the operation fails its communicator.
         failed: called once with the failure, so that the communicator learns of it.
-        ended: called once with the work behind the end, well or not.
+        ended: called once with the work after the end, well or not.
     """
 
     def __init__(

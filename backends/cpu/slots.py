@@ -157,7 +157,7 @@ class CpuSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Launch behind the earlier operations that touch the same buffers (clause V5)."""
+        """Launch after the earlier operations that touch the same buffers (clause V5)."""
 
         def issue(on: CpuStream) -> None:
             with self._hazards.track(on, reads=reads, writes=writes):

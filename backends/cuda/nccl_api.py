@@ -139,7 +139,7 @@ class NcclApi:
     def in_progress(self, comm: NcclCommHandle) -> bool:
         """Whether its last call has not come through yet. Raises `NcclError` if that failed.
 
-        Not for two threads at once: NCCL cleans up behind a call in here.
+        Not for two threads at once: NCCL cleans up after a call in here.
         """
         state = self._state(comm)
         if state not in (SUCCESS, IN_PROGRESS):
@@ -159,7 +159,7 @@ class NcclApi:
         self._call("ncclCommAbort", comm)
 
     def async_error(self, comm: NcclCommHandle) -> str:
-        """What went wrong behind the calls; nothing where all is well."""
+        """What went wrong after the calls had returned; nothing where all is well."""
         state = self._state(comm)
         return "" if state in (SUCCESS, IN_PROGRESS) else self._text(state)
 

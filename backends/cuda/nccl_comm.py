@@ -23,7 +23,7 @@ class NcclHandle:
 
     Args:
         group: where.
-        end: an event of the vendor's behind it.
+        end: an event of the vendor's after it.
     """
 
     def __init__(self, group: "NcclComm", end: Any) -> None:

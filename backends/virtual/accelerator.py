@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 MEMORY = 1 << 34
 """Bytes that the device says it has; blocks are taken from the host as they are needed."""
 PADDING = 32
-"""Bytes that the private format stores behind its elements."""
+"""Bytes that the private format stores after its elements."""
 CLOSE_TIMEOUT = 5.0
 """Nominal seconds that closing waits for the streams."""
 
@@ -98,7 +98,7 @@ class VirtualAccelerator:
         return self._device.parts.slots(self._device, layout)
 
     def empty_private(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of the arena whose storage goes on behind the elements."""
+        """Memory of the arena whose storage goes on after the elements."""
         nbytes = prod(shape) * dtype.itemsize
         whole = self._device.arena.empty(nbytes + PADDING)
         return whole[:nbytes].view(dtype).view(tuple(shape))

@@ -108,5 +108,5 @@ class PaddedArena(Arena):
     """Storage is larger than the bytes that were asked for, as of a vendor's private formats."""
 
     def empty(self, nbytes: int) -> Tensor:
-        """uint8 [nbytes] at offset 0 of a storage that goes on behind it."""
+        """uint8 [nbytes] at offset 0 of a storage that goes on after it."""
         return super().empty(nbytes + 2 * ALIGNMENT)[:nbytes]

@@ -176,7 +176,7 @@ class CommunicatorEndpoint:
         return parts.work(operation)
 
     def _admit(self, label: str) -> VirtualRecording | None:
-        """Refuse an operation before any side effect; the point behind which it starts."""
+        """Refuse an operation before any side effect; the point after which it starts."""
         self._check_usable(label)
         return self._after()
 
@@ -186,7 +186,7 @@ class CommunicatorEndpoint:
             raise CommunicatorFailed(f"{label} of {self._purpose!r}: {self._failure[1]}")
 
     def _after(self) -> VirtualRecording | None:
-        """The point of the current stream behind which an operation starts (clause X6)."""
+        """The point of the current stream after which an operation starts (clause X6)."""
         device = self.world.device(self.member)
         stream = device.issuing()
         if stream is None or not self.capabilities.stream_ordered:

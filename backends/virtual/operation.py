@@ -47,7 +47,7 @@ class VirtualOperation:
         what: in words, for errors.
         tensors: what it reads or writes.
         peers: numbers, in the world, of the ranks without which it cannot end.
-        after: the recording behind which it starts, if any (clause X6).
+        after: the recording after which it starts, if any (clause X6).
         post: brings it onto the network.
         links: pairs of ranks whose link it needs.
     """

@@ -163,7 +163,7 @@ class VirtualSlotStore:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
     ) -> None:
-        """Launch behind the earlier operations that touch the same buffers (clause V5)."""
+        """Launch after the earlier operations that touch the same buffers (clause V5)."""
 
         def issue(on: VirtualStream) -> None:
             with self._hazards.track(on, reads=reads, writes=writes):

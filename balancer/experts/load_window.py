@@ -35,7 +35,7 @@ class WindowSchedule:
         window_size: length of a window, a multiple of `sub_window`.
         period: from the end of one window to the end of the next, a multiple of `sub_window`; at
             least `window_size`; if equal, every sub-window is summed.
-        step_offset: windows end this much behind multiples of `period`; a multiple of `sub_window`.
+        step_offset: windows end this much after multiples of `period`; a multiple of `sub_window`.
         first_step: the step with which counting begins. A sub-window that began before it is short,
             and not summed: its load would count as that of a whole one.
 

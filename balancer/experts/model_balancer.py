@@ -103,7 +103,7 @@ class ModelBalancer:
     Attributes:
         model: the model.
         groups: the balancer of each layer group, in their order.
-        sinks: told what happens; closed behind the engines.
+        sinks: told what happens; closed after the engines.
     """
 
     model: ExpertModel
@@ -275,7 +275,7 @@ class ModelBalancer:
     def close(self) -> None:
         """End the engines and give back their communicators; again is harmless.
 
-        Every rank closes behind the same step; nobody waits for another. A rebalance under way is
+        Every rank closes after the same step; nobody waits for another. A rebalance under way is
         left; the installed placement stays.
 
         Raises:

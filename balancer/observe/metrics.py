@@ -195,7 +195,8 @@ def _gauges(registry: "CollectorRegistry") -> dict[str, Any]:
         "balancedness": "mean/max of rows over ranks, both summed over layers, last sub-window",
         "imbalance": "max/mean - 1 of rows over ranks, mean over layers, last sub-window",
         "predicted_imbalance": "imbalance as the last plan that was not aborted predicts it",
-        "layers_short_of_staging": "layers whose imbalance more staging would have lowered in it",
+        "layers_short_of_staging": "layers that more staging would have made evener in the last "
+        "rebalance",
     }
     return {
         name: Gauge(f"equipoise_{name}", text, ENGINE_LABELS, registry=registry)

@@ -33,14 +33,14 @@ class ReferenceKernels:
         """Nothing is compiled."""
 
     def count(self, ids: Tensor, counts: Tensor, stream: Stream) -> None:
-        """Tokens per expert."""
+        """Rows per expert; shapes, dtypes and errors as `Kernels.count`."""
         check_count(ids, counts)
         stream.launch(lambda: counts.copy_(routing.count_experts(ids, counts.numel())))
 
     def route_and_count(
         self, ids: Tensor, tables: Tables, salt: Salt, slots: Tensor, counts: Tensor, stream: Stream
     ) -> None:
-        """Route by the hash of each token's place."""
+        """Route by the hash of each row's position; operands as `Kernels.route_and_count`."""
         check_routing(ids, tables, salt.layer, slots, counts)
 
         def program() -> None:
@@ -60,13 +60,13 @@ class ReferenceKernels:
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        """Route by integer quotas of this batch."""
+        """Route by integer quotas of this batch; operands as `Kernels.route_apportioned`."""
         check_routing(ids, tables, salt.layer, slots, counts)
         check_shares(cumulative, tables)
 
         def program() -> None:
-            live = _live(tables, salt.layer)
-            table = routing.RoutingTable(live.start, live.replicas, cumulative)
+            live_table = _live(tables, salt.layer)
+            table = routing.RoutingTable(live_table.start, live_table.replicas, cumulative)
             _fill(routing.route_apportioned(ids, table, salt.rank, salt.layer), slots, counts)
 
         stream.launch(program)
@@ -81,7 +81,7 @@ class ReferenceKernels:
         counts: Tensor,
         stream: Stream,
     ) -> None:
-        """Route as another engine would."""
+        """Route as another engine would; operands as `Kernels.route_by_rule`."""
         check_routing(ids, tables, layer, slots, counts)
         check_rule(rule, tables)
         stream.launch(lambda: _fill(route_by_rule(ids, _live(tables, layer), rule), slots, counts))
@@ -89,7 +89,7 @@ class ReferenceKernels:
     def solve_shares(
         self, counts: Tensor, tables: Tables, layer: int, cumulative: Tensor, stream: Stream
     ) -> None:
-        """Water-filling on one layer's counts."""
+        """Water-filling on one layer's counts; operands as `Kernels.solve_shares`."""
         check_solve_shares(counts, tables, layer, cumulative)
 
         def program() -> None:

@@ -72,8 +72,8 @@ class HazardTracker:
         for event in sources:
             if event.query():
                 event.synchronize(0.0)  # raises if it ended by failing
-        behind = {**self._writers(stream, writes), **self._readers(stream, writes)}
-        pending += [event for event in behind if event not in sources and not event.query()]
+        after = {**self._writers(stream, writes), **self._readers(stream, writes)}
+        pending += [event for event in after if event not in sources and not event.query()]
         return pending
 
     def _writers(self, stream: Stream, buffers: tuple[Hashable, ...]) -> dict[Event, None]:

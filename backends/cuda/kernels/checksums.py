@@ -28,7 +28,7 @@ PROGRAMS = 8
 
 @triton.jit
 def load_bytes(data: tl.tensor, lane: tl.tensor, length: tl.tensor) -> tl.tensor:
-    """Words of the `length` bytes at `data`, uint64, little-endian; zeros behind them."""
+    """Words of the `length` bytes at `data`, uint64, little-endian; zeros after them."""
     words = tl.zeros_like(lane).to(tl.uint64)
     for part in tl.static_range(4):
         at = 4 * lane + part
@@ -79,7 +79,7 @@ def sum_rest(
     length: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:
-    """Sum of the mixed words behind the whole blocks, the last one filled up; and the length's,
+    """Sum of the mixed words after the whole blocks, the last one filled up; and the length's,
     which is 0 for a length of -1."""
     lane = tl.arange(0, BLOCK)
     first = nbytes // (4 * BLOCK) * BLOCK
@@ -106,7 +106,7 @@ def checksum_kernel(
 ) -> None:
     """Sum one program's part of one buffer; the last of a buffer's programs finishes it.
 
-    `before` are words that come before the buffer's; `length` is -1 where others come behind;
+    `before` are words that come before the buffer's; `length` is -1 where others come after;
     `accumulate` is 1 where the sum is added to what is there, else 0.
     """
     buffer = tl.program_id(1)

@@ -133,7 +133,7 @@ def route_by_rule(
         workspace: of this stream.
 
     Raises:
-        ValueError: turns begin behind 2**31 - 1.
+        ValueError: turns begin after 2**31 - 1.
     """
     batch = (ids, ids.numel(), tables.generation, tables.start, tables.replicas, layer)
     result = (slots, counts, workspace.totals)

@@ -24,7 +24,7 @@ from equipoise.hal.kernels import Salt, Tables
 from equipoise.hal.routing import POSITION_BITS, POSITION_SHARE, window_begin
 
 SEQUENCE = tl.constexpr(salted_state(Salt(0, 0, 0)))
-"""The state of mix32 behind which places become draws."""
+"""The state of mix32 after which places become draws."""
 SHIFT = tl.constexpr(32 - POSITION_BITS)
 WIDTH = tl.constexpr(POSITION_SHARE)
 
@@ -53,7 +53,7 @@ def hash_kernel(
     """Route and count one block.
 
     The order of the steps is for the sake of time: the histogram is made while the runs are on
-    their way from memory, its additions while the replicas are; the slots are written behind the
+    their way from memory, its additions while the replicas are; the slots are written after the
     ticket, which would otherwise wait for them.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

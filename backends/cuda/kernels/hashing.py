@@ -45,7 +45,7 @@ def finalise(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def mix32(index: tl.tensor, state: tl.tensor) -> tl.tensor:
-    """Hash int32 indices, behind a `salted` int32, to uint32."""
+    """Hash int32 indices, after a `salted` int32, to uint32."""
     absorbed = index.to(tl.uint32, bitcast=True) ^ state.to(tl.uint32, bitcast=True)
     return finalise(absorbed + STEP_32)
 

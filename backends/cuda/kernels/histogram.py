@@ -25,7 +25,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Of a batch.
+    """Launch configuration of a batch.
 
     Attributes:
         block: elements a program, a power of two.

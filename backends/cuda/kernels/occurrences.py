@@ -17,7 +17,7 @@ CHUNK = tl.constexpr(32)
 
 @triton.jit
 def load_chunk(ids: tl.tensor, first: tl.tensor, elements: tl.tensor) -> tuple[tl.tensor, ...]:
-    """Experts and places of a chunk, as a column; behind the batch there is no expert."""
+    """Experts and places of a chunk, as a column; after the batch there is no expert."""
     at = first + tl.arange(0, CHUNK)
     return tl.load(ids + at, mask=at < elements, other=-1)[:, None], at[:, None]
 

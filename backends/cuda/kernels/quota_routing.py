@@ -148,7 +148,7 @@ def apportion_kernel(
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Route one block behind the blocks that are counted."""
+    """Route one block after the blocks that are counted."""
     block = tl.program_id(0)
     at = block * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(ids + at, mask=at < elements, other=-1)

@@ -21,7 +21,7 @@ from equipoise.backends.cuda.kernels.table_lookup import find_run
 from equipoise.hal import routing
 
 GRIDS, LOADS, TOTALS, LINKS = (tl.constexpr(number) for number in (6, 0, 1, 2))
-"""Of an expert's bins, and behind them of a wave's: what each holds, what all of its expert hold,
+"""Of an expert's bins, and after them of a wave's: what each holds, what all of its expert hold,
 and how they are linked."""
 WAVES = tl.constexpr(3)
 ALONE, FILLED, SOLVED, EVEN = (tl.constexpr(number) for number in range(4))
@@ -174,7 +174,7 @@ def link_bins(
     PER_RANK: tl.constexpr,
 ) -> tuple[tl.tensor, ...]:
     """Of each entry's bin: replicas, entry that begins it, bins of the expert, bins below, and the
-    rank of the next bin, behind the last of which comes the first."""
+    rank of the next bin, after the last of which comes the first."""
     shared, bins, below = tl.zeros_like(rank), tl.zeros_like(rank), tl.zeros_like(rank)
     before, lowest, onward = rank * 0 - 1, tl.zeros_like(rank), rank * 0 - 1
     begins = tl.zeros_like(rank)

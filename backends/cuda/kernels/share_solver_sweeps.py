@@ -3,7 +3,7 @@
 The contract refills experts one after the other. A refill reads and writes the loads of its
 expert's own ranks and nothing else, so two experts without a common rank may be refilled in either
 order, or at once, with the same result to the bit. A *wave* is a set of such experts, and an
-expert's wave is the first behind those of all earlier experts that it shares a rank with. That
+expert's wave is the first after those of all earlier experts that it shares a rank with. That
 keeps the order wherever it matters. At 256 experts and 288 slots on 32 ranks some thirty plural
 experts make about five waves.
 
@@ -164,7 +164,7 @@ def sweep_waves(
         changed = tl.zeros([LANES], tl.int32)
         most, link, load, total = read_wave(0, water, places, SPARE, LANES)
         for wave in range(waves):
-            # Under way while this wave is refilled; behind the last one it is read for nothing.
+            # Under way while this wave is refilled; after the last one it is read for nothing.
             onward = tl.minimum(wave + 1, waves - 1)
             most_ahead, link_ahead, load_ahead, total_ahead = read_wave(
                 onward, water, places, SPARE, LANES

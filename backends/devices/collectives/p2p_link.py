@@ -118,7 +118,7 @@ class P2PLink:
         self._teardown: Callable[[CommStream], None] | None = None
 
     def issue(self, work: DeviceWork, tensor: Tensor) -> None:
-        """Send or receive, behind the current stream; never waits for the other end."""
+        """Send or receive, after the current stream; never waits for the other end."""
         with self._lock:
             reason = self._launch_or_defer(work, tensor)
         if reason:

@@ -97,7 +97,7 @@ class JsonListReader:
                 yield self._line, self._object()
         if self._next_character():
             raise self._source.error(
-                f"{short_repr(self._unread_start())} behind the end of the list", self._line
+                f"{short_repr(self._unread_start())} after the end of the list", self._line
             )
 
     def _expect(self, allowed: str) -> str:
@@ -158,7 +158,7 @@ class JsonListReader:
         try:
             return self._decoder.decode(piece)
         except UnicodeDecodeError:
-            raise self._source.error("is not UTF-8 behind this line", self._line) from None
+            raise self._source.error("is not UTF-8 after this line", self._line) from None
 
     def _unread_start(self) -> str:
         return self._text[self._at : self._at + 100]

@@ -87,7 +87,7 @@ def _add(source: TraceFile, number: int, line: bytes, rows: _Rows) -> None:
     try:
         value, end = decode_value(line.decode().strip())
         if end != len(line.decode().strip()):
-            raise ValueError("there is more behind the object")
+            raise ValueError("there is more after the object")
     except ValueError as error:  # of JSON, and of UTF-8
         raise source.error(f"is not JSON: {error_reason(error)}", number) from None
     try:

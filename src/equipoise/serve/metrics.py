@@ -83,7 +83,7 @@ PREFIX = "equipoise_route_"
 
 
 class ProxyMetrics:
-    """Of one proxy.
+    """Prometheus metrics of one proxy.
 
     Args:
         workers: their names, by number.
@@ -96,7 +96,7 @@ class ProxyMetrics:
         self._end_counters = {
             outcome: counter.labels(outcome=outcome.value) for outcome in RequestOutcome
         }
-        self._tokens = self._counter("output_tokens", "tokens of answers that were passed on")
+        self._tokens = self._counter("output_tokens", "output tokens relayed to clients")
         self._retries = self._counter("retries", "attempts after the first one of a request")
         self._wait = self._histogram(
             "queue_wait_seconds", "from a request's being read to its last binding", WAIT_SECONDS
@@ -159,7 +159,9 @@ class _LiveCollector:
         dispatcher = self._dispatcher
         balance = load_imbalance(dispatcher.workers)
         yield _gauge("in_flight_requests", "requests in the proxy", len(dispatcher.requests))
-        yield _gauge("queued_requests", "of them, those that no worker has", dispatcher.queued)
+        yield _gauge(
+            "queued_requests", "requests in the proxy that no worker has yet", dispatcher.queued
+        )
         yield _gauge("idle_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
         yield _count(
@@ -174,7 +176,7 @@ class _LiveCollector:
         running = _family("worker_running_requests", "of them, those with a token", "worker")
         state = _family("worker_state", "1 for the state that it is in", "worker", "state")
         failed = CounterMetricFamily(
-            PREFIX + "worker_report_failures", "reports that did not come", labels=["worker"]
+            PREFIX + "worker_report_failures", "load reports that failed", labels=["worker"]
         )
         for name, view in zip(self._names, self._dispatcher.workers, strict=True):
             running_count = sum(isinstance(one.status, Running) for one in view.requests.values())
@@ -205,7 +207,7 @@ CHART_INTERVAL = 10.0
 
 
 class StatLogger:
-    """Of one proxy; every request that ends is noted once.
+    """Counts the ended requests of one proxy, logs them, and sends points of its charts.
 
     Raises: UsageError for a log that cannot be opened, or where wandb is missing.
     """

@@ -80,7 +80,7 @@ TIME_MOST = 9_000_000_000_000
         ("5", "is 5, expected an object"),
         ("[]", "is [], expected an object"),
         ("{}", "has no timestamp"),
-        ("{} {}", "is not JSON: there is more behind the object"),
+        ("{} {}", "is not JSON: there is more after the object"),
         (b"{\xff}", "is not JSON: 'utf-8' codec can't decode byte 0xff in position 1"),
         ("[" * 100_000, "is not JSON: it is nested too deep"),
         ('{"timestamp": ' + "9" * 5000 + "}", "is not JSON: Exceeds the limit"),

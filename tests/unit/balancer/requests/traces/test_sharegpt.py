@@ -83,7 +83,7 @@ def of_turn(turn: str) -> str:
         (f"[{GOOD},\n]", "line 2: is not JSON: Expecting value"),
         (f"[{GOOD},\n{GOOD[:-3]}", "line 2: is not JSON: Expecting"),
         (f"[{GOOD},\n" + '{\n"id": "a\1b"}]', "line 3: is not JSON: Invalid control character"),
-        (f"[{GOOD}]\n\n[]", "line 3: '[]' behind the end of the list"),
+        (f"[{GOOD}]\n\n[]", "line 3: '[]' after the end of the list"),
         (f"[\n{GOOD},\n5]", "line 3: is 5, expected an object"),
         (f"[\n{GOOD},\n" + "{}]", "line 3: has no conversations"),
         (
@@ -101,7 +101,7 @@ def of_turn(turn: str) -> str:
         (f"[{GOOD},\n" + "[" * 100_000, "line 2: is not JSON: it is nested too deep"),
         ("[]", "has no requests"),
         ("[" + of_turn('{"from": "human", "value": "a"}') + "]", "has no requests"),
-        (b'[{"conversations": "\xff"}]', "line 1: is not UTF-8 behind this line"),
+        (b'[{"conversations": "\xff"}]', "line 1: is not UTF-8 after this line"),
     ],
 )
 def test_sharegpt_trace_names_bad_line(text: str | bytes, words: str, tmp_path: Path) -> None:
