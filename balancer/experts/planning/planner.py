@@ -294,6 +294,8 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
     if (size is None) != (expert is None):
         raise PlacementError("byte_budget and expert_bytes go together")
     for name, value in (("max_copies", copies), ("byte_budget", size)):
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise PlacementError(f"{name} must be a whole number, got {value!r}")
         if value is not None and value < 0:
             raise PlacementError(f"{name} must not be negative, got {value}")
     affordable = (

@@ -45,7 +45,8 @@ MOST_TOKENS = 2**40
 MOST_FRONT_ENDS = 1024
 MOST_WINDOW = 65_536
 MOST_DRAFTS = 255
-MOST_LOAD = 100.0
+LEAST_LOAD, MOST_LOAD = 1e-6, 100.0
+"""Below the least, times between requests overflow before they mean anything."""
 MOST_POINTS = 64
 
 
@@ -169,8 +170,8 @@ def _check_cache(request: SimulateRequest) -> None:
 
 
 def _check_load(request: SimulateRequest) -> None:
-    if request.offered is not None and not 0 < request.offered <= MOST_LOAD:
-        raise UsageError(f"--load must be above 0, at most {MOST_LOAD:g}, got {request.offered:g}")
+    if request.offered is not None and not LEAST_LOAD <= request.offered <= MOST_LOAD:
+        raise UsageError(f"--load must be {LEAST_LOAD:g} to {MOST_LOAD:g}, got {request.offered:g}")
     if request.arrivals == "trace" and request.trace is None:
         raise UsageError("--arrivals trace needs --trace: a workload has no times")
     if request.arrivals is None or request.sweep == "load":
@@ -191,7 +192,8 @@ def _check_points(request: SimulateRequest) -> None:
         raise UsageError("--points: one is there twice")
     for point in request.points:
         whole = request.sweep != "workers" or (point == int(point) and point <= MOST_WORKERS)
-        if not 0 < point <= (MOST_LOAD if request.sweep == "load" else MOST_WORKERS) or not whole:
+        least, most = (LEAST_LOAD, MOST_LOAD) if request.sweep == "load" else (1, MOST_WORKERS)
+        if not least <= point <= most or not whole:
             raise UsageError(f"--points: {point:g} is not what --sweep {request.sweep} goes over")
 
 

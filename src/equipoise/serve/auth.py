@@ -27,6 +27,13 @@ def check_key(access: AccessSettings, headers: Mapping[str, str]) -> None:
         )
 
 
+def _reason(error: OSError | ValueError) -> str:
+    """Without the number that Python puts before the text of an error of the system."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
+    return str(error)
+
+
 def tls_context(access: AccessSettings) -> ssl.SSLContext | None:
     """None where none is asked for. Raises UsageError for files that cannot be taken."""
     if access.certificate is None:
@@ -37,7 +44,7 @@ def tls_context(access: AccessSettings) -> ssl.SSLContext | None:
         # Without a phrase: a key that needs one would ask the terminal, and wait for ever.
         context.load_cert_chain(access.certificate, access.private_key, password=lambda: "")
     except (OSError, ValueError) as error:
-        raise UsageError(f"--tls-cert {access.certificate}: {error}") from error
+        raise UsageError(f"--tls-cert {access.certificate}: {_reason(error)}") from error
     return context
 
 

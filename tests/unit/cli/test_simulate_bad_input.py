@@ -53,8 +53,12 @@ BAD = {
     "no request": ((*SYNTHETIC, "--requests", "0"), "--requests must be at least 1"),
     "no seed": ((*SYNTHETIC, "--seeds", "0"), "--seeds must be at least 1"),
     "a negative seed": ((*SYNTHETIC, "--seed", "-1"), "--seed must be 0 to 4.29497e+09, got -1"),
-    "no load": ((*SYNTHETIC, "--load", "0"), "--load must be above 0, at most 100, got 0"),
-    "a negative load": ((*SYNTHETIC, "--load", "-0.5"), "--load must be above 0"),
+    "no load": ((*SYNTHETIC, "--load", "0"), "--load must be 1e-06 to 100, got 0"),
+    "next to no load": (
+        (*SYNTHETIC, "--load", "1e-300"),
+        "--load must be 1e-06 to 100, got 1e-300",
+    ),
+    "a negative load": ((*SYNTHETIC, "--load", "-0.5"), "--load must be 1e-06 to 100"),
     "a load in words": (
         (*SYNTHETIC, "--load", "full"),
         "expected saturated or a number, got 'full'",

@@ -52,7 +52,7 @@ def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
 
 def test_tls_rejects_missing_or_invalid_certificate(certificate: Path, tmp_path: Path) -> None:
     nothing = tmp_path / "none.pem"
-    with pytest.raises(UsageError, match=r"--tls-cert .*none.pem: .*No such file"):
+    with pytest.raises(UsageError, match=r"--tls-cert .*none.pem: No such file"):
         tls_context(AccessSettings(certificate=nothing))
     nothing.write_text("hello")
     with pytest.raises(UsageError, match=r"none\.pem"):

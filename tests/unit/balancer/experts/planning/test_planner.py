@@ -288,6 +288,8 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
         ({"installed": [[0.0, 1.0, 0.0, 1.0]]}, "installed must be integers"),
         ({"installed": np.array([[0, 1, 0, 2**32]])}, "names an expert outside [0, 2)"),
         ({"max_copies": -1}, "max_copies must not be negative"),
+        ({"max_copies": 1.5}, "max_copies must be a whole number, got 1.5"),
+        ({"max_copies": float("nan")}, "max_copies must be a whole number, got nan"),
         ({"byte_budget": 10}, "byte_budget and expert_bytes go together"),
         ({"byte_budget": 10, "expert_bytes": 0}, "expert_bytes must be positive"),
         ({"target": -0.1}, "target must be 0 to 1000"),
