@@ -579,7 +579,7 @@ ABLATIONS = Section(
               title="**Mooncake in its order, 8 x 16, parts of the capacity of decoding; prompts "
               "computed beside decoding (weight 200), 4,000 blocks cached a worker**"),
         Table("knobs", (("case", "{case}"), *ABLATED),
-              title="**Settings of `fit`, one at a time (window 32, ageing 16, slack 0.07 "
+              title="**Settings of `fit`, one at a time (window 32, wait_bonus 16, slack 0.07 "
               "otherwise)**"),
     ),
 )  # fmt: skip

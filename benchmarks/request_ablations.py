@@ -142,10 +142,10 @@ def drafting() -> Rows:
 
 
 def knobs(case: Case) -> Rows:
-    """Window, ageing and slack of `fit`, one at a time."""
+    """Window, wait_bonus and slack of `fit`, one at a time."""
     grid = (
         *(("window", value) for value in (1, 4, 8, 16, 32, 64)),
-        *(("ageing", value) for value in (0.0, 4.0, 16.0, 64.0)),
+        *(("wait_bonus", value) for value in (0.0, 4.0, 16.0, 64.0)),
         *(("slack", value) for value in (0.02, 0.04, 0.07, 0.15, 10.0)),
     )
     entered = [
@@ -194,11 +194,11 @@ def prefixes() -> Rows:
 
     cluster = Cluster(workers=8, slots=16)
     scenario = computing(Scenario(cluster=cluster), PROMPT_WEIGHT, cached=4_000)
-    credited = RoutingPolicySettings(prompt_weight=PROMPT_WEIGHT, gather=0.0)
+    credited = RoutingPolicySettings(prompt_weight=PROMPT_WEIGHT, prefill_wait=0.0)
     entered = (
         *looking(PROMPT_WEIGHT),
         *named_policies(PREFIXES),
-        NamedPolicy("fit, gather 0", credited),
+        NamedPolicy("fit, prefill_wait 0", credited),
     )
     table_rows: Rows = []
     for load in (0.2, 0.3, 0.5):

@@ -104,14 +104,14 @@ class RoutingPolicySettings:
         gamma: `brh`: weight of a step relative to the one before; above 0, at most 1.
         points: `fast_phi`: points of the distribution of outputs.
         window: `fit`: number of waiting requests to choose from.
-        ageing: `fit`: bonus, in tokens, for each decision that a request has waited. More is
+        wait_bonus: `fit`: bonus, in tokens, for each decision that a request has waited. More is
             fairer, less is more even.
         slack: `fit`: up to which fraction above the mean load a worker still takes requests.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
             workers do not compute prompts, or their cost is ignored.
-        gather: `fit`, with a `prompt_weight`: requests wait for each other, so that workers compute
-            prompts in the same step, until the wait costs this many times a prompt computed alone;
-            0: they do not wait.
+        prefill_wait: `fit`, with a `prompt_weight`: requests wait for each other, so that workers
+            compute prompts in the same step, until the wait costs this many times a prompt computed
+            alone; 0: they do not wait.
     """
 
     name: str = "fit"
@@ -129,10 +129,10 @@ class RoutingPolicySettings:
     gamma: float = 0.96
     points: int = 5
     window: int = 32
-    ageing: float = 16.0
+    wait_bonus: float = 16.0
     slack: float = 0.07
     prompt_weight: float = 0.0
-    gather: float = 1.0
+    prefill_wait: float = 1.0
 
     @property
     def info(self) -> PolicyInfo:

@@ -99,10 +99,10 @@ void bind_settings(nb::module_& m) {
         .def_rw("gamma", &PolicySettings::gamma)
         .def_rw("points", &PolicySettings::points)
         .def_rw("window", &PolicySettings::window)
-        .def_rw("ageing", &PolicySettings::ageing)
+        .def_rw("wait_bonus", &PolicySettings::wait_bonus)
         .def_rw("slack", &PolicySettings::slack)
         .def_rw("prompt_weight", &PolicySettings::prompt_weight)
-        .def_rw("gather", &PolicySettings::gather);
+        .def_rw("prefill_wait", &PolicySettings::prefill_wait);
 }
 
 // Events of requests, and decisions.

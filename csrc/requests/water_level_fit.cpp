@@ -49,7 +49,7 @@ class WaterLevelFitPolicy final : public Policy {
     // barrier. Waits until that has cost as much as computing one prompt alone, which is the rule
     // for an acknowledgement that may be delayed (Dooly, Goldman, Scott, JACM 48(2), 2001).
     bool should_gather(const RouterState& state) {
-        const double alone = settings_.gather * settings_.prompt_weight;
+        const double alone = settings_.prefill_wait * settings_.prompt_weight;
         const std::int64_t free = alone > 0 ? state.free_slots() : 0;
         const SlotSurvey slots = free > 0 ? survey_slots(state) : SlotSurvey{};
         if (slots.all_open || slots.running == 0) {
@@ -167,7 +167,7 @@ class WaterLevelFitPolicy final : public Policy {
             if (!state.fits(state.worker(w), request)) continue;
             const auto waited = static_cast<double>(decision_ - request.first_seen);
             const double cost = std::abs(static_cast<double>(request.size) - need) -
-                                settings_.ageing * waited - cache_credit(request, w);
+                                settings_.wait_bonus * waited - cache_credit(request, w);
             if (best >= 0 && cost >= least) continue;
             best = r;
             least = cost;

@@ -265,10 +265,10 @@ class PolicySettings:
     gamma: float
     points: int
     window: int
-    ageing: float
+    wait_bonus: float
     slack: float
     prompt_weight: float
-    gather: float
+    prefill_wait: float
 
     def __init__(self) -> None:
         """Defaults."""

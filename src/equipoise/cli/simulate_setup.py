@@ -356,9 +356,9 @@ def _step(request: SimulateRequest) -> StepTime:
 def _contenders(request: SimulateRequest) -> tuple[NamedPolicy, ...]:
     fit_settings = {
         "window": request.window,
-        "ageing": request.wait_bonus,
+        "wait_bonus": request.wait_bonus,
         "slack": request.slack,
-        "gather": request.prefill_wait,
+        "prefill_wait": request.prefill_wait,
     }
     settings: dict[str, Any] = {k: value for k, value in fit_settings.items() if value is not None}
     settings["when_full"] = WhenFull(request.when_full)

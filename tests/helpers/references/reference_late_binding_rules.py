@@ -157,7 +157,7 @@ class Fit:
         serving = self.serving(front)
         running = sum(request.begun for w in serving for request in front.members(w))
         free = sum(front.free(w) for w in serving)
-        prompt_cost = self.settings.gather * self.settings.prompt_weight
+        prompt_cost = self.settings.prefill_wait * self.settings.prompt_weight
         since, self.looked = self.looked, None
         if not prompt_cost or not free or not running or all(front.free(w) for w in serving):
             return False
@@ -212,7 +212,7 @@ class Fit:
 
         def cost(request: SlowRequest) -> float:
             waiting_time = self.decision - (request.seen or 0)
-            aged = abs(request.size - need) - self.settings.ageing * waiting_time
+            aged = abs(request.size - need) - self.settings.wait_bonus * waiting_time
             return aged - self.credit(request, worker)
 
         fitting = [request for request in window if front.fits(worker, request.size)]

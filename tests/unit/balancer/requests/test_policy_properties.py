@@ -127,7 +127,7 @@ def test_policy_decisions_ignore_worker_numbering(
 def test_policy_decisions_ignore_unit_of_size(
     name: str, loads: list[int], sizes: list[int], factor: int, data: st.DataObject
 ) -> None:
-    policy = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, ageing=0.0, horizon=0)
+    policy = RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, wait_bonus=0.0, horizon=0)
     free_worker = data.draw(st.integers(0, len(loads) - 1))
     slots = data.draw(st.integers(1, 9))
     assignments = resize(full(policy, loads, sizes), free_worker, slots)
