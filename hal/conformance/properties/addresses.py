@@ -33,7 +33,7 @@ from equipoise.hal.conformance.fixtures.slot_store import (
     make_slot_store,
 )
 from equipoise.hal.conformance.program import Program, Step, make_program
-from equipoise.hal.conformance.properties import addresses_in_use
+from equipoise.hal.conformance.properties import readers_and_leases
 from equipoise.hal.conformance.properties.kernels_large import random_bytes
 from equipoise.hal.conformance.property import Property, Traits
 from equipoise.hal.errors import SlotError, SlotLeased
@@ -628,8 +628,8 @@ BAD_ARGUMENTS = (
 PROPERTIES: tuple[Property, ...] = (
     *CONTENTS,
     *BAD_ARGUMENTS,
-    *addresses_in_use.LEASES,
-    *addresses_in_use.READERS,
-    *addresses_in_use.PAGES,
+    *readers_and_leases.LEASES,
+    *readers_and_leases.READERS,
+    *readers_and_leases.PAGES,
     *LARGE_SLOTS,
 )

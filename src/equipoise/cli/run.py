@@ -26,10 +26,10 @@ from equipoise.cli.validation import MOST_RANKS, check_count, validate
 from equipoise.demo.run_record import RunRecord, save_record
 from equipoise.demo.settings import EXPERTS, LAYERS, Balance
 from equipoise.hal.errors import EquipoiseError, UsageError
+from equipoise.report.run.chrome_trace import render_trace
 from equipoise.report.run.html import PlotsMissing, render_html
 from equipoise.report.run.summary import RunSummary, summarise
 from equipoise.report.run.table import render
-from equipoise.report.run.trace import render_trace
 from equipoise.report.terminal import stdout_colour_mode
 
 INEFFECTIVE_WITH_PLACEMENT = {

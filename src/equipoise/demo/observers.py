@@ -13,7 +13,7 @@ from equipoise.balancer.observe.async_sink import AsyncEventSink
 from equipoise.balancer.observe.log_lines import BALANCEDNESS_LOG, REBALANCE_LOG, log_sinks
 from equipoise.balancer.observe.metrics import MetricsServer, PrometheusSink, serve_metrics
 from equipoise.balancer.observe.metrics import require_prometheus as require_metrics
-from equipoise.balancer.observe.trace import TraceBuffer
+from equipoise.balancer.observe.trace_buffer import TraceBuffer
 from equipoise.balancer.observe.wandb_sink import WandbSink
 from equipoise.demo.settings import RunSettings
 

@@ -18,7 +18,7 @@ from equipoise import __version__
 from equipoise.balancer.experts.engine.states import RebalanceReport
 from equipoise.balancer.experts.runtime.events import RebalanceRecord
 from equipoise.balancer.formats import StatisticsRecorder
-from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.connection import blame
 from equipoise.demo.engine_options import engine_options
 from equipoise.demo.grid import Grid

@@ -12,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
+from equipoise.balancer.observe.trace_buffer import ImbalanceSample, RecordedSpan
 from equipoise.demo.engine_options import EngineOptions
 from equipoise.hal.errors import UsageError
 

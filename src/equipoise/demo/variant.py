@@ -46,7 +46,7 @@ from equipoise.balancer.experts.transfer.host_writes import (
     StreamWriter,
 )
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
-from equipoise.balancer.observe.trace import TraceBuffer
+from equipoise.balancer.observe.trace_buffer import TraceBuffer
 from equipoise.demo.expert_parallel import (
     ExpertParallel,
     FixedCapacityDispatcher,

@@ -22,7 +22,7 @@ from equipoise.serve.client_connection import (
     ClientListener,
 )
 from equipoise.serve.dispatcher import RequestDispatcher
-from equipoise.serve.forward import GetForwarder, is_forwarded
+from equipoise.serve.forwarded_paths import GetForwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.health import HealthMonitor
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger

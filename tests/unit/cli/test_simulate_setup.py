@@ -75,7 +75,7 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
     for contender in setup.contenders:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.wait_bonus) == (WhenFull.HOLD, 9, 3.0)
-        assert (policy.slack, policy.prompt_weight, policy.gather) == (0.2, 2.0, 0.5)
+        assert (policy.slack, policy.prompt_weight, policy.prefill_wait) == (0.2, 2.0, 0.5)
     scenario = setup.trial.scenario
     assert (scenario.front_ends, scenario.queue_timeout) == (3, 7.0)
     assert (scenario.report_interval, scenario.token_delay) == (0.05, 0.02)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
+from equipoise.balancer.observe.trace_buffer import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord, load_record, save_record
 from equipoise.hal.errors import UsageError
 

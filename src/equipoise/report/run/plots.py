@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.demo.run_record import Rebalance, RunRecord, VariantRecord
 from equipoise.report import plot_helpers
 from equipoise.report.run import metrics

@@ -14,7 +14,7 @@ from equipoise.balancer.experts.runtime.events import StepDone, now
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
 from equipoise.balancer.observe.async_sink import AsyncEventSink
 from equipoise.balancer.observe.metrics import PrometheusSink
-from equipoise.balancer.observe.trace import TraceBuffer
+from equipoise.balancer.observe.trace_buffer import TraceBuffer
 
 STEPS = 40
 SLOW = 0.05

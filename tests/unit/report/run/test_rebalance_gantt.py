@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import RecordedSpan
+from equipoise.balancer.observe.trace_buffer import RecordedSpan
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.plots import (
     MOST_RANKS,

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
+from equipoise.balancer.observe.trace_buffer import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import RunRecord
-from equipoise.report.run.trace import render_trace, trace_of
+from equipoise.report.run.chrome_trace import render_trace, trace_of
 
 TRACK = str(Track.REBALANCE)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from equipoise.balancer.experts.runtime.events import Track
-from equipoise.balancer.observe.trace import ImbalanceSample, RecordedSpan
+from equipoise.balancer.observe.trace_buffer import ImbalanceSample, RecordedSpan
 from equipoise.demo.run_record import RunRecord
 
 MICRO = 1e6

@@ -13,7 +13,7 @@ from equipoise.balancer.experts.runtime.events import (
     Track,
     now,
 )
-from equipoise.balancer.observe.trace import RecordedSpan, TraceBuffer, wall_clock_offset
+from equipoise.balancer.observe.trace_buffer import RecordedSpan, TraceBuffer, wall_clock_offset
 
 
 def test_trace_buffer_keeps_spans_with_rank_and_wall_clock() -> None:
