@@ -1,11 +1,12 @@
-"""Counts what one rebalance runs through: files, functions, classes and threads of this project.
+"""Counts what one rebalance runs through: files, hops between them, functions, classes, threads.
 
     python tools/trace_rebalance.py [--functions]
     PYTHONPATH=tests/simulators .tox/engines/bin/python tools/trace_rebalance.py --vllm
 
 Two ranks on the CPU serve one layer, as in `examples/nano.py`. Rank 0 notes every function of the
 project that is called, on any thread, from the first boundary of a rebalance to its end. Functions
-that other steps call too (routing, reading, the boundary itself) are counted apart.
+that other steps call too (routing, reading, the boundary itself) are counted apart. A hop is a pair
+of files of which one calls the other: what a reader has to follow.
 
 `--vllm` traces vLLM's own synchronous rebalance, for comparison: its default policy, the exchange
 of weights and the commit of the maps. What calls these three, and the thread of the asynchronous
@@ -24,8 +25,9 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, INTERVAL = 40, 8
-Call = tuple[str, str, str]
-"""File, qualified name of the function, name of the thread."""
+Call = tuple[str, str, str, str]
+"""File, qualified name of the function, name of the thread, file of the caller (empty: none of the
+project's)."""
 
 
 class Recorder:
@@ -45,11 +47,22 @@ class Recorder:
         """See `sys.setprofile`."""
         if event != "call" or (calls := self.calls) is None:
             return
-        code = frame.f_code
+        file = self._file(frame.f_code)
+        if file is None:
+            return
+        caller = frame.f_back
+        # Calls through the standard library, such as those of a thread pool, count too.
+        while caller is not None and self._file(caller.f_code) is None:
+            caller = caller.f_back
+        caller_file = "" if caller is None else self._file(caller.f_code) or ""
+        name = frame.f_code.co_qualname
+        calls.add((file, name, threading.current_thread().name, caller_file))
+
+    def _file(self, code: CodeType) -> str | None:
+        """The file below the package, or None for somebody else's."""
         if (file := self._files.get(code, "")) == "":
             file = self._files[code] = _own(code.co_filename, self.package)
-        if file is not None:
-            calls.add((file, code.co_qualname, threading.current_thread().name))
+        return file
 
 
 def _own(name: str, package: str) -> str | None:
@@ -141,17 +154,18 @@ def rearrange_in_vllm(recorder: Recorder) -> tuple[set[Call], set[Call]]:
 
 def describe(calls: set[Call]) -> str:
     """One line of figures."""
-    files = {file for file, _, _ in calls}
-    functions = {(file, name) for file, name, _ in calls}
+    files = {file for file, *_ in calls}
+    functions = {(file, name) for file, name, *_ in calls}
+    hops = {(caller, file) for file, _, _, caller in calls if caller not in ("", file)}
     classes = {
         (file, name.split(".")[0])
         for file, name in functions
         if "." in name and name.split(".")[0][:1].lstrip("_")[:1].isupper()
     }
-    threads = {thread for _, _, thread in calls}
+    threads = {thread for _, _, thread, _ in calls}
     return (
-        f"{len(files)} files, {len(functions)} functions, {len(classes)} classes, "
-        f"{len(threads)} threads"
+        f"{len(files)} files, {len(hops)} hops, {len(functions)} functions, "
+        f"{len(classes)} classes, {len(threads)} threads"
     )
 
 
@@ -177,7 +191,7 @@ def main() -> int:
         sys.setprofile(None)
     if not is_first:
         return 0
-    quiet_functions = {(file, name) for file, name, _ in quiet_calls}
+    quiet_functions = {(file, name) for file, name, *_ in quiet_calls}
     own = {call for call in busy_calls if call[:2] not in quiet_functions}
     print(f"one rebalance:        {describe(busy_calls)}")
     print(f"not in other steps:   {describe(own)}")
