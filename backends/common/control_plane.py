@@ -137,8 +137,10 @@ class StoreControlPlane:
                 ) from error
             except ControlPlaneLost:
                 # The store is late: a busy machine may need more than STORE_TIMEOUT. Reading again
-                # does no harm, so the caller's timeout ends it.
-                if self._calls.closed or time.monotonic() - began >= timeout:
+                # does no harm, so the caller's timeout ends it, or the deadline of every wait for
+                # the store (clause C6).
+                longest = min(timeout, self._where.deadline)
+                if self._calls.closed or time.monotonic() - began >= longest:
                     raise
                 ballots = None
             if ballots is not None:
@@ -294,7 +296,7 @@ class _Heartbeat:
         self._last_check = time.monotonic()
         self._last_beats = [("", self._last_check)] * rendezvous.size
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="equipoise.pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="equipoise.heartbeat", daemon=True)
         self._thread.start()
 
     def most_silent(self) -> tuple[int, float] | None:
