@@ -59,6 +59,7 @@ def stopped_store() -> Iterator[StoppedStore]:
 CALLS: dict[str, Callable[[StoreControlPlane], object]] = {
     "cast": lambda plane: plane.cast("q", b"x"),
     "collect": lambda plane: plane.collect("q", 1.0),
+    "collect beyond the deadline": lambda plane: plane.collect("q", 3600.0),
     "decide": lambda plane: plane.decide("q", b"x"),
     "forget": lambda plane: plane.forget("q"),
 }
