@@ -128,10 +128,9 @@ class BoundedCalls:
         """
         if self._closed:
             raise ControlPlaneLost(f"the connection to {self._callee} is closed")
-        if self._late is not None:
-            if not self._late.ended:
-                raise ControlPlaneLost(f"{self._callee} fell silent")
-            self._late = None
+        late = self._late  # read once: another thread may replace it
+        if late is not None and not late.ended:
+            raise ControlPlaneLost(f"{self._callee} fell silent")
         pending = _Call(function)
         self._queue.put(pending)  # type: ignore[arg-type]
         try:
@@ -144,6 +143,7 @@ class BoundedCalls:
     def close(self) -> None:
         """End the thread after its current call; later calls fail at once."""
         self._closed = True
+        self._late = None  # what it refers to may refer to these calls
         self._queue.put(None)
 
     def _work(self) -> None:

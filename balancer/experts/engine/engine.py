@@ -128,7 +128,7 @@ class UpdatePath(Protocol):
         ...
 
 
-def imbalance_for_want_of_slots(proposal: Proposal, target: float) -> float | None:
+def imbalance_without_redundancy(proposal: Proposal, target: float) -> float | None:
     """Returns the imbalance (max/mean - 1, mean over layers) that a plan leaves because every
     expert has one slot; None where experts have more, or where little is left."""
     placement = proposal.layout.placement
@@ -179,7 +179,7 @@ class RebalanceEngine:
         self._step_to_prepare: int | None = None
         self._closed = False
         self._warned_of_staging = False
-        self._warned_of_missing_slots = False
+        self._warned_of_missing_redundancy = False
         self.reports: deque[RebalanceReport] = deque(maxlen=MAX_REPORTS)
         self.aborts: Counter[str] = Counter()
 
@@ -324,7 +324,7 @@ class RebalanceEngine:
                     return Failed(rebalance, "planner failed", state)
                 proposal = plan.result()
                 self._warn_of_staging(rebalance, proposal)
-                self._warn_of_missing_slots(rebalance, proposal)
+                self._warn_of_missing_redundancy(rebalance, proposal)
                 return Proposed(rebalance, proposal)
             case Transferring(progress) | Staged(progress, _):
                 return progress.path.poll(progress)
@@ -345,14 +345,14 @@ class RebalanceEngine:
             format_ranges(list(short)),
         )
 
-    def _warn_of_missing_slots(self, rebalance: RebalanceId, proposal: Proposal) -> None:
+    def _warn_of_missing_redundancy(self, rebalance: RebalanceId, proposal: Proposal) -> None:
         """Warns once, on one rank, that without redundant slots plans cannot reach the target."""
-        if self._warned_of_missing_slots or self._members.rank_in_group:
+        if self._warned_of_missing_redundancy or self._members.rank_in_group:
             return
-        left = imbalance_for_want_of_slots(proposal, self._config.planner.target)
+        left = imbalance_without_redundancy(proposal, self._config.planner.target)
         if left is None:
             return
-        self._warned_of_missing_slots = True
+        self._warned_of_missing_redundancy = True
         LOG.warning(
             "rebalance %d: an imbalance of %.2f is left, because every expert has one slot. "
             "Redundant slots (num_redundant_experts), one per rank say, would level it. "

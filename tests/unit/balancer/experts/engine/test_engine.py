@@ -146,21 +146,21 @@ def test_engine_warns_once_on_one_rank_that_staging_is_short(
         ([[0, 1, 2, 2]], 0.5, 0.02, None),
     ],
 )
-def test_imbalance_is_for_want_of_slots_where_experts_have_one_each(
+def test_imbalance_without_redundancy_is_of_plans_with_one_slot_per_expert(
     placement: list[list[int]], predicted: float, target: float, left: float | None
 ) -> None:
     plan = SimpleNamespace(imbalance_predicted=np.array([predicted * SHARE_ONE]))
     proposal: Any = SimpleNamespace(
         plan=plan, layout=SimpleNamespace(placement=np.array(placement, dtype=np.int32))
     )
-    assert engine.imbalance_for_want_of_slots(proposal, target) == left
+    assert engine.imbalance_without_redundancy(proposal, target) == left
 
 
 @pytest.mark.parametrize("left", [None, 0.5])
 def test_engine_warns_once_on_one_rank_of_missing_redundant_slots(
     left: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine, "imbalance_for_want_of_slots", lambda *_: left)
+    monkeypatch.setattr(engine, "imbalance_without_redundancy", lambda *_: left)
     with caplog.at_level(logging.WARNING, engine.LOG.name):
         rank_records = rebalance()
     assert len(rank_records[0].reports) > 1
