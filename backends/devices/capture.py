@@ -78,7 +78,7 @@ class Capture:
         return self._stream
 
     def run(self, program: Callable[[], object]) -> None:
-        """Capture what `program` enqueues. The program is kept_alive, because the graph points into
+        """Capture what `program` enqueues. The program is kept alive, because the graph points into
         memory that it refers to."""
         segment = self._open_segment()
         segment.kept_alive.append(program)

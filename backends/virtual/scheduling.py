@@ -137,7 +137,7 @@ class HostNotifications:
         self._pending.append(notification)
 
     def ready(self) -> bool:
-        """Whether there is notification."""
+        """Whether there is a notification."""
         return bool(self._pending)
 
     def step(self) -> None:

@@ -62,7 +62,7 @@ class _ReplicaChoice:
         active: int64 (batches, experts), 0 or 1.
         slots: slots of each expert, ascending, one per rank that holds it.
         unit_load: int64 (ranks,), what an expert adds to the load of each rank.
-        slots_per_rank: slots per rank.
+        slots_per_rank: slots of a rank.
         chosen: the slot that runs each expert, -1 if not chosen yet.
         load: int64 (batches, ranks), active experts relative to the rank's capacity.
     """
