@@ -22,8 +22,10 @@ from equipoise.hal.stream import Stream
 COPY_CHUNK = 4 << 20
 """Maximum bytes of one copy between host and device: some 80 microseconds on a PCIe 5 link, the
 longest that the model's own copies wait for it."""
-WIDTHS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""Element types of a copy, widest first: the widest that addresses and sizes allow is used."""
+WIDTHS = (torch.int32, torch.int16, torch.uint8)
+"""Element types of a copy, widest first: the widest that addresses and sizes allow is used. Of four
+bytes at most: a thread moves four elements at once and a block 65,536, so that with eight there are
+too few blocks to fill a GPU (docs/performance.md)."""
 Pair = tuple[Tensor, Tensor]
 """Where to, and from where: uint8 [n] both."""
 

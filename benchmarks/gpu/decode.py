@@ -423,8 +423,8 @@ FULL = Sizes(
     ),
     LEAST,
     pairs=5,
-    steps=300,
-    reported_steps=100,
+    steps=200,
+    reported_steps=50,
 )
 TRIAL = Sizes(
     Dimensions(

@@ -43,12 +43,11 @@ class LaunchConfig:
         return self.programs == 1
 
 
-SMALL_BATCH, MEDIUM_BATCH = 256, 1024
+SMALL_BATCH, MEDIUM_BATCH = 256, 512
 """Batches of up to so many elements go to one program: what the others would save in time on the
-searches is less than the tickets cost."""
-LARGE_BATCH_BLOCK = 512
-"""Elements a program of a larger batch: few enough that a batch of thousands fills the device, and
-enough that adding a histogram costs fewer additions than elements."""
+searches is less than the tickets cost. Measured on an H200 (docs/performance.md)."""
+LARGE_BATCH_BLOCK = 256
+"""Elements a program of a larger batch: few, so that their searches wait for memory at once."""
 
 
 def launch_config(elements: int) -> LaunchConfig:

@@ -365,11 +365,18 @@ class SystemRunner:
 
     # ----- tables --------------------------------------------------------------------------------
 
+    def prepare_tables(self) -> None:
+        """Make the tables, and every kernel ready for them while no stream is held: where a kernel
+        is compiled and loaded with its first launch, that would wait for one."""
+        device, stream = self.fixture.ctx.accelerator, self.fixture.stream(ROUTER_ROLE)
+        self.tables = Tables.empty(1, 2, 2, 1, device.device)
+        device.kernels.warm(self.tables, stream)
+        self.fixture.ctx.drain()
+
     def install(self, _: int, placement: int) -> None:
         """One of the placements becomes the one that is routed by."""
         device = self.fixture.ctx.accelerator
-        if self.tables is None:
-            self.tables = Tables.empty(1, 2, 2, 1, device.device)
+        assert self.tables is not None
         rows = [[0, 1, 2], list(PLACEMENTS[placement]), [FULL_SHARE, FULL_SHARE]]
         parts = [torch.tensor([row], dtype=torch.int32) for row in rows]
         self.fixture.keepalive += parts
@@ -420,6 +427,8 @@ def play_system(ctx: RankContext, program: Program) -> Play:
     place = make_plain_slot_store(ctx, SLOTS, STAGING, ITEM_BYTES)
     pool, event = ctx.accelerator.host_pool(ITEM_BYTES, PAGES), ctx.accelerator.event()
     runner = SystemRunner(place, pool, event)
+    if any(step.op == "install" for step in program.steps):
+        runner.prepare_tables()
     for number, step in enumerate(program.steps, start=1):
         getattr(runner, step.op)(number, *step.args)
         yield NEXT

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from argparse import Namespace
@@ -155,6 +156,9 @@ def conformance(arguments: Namespace, command: str) -> int:
 
     Raises UsageError before anything starts.
     """
+    # The suite launches beside streams that it holds. CUDA loads a kernel with its first launch,
+    # which waits for such a stream, unless it is told beforehand to load everything at its start.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     request = request_of(vars(arguments))
     validate(request)
     result = _conduct(request)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 TORCH = "torch"
 CHECKED_PACKAGES = (TORCH, "numpy", "safetensors", "matplotlib", "prometheus_client")
 NO_TORCH = "torch does not import: see it below `checks`"
+HOST_BACKENDS = ("cpu", "virtual")
+"""Accelerators that need no device."""
 EXTRAS = {"matplotlib": "plots", "prometheus_client": "serve"}
 """What brings a package that is optional."""
 
@@ -312,7 +314,12 @@ def _line(name: str, value: str) -> str:
 
 
 def _verdict(findings: DoctorFindings) -> str:
-    working = [backend.name for backend in findings.accelerators if backend.works]
+    working = [backend for backend in findings.accelerators if backend.works]
     if not working:
         return "no accelerator works: see the reasons above"
-    return f"ready: equipoise run --backend {working[0]}"
+    # A device, where one works: the others run anywhere.
+    best = min(working, key=lambda backend: backend.name in HOST_BACKENDS)
+    command = f"equipoise run --backend {best.name}"
+    if best.name not in HOST_BACKENDS and (best.devices or 0) < RunSettings().ranks:
+        command += f" --ranks {best.devices}"  # a rank takes a device
+    return f"ready: {command}"

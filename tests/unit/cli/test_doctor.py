@@ -61,6 +61,22 @@ def test_doctor_fails_without_working_accelerator() -> None:
     assert replace(findings, accelerators=()).exit_code == 1
 
 
+@pytest.mark.parametrize(
+    ("devices", "command"),
+    [
+        (1, "equipoise run --backend abacus --ranks 1"),
+        (8, "equipoise run --backend abacus"),
+    ],
+)
+def test_doctor_recommends_a_device_where_one_works(devices: int, command: str) -> None:
+    accelerators = [
+        BackendFinding(name, works=True, detail="fine", capabilities={}, devices=count)
+        for name, count in (("cpu", 1), ("abacus", devices), ("virtual", 1))
+    ]
+    findings = replace(collect_findings(), accelerators=tuple(accelerators))
+    assert render_findings(findings).splitlines()[-1] == f"ready: {command}"
+
+
 def test_doctor_reports_backend_import_failure() -> None:
     def find(name: str) -> doctor.ProbedBackend:
         raise BackendUnavailable(f"backend {name!r} does not import")

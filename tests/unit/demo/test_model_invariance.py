@@ -280,4 +280,4 @@ def test_grouped_rows_keep_bits_and_use_one_shape(
     monkeypatch.setattr(rows, "_grouped", {torch.device("cpu")})
     monkeypatch.setattr(torch, "mm", recording_mm)
     assert torch.equal(forward(), plain)
-    assert shapes == {rows.ROW_MULTIPLE}
+    assert shapes == {rows.GROUP_ROWS}

@@ -72,7 +72,7 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
     even_pairs = [(a[:16], b[:16]) for a, b in zip(to, source, strict=True)]
     odd_pairs = [(a[16:19], b[16:19]) for a, b in zip(to, source, strict=True)]
     widths = [[pair[0].dtype for pair in group] for group in _by_width([*even_pairs, *odd_pairs])]
-    assert widths == [[torch.int64] * 64, [torch.uint8] * 64]
+    assert widths == [[torch.int32] * 64, [torch.uint8] * 64]
     with Calls() as calls:
         BYTE_OPS.copy([*even_pairs, *odd_pairs])
     assert calls.names.count("_foreach_copy_") == 2
@@ -83,7 +83,7 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
 @pytest.mark.parametrize(
     ("size", "offset", "width"),
     [
-        (16, 0, torch.int64),
+        (16, 0, torch.int32),
         (20, 0, torch.int32),
         (16, 4, torch.int32),
         (22, 8, torch.int16),

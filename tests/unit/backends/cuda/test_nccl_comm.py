@@ -11,6 +11,7 @@ import torch
 from helpers.watchdog import WATCHDOG
 from torch import Tensor
 
+from equipoise.backends.cuda import cuda_runtime
 from equipoise.backends.cuda.driver_streams import DriverStream, DriverStreamPool
 from equipoise.backends.cuda.nccl_api import NcclCommHandle, NcclError
 from equipoise.backends.cuda.nccl_comm import NcclComm
@@ -122,6 +123,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     tensor_to = Tensor.to
     # The fake device has no memory of its own, and an index that torch knows no CPU by.
     monkeypatch.setattr(Tensor, "to", lambda self, *where: tensor_to(self, "cpu"))
+    # Where there is a GPU, the driver would be asked, which this process has not initialised.
+    monkeypatch.setattr(cuda_runtime.RUNTIME, "allowed_in_capture", nullcontext)
     return Bench()
 
 
