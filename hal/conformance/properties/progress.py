@@ -364,7 +364,9 @@ def _operands(
         whole = ctx.empty(values.shape, values.dtype)
         return whole[rank], whole
     whole = ctx.empty(expected.shape, expected.dtype)
-    return whole, whole if values.shape == expected.shape else whole[rank]
+    if values.numel() == expected.numel():
+        return whole, whole.view(values.shape)
+    return whole, whole[rank]
 
 
 def _shifted_operands(ctx: RankContext, values: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
