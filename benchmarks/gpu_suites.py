@@ -102,7 +102,6 @@ def outcome_counts(root: ElementTree.Element) -> Figures:
 def run(command: Sequence[str]) -> int:
     """A program of Python, in the tree; its exit code."""
     own = {
-        "CUDA_MODULE_LOADING": "EAGER",  # a first launch behind a held stream may wait for it
         "HYPOTHESIS_PROFILE": "deep",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("src", "tests")),

@@ -424,7 +424,7 @@ FULL = Sizes(
     LEAST,
     pairs=5,
     steps=200,
-    reported_steps=50,
+    reported_steps=30,
 )
 TRIAL = Sizes(
     Dimensions(

@@ -43,20 +43,19 @@ class LaunchConfig:
         return self.programs == 1
 
 
-SMALL_BATCH, MEDIUM_BATCH = 256, 512
-"""Batches of up to so many elements go to one program: what the others would save in time on the
-searches is less than the tickets cost. Measured on an H200 (docs/performance.md)."""
-LARGE_BATCH_BLOCK = 256
-"""Elements a program of a larger batch: few, so that their searches wait for memory at once."""
+BATCHES = ((256, 256, 4), (512, 512, 8), (1024, 128, 4), (32_768, 256, 8))
+"""Batches of up to so many elements: elements of a program, and its warps. One program has a small
+batch to itself, since the tickets cost more than the others would save; a batch of a few thousand
+goes to many, whose searches wait for memory at once. Measured on an H200 (docs/performance.md)."""
+LARGE_BATCH = (512, 8)
+"""The same for larger ones: adding a histogram costs fewer additions than there are elements."""
 
 
 def launch_config(elements: int) -> LaunchConfig:
     """Programs for a batch of `elements`; an empty one has a program too, which clears counts."""
-    if elements <= SMALL_BATCH:
-        return LaunchConfig(SMALL_BATCH, 4, 1)
-    if elements <= MEDIUM_BATCH:
-        return LaunchConfig(MEDIUM_BATCH, 8, 1)
-    return LaunchConfig(LARGE_BATCH_BLOCK, 8, -(-elements // LARGE_BATCH_BLOCK))
+    fitting = ((block, warps) for most, block, warps in BATCHES if elements <= most)
+    block, warps = next(fitting, LARGE_BATCH)
+    return LaunchConfig(block, warps, max(1, -(-elements // block)))
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from equipoise.backends.cuda.kernels.checksums import checksum
 from equipoise.backends.cuda.kernels.counting import count
 from equipoise.backends.cuda.kernels.engine_rules import route_by_rule
 from equipoise.backends.cuda.kernels.hash_routing import route_hashed
-from equipoise.backends.cuda.kernels.histogram import MEDIUM_BATCH, SMALL_BATCH
+from equipoise.backends.cuda.kernels.histogram import BATCHES
 from equipoise.backends.cuda.kernels.quota_routing import SMALL, route_apportioned
 from equipoise.backends.cuda.kernels.share_solver import solve_shares
 from equipoise.backends.cuda.kernels.table_commit import commit_tables
@@ -37,7 +37,7 @@ def warm(like: Tables, workspace: Workspace) -> None:
         cumulative = torch.empty(tables.slots, dtype=torch.int32, device=device)
         solve_shares(counts, tables, 0, cumulative, workspace)
     # One batch for each way to divide it: to route, and to number its occurrences.
-    sizes = {1, SMALL_BATCH + 1, MEDIUM_BATCH + 1, BLOCK + 1, SMALL + 1}
+    sizes = {1, *(most + 1 for most, *_ in BATCHES), BLOCK + 1, SMALL + 1}
     for size in sizes:
         _route(torch.zeros(size, dtype=torch.int32, device=device), tables, workspace)
     buffer = torch.zeros(64, dtype=torch.uint8, device=device)

@@ -374,7 +374,9 @@ class _LaunchRunner:
 
         def mark() -> None:
             row.copy_(flags)
-            flags[number] = 1
+            # Not by an assignment: torch.cuda copies a scalar from pageable memory for one, and
+            # waits for the stream.
+            flags[number : number + 1].fill_(1)
 
         self.ctx.inject_delay(self.stream(role))
         self.stream(role).launch(mark)

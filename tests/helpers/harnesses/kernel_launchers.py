@@ -79,12 +79,8 @@ class Launchers:
     def small_blocks(self, few: int, many: int) -> Iterator[None]:
         """Batches of more than `few` elements are divided among programs of `many`."""
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (
-                ("SMALL_BATCH", few),
-                ("MEDIUM_BATCH", few),
-                ("LARGE_BATCH_BLOCK", many),
-            ):
-                patch.setattr(self.module("histogram"), name, value)
+            patch.setattr(self.module("histogram"), "BATCHES", ((few, few, 8),))
+            patch.setattr(self.module("histogram"), "LARGE_BATCH", (many, 8))
             yield
 
     @contextmanager

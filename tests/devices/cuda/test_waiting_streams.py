@@ -1,8 +1,9 @@
-"""More streams that wait for words than a GPU has queues: each goes on when its own word is given.
+"""Many streams that wait for flags at once: each goes on when its own flag is set, in any order.
 
-The order that words make is not visible to CUDA, which may put a stream that waits and the one that
-would let it go on into one queue of the device. What that does a GPU has to show; the simulated
-device has a queue for each stream.
+The order that flags make is not visible to CUDA, which may put a stream that waits and the one that
+would let it go on into one queue of the device. A GPU has 32 queues, and does so as soon as more
+streams than that have work: 40 that wait, and are let go on in reverse order, stand still for ever
+(seen on an H200). So this many fewer are tried. The simulated device has a queue for each stream.
 """
 
 import time
@@ -20,11 +21,9 @@ SOON = 60.0
 """Seconds: whatever does not come by then never comes."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "streams"),
-    [("cuda", 40), pytest.param("cudasim", 24, marks=pytest.mark.deep)],
-)
-def test_more_streams_than_queues_go_on_in_reverse_order(kind: str, streams: int) -> None:
+@pytest.mark.parametrize("streams", [24])
+@pytest.mark.parametrize("kind", ["cuda", pytest.param("cudasim", marks=pytest.mark.deep)])
+def test_waiting_streams_go_on_in_reverse_order(kind: str, streams: int) -> None:
     accelerator = backend(kind).open(0)
     assert isinstance(accelerator, DeviceAccelerator)
     device = device_of(accelerator)
