@@ -29,7 +29,7 @@ BLOCKING_SETTINGS: tuple[tuple[str, Callable[[str], bool], str], ...] = (
 """Environment variables that break the contract: name, when, and what they do."""
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 """The largest number of hardware queues. Streams that share a queue wait for each other, and the
-driver's default is 8."""
+driver's default is 8. The driver shares none while no more streams than that have work."""
 INITIAL = Path("/proc/self/environ")
 """The environment that this process was started with: the driver may have been initialised by an
 engine before `os.environ` was changed."""
@@ -81,6 +81,19 @@ def stream_memory() -> str:
     except ImportError as error:
         return f"cuda-bindings does not import: {first_line(error)}"
     return ""
+
+
+def driver_initialised() -> bool:
+    """Whether anything in this process has initialised the driver, which reads the environment then
+    and never again. `torch.cuda.is_available()` does, and torch does not call that initialised."""
+    if cuda().is_initialized():
+        return True
+    try:
+        bindings = driver()
+        status, *_ = bindings.cuDeviceGetCount()
+    except (ImportError, RuntimeError):  # no cuda-bindings, or no driver that they could load
+        return False
+    return bool(status != bindings.CUresult.CUDA_ERROR_NOT_INITIALIZED)
 
 
 def check(answer: Any, what: str) -> tuple[Any, ...]:
@@ -135,11 +148,18 @@ class CudaRuntime(DeviceRuntime):
         """`torch.cuda`."""
         return cuda()
 
+    def devices(self) -> int:
+        """How many devices torch sees; asks for queues, in case that initialises the driver."""
+        with _queues_asked():
+            return super().devices()
+
     def select_device(self, index: int) -> None:
         """Select the device. The first time, also ask the driver for the largest number of queues,
-        unless CUDA was initialised before."""
-        with _queues_asked(index):
+        unless it was initialised before."""
+        with _queues_asked() as asked:
             super().select_device(index)
+            if asked:
+                self.free_memory(index)  # makes the context, if nothing has yet
 
     def set_thread_device(self, index: int) -> None:
         """Make it the calling thread's device, and relax the capture mode of a thread of ours."""
@@ -181,23 +201,24 @@ RUNTIME = CudaRuntime()
 
 
 @contextmanager
-def _queues_asked(index: int) -> Iterator[None]:
-    """Initialise CUDA and the device's context while the environment asks for many queues.
+def _queues_asked() -> Iterator[bool]:
+    """Set the environment variable for a block that may initialise the driver, or make a device's
+    context; whether it was set: a driver that was initialised before does not read it.
 
-    The driver reads the variable when the context is made. Afterwards the environment is restored,
-    since processes that this one starts may not be ours.
+    Afterwards the environment is restored, since processes that this one starts may not be ours.
     """
     global _queues
     name, most = QUEUES
-    if cuda().is_initialized() and _queues is None:
-        yield  # initialised by an engine: the driver does not read the variable again
+    if _queues is None and driver_initialised():
+        yield False
         return
     before = os.environ.get(name)
-    os.environ[name] = _queues = before or most
+    os.environ[name] = wanted = before or most
     try:
-        yield
-        RUNTIME.free_memory(index)  # makes the context, if nothing has yet
+        yield True
     finally:
+        if driver_initialised():
+            _queues = wanted
         if before is None:
             del os.environ[name]
 
@@ -208,7 +229,7 @@ def request_queues() -> None:
     opened."""
     global _queues
     os.environ.setdefault(*QUEUES)
-    if not cuda().is_initialized():
+    if not driver_initialised():
         _queues = os.environ[QUEUES[0]]
 
 
@@ -220,12 +241,12 @@ def shared_queues() -> str:
     """
     name, most = QUEUES
     queue_count = _initial(name) or _queues
-    if queue_count is None and not cuda().is_initialized():
+    if queue_count is None and not driver_initialised():
         queue_count = os.environ.get(name, most)  # as `RUNTIME.select_device` will ask
     if queue_count is None:
         return (
             f"CUDA was initialised without {name}={most}, so that streams share queues: "
-            "set it where the process is started"
+            "set it where the process is started (torch.cuda.is_available() initialises)"
         )
     if not queue_count.isdigit() or int(queue_count) < int(most):
         return f"{name}={queue_count} is set, so that streams share queues: unset it, or set {most}"

@@ -18,7 +18,7 @@ is issued before its writer, which no event can express, since an event that was
 holds no stream. There the driver does not know that one stream needs the other, and may put both
 into one hardware queue, the writer after the wait. Hence as many queues as possible, and no claim
 of independent copies where streams share queues (`cuda_runtime.shared_queues`). Whether that
-suffices, a GPU has to show (`tests/devices/cuda/test_more_streams_than_queues.py`).
+suffices, a GPU has to show (`tests/devices/cuda/test_waiting_streams.py`).
 """
 
 import threading

@@ -115,7 +115,7 @@ class VirtualStreamLock:
         )
 
     def _launch_release(self, on: VirtualStream) -> None:
-        self._launch(StreamTask(on, self._pass(self._on_release), skip=self._skip))
+        self._launch(StreamTask(on, self._release(), skip=self._skip))
 
     def _launch(self, task: StreamTask) -> None:
         self._launched += 1
@@ -134,6 +134,13 @@ class VirtualStreamLock:
         step()
         self._launched -= 1
         yield from ()
+
+    def _release(self) -> Iterator[None]:
+        """In two steps: a device sets the word, and reaches what comes after it later. The writer
+        may see the one without the other, as it did on a GPU."""
+        self._on_release()
+        yield
+        self._launched -= 1
 
     def _skip(self, _: BaseException) -> None:
         """The stream failed: what it had launched is not on its way any more."""

@@ -1,15 +1,18 @@
 """Every device that is here, opened for one test."""
 
-import os
 from collections.abc import Iterator
+from os import environ
 
 import pytest
 from helpers.harnesses.devices import KINDS, NETWORKS, Network, backend
 
+from equipoise.backends.cuda import cuda_runtime
 from equipoise.backends.devices.accelerator import DeviceAccelerator
 
-# Tests launch beside streams that they hold: a kernel that is loaded only then waits for them.
-os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+# Tests launch beside streams that they hold: a kernel that is loaded only then waits for them, and
+# so does what shares a queue with them.
+environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+cuda_runtime.request_queues()
 LONGEST = ("test_suites.py", "test_engine_faults.py")
 """Files of which each takes minutes, so they begin first: whole files go to the processes of xdist
 in this order, and one of these at the end would run alone."""

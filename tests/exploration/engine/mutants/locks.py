@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from exploration.engine.case import FaultKind
+from exploration.engine.case import Case, FaultKind, Path
 from exploration.engine.mutants.mutant import Mutant, with_fault
 
 from equipoise.balancer.experts.engine.in_place_path import InPlacePath
@@ -78,6 +78,18 @@ class LonelyLocks(LayerLocks):
         lock.release(self._compute)
 
 
+class ImpatientLocks(LayerLocks):
+    """Takes a lock whose release was seen for one behind which nothing is on its way."""
+
+    def is_drained(self, layer: int) -> bool:
+        lock, released = self.locks[layer], self._released[layer]
+        if not released.ready():
+            return False
+        if released.epoch == lock.epoch:
+            lock.drain(0.0)
+        return True
+
+
 def unchecked(
     accelerator: Accelerator,
     store: SlotStore,
@@ -90,6 +102,11 @@ def unchecked(
     if slots:
         sources = [host_weights.source.view(layer, expert) for expert in experts]
         yield from host_weights.writer.write(slots, sources)
+
+
+def reads_behind_locks(case: Case) -> bool:
+    """Of the path with locks, where a host may be at the next boundary before its device ends."""
+    return case.path is not Path.STAGED and case.ahead > 0
 
 
 MUTANTS = (
@@ -129,6 +146,13 @@ MUTANTS = (
         broken="the step after the hand-over does not wait for the transfer worker",
         property="right-weights",
         patches={"balancer.LayerLocks": HalfLocks},
+    ),
+    Mutant(
+        name="drained-when-released",
+        broken="the next epoch is to begin as soon as a release is seen",
+        property="explained",
+        patches={"balancer.LayerLocks": ImpatientLocks},
+        reaches=reads_behind_locks,
     ),
     Mutant(
         name="reader-past-the-gate",

@@ -1,6 +1,7 @@
 """What the driver is told of threads that capture, and of queues, without a GPU."""
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,15 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 class Driver:
     """Records the capture modes that threads are set to."""
 
-    CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+    CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NOT_INITIALIZED=3)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.initialised = False
+
+    def cuDeviceGetCount(self) -> tuple[int, int]:
+        return (0, 1) if self.initialised else (3, 0)
 
     def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[int, str]:
         self.calls.append(mode)
@@ -52,12 +57,18 @@ class Devices:
         self.current = 0
         self.initialised = False
         self.queue_counts: list[str | None] = []
+        self.on_count: Callable[[], None] = lambda: None
 
     def Event(self) -> RecordedEvent:
         return RecordedEvent(self._calls)
 
     def is_initialized(self) -> bool:
         return self.initialised
+
+    def device_count(self) -> int:
+        self.queue_counts.append(os.environ.get(QUEUES))
+        self.on_count()
+        return 1
 
     def mem_get_info(self, index: int) -> tuple[int, int]:
         self.queue_counts.append(os.environ.get(QUEUES))
@@ -154,6 +165,30 @@ def test_queues_are_shared_where_others_initialised_cuda(devices: Any) -> None:
     os.environ[QUEUES] = "32"  # too late
     cuda_runtime.RUNTIME.select_device(0)
     assert "CUDA was initialised without" in cuda_runtime.shared_queues()
+
+
+def test_queues_are_shared_where_torch_only_asked_for_devices(devices: Any, driver: Driver) -> None:
+    """`torch.cuda.is_available()` initialises the driver, and torch goes on saying that it did
+    not."""
+    driver.initialised = True
+    assert "CUDA was initialised without" in cuda_runtime.shared_queues()
+    cuda_runtime.RUNTIME.select_device(0)
+    assert devices.queue_counts == [None]
+    assert "CUDA was initialised without" in cuda_runtime.shared_queues()
+
+
+def test_counting_devices_asks_for_queues(devices: Any, driver: Driver) -> None:
+    assert cuda_runtime.RUNTIME.devices() == 1
+    assert devices.queue_counts == ["32"]
+    assert cuda_runtime.shared_queues() == ""
+    driver.initialised = True  # by somebody else: counting had not
+    assert "CUDA was initialised without" in cuda_runtime.shared_queues()
+
+
+def test_counting_devices_that_initialises_asked_for_queues(devices: Any, driver: Driver) -> None:
+    devices.on_count = lambda: setattr(driver, "initialised", True)
+    assert cuda_runtime.RUNTIME.devices() == 1
+    assert cuda_runtime.shared_queues() == ""
 
 
 def test_queues_of_initial_environment_count_whoever_initialised_cuda(devices: Any) -> None:

@@ -78,7 +78,8 @@ def test_stream_lock_undeclared_without_cuda_bindings(
 
 def test_stream_lock_declared_with_cuda_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "triton", "cuda")
-    monkeypatch.setattr(cuda_runtime, "driver", lambda: SimpleNamespace())
+    monkeypatch.setattr(cuda_runtime, "driver", SimpleNamespace)
+    monkeypatch.setattr(cuda_runtime, "driver_initialised", lambda: False)
     assert BACKEND.capabilities.stream_lock
     assert BACKEND.capabilities.copy_independent_of_launch
     answer = BACKEND.probe()

@@ -80,6 +80,30 @@ def test_lock_is_not_drained_before_second_step(accelerator: Accelerator) -> Non
     assert not locks.is_drained(0)
 
 
+def test_lock_is_not_drained_while_the_point_behind_its_release_is_not_reached(
+    accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device writes the release before the event behind it: seen between the two, on a GPU."""
+    compute, locks = accelerator.stream(Role.COMPUTE), gates(accelerator)
+    locks.schedule({0: 0})
+    locks.locks[0].signal(0)
+    for step in (0, 1):
+        with locks.reading_slots(0, step):
+            pass
+    locks.locks[0].wait(0, 20.0)
+    locks.locks[0].signal(0)
+    compute.synchronize(20.0)
+
+    def between(timeout: float) -> int:
+        raise StreamTimeout("the event was not reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locks.locks[0], "drain", between)
+        assert not locks.is_drained(0)
+    assert locks.is_drained(0)
+    assert locks.locks[0].epoch == 1
+
+
 def test_attached_stream_reads_only_while_lock_is_held(
     accelerator: Accelerator,
 ) -> None:
