@@ -69,7 +69,8 @@ class StreamLock(Protocol):
     def drain(self, timeout: float) -> int:
         """End the epoch, begin the next, and return its number.
 
-        Waits until every acquire and release launched so far has passed, then empties both words.
+        Waits until every acquire and release launched so far has passed, then empties both words. A
+        release that `wait` has seen may not have passed yet: a device sets the word first.
 
         Raises:
             StreamTimeout: one has not within `timeout` seconds; the epoch continues.

@@ -25,7 +25,7 @@ longest that the model's own copies wait for it."""
 WIDTHS = (torch.int32, torch.int16, torch.uint8)
 """Element types of a copy, widest first: the widest that addresses and sizes allow is used. Of four
 bytes at most: a thread moves four elements at once and a block 65,536, so that with eight there are
-too few blocks to fill a GPU (docs/performance.md)."""
+too few blocks to fill a GPU (docs/design/cuda-backend.md)."""
 Pair = tuple[Tensor, Tensor]
 """Where to, and from where: uint8 [n] both."""
 

@@ -25,6 +25,10 @@ COMMANDS = {
         *(*SUITE, "--backend", "cpu", "--ranks", "8"),
         *(HARD or ("--only", "shapes")),
     ),
+    "cpu, gloo, 1 rank": (
+        *(*SUITE, "--backend", "cpu", "--ranks", "1"),
+        *(HARD or ("--only", "shapes", "progress", "determinism", "--cases", "10")),
+    ),
     "cpu, MPI, 4 ranks": (
         *(MPIEXEC, "-n", "4", *SUITE),
         *("--backend", "cpu", "--communicator", "mpi", *(HARD or ("--cases", "6"))),
@@ -36,7 +40,6 @@ COMMANDS = {
 6 on MPI: its ranks wait for each other while they compute, which costs most.
 """
 DEEP_COMMANDS = {
-    "cpu, gloo, 1 rank": (*SUITE, "--backend", "cpu", "--ranks", "1", *HARD),
     "third party": (*SUITE, "--backend", "equipoise_inline:BACKEND", "--ranks", "4"),
     **{
         f"virtual, {name}": (

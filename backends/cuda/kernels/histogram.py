@@ -46,7 +46,7 @@ class LaunchConfig:
 BATCHES = ((256, 256, 4), (512, 512, 8), (1024, 128, 4), (32_768, 256, 8))
 """Batches of up to so many elements: elements of a program, and its warps. One program has a small
 batch to itself, since the tickets cost more than the others would save; a batch of a few thousand
-goes to many, whose searches wait for memory at once. Measured on an H200 (docs/performance.md)."""
+goes to many, whose searches wait for memory at once. Measured: docs/design/cuda-backend.md."""
 LARGE_BATCH = (512, 8)
 """The same for larger ones: adding a histogram costs fewer additions than there are elements."""
 
