@@ -195,7 +195,7 @@ MAIN_JOB = Section(
         Bar("imbalance with `lagged` shares", "imbalance_lagged", form=".4f"),
         Bar("sampling-noise floor", "noise_floor", form=".4f"),
         Bar("rebalances that moved experts", "rebalances", form="d", bar="at least 1 a phase"),
-        Bar("copies moved in all of them", "slots_moved", form="d"),
+        Bar("copies moved in all of them", "copies", form="d"),
         Bar("outputs identical to one process without exchange", "outputs", bar="yes"),
         Bar("wall time of `equipoise run` after installation, s", "wall_seconds", at_most=180,
             form=".0f"),
@@ -723,7 +723,7 @@ EVIDENCE = Section(
     "",
     "main_job",
     "python benchmarks/run.py",
-    "{slots_moved[value]} copies moved in {rebalances[value]} rebalances, "
+    "{copies[value]} copies moved in {rebalances[value]} rebalances, "
     "{wall_seconds:.0f} s in all.",
     tables=(
         Table("variants", (

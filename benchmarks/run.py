@@ -87,8 +87,8 @@ def main_job_figures(summary: Figures) -> tuple[Row, dict[str, list[Row]]]:
             "note": f"{phases} by phase",
             "met": min(phases, default=0) >= 1,
         },
-        "slots_moved": {
-            "value": summary["slots_moved"],
+        "copies": {
+            "value": summary["copies"],
             "note": f"of {summary['slots_total']} slots",
         },
         "outputs": {

@@ -294,11 +294,11 @@ class GlooCommunicator:
             for native in natives:
                 native.wait(timedelta(seconds=max(expiry - time.monotonic(), MIN_WAIT)))
 
-        incarnation = self._rebuilds
+        rebuilds = self._rebuilds
 
         def failed(failure: CommunicatorFailed) -> None:
             # What ends late, after a rebuild, says nothing about the new group.
-            if incarnation == self._rebuilds:
+            if rebuilds == self._rebuilds:
                 self._failure = self._failure or failure
 
         label = f"{operation} of {self._purpose!r}"

@@ -55,7 +55,7 @@ class CommunicatorEndpoint:
         self._purpose = purpose
         self._opening = opening
         self._failure: tuple[type[CommunicatorFailed], str] | None = None
-        self.incarnation = 0
+        self.rebuilds = 0
         self._join(tuple(ranks))
 
     @property
@@ -92,7 +92,7 @@ class CommunicatorEndpoint:
         """End what is in flight with an error."""
         if not self.capabilities.abort:
             raise Unsupported(f"communicator {self._purpose!r} cannot end what is in flight")
-        self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.incarnation)
+        self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.rebuilds)
         self._cut_all("was aborted")
 
     def rebuild(self, ranks: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class CommunicatorEndpoint:
         check_rank("rebuild", self.member, ranks)
         self.outbox.retire()
         self._failure = None
-        self.incarnation += 1
+        self.rebuilds += 1
         self._join(tuple(ranks))
 
     def close(self) -> None:
@@ -112,9 +112,9 @@ class CommunicatorEndpoint:
         self._cut_all("was closed in flight")
         self.outbox.clear()
 
-    def fail(self, kind: type[CommunicatorFailed], text: str, incarnation: int) -> None:
-        """An operation failed; what is heard of an earlier incarnation says nothing of this."""
-        if incarnation == self.incarnation and self._failure is None:
+    def fail(self, kind: type[CommunicatorFailed], text: str, rebuilds: int) -> None:
+        """An operation failed; what is heard of before the last rebuild says nothing of now."""
+        if rebuilds == self.rebuilds and self._failure is None:
             self._failure = (kind, text)
 
     def forget(self, operation: VirtualOperation) -> None:
@@ -136,7 +136,7 @@ class CommunicatorEndpoint:
         """Become one of a group that has issued nothing."""
         self._members = members
         self._rounds = 0
-        key = (self._purpose, self._opening, self.incarnation, members)
+        key = (self._purpose, self._opening, self.rebuilds, members)
         self._group = self._network.join_group(key, self.member)
         self.outbox = self.world.parts.outbox(self, self._group)
         self._group.outboxes[self.rank] = self.outbox

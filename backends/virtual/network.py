@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from equipoise.backends.virtual.world import VirtualWorld
 
 Key = tuple[str, int, int, tuple[int, ...]]
-"""Purpose, how often it was opened before, incarnation, members."""
+"""Purpose, how often it was opened before and rebuilt, members."""
 
 
 class UnmatchedMessages:
@@ -28,7 +28,7 @@ class UnmatchedMessages:
 
 
 class VirtualGroup:
-    """One incarnation of one communicator, over all its ranks.
+    """One communicator between two rebuilds, over all its ranks.
 
     Args:
         network: what it is a part of.

@@ -58,12 +58,12 @@ class VirtualOperation:
         "after",
         "communicator",
         "ended",
-        "incarnation",
         "links",
         "outbox",
         "over",
         "peers",
         "post",
+        "rebuilds",
         "tensors",
         "what",
     )
@@ -79,7 +79,7 @@ class VirtualOperation:
         links: tuple[Pair, ...] = (),
     ) -> None:
         self.communicator = communicator
-        self.incarnation = communicator.incarnation
+        self.rebuilds = communicator.rebuilds
         self.outbox = communicator.outbox
         self.what = f"{what} of {communicator.purpose!r}"
         self.tensors = tuple(tensors)
@@ -129,7 +129,7 @@ class VirtualOperation:
             return False
         self._failure = (kind, text)
         self.ended = True
-        self.communicator.fail(kind, text, self.incarnation)
+        self.communicator.fail(kind, text, self.rebuilds)
         return True
 
     def drop(self, kind: type[CommunicatorFailed], text: str) -> None:

@@ -229,7 +229,7 @@ def _group_start(
     config, rows = start.config, list(model.groups[number].layers)
     sums = config.step_interval // config.sub_window
     later = position * sums // count * config.sub_window
-    label = f"{config.name}[{model.name}:{number}]"  # brackets: "m.1" is also an incarnation's
+    label = f"{config.name}[{model.name}:{number}]"  # brackets: "m.1" is a shrunk group's
     phase = (config.step_offset + later) % config.step_interval
     placement, shares = (
         np.ascontiguousarray(array[rows]) for array in (start.layout.placement, start.layout.shares)

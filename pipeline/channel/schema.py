@@ -202,4 +202,4 @@ class SchemaTemplate:
     def to_json(self) -> str:
         """The template as JSON, which both ends compare when they open the edge."""
         fields = [[f.name, list(f.row_shape), str(f.dtype), f.slice_mode] for f in self.fields]
-        return json.dumps({"fields": fields, "most": self.max_rows}, separators=(",", ":"))
+        return json.dumps({"fields": fields, "max_rows": self.max_rows}, separators=(",", ":"))

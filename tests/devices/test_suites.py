@@ -169,7 +169,7 @@ def run_row(figures: dict[str, Any]) -> dict[str, object]:
         "ranks": figures["ranks"],
         "outputs identical": "yes" if figures["outputs_identical"] else "no",
         "rebalances": figures["rebalances"],
-        "slots moved": figures["slots_moved"],
+        "slots moved": figures["copies"],
         "imbalance without": round(figures["imbalance_unbalanced"], 4),
         "with": round(figures["imbalance_balanced"], 4),
     }

@@ -14,12 +14,12 @@ class EPGroup:
         ranks: numbers on the control plane, ascending. The slots of a layer are distributed over
             them in this order.
         global_rank: this rank's number on the control plane.
-        incarnation: how often the group has shrunk.
+        shrink_count: how often the group has shrunk.
     """
 
     ranks: tuple[int, ...]
     global_rank: int
-    incarnation: int = 0
+    shrink_count: int = 0
 
     def __post_init__(self) -> None:
         if list(self.ranks) != sorted(set(self.ranks)) or self.global_rank not in self.ranks:
@@ -33,12 +33,12 @@ class EPGroup:
         return self.ranks.index(self.global_rank)
 
     def scoped_name(self, label: str) -> str:
-        """Returns a name that no other incarnation uses."""
-        return f"{label}.{self.incarnation}" if self.incarnation else label
+        """Returns a name that the group had at no other size."""
+        return f"{label}.{self.shrink_count}" if self.shrink_count else label
 
     def shrunk_to(self, active: Sequence[int]) -> "EPGroup":
-        """Returns the next incarnation, of `active` only. Raises `UsageError`."""
+        """Returns the group of `active` only. Raises `UsageError`."""
         unknown = sorted(set(active) - set(self.ranks))
         if unknown:
             raise UsageError(f"rank(s) {unknown} were no members: {self.ranks}")
-        return EPGroup(tuple(sorted(active)), self.global_rank, self.incarnation + 1)
+        return EPGroup(tuple(sorted(active)), self.global_rank, self.shrink_count + 1)

@@ -318,10 +318,10 @@ def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: i
     """The engine counts forwards, of which a step has `turns`."""
     return Rebalance(
         number=report.number,
-        planned_at=report.opened_at // turns,
+        opened_at=report.opened_at // turns,
         step=report.step // turns,
         outcome=report.outcome,
-        slots_moved=report.copies,
+        copies=report.copies,
         bytes_moved=report.bytes,
         seconds=dict(record.phase_seconds) if record else {},
         before=record.imbalance_before if record else None,

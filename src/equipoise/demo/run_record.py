@@ -21,14 +21,14 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Rebalance:
-    """One rebalance: closed its load window before `planned_at`, took effect before `step`."""
+    """One rebalance: closed its load window before `opened_at`, took effect before `step`."""
 
     number: int
-    planned_at: int
+    opened_at: int
     step: int
     outcome: str
     """`committed`, `unchanged`, or the reason of the abort."""
-    slots_moved: int
+    copies: int
     """Copies that the receiving ranks did not hold; 0 where only shares changed."""
     bytes_moved: int
     seconds: dict[str, float] = field(default_factory=dict)

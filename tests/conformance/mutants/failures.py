@@ -54,9 +54,9 @@ class EndlessRounds(VirtualOperation):
 class FailsTogether(VirtualCommunicator):
     """What fails one communicator of a rank fails all."""
 
-    def fail(self, kind: type[CommunicatorFailed], text: str, incarnation: int) -> None:
+    def fail(self, kind: type[CommunicatorFailed], text: str, rebuilds: int) -> None:
         for other in self._fabric._open:
-            VirtualCommunicator.fail(other, kind, text, other.incarnation)
+            VirtualCommunicator.fail(other, kind, text, other.rebuilds)
 
 
 class RemembersMessages(VirtualCommunicator):
@@ -148,7 +148,7 @@ class AbortOnlyMarks(VirtualCommunicator):
     """After abort nothing is issued, but what is in flight waits for its deadline."""
 
     def abort(self) -> None:
-        self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.incarnation)
+        self.fail(CommunicatorFailed, f"{self._purpose!r} was aborted", self.rebuilds)
 
 
 LONELY = "an-unmatched-operation-fails-only-its-communicator"

@@ -54,7 +54,7 @@ class DeathFailsEverything(Network):
         super().step()
         if operation is not None:
             for other in self.world.fabric(operation.communicator.member)._open:
-                other.fail(CommunicatorFailed, "a peer is lost", other.incarnation)
+                other.fail(CommunicatorFailed, "a peer is lost", other.rebuilds)
 
 
 class DeathKeepsBuffers(Network):

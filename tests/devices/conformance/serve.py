@@ -41,7 +41,7 @@ def serve(ranks: str) -> int:
         if not figures.exists() or completed.returncode not in EXPECTED:
             return 1
         report = json.loads(figures.read_text())
-    identical, copies = report["outputs_identical"], report["slots_moved"]
+    identical, copies = report["outputs_identical"], report["copies"]
     print(f"{ranks} ranks: outputs identical {identical}, {copies} copies moved", flush=True)
     return 0 if identical and copies else 1
 

@@ -42,9 +42,7 @@ def equipoise(
 
 def variant(name: str, load: tuple[int, ...]) -> VariantRecord:
     rebalances = tuple(
-        Rebalance(
-            number=i, planned_at=s - 1, step=s, outcome="committed", slots_moved=1, bytes_moved=9
-        )
+        Rebalance(number=i, opened_at=s - 1, step=s, outcome="committed", copies=1, bytes_moved=9)
         for i, s in enumerate((2, 4, 7, 9))
     )
     return VariantRecord(

@@ -10,10 +10,10 @@ from equipoise.hal.errors import UsageError
 
 REBALANCE = Rebalance(
     number=1,
-    planned_at=9,
+    opened_at=9,
     step=13,
     outcome="committed",
-    slots_moved=3,
+    copies=3,
     bytes_moved=99,
     seconds={"transferring": 0.5},
     before=0.4,

@@ -65,7 +65,7 @@ def _tiles(summary: RunSummary) -> str:
     untouched = f"; {_rate(summary.tokens_per_second_unbalanced)} without balancing"
     before = [(_decimal(summary.imbalance_unbalanced), "imbalance without balancing")]
     migration_tiles = [
-        (f"{summary.slots_moved:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
+        (f"{summary.copies:,}", f"copies moved, {human_bytes(summary.bytes_moved)}"),
         (f"{summary.rebalances}", "rebalances committed"),
         (_seconds(summary.stall_seconds), f"stall{noise}"),
     ]

@@ -161,7 +161,7 @@ def after_first_commit(balanced: VariantRecord | None, steps: int) -> StepRange:
 
 def after_first_rebalance_began(balanced: VariantRecord | None, steps: int) -> StepRange:
     """The steps in which stalls count: from the end of the first load window on."""
-    planned_steps = [e.planned_at for e in balanced.rebalances] if balanced else []
+    planned_steps = [e.opened_at for e in balanced.rebalances] if balanced else []
     return StepRange(min(planned_steps, default=0), steps)
 
 

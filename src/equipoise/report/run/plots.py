@@ -304,8 +304,8 @@ def rebalance_gantt(record: RunRecord) -> Picture | None:
 
     return Picture(
         f"Rebalance {rebalance.number}, rank by rank",
-        f"Opened before step {rebalance.planned_at}, installed before step {rebalance.step}: "
-        f"{rebalance.slots_moved} copies. The steps of the model go on above the work that is done "
+        f"Opened before step {rebalance.opened_at}, installed before step {rebalance.step}: "
+        f"{rebalance.copies} copies. The steps of the model go on above the work that is done "
         "beside them: a plan, votes, and rounds in which weights travel. A phase changes only "
         "between two steps. As the host sees it; ranks that share processor cores take turns.",
         draw("gantt", 0.9 + 1.25 * len(ranks), paint),
@@ -316,11 +316,9 @@ def largest_rebalance(record: RunRecord) -> Rebalance | None:
     """The committed rebalance with most copies, the first of several; none without a copy."""
     main = main_variant(record)
     rebalances = (
-        [rebalance for rebalance in committed_rebalances(main) if rebalance.slots_moved]
-        if main
-        else []
+        [rebalance for rebalance in committed_rebalances(main) if rebalance.copies] if main else []
     )
-    return max(rebalances, key=lambda rebalance: rebalance.slots_moved, default=None)
+    return max(rebalances, key=lambda rebalance: rebalance.copies, default=None)
 
 
 def rebalance_extent(rebalance: Rebalance, spans: Sequence[RecordedSpan]) -> RebalanceExtent | None:

@@ -41,7 +41,7 @@ class VariantSummary:
     rebalances: int
     rebalances_per_phase: tuple[int, ...]
     rebalances_unchanged: int
-    slots_moved: int
+    copies: int
     bytes_moved: int
     aborts: dict[str, int]
     outputs: str
@@ -79,7 +79,7 @@ class RunSummary:
     rebalances: int
     rebalances_per_phase: tuple[int, ...]
     rebalances_unchanged: int
-    slots_moved: int
+    copies: int
     slots_total: int
     bytes_moved: int
     aborts: dict[str, int]
@@ -161,7 +161,7 @@ def summarise(record: RunRecord) -> RunSummary:
         rebalances=main.rebalances if main else 0,
         rebalances_per_phase=main.rebalances_per_phase if main else tuple(0 for _ in record.phases),
         rebalances_unchanged=main.rebalances_unchanged if main else 0,
-        slots_moved=main.slots_moved if main else 0,
+        copies=main.copies if main else 0,
         slots_total=record.slots * record.layers,
         bytes_moved=main.bytes_moved if main else 0,
         aborts=main.aborts if main else {},
@@ -205,7 +205,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> Va
         rebalances_unchanged=sum(
             rebalance.outcome == UNCHANGED for rebalance in variant.rebalances
         ),
-        slots_moved=sum(rebalance.slots_moved for rebalance in rebalances),
+        copies=sum(rebalance.copies for rebalance in rebalances),
         bytes_moved=sum(rebalance.bytes_moved for rebalance in rebalances),
         aborts=dict(variant.aborts),
         outputs=variant.outputs,
@@ -236,7 +236,7 @@ def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None
     """Why the run proves nothing about balancing; None where it does, or was not asked to."""
     if main is None or record.ranks == 1 < record.stages:
         return None  # a stage of one rank has every expert, and nothing to balance
-    if main.slots_moved == 0:
+    if main.copies == 0:
         return "no slot moved"
     ended = tuple(
         rebalance

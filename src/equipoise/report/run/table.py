@@ -94,7 +94,7 @@ def _moves(summary: RunSummary) -> list[str]:
     if summary.serves_placement:
         placement_line = f"placement  {summary.placement} served unchanged: nothing moved"
         return [placement_line, *_engine(summary.engine_options)]
-    per_rebalance = summary.slots_moved / summary.rebalances if summary.rebalances else 0.0
+    per_rebalance = summary.copies / summary.rebalances if summary.rebalances else 0.0
     share = per_rebalance / summary.slots_total
     by_phase = ", ".join(
         f"{printable(phase)} {n}"
@@ -105,7 +105,7 @@ def _moves(summary: RunSummary) -> list[str]:
     )
     lines = [
         f"rebalances     {summary.rebalances} committed ({by_phase}){unchanged}",
-        f"copies     {summary.slots_moved:,} moved, {per_rebalance:.1f} per rebalance "
+        f"copies     {summary.copies:,} moved, {per_rebalance:.1f} per rebalance "
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
         *_engine(summary.engine_options),
     ]

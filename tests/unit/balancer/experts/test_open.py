@@ -256,8 +256,8 @@ def test_parts_have_distinct_labels_and_spread_phases(
     )
     parts = layer_group_specs(models, starts, 0)
     labels = [part.start.config.name for part in parts]
-    incarnations = [EPGroup((0,), 0, number) for number in range(len(layers) + 1)]
-    every = [members.scoped_name(label) for label in labels for members in incarnations]
+    groups = [EPGroup((0,), 0, number) for number in range(len(layers) + 1)]
+    every = [members.scoped_name(label) for label in labels for members in groups]
     assert len(set(every)) == len(every), "nor may one be another's without a lost rank"
     phases = [part.start.config.step_offset for part in parts]
     most = max(phases.count(one) for one in phases)

@@ -13,10 +13,10 @@ from equipoise.demo.settings import RunSettings
 def rebalance(number: int, step: int, slots: int = 3, outcome: str = "committed") -> Rebalance:
     return Rebalance(
         number=number,
-        planned_at=step - 2,
+        opened_at=step - 2,
         step=step,
         outcome=outcome,
-        slots_moved=slots,
+        copies=slots,
         bytes_moved=slots * 1000,
     )
 

@@ -34,7 +34,7 @@ def test_placement_run_is_measured_over_all_steps(record: RunRecord) -> None:
     assert summary.exit_code == 0
     # Perfect but for 3 of 12 steps, whose layers have 0.5 and 1.
     assert summary.imbalance_placement == summary.imbalance_balanced == pytest.approx(0.75 * 3 / 12)
-    assert (summary.imbalance_static, summary.slots_moved, summary.rebalances) == (None, 0, 0)
+    assert (summary.imbalance_static, summary.copies, summary.rebalances) == (None, 0, 0)
 
 
 def test_placement_run_with_other_outputs_fails(record: RunRecord) -> None:

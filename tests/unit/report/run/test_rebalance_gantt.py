@@ -43,11 +43,11 @@ def test_gantt_shows_rebalance_with_most_moves(make_record: MakeRecord) -> None:
     record = make_record(spans=spans(0))
     chosen = largest_rebalance(record)
     assert chosen is not None
-    assert chosen.slots_moved == max(e.slots_moved for e in record.variants["exact"].rebalances)
+    assert chosen.copies == max(e.copies for e in record.variants["exact"].rebalances)
     picture = rebalance_gantt(record)
     assert picture is not None
     assert picture.title == f"Rebalance {chosen.number}, rank by rank"
-    assert f"{chosen.slots_moved} copies" in picture.caption
+    assert f"{chosen.copies} copies" in picture.caption
     for rank in (0, 1):
         assert f">rank {rank}<" in picture.svg
     assert PHASE_COLOURS["planning"] in picture.svg

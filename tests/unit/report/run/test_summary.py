@@ -28,7 +28,7 @@ PROMISED = [
     "imbalance_lagged",
     "noise_floor",
     "rebalances",
-    "slots_moved",
+    "copies",
     "slots_total",
     "bytes_moved",
     "stall_seconds",
@@ -52,7 +52,7 @@ def test_summary_figures_equal_hand_computed_values(make_record: MakeRecord) -> 
     assert summary.imbalance_lagged == pytest.approx(0.05)
     assert summary.imbalance_balanced == 0.0
     assert (summary.tokens, summary.rebalances, summary.rebalances_per_phase) == (240, 4, (2, 2))
-    assert (summary.slots_moved, summary.slots_total, summary.bytes_moved) == (12, 12, 12_000)
+    assert (summary.copies, summary.slots_total, summary.bytes_moved) == (12, 12, 12_000)
     assert summary.tokens_per_second == pytest.approx(40.0)
     assert summary.tokens_per_second_unbalanced == pytest.approx(20.0)
     assert (summary.stall_seconds, summary.stall_noise_seconds) == (0.0, 0.0)
@@ -96,9 +96,7 @@ def test_summary_without_variants_is_not_identical(make_record: MakeRecord) -> N
 
 def test_summary_run_without_moves_is_not_exercised(make_record: MakeRecord) -> None:
     record = make_record()
-    still = tuple(
-        replace(rebalance, slots_moved=0) for rebalance in record.variants["exact"].rebalances
-    )
+    still = tuple(replace(rebalance, copies=0) for rebalance in record.variants["exact"].rebalances)
     record.variants["exact"] = replace(record.variants["exact"], rebalances=still)
     summary = summarise(record)
     assert (summary.not_exercised, summary.exit_code) == ("no slot moved", 1)
@@ -109,7 +107,7 @@ def test_summary_counts_unchanged_rebalances_apart(make_record: MakeRecord) -> N
     rebalances = record.variants["exact"].rebalances
     still = (
         *rebalances[:3],
-        replace(rebalances[3], outcome="unchanged", slots_moved=0, bytes_moved=0),
+        replace(rebalances[3], outcome="unchanged", copies=0, bytes_moved=0),
     )
     record.variants["exact"] = replace(record.variants["exact"], rebalances=still)
     summary = summarise(record)
