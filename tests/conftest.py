@@ -1,6 +1,7 @@
 """How many examples hypothesis tries, and the rank processes that multi-process tests share.
 
-`ci` by default, `deep` by HYPOTHESIS_PROFILE=deep.
+`ci` by default, `deep` by HYPOTHESIS_PROFILE=deep, and `quick` where slow tests are left out, as a
+bare `pytest` does.
 """
 
 import os
@@ -17,10 +18,17 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("RES_OPTIONS", "use-vc")
 # No deadline: tests share the machine with other work, and no test asserts a time.
 settings.register_profile("ci", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=25)
 settings.register_profile(
     "deep", deadline=None, max_examples=5000, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A bare `pytest` answers in two minutes: it also tries each property less often."""
+    if PROFILE == "ci" and "not slow" in config.option.markexpr:
+        settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ from typing import Any
 from equipoise.cli.config import read_config
 from equipoise.cli.files import describe_path, ensure_folder, write_file
 from equipoise.cli.offline import naming_ranks_option, usage_errors
+from equipoise.cli.process import print_stderr
 from equipoise.cli.progress import run_progress_for
 from equipoise.cli.run_options import (
     BY_KEY,
@@ -24,11 +25,11 @@ from equipoise.cli.run_options import (
 )
 from equipoise.cli.validation import MOST_RANKS, check_count, validate
 from equipoise.demo.run_record import RunRecord, save_record
-from equipoise.demo.settings import EXPERTS, LAYERS, Balance
+from equipoise.demo.settings import EXPERTS, LAYERS, Balance, RunSettings
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.report.run.chrome_trace import render_trace
 from equipoise.report.run.html import PlotsMissing, render_html
-from equipoise.report.run.summary import RunSummary, summarise
+from equipoise.report.run.summary import REBALANCES_PER_PHASE, RunSummary, summarise
 from equipoise.report.run.table import render
 from equipoise.report.terminal import stdout_colour_mode
 
@@ -105,6 +106,26 @@ def request_of(arguments: Mapping[str, Any]) -> RunRequest:
     )
 
 
+def too_few_steps(settings: RunSettings) -> str:
+    """Why the run will end with "not exercised", said before it serves; nothing where it need not.
+
+    A rebalance opens behind every interval, and the last one of a phase ends in the next.
+    """
+    from equipoise.demo.traffic import load_phases
+
+    if settings.balance is Balance.OFF or settings.placement or settings.stage_ranks == 1:
+        return ""
+    phases = len(load_phases(settings.text))
+    least = phases * (REBALANCES_PER_PHASE + 1) * settings.step_interval
+    if settings.steps >= least:
+        return ""
+    return (
+        f"{settings.steps} steps may be too few for {REBALANCES_PER_PHASE} rebalances in each of "
+        f"{phases} phase(s), one every {settings.step_interval} steps: outputs are compared, and "
+        f'the run may end with "not exercised"; --steps {least} are enough'
+    )
+
+
 def _serve(request: RunRequest) -> RunRecord | None:
     from equipoise.cli.memory_report import render_memory_report
     from equipoise.demo.launcher import run_demo, with_communicator
@@ -112,6 +133,8 @@ def _serve(request: RunRequest) -> RunRecord | None:
     with_communicator(request.settings)  # a backend that cannot run says so, and nothing else does
     if request.progress == "shown" and os.environ.get("RANK", "0") == "0":
         print(render_memory_report(request.settings), file=sys.stderr, flush=True)
+        if line := too_few_steps(request.settings):
+            print_stderr(f"warning: {line}")
     progress = run_progress_for(request.progress)
     try:
         return run_demo(request.settings, progress)

@@ -50,6 +50,28 @@ def test_run_writes_figures_and_report_to_given_paths(
 
 
 @pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ((), False),
+        (("--steps", "72"), False),
+        (("--steps", "71"), True),
+        (("--step-interval", "16"), True),
+        (("--steps", "10", "--no-balance"), False),
+        (("--steps", "10", "--ranks", "1"), False),
+    ],
+)
+def test_run_says_before_it_serves_that_steps_are_too_few(
+    equipoise: Callable[..., Any],
+    launched_settings: list[RunSettings],
+    options: tuple[str, ...],
+    warned: bool,
+) -> None:
+    answer = equipoise("run", *options)
+    assert ("steps may be too few for 2 rebalances" in answer.err) is warned
+
+
+@pytest.mark.usefixtures("no_report")
 def test_run_writes_trace_to_given_path(
     equipoise: Callable[..., Any], launched_settings: list[RunSettings], tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 
+import pytest
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs" / "design" / "defects.md").read_text(encoding="utf-8")
@@ -10,6 +11,7 @@ NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 NAMED_PROPERTY = re.compile(r"property `([a-z0-9-]+)`")
 
 
+@pytest.mark.slow
 def test_defects_page_names_tests_that_exist() -> None:
     tests = NAMED_TEST.findall(PAGE)
     assert len(tests) > 50

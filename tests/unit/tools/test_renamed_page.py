@@ -5,6 +5,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import pytest
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs" / "design" / "renamed.md").read_text(encoding="utf-8")
@@ -42,6 +43,7 @@ def test_modules_of_renamed_page_exist() -> None:
     assert [old for old, new in rows if old == new] == []
 
 
+@pytest.mark.slow
 def test_names_of_renamed_page_are_in_their_modules() -> None:
     rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)` \| `(\w+)` \|$", PAGE, re.MULTILINE)
     assert len(rows) > 1000

@@ -111,7 +111,8 @@ class RunSummary:
     @property
     def ranks_text(self) -> str:
         """On how many ranks, in words."""
-        every = f"{self.ranks * self.stages} ranks"
+        count = self.ranks * self.stages
+        every = f"{count} rank{'s' * (count != 1)}"
         if self.stages > 1:
             every += f" in {self.stages} stages"
         if self.tensor_ranks > 1:
@@ -234,8 +235,8 @@ def _per_phase(record: RunRecord, rebalances: tuple[Rebalance, ...]) -> tuple[in
 
 def _not_exercised(record: RunRecord, main: VariantSummary | None) -> str | None:
     """Why the run proves nothing about balancing; None where it does, or was not asked to."""
-    if main is None or record.ranks == 1 < record.stages:
-        return None  # a stage of one rank has every expert, and nothing to balance
+    if main is None or record.ranks == 1:
+        return None  # one rank, or a stage of one, has every expert, and nothing to balance
     if main.copies == 0:
         return "no slot moved"
     ended = tuple(

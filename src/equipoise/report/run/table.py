@@ -94,6 +94,8 @@ def _moves(summary: RunSummary) -> list[str]:
     if summary.serves_placement:
         placement_line = f"placement  {summary.placement} served unchanged: nothing moved"
         return [placement_line, *_engine(summary.engine_options)]
+    if summary.ranks == 1:
+        return ["one rank has every expert: nothing to balance", *_engine(summary.engine_options)]
     per_rebalance = summary.copies / summary.rebalances if summary.rebalances else 0.0
     share = per_rebalance / summary.slots_total
     by_phase = ", ".join(

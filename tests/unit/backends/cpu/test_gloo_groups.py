@@ -79,6 +79,7 @@ def test_closed_communicators_leave_neither_objects_nor_keys() -> None:
     assert on_ranks(2, program) == [[1, 1, 1, 1, 1, 0]] * 2
 
 
+@pytest.mark.slow
 def test_open_succeeds_again_after_peer_came_too_late() -> None:
     barrier = threading.Barrier(2)
 

@@ -161,6 +161,7 @@ class BackAtFirst(EntryCounter):
                 give_back()  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_layer_entered_three_times_is_not_rewritten_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -168,6 +168,7 @@ def test_static_balancer_stays_static_after_reconfigure() -> None:
         assert later == [placement, shares]
 
 
+@pytest.mark.slow
 def test_reconfigure_restores_lost_experts_from_host() -> None:
     outcomes = lose_ranks(FRAIL_PLACEMENT, [0, 1], host=True)
     for position, after in enumerate(outcomes[:2]):

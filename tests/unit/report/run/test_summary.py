@@ -9,6 +9,8 @@ import pytest
 
 from equipoise.demo.run_record import RunRecord
 from equipoise.report.run.summary import summarise
+from equipoise.report.run.table import render
+from equipoise.report.terminal import ColourMode
 
 PROMISED = [
     "version",
@@ -100,6 +102,15 @@ def test_summary_run_without_moves_is_not_exercised(make_record: MakeRecord) -> 
     record.variants["exact"] = replace(record.variants["exact"], rebalances=still)
     summary = summarise(record)
     assert (summary.not_exercised, summary.exit_code) == ("no slot moved", 1)
+
+
+def test_summary_of_one_rank_has_nothing_to_exercise(make_record: MakeRecord) -> None:
+    record = replace(make_record(), ranks=1)
+    record.variants["exact"] = replace(record.variants["exact"], rebalances=())
+    summary = summarise(record)
+    assert (summary.not_exercised, summary.exit_code) == (None, 0)
+    assert summary.ranks_text == "1 rank"
+    assert "one rank has every expert: nothing to balance" in render(summary, ColourMode.PLAIN)
 
 
 def test_summary_counts_unchanged_rebalances_apart(make_record: MakeRecord) -> None:

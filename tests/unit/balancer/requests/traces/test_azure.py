@@ -52,6 +52,7 @@ def test_azure_trace_round_trips(
     assert np.asarray(workload.arrivals) == pytest.approx(expected, abs=2e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 999), min_size=1, max_size=40), st.integers(45, 200), st.data())
 def test_azure_trace_reads_whole_lines_at_any_piece_size(
     counts: list[int], piece: int, data: st.DataObject

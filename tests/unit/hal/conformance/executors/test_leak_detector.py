@@ -26,6 +26,7 @@ def test_memory_that_grows_between_cases_is_a_leak() -> None:
         detector.check_released(timeout=0.0)
 
 
+@pytest.mark.slow
 def test_memory_kept_after_a_case_of_real_sizes_is_no_leak() -> None:
     detector = make_detector(
         0,
