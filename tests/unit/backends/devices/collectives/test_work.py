@@ -192,3 +192,4 @@ def test_dead_watchdog_fails_watched_work_with_cause() -> None:
         time.sleep(SHORT)
     with pytest.raises(CommunicatorFailed, match=r"lost its watchdog.*no more memory"):
         work.result(0.0)
+    watchdog.stop(LONG)  # its thread has ended: it would else fail in the middle of another test
