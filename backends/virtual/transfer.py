@@ -106,6 +106,7 @@ class MessageTransfer(InTransit):
         sent_bytes, room = len(self._send.buffer), len(self._receive.buffer)
         for operation in self.operations:
             text = f"{operation.what}: {sent_bytes} bytes were sent where {room} were awaited"
+            operation.outbox.withdraw(operation)  # its other messages meet nobody any more
             operation.drop(CommunicatorFailed, text)
 
 

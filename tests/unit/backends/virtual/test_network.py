@@ -116,6 +116,20 @@ def test_message_size_mismatch_fails_both_ends(make_world: Worlds) -> None:
     assert out.tolist() == [0] * 4
 
 
+def test_size_mismatch_ends_the_other_messages_of_the_exchange(make_world: Worlds) -> None:
+    world = make_world(3)
+    first, second, _ = opened(world)
+    sends = PeerBuffer(1, filled(world, 0, 1)), PeerBuffer(2, filled(world, 0, 2))
+    exchange = first.exchange(Exchange(sends, ()))
+    short = second.irecv(filled(world, 1, 0, 4), 0)
+    del sends
+    settle(world)
+    for work in (exchange, short):
+        with pytest.raises(CommunicatorFailed, match="8 bytes were sent where 4 were awaited"):
+            work.result(0.0)
+    assert world.leftovers()["blocks"] == 0, "what nobody will meet is held by nobody"
+
+
 def test_empty_exchange_blob_ends_without_peer(make_world: Worlds) -> None:
     world = make_world(2)
     nothing = torch.empty(0, dtype=torch.uint8)
