@@ -1,4 +1,4 @@
-"""A fingerprint of a tensor's bytes that sees values, positions and length.
+"""A checksum of a tensor's bytes that sees values, positions and length.
 
 checksum = (mix64(~length) + sum over i of mix64(w_i + (i + 1) * 0x9E3779B97F4A7C15)) mod 2**64,
 where w_i are the bytes as little-endian 32-bit words (zeros pad the last) and mix64(x) is
@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 
 
 def checksum(tensor: Tensor) -> int:
-    """Fingerprint in [0, 2**64) of the bytes of a C-contiguous `tensor` of any dtype and device.
+    """Checksum in [0, 2**64) of the bytes of a C-contiguous `tensor` of any dtype and device.
 
     The reference, in wrapping int64 arithmetic; reads one number back from the device.
 

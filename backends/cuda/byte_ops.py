@@ -41,8 +41,8 @@ class ChecksumParts(Protocol):
 class CudaByteOps:
     """Copies and checksums of one device."""
 
-    def __init__(self, fingerprint: ChecksumParts) -> None:
-        self._checksum_parts = fingerprint
+    def __init__(self, checksum_parts: ChecksumParts) -> None:
+        self._checksum_parts = checksum_parts
 
     def view(self, segment: Segment) -> Tensor:
         """The segment's bytes. Raises `Unsupported` for a private format."""

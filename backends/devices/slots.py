@@ -69,7 +69,7 @@ class DeviceSlotStore:
     Args:
         layout: the slots; their memory is the caller's.
         device: where the staging is made.
-        byte_ops: copy and fingerprint bytes there.
+        byte_ops: copy and sum bytes there.
     """
 
     def __init__(self, layout: SlotLayout, device: Device, byte_ops: ByteOps) -> None:

@@ -70,7 +70,7 @@ def default_sigma(windows: int, policy: str, objective: str) -> float:
 
     Args:
         windows: of load that the plan is made from.
-        policy: a `Policy`; greedy has no use for deviations.
+        policy: a `PlanningPolicy`; greedy has no use for deviations.
         objective: an `Objective`; where active experts are planned for, windows are batches, each
             with 0 or 1 for an expert: deviations of these are mostly chance, and following them
             moves a fifth of the slots and more in each steady window (docs/design/planning.md).

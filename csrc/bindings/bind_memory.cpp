@@ -37,7 +37,7 @@ void py_store_release_system(nb::handle word, std::int32_t value) {
 
 void bind_memory(nb::module_& m) {
     m.def("checksum", &py_checksum, "data"_a,
-          "Fingerprint of bytes by value and position; semantics in hal/checksum.py.");
+          "Checksum of bytes by value and position; semantics in hal/checksum.py.");
     m.def("store_release_system", &py_store_release_system, "word"_a, "value"_a,
           "Store into an int32 [1] after all stores before it, for processors and devices.");
 }

@@ -252,7 +252,7 @@ void bind_routing(nb::module_& m) {
     m.def("build_tables", &py_build_tables, "placement"_a, "shares"_a, "experts"_a, "start"_a,
           "replicas"_a, "cumulative"_a, "Writes the routing tables of several layers.");
     m.def("digest_tables", &py_digest_tables, "start"_a, "replicas"_a, "cumulative"_a,
-          "A fingerprint of each layer's table.");
+          "A digest of each layer's table.");
     m.def("count_experts", &py_count_experts, "ids"_a, "counts"_a,
           "Writes how often each expert occurs; ids outside the range are ignored.");
     m.def("route_hashed", &py_route_hashed, "ids"_a, "start"_a, "replicas"_a, "cumulative"_a,

@@ -169,7 +169,7 @@ def route_by_block_turns(
     """
 
 def checksum(data: _Bytes) -> int:
-    """Fingerprint below 2**64 of bytes, uint8 [n]; semantics: `equipoise.hal.checksum`."""
+    """Checksum below 2**64 of bytes, uint8 [n]; semantics: `equipoise.hal.checksum`."""
 
 def store_release_system(word: _Int32, value: int) -> None:
     """Store into an int32 [1] after all stores that came before, as other processors and devices

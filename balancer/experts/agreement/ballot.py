@@ -14,7 +14,7 @@ from equipoise.hal.control_plane import ControlPlane
 from equipoise.hal.errors import BallotIncomplete, ControlPlaneLost, VoteOutcomeUnknown
 
 MASK64 = (1 << 64) - 1
-"""Fingerprints are added modulo 2**64."""
+"""Digests are added modulo 2**64."""
 
 
 class RankStatus(StrEnum):
@@ -35,7 +35,7 @@ class ChunkChecksum:
     """Checksums of a chunk that a rank has staged.
 
     Attributes:
-        sent: sum, modulo 2**64, of the fingerprints of all messages that it read.
+        sent: sum, modulo 2**64, of the digests of all messages that it read.
         received: the same of all messages that it staged. Over all ranks the two sums are equal
             exactly when every message arrived as it was read (to 1 in 2**64).
         tables: digest of the chunk's routing tables, equal on all ranks.

@@ -43,7 +43,7 @@ def build_tables(
 
 
 def table_digests(update: TableUpdate) -> tuple[int, ...]:
-    """Returns a fingerprint of each layer, below 2**64, equal if the tables are.
+    """Returns a digest of each layer, below 2**64, equal if the tables are.
 
     It is `equipoise.hal.checksum` of the bytes of start, replicas and cumulative.
     """

@@ -35,8 +35,8 @@ class StagedChunk:
     """A chunk that this rank has staged.
 
     Attributes:
-        sent: sum of the fingerprints of what was read here, modulo 2**64.
-        received: sum of the fingerprints of what was staged here, modulo 2**64.
+        sent: sum of the digests of what was read here, modulo 2**64.
+        received: sum of the digests of what was staged here, modulo 2**64.
         copies: (staging, local slot) pairs to commit.
         bytes_received: bytes that came from other ranks.
     """
@@ -288,12 +288,12 @@ def _message(peer: int, message: Tensor | None) -> PeerBuffer:
 
 
 def checksum_sum(checksums: Sequence[tuple[str, Tensor]]) -> int:
-    """Sums the fingerprints of messages, (name, checksums of its slots), modulo 2**64."""
+    """Sums the digests of messages, (name, checksums of its slots), modulo 2**64."""
     return sum(message_checksum(name, checksums) for name, checksums in checksums) & MASK64
 
 
 def message_checksum(name: str, checksums: Tensor) -> int:
-    """Returns a 64-bit fingerprint of a message: of its name and the checksums, int64 [n]."""
+    """Returns a 64-bit digest of a message: of its name and the checksums, int64 [n]."""
     words = checksums.cpu().numpy().astype("<i8").tobytes()
     return int.from_bytes(blake2b(name.encode() + words, digest_size=8).digest(), "little")
 

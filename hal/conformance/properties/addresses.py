@@ -293,7 +293,7 @@ def _require_checksums(clause: str, checksums: Sequence[_Checksums]) -> None:
 
 CONTENTS = (
     Property(
-        name="verbs-move-every-byte-of-the-segments",
+        name="operations-move-every-byte-of-the-segments",
         family=FAMILY,
         clauses=("A6", "A1", "A4"),
         claim="Operations move the bytes of every segment, at any offset, in place, and no others.",
@@ -459,7 +459,7 @@ LARGE_SLOTS = (
         large=True,
     ),
     Property(
-        name="a-verb-takes-hundreds-of-slots",
+        name="an-operation-takes-hundreds-of-slots",
         family=FAMILY,
         clauses=("A8", "A4", "D4"),
         claim="One call of an operation does for hundreds of slots what it does for one.",

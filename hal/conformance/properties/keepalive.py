@@ -119,7 +119,7 @@ def _play_slot_ops(ctx: RankContext, program: Program) -> Play:
 
 SLOT_OPS = (
     Property(
-        name="slot-verbs-own-their-buffers",
+        name="slot-operations-own-their-buffers",
         family=FAMILY,
         clauses=("K1",),
         claim="An operation of a store owns what it was given: its caller may drop that at once.",

@@ -362,7 +362,7 @@ def _play_event_ordered(ctx: RankContext, program: Program) -> Play:
 
 PROPERTIES = (
     Property(
-        name="verbs-of-a-store-take-effect-in-the-order-of-issue",
+        name="operations-of-a-store-take-effect-in-the-order-of-issue",
         family=FAMILY,
         clauses=("V5",),
         claim="Commits, writes and packs on any streams end as if made one after another.",

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from equipoise.cli.option import Option
+from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
 
 
@@ -24,7 +25,7 @@ def read_config(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_input(path).decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 at byte offset {error.start}") from None
     except OSError as error:

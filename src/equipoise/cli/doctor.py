@@ -15,6 +15,7 @@ from equipoise.cli import engines
 from equipoise.cli.engines import DoctorCheck
 from equipoise.cli.files import write_file
 from equipoise.cli.import_errors import explain_import_error
+from equipoise.cli.process import print_stderr
 from equipoise.cli.validation import check_file
 from equipoise.demo.settings import RunSettings
 from equipoise.hal import registry
@@ -237,7 +238,8 @@ def doctor(arguments: Namespace) -> int:
         return _engines(engine_names, arguments.json)
     findings = collect_findings()
     if arguments.json is not None:
-        write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
+        place = write_file(arguments.json, json.dumps(findings.to_json(), indent=2) + "\n")
+        print_stderr(f"findings: {place}")
     print(render_findings(findings))
     return findings.exit_code
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
+from equipoise.demo.input_files import read_input
 from equipoise.demo.settings import (
     Balance,
     CommitMode,
@@ -124,7 +125,7 @@ def resolve_numbers(
 
 def _read(source: str, path: Path) -> tuple[float, ...]:
     try:
-        words = path.read_text(encoding="utf-8").replace(",", " ").split()
+        words = read_input(path).decode().replace(",", " ").split()
     except UnicodeDecodeError:
         raise UsageError(f"{source}: is not text") from None
     except OSError as error:

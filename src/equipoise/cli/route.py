@@ -10,10 +10,11 @@ from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.cli import kinds
 from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
-from equipoise.cli.option import Option
+from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.cli.validation import MOST_PORT
+from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import (
     AccessSettings,
@@ -47,7 +48,7 @@ def _count(key: str, default: int, group: str, help_text: str) -> Option:
 
 OPTIONS = (
     Option(key="workers", kind=kinds.WORKERS, group=WORKERS, metavar="URL",
-           shown_default="none: have to be given",
+           shown_default=REQUIRED,
            help="servers to bind requests to; in a file also objects with url, name, slots, "
            "kv_tokens "
            "and headers, so that several workers may be ranks of one server"),
@@ -253,7 +254,7 @@ def _access(request: RouteRequest) -> AccessSettings:
 def read_api_keys(flag: str, path: Path) -> tuple[str, ...]:
     """The keys of a file, one a line, at least one. Raises UsageError that names the flag."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_input(path).decode()
     except OSError as error:
         raise UsageError(f"{flag}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

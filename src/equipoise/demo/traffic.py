@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
+from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
 
 PROMPT_BYTES = 128
@@ -58,7 +59,7 @@ def _read(path: Path) -> bytes:
     if path.is_dir():
         raise InvalidText(f"{path} is a directory, not a text file")
     try:
-        return path.read_bytes()
+        return read_input(path)
     except FileNotFoundError:
         raise InvalidText(f"{path} does not exist") from None
     except OSError as error:

@@ -161,7 +161,7 @@ class WordSums(VirtualSlotStore):
         out[place] = as_int64(_native.checksum(row[: len(row) // WORD * WORD]))
 
 
-CONTENTS = "verbs-move-every-byte-of-the-segments"
+CONTENTS = "operations-move-every-byte-of-the-segments"
 FLOATS = "floats-that-arithmetic-would-change-survive"
 PRIVATE = "private-formats-travel-whole"
 MAPPINGS = "any-slot-mapping-is-committed-correctly"
@@ -169,7 +169,7 @@ READERS = "attached-readers-and-commits-keep-the-order-of-issue"
 SUMS = "checksums-are-those-of-the-definition"
 MACHINE = "accelerator-state-machine-matches-its-model"
 LONG = "slots-of-any-length-are-copied-whole"
-MANY = "a-verb-takes-hundreds-of-slots"
+MANY = "an-operation-takes-hundreds-of-slots"
 MUTANTS = (
     Mutant(
         name="a-slot-is-given-other-memory",
@@ -186,7 +186,7 @@ MUTANTS = (
             SUMS,
             MACHINE,
             "private-formats-travel-whole",
-            "slot-verbs-own-their-buffers",
+            "slot-operations-own-their-buffers",
         ),
         subject=device_with(slots=SwappingStore),
     ),

@@ -316,7 +316,7 @@ MUTANTS = (
         name="verbs-on-two-streams-are-not-ordered",
         clause="V5",
         broken="A store leaves it to its caller to order operations of several streams.",
-        property="verbs-of-a-store-take-effect-in-the-order-of-issue",
+        property="operations-of-a-store-take-effect-in-the-order-of-issue",
         subject=cpu_with(slots=UnorderedOps),
         real=True,
     ),

@@ -104,7 +104,7 @@ class SourcesBorrow(VirtualSlotStore):
 
 
 BUFFER_OWNERSHIP = "operations-own-their-buffers"
-SLOT_OPS = "slot-verbs-own-their-buffers"
+SLOT_OPS = "slot-operations-own-their-buffers"
 WORKS = "dropped-works-neither-cancel-nor-leak"
 SOFT = "result-timeout-does-not-cancel-the-operation"
 CANCELLED = "a-cancelled-operation-keeps-its-buffers-and-fails-its-communicator"

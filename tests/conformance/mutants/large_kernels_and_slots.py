@@ -279,7 +279,7 @@ class SumsOneMegabyteOfStaging(CpuSlotStore):
 KERNELS = "kernels-equal-the-reference-at-the-sizes-of-models"
 SUMS = "checksums-equal-the-reference-at-any-length"
 LONG = "slots-of-any-length-are-copied-whole"
-MANY = "a-verb-takes-hundreds-of-slots"
+MANY = "an-operation-takes-hundreds-of-slots"
 MUTATIONS = (
     Mutation(
         name="an-expert-is-a-byte",

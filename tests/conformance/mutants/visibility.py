@@ -121,7 +121,7 @@ class ForgetfulLeaseStore(VirtualSlotStore):
         return super().lease(slots)
 
 
-ORDER = "verbs-of-a-store-take-effect-in-the-order-of-issue"
+ORDER = "operations-of-a-store-take-effect-in-the-order-of-issue"
 MACHINE = "accelerator-state-machine-matches-its-model"
 WEIGHTS = "tables-and-weights-of-a-layer-change-together"
 MUTANTS = (
@@ -161,7 +161,7 @@ MUTANTS = (
         also=(
             "the-lock-alternates-writer-and-reader",
             "a-page-is-not-handed-out-under-a-copy",
-            "slot-verbs-own-their-buffers",
+            "slot-operations-own-their-buffers",
             WEIGHTS,
             MACHINE,
         ),

@@ -122,7 +122,7 @@ BREAKAGES = (
     Breakage(
         name="missing_stream_record",
         broken="the allocator is not told which streams use what an operation was given",
-        property="slot-verbs-own-their-buffers",
+        property="slot-operations-own-their-buffers",
         plant=_missing_stream_record,
     ),
     Breakage(

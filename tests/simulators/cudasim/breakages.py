@@ -62,7 +62,7 @@ def _wide_words_only(patch: Patch) -> None:
     patch(byte_ops, "_by_width", lambda pairs: list(healthy(pairs))[:1])
 
 
-def _fingerprint_of_the_first_part(patch: Patch) -> None:
+def _checksum_of_the_first_part(patch: Patch) -> None:
     healthy = CudaByteOps.checksum_parts
 
     def fingerprint(
@@ -107,13 +107,13 @@ BREAKAGES = (
     Breakage(
         name="wide_words_only",
         broken="pieces that are not aligned are not copied",
-        property="verbs-move-every-byte-of-the-segments",
+        property="operations-move-every-byte-of-the-segments",
         plant=_wide_words_only,
     ),
     Breakage(
-        name="fingerprint_of_the_first_part",
+        name="checksum_of_the_first_part",
         broken="the fingerprint of a slot covers its first segment only",
         property="checksums-are-those-of-the-definition",
-        plant=_fingerprint_of_the_first_part,
+        plant=_checksum_of_the_first_part,
     ),
 )

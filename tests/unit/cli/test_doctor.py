@@ -46,6 +46,12 @@ def test_doctor_lists_cpu_backend_with_capabilities(
     assert {check["name"] for check in findings["checks"]} >= {"native core", "batch invariance"}
 
 
+def test_doctor_says_where_it_wrote(equipoise: Callable[..., Any]) -> None:
+    assert equipoise("doctor", "--json", "new/found.json").err == (
+        "equipoise: findings: new/found.json, in a new folder\n"
+    )
+
+
 def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
     assert max(map(len, equipoise("doctor").out.splitlines())) <= 80
 

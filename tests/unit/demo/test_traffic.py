@@ -136,7 +136,7 @@ def test_load_phases_rejects_unreadable_paths(
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("equipoise.demo.traffic.read_input", refuse)
     with pytest.raises(InvalidText, match="cannot be read: Permission denied"):
         load_phases([tmp_path / "locked.txt"])
 

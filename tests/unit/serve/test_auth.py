@@ -1,5 +1,6 @@
 """TLS by a certificate of one's own, and files that cannot be taken."""
 
+import os
 import shutil
 import ssl
 import subprocess
@@ -48,6 +49,18 @@ def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
             assert tokens_of(await answer.read()) == ["w0:0 ", "w0:1 "]
 
     run(work())
+
+
+@pytest.mark.parametrize("key_too", [False, True])
+def test_tls_refuses_a_pipe(certificate: Path, tmp_path: Path, key_too: bool) -> None:
+    """OpenSSL would wait for a writer, deaf to signals."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    access = AccessSettings(
+        certificate=certificate if key_too else pipe, private_key=pipe if key_too else None
+    )
+    with pytest.raises(UsageError, match="is a pipe, not a file"):
+        tls_context(access)
 
 
 def test_tls_rejects_missing_or_invalid_certificate(certificate: Path, tmp_path: Path) -> None:
