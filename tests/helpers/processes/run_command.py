@@ -1,6 +1,7 @@
 """`equipoise run` as a process, and the ranks that it has started."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,8 @@ def wait_for_service(process: subprocess.Popen[str], ranks: int) -> list[int]:
     """Wait until the first lines of progress: all ranks serve."""
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
-    assert next((line for line in lines if "steps" in line), None), "it ended before any step"
+    progress = (line for line in lines if re.search(r"\d/\d+ steps", line))
+    assert next(progress, None), "it ended before any step"
     pids = workers(process.pid)
     assert len(pids) == ranks
     return pids

@@ -119,7 +119,7 @@ def test_serving_command_reports_broken_torch_in_one_line(
 )
 def test_doctor_reports_broken_torch_and_all_else(tmp_path: Path, source: str, reason: str) -> None:
     code, out, stderr = with_broken_torch(tmp_path, source, "doctor", "--json", "found.json")
-    assert (code, stderr) == (1, "")
+    assert (code, stderr) == (1, "equipoise: findings: found.json\n")
     assert out.splitlines()[-1] == "no accelerator works: see the reasons above"
     findings = json.loads(Path("found.json").read_text())
     checks = {check["name"]: check for check in findings["checks"]}

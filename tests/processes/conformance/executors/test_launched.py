@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def test_launched_subject_reports_stack_of_hanging_rank(
 ) -> None:
     kind, what = replies_by_property["hanging"]
     assert kind == "PropertyViolated"
-    assert what.startswith("C8: rank 1: no answer within 5 s")
+    # 5 s, or more where opening took so long that the deadline was stretched.
+    assert re.match(r"C8: rank 1: no answer within [\d.]+ s", what)
     assert "in _hang" in what
 
 
