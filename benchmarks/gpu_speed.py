@@ -1,7 +1,7 @@
 """Kernels, copies and a decode step on one NVIDIA device.
 
     python benchmarks/gpu_speed.py                 some minutes on one device
-    python benchmarks/gpu_speed.py --only copies   these parts; the others stay as they were
+    python benchmarks/gpu_speed.py --only copies   these parts; others of this commit stay
     python benchmarks/gpu_speed.py --backend cpu   a trial of the program in small; nothing is kept
 
 - kernels: `route_and_count` beside our re-write of another engine's hash-and-count kernel and
@@ -27,7 +27,7 @@ from typing import Any
 
 from gpu import copies, decode, kernels
 from gpu.stopwatch import Place, facts, open_device, why_unavailable
-from lib.results import Row, load, save
+from lib.results import Row, commit, load, save
 from report import show
 
 BACKEND = "cuda"
@@ -78,18 +78,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in figures.items():
             print(f"trial, {name}: {value}")
         return int(failed)
-    figures, tables = with_earlier(load("gpu_speed"), figures, tables)
+    figures, tables = merge_earlier(load("gpu_speed"), figures, tables)
     show("gpu_speed", figures, tables)
     names = [] if options.only == list(PARTS) else ["--only", *options.only]
     save("gpu_speed", ["python", "benchmarks/gpu_speed.py", *names], figures, tables)
     return int(failed)
 
 
-def with_earlier(
+def merge_earlier(
     earlier: Figures | None, figures: Row, tables: dict[str, list[Row]]
 ) -> tuple[Row, dict[str, list[Row]]]:
-    """What is new, and what the same device showed before of the parts that were not measured."""
-    if earlier is None or earlier["figures"].get("device") != figures["device"]:
+    """Adds the parts that were not measured now, as the same device showed them at this commit:
+    results name one commit and one device for all of their figures."""
+    if earlier is None or earlier["commit"] != commit():
+        return figures, tables
+    if earlier["figures"].get("device") != figures["device"]:
         return figures, tables
     return {**earlier["figures"], **figures}, {**earlier["tables"], **tables}
 

@@ -7,7 +7,7 @@ import stat
 import time
 from pathlib import Path
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1 << 28
 """Of a file: more than any text or configuration has, and less than fills a machine."""
 TIMEOUT = 10.0
 """Seconds that a pipe may take for its next bytes: `<(command)` of a shell writes at once."""
@@ -32,14 +32,14 @@ def read_input(path: Path) -> bytes:
 
 def _all_of(descriptor: int) -> bytes:
     is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-    pieces: list[bytes] = []
-    while sum(map(len, pieces)) <= MAX_BYTES:
+    content = bytearray()
+    while len(content) <= MAX_BYTES:
         if is_pipe:
             _await_bytes(descriptor)
         piece = os.read(descriptor, PIECE)
         if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
+            return bytes(content)
+        content += piece
     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import FormatError
 from equipoise.report.placement.spread import Reals, layout_rows, replica_shares
 
@@ -92,7 +93,7 @@ def find_hardware(name: str) -> Hardware:
     if not path.exists():
         raise FormatError(name, f"is neither a file nor one of {', '.join(shipped_hardware())}")
     try:
-        items = yaml.safe_load(path.read_text(encoding="utf-8"))
+        items = yaml.safe_load(read_input(path).decode())
     except (yaml.YAMLError, ValueError, RecursionError):
         raise FormatError(name, "is neither YAML nor JSON") from None
     except OSError as error:

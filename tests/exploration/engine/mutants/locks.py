@@ -78,7 +78,7 @@ class LonelyLocks(LayerLocks):
         lock.release(self._compute)
 
 
-class ImpatientLocks(LayerLocks):
+class DrainsWhenReleased(LayerLocks):
     """Takes a lock whose release was seen for one behind which nothing is on its way."""
 
     def is_drained(self, layer: int) -> bool:
@@ -104,7 +104,7 @@ def unchecked(
         yield from host_weights.writer.write(slots, sources)
 
 
-def reads_behind_locks(case: Case) -> bool:
+def has_locks_and_lookahead(case: Case) -> bool:
     """Of the path with locks, where a host may be at the next boundary before its device ends."""
     return case.path is not Path.STAGED and case.ahead > 0
 
@@ -151,8 +151,8 @@ MUTANTS = (
         name="drained-when-released",
         broken="the next epoch is to begin as soon as a release is seen",
         property="explained",
-        patches={"balancer.LayerLocks": ImpatientLocks},
-        reaches=reads_behind_locks,
+        patches={"balancer.LayerLocks": DrainsWhenReleased},
+        reaches=has_locks_and_lookahead,
     ),
     Mutant(
         name="reader-past-the-gate",

@@ -94,11 +94,11 @@ def test_lock_is_not_drained_while_the_point_behind_its_release_is_not_reached(
     locks.locks[0].signal(0)
     compute.synchronize(20.0)
 
-    def between(timeout: float) -> int:
+    def raise_timeout(timeout: float) -> int:
         raise StreamTimeout("the event was not reached")
 
     with monkeypatch.context() as patch:
-        patch.setattr(locks.locks[0], "drain", between)
+        patch.setattr(locks.locks[0], "drain", raise_timeout)
         assert not locks.is_drained(0)
     assert locks.is_drained(0)
     assert locks.locks[0].epoch == 1
