@@ -138,11 +138,14 @@ class CudaRuntime(DeviceRuntime):
     invalidates the capture; querying an event is such a call, allocating page-locked memory
     another. So our own threads run in mode `relaxed` for their life. An engine's thread keeps its
     mode, which checks the engine's captures; there our calls are made under `allowed_in_capture`.
-    Both need cuda-bindings.
+    Both need cuda-bindings. We capture in mode `relaxed`: what a program makes between its launches
+    may take new memory from the driver, which is forbidden to the capturing thread in every other
+    mode, and happens whenever torch's cache has no room left.
     """
 
     device_type = "cuda"
     graph_class = "CUDAGraph"
+    capture_mode = "relaxed"
 
     def module(self) -> Any:
         """`torch.cuda`."""

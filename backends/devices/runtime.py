@@ -27,10 +27,12 @@ class DeviceRuntime:
     Attributes:
         device_type: the type of the torch devices.
         graph_class: the name of the module's class of graphs.
+        capture_mode: what is forbidden to whom while we capture, in the vendor's words.
     """
 
     device_type: str
     graph_class: str
+    capture_mode = "thread_local"
 
     def __init__(self) -> None:
         self._cached: dict[tuple[int, str], Any] = {}
@@ -127,11 +129,10 @@ class DeviceRuntime:
     def begin_capture(self) -> Any:
         """A graph that captures the current stream from now on.
 
-        In mode `thread_local`: what a capture forbids is forbidden to the calling thread only, so
-        that other threads can go on querying events.
+        In a mode that forbids nothing to other threads, which can go on querying events.
         """
         graph = getattr(self.module(), self.graph_class)()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(capture_error_mode=self.capture_mode)
         return graph
 
     def end_capture(self, graph: Any) -> None:

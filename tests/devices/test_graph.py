@@ -44,6 +44,26 @@ def append(number: Tensor, digit: int) -> None:
     number.mul_(10).add_(digit)
 
 
+def test_capture_may_make_tensors_between_its_launches(
+    device: DeviceAccelerator, stream: DeviceStream, number: Tensor
+) -> None:
+    """As routers do. The cache has no block of that size: new memory comes from the driver, which
+    forbids that to a thread that captures, unless it captures in mode `relaxed`."""
+    kept: list[Tensor] = []
+
+    def program() -> None:
+        for digit in (1, 2):
+            fresh = torch.empty((1 << 26) + digit, dtype=torch.uint8, device=device.device)
+            kept.append(fresh)
+            stream.launch(partial(append, number, digit))
+
+    graph = device.graph()
+    graph.capture(stream, program)
+    graph.replay(stream)
+    stream.synchronize(SOON)
+    assert int(number) == 12
+
+
 def test_graph_replays_on_another_stream_and_when_empty(
     device: DeviceAccelerator, stream: DeviceStream, number: Tensor
 ) -> None:
