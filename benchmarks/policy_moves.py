@@ -30,8 +30,8 @@ SHAPE = ExpertShape(layers=58, experts=256, slots=288, ranks=32)
 WINDOWS, SEEDS = 8, 5
 WAYS = {
     "default": EplbPolicySettings(),
-    "gain 0.05": EplbPolicySettings(min_improvement=0.05),
-    "target 0.05": EplbPolicySettings(target_imbalance=0.05),
+    "gain 0.05": EplbPolicySettings(min_gain=0.05),
+    "target 0.05": EplbPolicySettings(target=0.05),
 }
 NEVER = "first plan kept"
 LINE = "{load:22} {way:16} moved {moved:6.2%}, next window {after:.4f}, stock's {stock:.4f}\n"

@@ -471,8 +471,8 @@ def elsewhere(seeds: int) -> list[Row]:
 
 def curve(seeds: int) -> list[Row]:
     """(a) with other targets and gains: what moving less costs in balance."""
-    ways = {(target, 0.01): ours(target_imbalance=target) for target in TARGETS}
-    ways |= {(0.02, gain): ours(min_improvement=gain) for gain in GAINS}
+    ways = {(target, 0.01): ours(target=target) for target in TARGETS}
+    ways |= {(0.02, gain): ours(min_gain=gain) for gain in GAINS}
     rivals: dict[str, Rival] = {STOCK: RIVALS[STOCK]}
     rivals |= {f"{target:g} {gain:g}": way for (target, gain), way in ways.items()}
     by_traffic = {}

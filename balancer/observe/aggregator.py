@@ -131,7 +131,7 @@ class EventAggregator:
             record for record in self._unmeasured_records if record not in records
         ]
         return tuple(
-            RebalanceMeasured(replace(record, imbalance_actual=actual)) for record in records
+            RebalanceMeasured(replace(record, actual_imbalance=actual)) for record in records
         )
 
 

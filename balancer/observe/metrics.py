@@ -158,8 +158,8 @@ class PrometheusSink:
         if record.outcome == UNCHANGED:
             self._counters["rebalances_unchanged"].inc()
         self._gauges["layers_short_of_staging"].set(record.short_of_staging)
-        if record.imbalance_predicted is not None:
-            self._gauges["predicted_imbalance"].set(record.imbalance_predicted)
+        if record.predicted_imbalance is not None:
+            self._gauges["predicted_imbalance"].set(record.predicted_imbalance)
 
 
 @dataclass(frozen=True)

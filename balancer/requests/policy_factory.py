@@ -7,7 +7,12 @@ from importlib import import_module
 from typing import Any, Protocol, cast
 
 from equipoise.balancer.requests.policy import Capacity, RoutingPolicy
-from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings, WhenFull
+from equipoise.balancer.requests.policy_settings import (
+    OPTION_POLICIES,
+    POLICIES,
+    RoutingPolicySettings,
+    WhenFull,
+)
 from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.hal.errors import PolicyError, UsageError
 
@@ -97,6 +102,11 @@ def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettin
                 f"--policy-options: unknown option {key!r}; known: {', '.join(defaults)}"
             )
         values[key] = _coerce(key, value, defaults[key])
+        if name not in OPTION_POLICIES.get(key, (name,)):
+            owners = ", ".join(OPTION_POLICIES[key])
+            raise UsageError(f"--policy-options: {key} has no effect on {name}: it is for {owners}")
+    if "prefill_wait" in values and not values.get("prompt_weight"):
+        raise UsageError("--policy-options: prefill_wait needs a prompt_weight: prompts are free")
     return RoutingPolicySettings(name=name, **values)
 
 

@@ -81,6 +81,20 @@ class Predictor(Enum):
     """From `Request.expected`."""
 
 
+OPTION_POLICIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "when_full": tuple(name for name, info in POLICIES.items() if info.binding is _PUSH),
+        "predictor": ("brh",),
+        **dict.fromkeys(("greedy_slots", "subset", "candidates"), ("br0", "brh")),
+        **dict.fromkeys(("horizon", "alpha", "beta", "gamma"), ("brh",)),
+        "points": ("fast_phi",),
+        **dict.fromkeys(("window", "wait_bonus", "slack", "prompt_weight"), ("fit",)),
+        "prefill_wait": ("fit",),
+    }
+)
+"""Settings that only some policies read, and which."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoutingPolicySettings:
     """The settings of a policy.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from equipoise.byte_sizes import bytes_of_value
 from equipoise.hal.errors import ConfigError
 
 SETTINGS_KEY = "equipoise"
@@ -27,9 +28,8 @@ COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gl
 """By device type, the default first. With gloo, tensors of a device are staged in host memory."""
 
 MAX_IMBALANCE = 1000
-MAX_MIB = 1 << 20
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.1, 86_400.0
-MAX_QUEUE_SECONDS = 1e9
+MAX_QUEUE_TIMEOUT = 1e9
 """Bounds of options: values beyond them are typing errors, not wishes."""
 
 
@@ -38,20 +38,18 @@ class EplbPolicySettings:
     """Our placement policy, used by vLLM's own EPLB.
 
     Attributes:
-        target_imbalance: imbalance (max/mean - 1), mean over layers, below which nothing moves.
-        min_improvement: imbalance that a layer must gain to be changed.
+        target: imbalance (max/mean - 1), mean over layers, below which nothing moves.
+        min_gain: imbalance that a layer must gain to be changed.
         max_move_fraction: fraction of all slots that one call may change; the most imbalanced
             layers come first.
     """
 
-    target_imbalance: float = 0.02
-    min_improvement: float = 0.01
+    target: float = 0.02
+    min_gain: float = 0.01
     max_move_fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_numbers(
-            self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE, max_move_fraction=1
-        )
+        _check_numbers(self, target=MAX_IMBALANCE, min_gain=MAX_IMBALANCE, max_move_fraction=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,38 +57,37 @@ class EplbSettings:
     """Our balancer in place of vLLM's EPLB.
 
     Attributes:
-        replica_split: how tokens are split among replicas: `static`, `lagged` or `exact`.
+        shares: how tokens are split among replicas: `static`, `lagged` or `exact`.
         sub_window: steps of load summed at a time; None: about a quarter of the window.
-        staging_mib: MiB of device memory for weights in transfer; None: the size of a layer's
-            slots. With less, one layer may take several rebalances.
-        target_imbalance: imbalance (max/mean - 1) below which nothing moves.
-        min_improvement: imbalance that a layer must gain to be changed.
+        staging_bytes: bytes of device memory for weights in transfer, a number or a text such as
+            "378MiB"; None: the size of a layer's slots. With less, one layer may take several
+            rebalances.
+        target: imbalance (max/mean - 1) below which nothing moves.
+        min_gain: imbalance that a layer must gain to be changed.
         metrics_port: worker r serves Prometheus metrics on this port + r, on the loopback
             interface. Workers are counted by rank in the expert-parallel group, stage by stage.
             None: no metrics.
-        timeout_seconds: bound of every wait.
+        timeout: bound of every wait.
         communicator: for weights and load sums: one of `COMMUNICATORS` for the device; None: the
             first of them.
     """
 
-    replica_split: str = "lagged"
+    shares: str = "lagged"
     sub_window: int | None = None
-    staging_mib: float | None = None
-    target_imbalance: float = 0.02
-    min_improvement: float = 0.01
+    staging_bytes: int | None = None
+    target: float = 0.02
+    min_gain: float = 0.01
     metrics_port: int | None = None
-    timeout_seconds: float = 60.0
+    timeout: float = 60.0
     communicator: str | None = None
 
     def __post_init__(self) -> None:
-        _check_numbers(self, target_imbalance=MAX_IMBALANCE, min_improvement=MAX_IMBALANCE)
-        if self.staging_mib is not None:
-            _check_numbers(self, staging_mib=MAX_MIB)
-        _check_timeout(self.timeout_seconds)
-        if self.replica_split not in ("static", "lagged", "exact"):
-            raise ConfigError(
-                f"replica_split must be static, lagged or exact, got {self.replica_split!r}"
-            )
+        _check_numbers(self, target=MAX_IMBALANCE, min_gain=MAX_IMBALANCE)
+        if self.staging_bytes is not None:
+            object.__setattr__(self, "staging_bytes", _byte_count(self.staging_bytes))
+        _check_timeout(self.timeout)
+        if self.shares not in ("static", "lagged", "exact"):
+            raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
         if self.sub_window is not None and (
             type(self.sub_window) is not int or self.sub_window < 1
         ):
@@ -113,13 +110,13 @@ class PpTransportSettings:
     """Our channel between pipeline stages.
 
     Attributes:
-        timeout_seconds: bound of every wait.
+        timeout: bound of every wait.
     """
 
-    timeout_seconds: float = 300.0
+    timeout: float = 300.0
 
     def __post_init__(self) -> None:
-        _check_timeout(self.timeout_seconds)
+        _check_timeout(self.timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,27 +125,27 @@ class DpLoadBalancerSettings:
 
     Attributes:
         policy: one of `equipoise route --help`.
-        options: of the policy, by name.
-        max_queue_seconds: longest time that a request waits for a rank; then vLLM's own rule
+        policy_options: of the policy, by name.
+        queue_timeout: longest time that a request waits for a rank; then vLLM's own rule
             chooses one.
-        max_running: requests that a rank runs at once; None: vLLM's `--max-num-seqs`.
-        kv_token_capacity: tokens of a rank's KV cache that the policy may fill; None: what vLLM
+        slots: requests that a rank runs at once; None: vLLM's `--max-num-seqs`.
+        kv_tokens: tokens of a rank's KV cache that the policy may fill; None: what vLLM
             reports, or no limit with prefix caching, where prompts share tokens.
     """
 
     policy: str = "fit"
-    options: Mapping[str, Any] | None = None
-    max_queue_seconds: float = 60.0
-    max_running: int | None = None
-    kv_token_capacity: int | None = None
+    policy_options: Mapping[str, Any] | None = None
+    queue_timeout: float = 60.0
+    slots: int | None = None
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, str):
             raise ConfigError(f"policy is a name, got {self.policy!r}")
-        if self.options is not None and not isinstance(self.options, Mapping):
-            raise ConfigError(f"options is an object, got {self.options!r}")
-        _check_numbers(self, max_queue_seconds=MAX_QUEUE_SECONDS)
-        for name in ("max_running", "kv_token_capacity"):
+        if self.policy_options is not None and not isinstance(self.policy_options, Mapping):
+            raise ConfigError(f"policy_options is an object, got {self.policy_options!r}")
+        _check_numbers(self, queue_timeout=MAX_QUEUE_TIMEOUT)
+        for name in ("slots", "kv_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name} must be a whole number from 1, got {value!r}")
@@ -245,10 +242,19 @@ def _parse_feature(name: str, kind: type[T], value: object) -> T | None:
         raise ConfigError(f"{SETTINGS_KEY}.{name}: {error}") from None
 
 
+def _byte_count(value: object) -> int:
+    try:
+        return bytes_of_value(value)
+    except ValueError:
+        raise ConfigError(
+            f"staging_bytes must be whole bytes such as 396361728 or 378MiB, got {value!r}"
+        ) from None
+
+
 def _check_timeout(value: object) -> None:
     if not _is_number(value, MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS):
         raise ConfigError(
-            f"timeout_seconds must be {MIN_TIMEOUT_SECONDS:g} to {MAX_TIMEOUT_SECONDS:g} seconds, "
+            f"timeout must be {MIN_TIMEOUT_SECONDS:g} to {MAX_TIMEOUT_SECONDS:g} seconds, "
             f"got {value!r}"
         )
 

@@ -134,7 +134,7 @@ def imbalance_without_redundancy(proposal: Proposal, target: float) -> float | N
     placement = proposal.layout.placement
     if placement.shape[1] > int(placement.max()) + 1:
         return None
-    predicted = float(proposal.plan.imbalance_predicted.mean()) / SHARE_ONE
+    predicted = float(proposal.plan.predicted_imbalance.mean()) / SHARE_ONE
     return predicted if predicted > max(target, NOTABLE_IMBALANCE) else None
 
 

@@ -200,11 +200,11 @@ def _rebalance_record(
         short_of_staging=len(plan.short_of_staging) if plan else 0,
         chunks=len(proposal.layer_updates) if proposal else 0,
         copies=report.copies,
-        bytes=report.bytes,
+        bytes_moved=report.bytes_moved,
         bytes_received=0,
         phase_seconds=seconds,
         imbalance_before=float(plan.imbalance_before.mean()) / SHARE_ONE if plan else None,
-        imbalance_predicted=float(plan.imbalance_predicted.mean()) / SHARE_ONE if plan else None,
+        predicted_imbalance=float(plan.predicted_imbalance.mean()) / SHARE_ONE if plan else None,
     )
 
 

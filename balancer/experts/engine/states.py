@@ -171,7 +171,7 @@ class RebalanceReport:
         outcome: `committed`, `unchanged` if the plan left every slot as it was, or the reason of
             the abort.
         copies: committed slots whose expert the rank did not hold before, over all ranks.
-        bytes: size of those slots.
+        bytes_moved: size of those slots.
     """
 
     number: int
@@ -179,7 +179,7 @@ class RebalanceReport:
     step: int
     outcome: str
     copies: int
-    bytes: int
+    bytes_moved: int
 
 
 @dataclass(frozen=True)

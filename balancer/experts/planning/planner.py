@@ -244,6 +244,9 @@ def plan(  # noqa: PLR0913 - one keyword per option
     if inputs.active is not None and parse_choice(Split, "split", split) is Split.EVEN:
         raise PlacementError("active_experts runs an expert on one rank: split must be shares")
     layers, experts = inputs.load.shape
+    numbers = {"slots": slots, "ranks": ranks, "nodes": nodes, "survive": survive}
+    for name, value in {**numbers, "threads": threads}.items():
+        _whole(name, value)
     shape = ExpertShape(layers, experts, slots, ranks)
     rank_topology = topology(shape, nodes, survive, capacities)
     if inputs.load.sum(axis=1).max() > (most := max_layer_rows(rank_topology.capacity)):
@@ -294,9 +297,7 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
     if (size is None) != (expert is None):
         raise PlacementError("byte_budget and expert_bytes go together")
     for name, value in (("max_copies", copies), ("byte_budget", size)):
-        if value is not None and not isinstance(value, (int, np.integer)):
-            raise PlacementError(f"{name} must be a whole number, got {value!r}")
-        if value is not None and value < 0:
+        if value is not None and _whole(name, value) < 0:
             raise PlacementError(f"{name} must not be negative, got {value}")
     affordable = (
         [] if size is None or expert is None else [size // _positive("expert_bytes", expert)]
@@ -307,15 +308,21 @@ def _budget(copies: int | None, size: int | None, expert: int | None) -> int | N
 def _per_rank(most: int | None, policy: str, installed: npt.ArrayLike | None) -> int:
     if most is None:
         return UNBOUNDED
-    if most < 0:
+    if _whole("max_copies_per_rank", most) < 0:
         raise PlacementError(f"max_copies_per_rank must not be negative, got {most}")
     if policy != PlanningPolicy.INCREMENTAL or installed is None:
         raise PlacementError("max_copies_per_rank takes policy incremental, and what is installed")
     return min(most, UNBOUNDED)
 
 
+def _whole(name: str, value: int) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise PlacementError(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
 def _positive(name: str, value: int) -> int:
-    if value < 1:
+    if _whole(name, value) < 1:
         raise PlacementError(f"{name} must be positive, got {value}")
     return value
 

@@ -37,7 +37,7 @@ class Proposal:
         """Returns the number of layers and chunks, and the mean imbalance before and after."""
         before, after = (
             float(layers.mean()) / SHARE_ONE
-            for layers in (self.plan.imbalance_before, self.plan.imbalance_predicted)
+            for layers in (self.plan.imbalance_before, self.plan.predicted_imbalance)
         )
         numbers: dict[str, object] = {
             "layers": len(self.plan.changed_layers),

@@ -42,7 +42,7 @@ class RebalancePlan:
         changed_layers: layers whose slots change, best gain first.
         imbalance_before: int64 (layers,), imbalance of the installed placement in parts per 65536,
             with the best shares for the load of the plan.
-        imbalance_predicted: the same for `layout`.
+        predicted_imbalance: the same for `layout`.
         short_of_staging: layers whose imbalance more staging would lower in this rebalance,
             ascending.
     """
@@ -50,7 +50,7 @@ class RebalancePlan:
     layout: Layout
     changed_layers: tuple[int, ...]
     imbalance_before: npt.NDArray[np.int64]
-    imbalance_predicted: npt.NDArray[np.int64]
+    predicted_imbalance: npt.NDArray[np.int64]
     short_of_staging: tuple[int, ...] = ()
 
 

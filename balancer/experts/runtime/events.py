@@ -129,13 +129,13 @@ class RebalanceRecord:
         short_of_staging: number of layers whose imbalance more staging would have lowered.
         chunks: number of chunks in which the plan is committed.
         copies: committed slots whose expert the rank did not hold before, over all ranks.
-        bytes: size of those slots.
+        bytes_moved: size of those slots.
         bytes_received: bytes of those that this rank received.
         phase_seconds: seconds by phase; a phase is a state of the engine.
         imbalance_before: imbalance (max/mean - 1, mean over layers) of the load window with the
             placement before and its best shares; None if there is no plan.
-        imbalance_predicted: imbalance of the load window with the plan; None if there is none.
-        imbalance_actual: imbalance in the first whole sub-window after the rebalance, with the
+        predicted_imbalance: imbalance of the load window with the plan; None if there is none.
+        actual_imbalance: imbalance in the first whole sub-window after the rebalance, with the
             applied shares; None until it is known, or if it never is.
         stall_seconds: seconds by which its steps were longer than those outside rebalances; None if
             no `StepDone` was emitted.
@@ -149,12 +149,12 @@ class RebalanceRecord:
     short_of_staging: int
     chunks: int
     copies: int
-    bytes: int
+    bytes_moved: int
     bytes_received: int
     phase_seconds: Mapping[str, float]
     imbalance_before: float | None
-    imbalance_predicted: float | None
-    imbalance_actual: float | None = None
+    predicted_imbalance: float | None
+    actual_imbalance: float | None = None
     stall_seconds: float | None = None
 
 
@@ -163,7 +163,7 @@ class RebalanceEnded:
     """A rebalance has ended.
 
     Attributes:
-        record: its record; `bytes_received`, `imbalance_actual` and `stall_seconds` are not set
+        record: its record; `bytes_received`, `actual_imbalance` and `stall_seconds` are not set
             yet.
         begin: time at which it was opened.
         end: time at which it ended.

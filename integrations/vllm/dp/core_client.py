@@ -89,7 +89,7 @@ def attach_scheduler(client: Any) -> None:
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
     table = RequestTable(policy, ranks.count)
-    scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.max_queue_seconds)
+    scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.queue_timeout)
     setattr(client, SCHEDULER_ATTRIBUTE, scheduler)
     finalize(client, scheduler.close)
 

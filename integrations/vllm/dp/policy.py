@@ -20,13 +20,13 @@ class RankCapacity:
 
     Attributes:
         count: number of ranks; numbered as in vLLM.
-        max_running: requests that a rank runs at once.
+        slots: requests that a rank runs at once.
         kv_cache_tokens: size of a rank's KV cache in tokens, as vLLM reports it; None: unknown.
         kv_token_limit: tokens that the policy may place on a rank; None: no limit.
     """
 
     count: int
-    max_running: int
+    slots: int
     kv_cache_tokens: int | None
     kv_token_limit: int | None
 
@@ -44,9 +44,9 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
     token_limit = None if getattr(cache, "enable_prefix_caching", False) else cache_tokens
     return RankCapacity(
         count=count,
-        max_running=settings.max_running or int(config.scheduler_config.max_num_seqs),
+        slots=settings.slots or int(config.scheduler_config.max_num_seqs),
         kv_cache_tokens=None if cache_tokens is None else int(cache_tokens),
-        kv_token_limit=settings.kv_token_capacity or token_limit,
+        kv_token_limit=settings.kv_tokens or token_limit,
     )
 
 
@@ -57,7 +57,7 @@ def policy_factory(
 
     Raises `ConfigError` if the policy does not exist, or its options are invalid.
     """
-    options = dict(settings.options or {})
+    options = dict(settings.policy_options or {})
     reserved = sorted(set(options) & set(RESERVED_OPTIONS))
     if reserved:
         raise ConfigError(
@@ -68,7 +68,9 @@ def policy_factory(
     try:
         return routing_policy_factory(settings.policy, options)
     except UsageError as error:
-        message = str(error).replace("--policy-options", "options").replace("--policy", "policy")
+        message = (
+            str(error).replace("--policy-options", "policy_options").replace("--policy", "policy")
+        )
         raise ConfigError(f"dp_load_balancer: {message}") from error
 
 
@@ -80,12 +82,12 @@ def make_policy(
     Raises `ConfigError` as `policy_factory`, and `UsageError` if a third-party factory fails.
     """
     factory = policy_factory(settings, clients, client)
-    return factory([ranks.max_running] * ranks.count, [ranks.kv_token_limit] * ranks.count)
+    return factory([ranks.slots] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:
     """Whether the policy may queue requests at the front end; assumed of third-party policies."""
-    options: Mapping[str, Any] = settings.options or {}
+    options: Mapping[str, Any] = settings.policy_options or {}
     known_policy = POLICIES.get(settings.policy)
     if known_policy is None or known_policy.binding is Binding.POOL:
         return True

@@ -46,7 +46,7 @@ class DpRequestScheduler:
     Args:
         client: the client.
         table: the requests, and the policy.
-        max_queue_seconds: longest time that a request waits in the policy.
+        queue_timeout: longest time that a request waits in the policy.
         clock: monotonic seconds.
 
     Attributes:
@@ -58,11 +58,11 @@ class DpRequestScheduler:
         self,
         client: ClientView,
         table: RequestTable,
-        max_queue_seconds: float,
+        queue_timeout: float,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._client, self._table = client, table
-        self._max_queue_seconds, self.clock = max_queue_seconds, clock
+        self._queue_timeout, self.clock = queue_timeout, clock
         self._metrics = RoutingMetrics()
         self._counts: Counter[str] = Counter()
         self._finished: list[str] = []
@@ -228,7 +228,7 @@ class DpRequestScheduler:
         self._apply_event(self._flush_events)
         now = self.clock()
         for tracked in list(self._table.queued.values()):
-            if now - tracked.arrived_at < self._max_queue_seconds:
+            if now - tracked.arrived_at < self._queue_timeout:
                 break
             if tracked.state is not DpRequestState.QUEUED:
                 continue  # was assigned when the request before it was removed

@@ -15,8 +15,6 @@ from equipoise.balancer.experts.config import (
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
 
-MIB = 1 << 20
-
 
 def balancer_config(
     settings: EplbSettings, eplb_config: Any, number: int, ranks_sharing_rows: int, nodes: int
@@ -34,17 +32,17 @@ def balancer_config(
     sub_window = settings.sub_window or default_sub_window(window, eplb_config.step_interval)
     return BalancerConfig(
         name=f"vllm{number}",
-        shares=ShareMode(settings.replica_split),
+        shares=ShareMode(settings.shares),
         window_size=max(window // sub_window, 1) * sub_window,
         step_interval=eplb_config.step_interval,
         sub_window=sub_window,
-        planner=PlannerOptions(target=settings.target_imbalance),
-        min_gain=settings.min_improvement,
+        planner=PlannerOptions(target=settings.target),
+        min_gain=settings.min_gain,
         nodes=nodes,
         ranks_sharing_rows=ranks_sharing_rows,
         log_balancedness=eplb_config.log_balancedness,
         log_balancedness_interval=eplb_config.log_balancedness_interval,
-        timeout=settings.timeout_seconds,
+        timeout=settings.timeout,
     )
 
 
@@ -54,10 +52,10 @@ def staging_budget(settings: EplbSettings, groups: Sequence[LayerGroup]) -> int:
     That is the configured size, but at least one slot per layer group; by default one layer of each
     group.
     """
-    if settings.staging_mib is None:
+    if settings.staging_bytes is None:
         return sum(group.nbytes // len(group.layers) for group in groups)
     minimum = sum(group.slot_bytes for group in groups)
-    return max(int(settings.staging_mib * MIB), minimum)
+    return max(settings.staging_bytes, minimum)
 
 
 def node_count(node_of_rank: Sequence[int]) -> int:

@@ -23,10 +23,10 @@ COOPERATIVE_ALL2ALL_BACKENDS = ("deepep_low_latency", "nixl_ep")
 def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
     """List why `eplb` does not support a configuration of vLLM."""
     errors = [message for message, check in UNSUPPORTED.items() if check(config)]
-    if settings.replica_split == "exact" and captures_graphs(config):
+    if settings.shares == "exact" and captures_graphs(config):
         errors.append(
-            "replica_split exact synchronizes ranks in every layer, which cannot be captured: "
-            "use --enforce-eager, or replica_split lagged"
+            "shares exact synchronizes ranks in every layer, which cannot be captured: "
+            "use --enforce-eager, or shares lagged"
         )
     last_port = (settings.metrics_port or 0) + worker_count(config) - 1
     if last_port > MAX_PORT:
@@ -50,10 +50,10 @@ def communicator_errors(device: str, settings: EplbSettings) -> list[str]:
             f"communicator {settings.communicator} is not for a device of type {device}: "
             f"{' or '.join(supported) or 'no communicator of ours is'}"
         ]
-    if settings.replica_split == "exact" and settings.communicator != supported[0]:
+    if settings.shares == "exact" and settings.communicator != supported[0]:
         return [
-            f"replica_split exact sums the rows of a layer on the device, which communicator "
-            f"{settings.communicator} cannot: use {supported[0]}, or replica_split lagged"
+            f"shares exact sums the rows of a layer on the device, which communicator "
+            f"{settings.communicator} cannot: use {supported[0]}, or shares lagged"
         ]
     return []
 

@@ -58,7 +58,7 @@ def plan_placement(
     """Plan every layer for an even split.
 
     An installed layer is changed only if that lowers the load of its fullest rank by more than
-    `settings.min_improvement` of the mean: so no layer gets worse, and one without load stays.
+    `settings.min_gain` of the mean: so no layer gets worse, and one without load stays.
 
     Args:
         load: int64 (layers, experts), none negative.
@@ -75,7 +75,7 @@ def plan_placement(
         after = balancedness(load, fresh, shape.ranks)
         return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
     planned = _incremental_placement(load, shape, installed, settings)
-    worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_improvement)
+    worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_gain)
     placement = np.where(worth[:, None], planned, installed).astype(np.int64)
     differs = placement != installed
     return PolicyPlan(
@@ -107,19 +107,17 @@ def _incremental_placement(
         installed=installed,
         policy="incremental",
         split="even",
-        target=settings.target_imbalance,
+        target=settings.target,
         slack=0.0,
         max_copies=int(settings.max_move_fraction * installed.size),
     ).placement
 
 
 def _is_worthwhile(
-    load: Counts, installed: Placement, planned: Placement, ranks: int, min_improvement: float
+    load: Counts, installed: Placement, planned: Placement, ranks: int, min_gain: float
 ) -> npt.NDArray[np.bool_]:
     """Return (layers,), whether the change is worth it; in units of 1/65536 of a rank's mean."""
     improvement = max_rank_rows(load, installed, ranks) - max_rank_rows(load, planned, ranks)
     mean = load.sum(axis=1) // ranks
-    pays: npt.NDArray[np.bool_] = improvement // np.maximum(mean, 1) > round(
-        min_improvement * SHARE_ONE
-    )
+    pays: npt.NDArray[np.bool_] = improvement // np.maximum(mean, 1) > round(min_gain * SHARE_ONE)
     return pays

@@ -345,7 +345,7 @@ class EquipoiseEplbState:
 
     def _connect(self) -> WorkerContext:
         if self._worker_context is None:
-            deadline, communicator = self._settings.timeout_seconds, self._settings.communicator
+            deadline, communicator = self._settings.timeout, self._settings.communicator
             self._worker_context = open_worker_context(
                 get_ep_group(), self.device, deadline, communicator
             )

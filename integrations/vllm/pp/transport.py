@@ -116,13 +116,13 @@ def install_transport(settings: PpTransportSettings, device: torch.device) -> It
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group, get_world_group
 
     stages, world = get_pp_group(), get_world_group()
-    context = open_worker_context(world, device, settings.timeout_seconds)
+    context = open_worker_context(world, device, settings.timeout)
     try:
         edge_context = EdgeContext(
             fabric=context.fabric,
             accelerator=context.accelerator,
             stream=context.streams.compute_stream,
-            deadline=settings.timeout_seconds,
+            deadline=settings.timeout,
             slice_group=_open_slice_group(context, ranks_within(world, get_tp_group())),
         )
         ranks = ranks_within(world, stages)

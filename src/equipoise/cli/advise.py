@@ -84,9 +84,9 @@ class AdviseRequest:
     precision: str = "fp8"
     hardware: str | None = None
     itl: float | None = None
-    link: str = "node"
-    memory_share: float = 0.8
-    moe_share: float = 0.5
+    link: str | None = None
+    memory_share: float | None = None
+    moe_share: float | None = None
     json: Path | None = None
     progress: str = "shown"
 
@@ -152,7 +152,7 @@ def _check_shares(request: AdviseRequest) -> None:
         ("--memory-share", request.memory_share),
         ("--moe-share", request.moe_share),
     ):
-        if not 0 < value <= 1:
+        if value is not None and not 0 < value <= 1:
             raise UsageError(f"{flag} must be above 0 and at most 1, got {value:g}")
     if not 0 <= request.target <= 1000:
         raise UsageError(f"--target must be 0 to 1000, got {request.target:g}")
@@ -170,6 +170,12 @@ def _check_company(request: AdviseRequest) -> None:
         raise UsageError("--hardware needs --expert-bytes, or --hidden and --intermediate")
     if request.itl is not None and request.hardware is None:
         raise UsageError("--itl needs --hardware: without it nothing is known of time")
+    if request.link is not None and request.hardware is None:
+        raise UsageError("--link needs --hardware: without it nothing is known of links")
+    if request.memory_share is not None and request.hardware is None:
+        raise UsageError("--memory-share needs --hardware: without it nothing is known of memory")
+    if request.moe_share is not None and request.itl is None:
+        raise UsageError("--moe-share needs --itl, of which it is a part")
 
 
 def _advice(request: AdviseRequest) -> "Advice":
@@ -191,10 +197,8 @@ def _advice(request: AdviseRequest) -> "Advice":
         step_rows=request.step_rows,
         expert=_expert(request),
         hardware=hardware,
-        link=request.link,
         latency=None if request.itl is None else request.itl / 1e3,
-        memory_share=request.memory_share,
-        moe_share=request.moe_share,
+        **_given(request, "link", "memory_share", "moe_share"),
     )
     parts = part_progress_for(request.progress, "planning")
     try:
@@ -204,18 +208,24 @@ def _advice(request: AdviseRequest) -> "Advice":
         parts.close()
 
 
+def _given(request: AdviseRequest, *keys: str) -> dict[str, Any]:
+    """Those options that were given; the others are as `AdviceInputs` has them."""
+    return {key: value for key in keys if (value := getattr(request, key)) is not None}
+
+
 def _hardware(request: AdviseRequest) -> "Hardware | None":
     """The hardware, with all figures that are needed: a missing one is refused before reading."""
     if request.hardware is None:
         return None
     from equipoise.report.advice.hardware import find_hardware
+    from equipoise.report.advice.inputs import AdviceInputs
 
     with usage_errors("--hardware"):
         hardware = find_hardware(request.hardware)
         for key in ("memory_gb", "memory_bandwidth_gbs", f"{request.precision}_tflops"):
             hardware.figure(key)
         if request.itl is not None:
-            hardware.figure(f"{request.link}_link_gbs")
+            hardware.figure(f"{request.link or AdviceInputs.link}_link_gbs")
     return hardware
 
 

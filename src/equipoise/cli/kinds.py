@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
+from equipoise.byte_sizes import bytes_of_text, bytes_of_value
 from equipoise.demo.input_files import read_input
 from equipoise.demo.settings import (
     Balance,
@@ -27,43 +27,8 @@ from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.errors import UsageError
 from equipoise.serve.settings import ClientRank
 
-UNITS = {"": 1} | {
-    prefix + binary: (1024 if binary else 1000) ** power
-    for power, prefix in enumerate("kMGT", start=1)
-    for binary in ("", "i")
-}
-UNITS["Ki"] = UNITS["ki"]  # as the standard writes it; a bare K is left out, which may mean either
-MOST_BYTES = 2**60
-NUMBER = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([kMGT]i?|Ki)?B?")
 POWER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
 """A number with a power of ten."""
-
-
-def bytes_of_text(text: str) -> int:
-    """44040192, 44M, 1.5GiB: decimal or binary, the B may be left out. Raises ValueError.
-
-    A part of a byte, none at all, and more than 2^60 are refused.
-    """
-    match = NUMBER.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    exact = Decimal(match[1]) * UNITS[match[2] or ""]
-    return _bytes(exact, text)
-
-
-def bytes_of_yaml(value: object) -> int:
-    """A whole number of bytes, or a text as on the command line. Raises ValueError."""
-    if isinstance(value, str):
-        return bytes_of_text(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(value)
-    return _bytes(Decimal(value), str(value))
-
-
-def _bytes(exact: Decimal, text: str) -> int:
-    if exact != exact.to_integral_value() or not 1 <= exact <= MOST_BYTES:
-        raise ValueError(text)
-    return int(exact)
 
 
 def numbers_of_text(text: str) -> "tuple[float, ...] | Path":
@@ -318,7 +283,7 @@ ENDPOINT, WORKLOAD = parse_choice(ENDPOINTS), parse_choice(tuple(WORKLOADS))
 BYTES = OptionKind(
     "whole bytes such as 24MiB or 44M, 1 to 2^60",
     bytes_of_text,
-    bytes_of_yaml,
+    bytes_of_value,
 )
 NUMBERS = OptionKind(
     "numbers with commas between, or a file",

@@ -180,6 +180,11 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     for key in ("workers", "policy_options", "metrics"):
         if key in values:
             values[key] = tuple(values[key])
+    for key in ("policy_options", "metrics"):
+        names = [name for name, _ in values.get(key, ())]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"{BY_KEY[key].name}: {name} is there twice")
     return RouteRequest(**values, others=limits)
 
 

@@ -156,6 +156,8 @@ def _check_company(request: SimulateRequest) -> None:
                 raise UsageError(
                     f"{option} has no effect without fit among --policies: it is fit's"
                 )
+    if request.prefill_wait is not None and not request.prompt_weight:
+        raise UsageError("--prefill-wait needs --prompt-weight: prompts are free without it")
 
 
 def _check_cache(request: SimulateRequest) -> None:

@@ -322,11 +322,11 @@ def _rebalance(report: RebalanceReport, record: RebalanceRecord | None, turns: i
         step=report.step // turns,
         outcome=report.outcome,
         copies=report.copies,
-        bytes_moved=report.bytes,
+        bytes_moved=report.bytes_moved,
         seconds=dict(record.phase_seconds) if record else {},
         before=record.imbalance_before if record else None,
-        predicted=record.imbalance_predicted if record else None,
-        actual=record.imbalance_actual if record else None,
+        predicted=record.predicted_imbalance if record else None,
+        actual=record.actual_imbalance if record else None,
     )
 
 

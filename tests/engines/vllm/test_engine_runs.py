@@ -15,9 +15,9 @@ from vllm_cpu.faults import Fault
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 EAGER: Mapping[str, Any] = {
-    "target_imbalance": 0.0,
-    "min_improvement": 0.0,
-    "timeout_seconds": 30.0,
+    "target": 0.0,
+    "min_gain": 0.0,
+    "timeout": 30.0,
 }
 """Moves for whatever can be gained, so that there is much to go wrong."""
 MODEL = "qwen3-moe"
@@ -62,7 +62,7 @@ def test_engine_lagged_shares_keep_tokens_and_move_experts(
 def test_engine_keeps_tokens_with_static_and_exact_shares(
     shares: str, references: References, run_once: RunOnce
 ) -> None:
-    outcome = run_once(f"ours-{shares}", balanced_case(references[MODEL], replica_split=shares))
+    outcome = run_once(f"ours-{shares}", balanced_case(references[MODEL], shares=shares))
     check_tokens(outcome, references[MODEL])
     balanced_by_us(outcome)
 

@@ -185,9 +185,7 @@ def test_engine_config_follows_settings_and_eplb_config(
     from equipoise.balancer.experts.config import default_sub_window
     from equipoise.integrations.vllm.eplb.config import balancer_config
 
-    eplb_settings = EplbSettings(
-        replica_split="exact", min_improvement=gain, target_imbalance=target, timeout_seconds=3.0
-    )
+    eplb_settings = EplbSettings(shares="exact", min_gain=gain, target=target, timeout=3.0)
     config = balancer_config(eplb_settings, engine(window, interval), 5, 2, 4)
     part = default_sub_window(min(window, interval), interval)
     assert (config.sub_window, config.step_interval) == (part, interval)

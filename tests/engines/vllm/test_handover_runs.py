@@ -21,7 +21,7 @@ ALL_AT_ONCE = 8
 
 def pipeline(reference: Reference, sequences: int = ALL_AT_ONCE) -> Case:
     """Two stages, with our hand-over."""
-    return modes.ours(modes.pipeline(reference, sequences), pp_transport={"timeout_seconds": 30.0})
+    return modes.ours(modes.pipeline(reference, sequences), pp_transport={"timeout": 30.0})
 
 
 def handed_over(outcome: Outcome, sequences: int) -> None:

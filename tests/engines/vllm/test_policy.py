@@ -194,13 +194,13 @@ def test_policy_moves_nothing_for_nan_load() -> None:
 
 
 def test_policy_part_replaces_default_policy_while_installed() -> None:
-    with install.install_policy(EplbPolicySettings(target_imbalance=0.5)):
+    with install.install_policy(EplbPolicySettings(target=0.5)):
         policy = policies.EPLB_POLICIES["default"]
         assert issubclass(policy, ours.IncrementalEplbPolicy)
-        assert policy.settings.target_imbalance == 0.5
-        with install.install_policy(EplbPolicySettings(target_imbalance=0.25)):
+        assert policy.settings.target == 0.5
+        with install.install_policy(EplbPolicySettings(target=0.25)):
             again = policies.EPLB_POLICIES["default"]
-            assert (again.settings.target_imbalance, again.stock) == (0.25, STOCK)
+            assert (again.settings.target, again.stock) == (0.25, STOCK)
     assert policies.EPLB_POLICIES == {"default": STOCK}
 
 

@@ -14,7 +14,7 @@ from vllm_cpu.faults import Fault
 
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
-EAGER: Mapping[str, Any] = {"target_imbalance": 0.0, "min_improvement": 0.0}
+EAGER: Mapping[str, Any] = {"target": 0.0, "min_gain": 0.0}
 """Moves for whatever can be gained: windows of this model are a few hundred rows."""
 MODEL = "qwen3-moe"
 

@@ -20,9 +20,9 @@ from vllm_cpu.faults import Fault
 RunOnce = Callable[[str, Case], Outcome]
 References = Mapping[str, Reference]
 EAGER: Mapping[str, Any] = {
-    "target_imbalance": 0.0,
-    "min_improvement": 0.0,
-    "timeout_seconds": 30.0,
+    "target": 0.0,
+    "min_gain": 0.0,
+    "timeout": 30.0,
 }
 MODEL = "qwen3-moe"
 STAGES = {"pipeline_parallel_size": 2}
@@ -66,7 +66,7 @@ def test_v2_runner_balances_each_stage_and_hands_over(
 ) -> None:
     """On every commit, so with fewer rounds: one start for the engine and for the hand-over."""
     case = balanced_case(references[MODEL], **STAGES)
-    parts = {**(case.plugin or {}), "pp_transport": {"timeout_seconds": 30.0}}
+    parts = {**(case.plugin or {}), "pp_transport": {"timeout": 30.0}}
     case = replace(case, plugin=parts, rounds=3)
     outcome = run_once("second-stages", case)
     says_by_the_second(outcome, references[MODEL])
@@ -82,7 +82,7 @@ def test_v2_runner_handover_keeps_tokens_with_two_micro_batches(
     references: References, run_once: RunOnce
 ) -> None:
     case = modes.pipeline(references[MODEL], modes.TWO_BATCHES)
-    case = modes.on_second_runner(modes.ours(case, pp_transport={"timeout_seconds": 30.0}))
+    case = modes.on_second_runner(modes.ours(case, pp_transport={"timeout": 30.0}))
     outcome = run_once("second-handover", case)
     says_by_the_second(outcome, references[MODEL])
     steps = len(outcome.rounds) * -(-len(PROMPTS) // modes.TWO_BATCHES) * TOKENS

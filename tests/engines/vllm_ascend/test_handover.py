@@ -19,8 +19,8 @@ STEPS: list[tuple[int, int, str]] = [
     (3, 8, "float32"),
 ]
 COUNT = sum(rows > 0 for rows, _, _ in STEPS)
-OURS = {"pp_transport": {"timeout_seconds": 60.0}}
-IMPATIENT = {"pp_transport": {"timeout_seconds": 5.0}}
+OURS = {"pp_transport": {"timeout": 60.0}}
+IMPATIENT = {"pp_transport": {"timeout": 5.0}}
 """For stages that wait for what never comes."""
 
 

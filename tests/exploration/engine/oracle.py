@@ -237,7 +237,7 @@ def _read(expected: bytes, half: bytes) -> bytes:
 
 def _outcomes(rank_record: RankRecord) -> dict[int, tuple[str, int]]:
     """How each rebalance ended: for what reason, and with how many bytes."""
-    return {report.number: (report.outcome, report.bytes) for report in rank_record.reports}
+    return {report.number: (report.outcome, report.bytes_moved) for report in rank_record.reports}
 
 
 def _too_long(record: Record, rank_record: RankRecord) -> Iterator[str]:

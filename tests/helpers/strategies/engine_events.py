@@ -51,11 +51,11 @@ def record(**other: object) -> RebalanceRecord:
         short_of_staging=0,
         chunks=1,
         copies=2,
-        bytes=2 * SLOT_BYTES,
+        bytes_moved=2 * SLOT_BYTES,
         bytes_received=0,
         phase_seconds={"planning": 0.25, "proposed": 0.5},
         imbalance_before=0.4,
-        imbalance_predicted=0.1,
+        predicted_imbalance=0.1,
     )
     return replace(committed, **other)  # type: ignore[arg-type]
 

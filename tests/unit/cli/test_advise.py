@@ -118,6 +118,18 @@ BAD = {
         ("counts.npy", *RANKS, "--moe-share", "0"),
         "--moe-share must be above 0 and at most 1, got 0",
     ),
+    "a link of unknown hardware": (
+        ("counts.npy", *RANKS, "--link", "network"),
+        "--link needs --hardware",
+    ),
+    "a part of an unknown memory": (
+        ("counts.npy", *RANKS, "--memory-share", "0.5"),
+        "--memory-share needs --hardware",
+    ),
+    "a part of no latency": (
+        ("counts.npy", *RANKS, "--moe-share", "0.5"),
+        "--moe-share needs --itl",
+    ),
     "an expert of no weight": (("counts.npy", "--expert-bytes", "0"), "expected whole bytes"),
     "an output over the input": (
         ("counts.npy", *RANKS, "--json", "counts.npy"),
@@ -233,7 +245,9 @@ def test_advise_option_defaults_match_question() -> None:
     assert set(advise.BY_KEY) - {"quiet"} == set(request) - {"statistics", "progress"}
     for field in fields(AdviceInputs):
         if field.name in request and field.default is not MISSING:
-            assert request[field.name] == field.default, field.name
+            shown = advise.BY_KEY[field.name].shown_default if field.name in advise.BY_KEY else ""
+            given = request[field.name]
+            assert given == field.default or (given is None and shown == str(field.default))
     assert kinds.LINKS == LINKS
     assert tuple(PRECISIONS) == kinds.PRECISIONS
 

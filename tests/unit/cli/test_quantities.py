@@ -9,11 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.byte_sizes import MOST_BYTES, UNITS, bytes_of_text, bytes_of_value
 from equipoise.cli.kinds import (
-    MOST_BYTES,
-    UNITS,
-    bytes_of_text,
-    bytes_of_yaml,
     numbers_of_text,
     numbers_of_yaml,
     resolve_numbers,
@@ -49,7 +46,7 @@ def test_bytes_of_text_multiplies_count_by_unit(count: int, unit: str, mark: str
     expected = count * UNITS[unit]
     if expected <= MOST_BYTES:
         assert bytes_of_text(f"{count}{unit}{mark}") == expected
-        assert bytes_of_yaml(expected) == expected
+        assert bytes_of_value(expected) == expected
 
 
 BAD = (
@@ -75,12 +72,12 @@ BAD = (
 @pytest.mark.parametrize("text", BAD)
 def test_bytes_of_text_rejects_fractional_or_malformed_text(text: str) -> None:
     assert refuses(bytes_of_text, text)
-    assert refuses(bytes_of_yaml, text)
+    assert refuses(bytes_of_value, text)
 
 
 @pytest.mark.parametrize("value", [True, 0, -5, 1.5, None, [1], MOST_BYTES + 1])
-def test_bytes_of_yaml_rejects_invalid_values(value: object) -> None:
-    assert refuses(bytes_of_yaml, value)
+def test_bytes_of_value_rejects_invalid_values(value: object) -> None:
+    assert refuses(bytes_of_value, value)
 
 
 def test_numbers_option_is_a_list_or_a_file_path() -> None:

@@ -59,6 +59,9 @@ BAD = {
     ONE + "policy_options: {window: 1.5}": "window has to be int, got 1.5",
     ONE + "policy_options: {window: -1}": "--policy fit: window: expected at least 1",
     ONE + "policy_options: {when_full: x}": "when_full has to be queue or hold, got 'x'",
+    ONE + "policy: br0\npolicy_options: {window: 3}": "window has no effect on br0: it is for fit",
+    ONE + "policy_options: {when_full: hold}": "when_full has no effect on fit: it is for random",
+    ONE + "policy_options: {prefill_wait: 2}": "prefill_wait needs a prompt_weight",
     ONE + "policy_options: [window]": "key 'policy_options': expected NAME=VALUE, or a mapping",
     ONE + "metrics: {waiting: w}": "--metrics: running is needed",
     ONE + "metrics: {wating: w}": "--metrics: unknown key 'wating'; known: waiting, running",
@@ -142,11 +145,18 @@ def test_route_help_defaults_match_settings() -> None:
 
 def test_route_accepts_workers_on_command_line() -> None:
     line = ["route", "--workers", "http://a:1", "http://b:2", "--workers", "http://c:3"]
-    arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "gamma=.5"])
+    arguments = build_parser().parse_args([*line, "--policy-options", "window=32", "slack=.5"])
     request = request_of(vars(arguments))
     assert [one.name for one in route_settings(request).workers] == ["a:1", "b:2", "c:3"]
-    assert dict(request.policy_options) == {"window": 32, "gamma": 0.5}
+    assert dict(request.policy_options) == {"window": 32, "slack": 0.5}
     assert callable(routing_policy_factory("fit", dict(request.policy_options)))
+
+
+@pytest.mark.parametrize("option", ["--policy-options", "--metrics"])
+def test_route_refuses_a_setting_that_is_there_twice(option: str) -> None:
+    line = ["route", "--workers", "http://a:1", option, "path=3", "path=4"]
+    with pytest.raises(UsageError, match=f"{option}: path is there twice"):
+        request_of(vars(build_parser().parse_args(line)))
 
 
 def test_route_custom_policy_rejects_options() -> None:

@@ -12,6 +12,10 @@ TRACED = ("--trace", "t.csv")
 HASHED = ("--trace", "t.jsonl", "--prefill-chunk", "64", "--cached-blocks", "4")
 
 BAD = {
+    "waiting for prompts that are free": (
+        (*SYNTHETIC, "--policies", "fit", "--prefill-wait", "2"),
+        "--prefill-wait needs --prompt-weight",
+    ),
     "a window without fit": (
         (*SYNTHETIC, "--policies", "random,jsq", "--window", "5"),
         "--window has no effect without fit among --policies",

@@ -111,7 +111,7 @@ def test_rebalance_is_settled_by_first_sub_window_after_its_end() -> None:
     balance, measurement = aggregator.process(load_reduced(later_step, load))
     assert isinstance(balance, BalanceMeasured)
     assert isinstance(measurement, RebalanceMeasured)
-    assert measurement.record.imbalance_actual == balance.imbalance
+    assert measurement.record.actual_imbalance == balance.imbalance
     assert measurement.record.bytes_received == SLOT_BYTES
     assert [type(event) for event in aggregator.process(load_reduced(13, load))] == [
         BalanceMeasured
@@ -125,7 +125,7 @@ def test_rebalance_without_copies_does_not_hide_outcome_of_earlier_one() -> None
         load_reduced(14, rows(1, 1, 1, 1)),
     )
     assert [event.record.number for event in measurements] == [3, 4]
-    assert [event.record.imbalance_actual for event in measurements] == pytest.approx([0.0, 0.0])
+    assert [event.record.actual_imbalance for event in measurements] == pytest.approx([0.0, 0.0])
 
 
 def test_rebalance_outcome_is_unknown_when_next_rebalance_moved_first() -> None:
@@ -135,8 +135,8 @@ def test_rebalance_outcome_is_unknown_when_next_rebalance_moved_first() -> None:
         load_reduced(14, rows(1, 1, 1, 1)),
     )
     assert [event.record.number for event in measurements] == [3, 4]
-    assert measurements[0].record.imbalance_actual is None
-    assert measurements[1].record.imbalance_actual == pytest.approx(0.0)
+    assert measurements[0].record.actual_imbalance is None
+    assert measurements[1].record.actual_imbalance == pytest.approx(0.0)
 
 
 def test_rank_without_slots_received_copied_zero_bytes() -> None:
@@ -148,7 +148,7 @@ def test_rank_without_slots_received_copied_zero_bytes() -> None:
 def test_aborted_rebalance_is_settled_at_once() -> None:
     (measurement,) = rebalance_measurements(rebalance_ended(outcome="plans differ"))
     assert measurement.record.outcome == "plans differ"
-    assert measurement.record.imbalance_actual is None
+    assert measurement.record.actual_imbalance is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_aborted_rebalance_is_settled_at_once() -> None:
 def test_rebalance_is_settled_without_later_sub_window(last: Event) -> None:
     measurements = rebalance_measurements(rebalance_ended(), last)
     assert measurements[0].record.number == 3
-    assert measurements[0].record.imbalance_actual is None
+    assert measurements[0].record.actual_imbalance is None
 
 
 def test_stall_is_step_time_above_median_outside_rebalances() -> None:

@@ -42,7 +42,7 @@ def balance(step: int) -> BalanceMeasured:
 def test_rebalance_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, REBALANCE_LOG.name):
         RebalanceLogSink("exact").emit(
-            RebalanceMeasured(record(imbalance_actual=0.125, stall_seconds=0.5))
+            RebalanceMeasured(record(actual_imbalance=0.125, stall_seconds=0.5))
         )
     (line,) = caplog.records
     assert line.levelno == logging.INFO
@@ -51,14 +51,14 @@ def test_rebalance_line_of_commit_is_info_with_all_fields(caplog: pytest.LogCapt
             "engine": "exact",
             "rebalance": "3",
             "outcome": "committed",
-            "opened": "5",
-            "ended": "9",
+            "opened_at": "5",
+            "ended_at": "9",
         },
-        **{"layers": "2", "chunks": "1", "copies": "2", "bytes": "200"},
-        **{"planning_s": "0.25", "proposed_s": "0.5", "stall_s": "0.5"},
-        **{"imbalance_before": "0.4", "imbalance_predicted": "0.1", "imbalance_actual": "0.125"},
+        **{"layers": "2", "chunks": "1", "copies": "2", "bytes_moved": "200"},
+        **{"planning_seconds": "0.25", "proposed_seconds": "0.5", "stall_seconds": "0.5"},
+        **{"imbalance_before": "0.4", "predicted_imbalance": "0.1", "actual_imbalance": "0.125"},
     }
-    assert vars(line)["equipoise"]["imbalance_actual"] == 0.125
+    assert vars(line)["equipoise"]["actual_imbalance"] == 0.125
 
 
 def test_rebalance_line_of_unchanged_placement_is_info(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +93,7 @@ def test_observability_page_explains_every_log_key() -> None:
     full_record = record(
         outcome="plans differ",
         short_of_staging=1,
-        imbalance_actual=0.1,
+        actual_imbalance=0.1,
         stall_seconds=0.1,
         phase_seconds=seconds,
     )
@@ -108,9 +108,9 @@ def test_rebalance_lines_log_settled_rebalances_only(caplog: pytest.LogCaptureFi
 
 
 def test_rebalance_line_omits_unknown_values() -> None:
-    fields = rebalance_fields(record(imbalance_before=None, imbalance_predicted=None))
+    fields = rebalance_fields(record(imbalance_before=None, predicted_imbalance=None))
     assert not [key for key in fields if key.startswith("imbalance")]
-    assert "stall_s" not in fields
+    assert "stall_seconds" not in fields
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_metrics_count_bytes_and_phases_of_committed_rebalance(registry: Any) ->
 
 def test_metrics_count_aborted_rebalances_by_reason(registry: Any) -> None:
     metrics = PrometheusSink(registry, "target")
-    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.3)))
+    metrics.emit(RebalanceMeasured(record(predicted_imbalance=0.3)))
     metrics.emit(
-        RebalanceMeasured(record(outcome="no ballot from rank(s) 1", imbalance_predicted=0.2))
+        RebalanceMeasured(record(outcome="no ballot from rank(s) 1", predicted_imbalance=0.2))
     )
     metrics.emit(RebalanceMeasured(record(outcome="the moon")))
     assert value(registry, "equipoise_rebalances_total") == 3
@@ -131,7 +131,7 @@ def test_metrics_close_keeps_counters_and_resets_gauges(
     metrics.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
-    metrics.emit(RebalanceMeasured(record(imbalance_predicted=0.1)))
+    metrics.emit(RebalanceMeasured(record(predicted_imbalance=0.1)))
     metrics.close()
     assert all(isnan(value(registry, name)) for name in GAUGES)
     assert value(registry, "equipoise_rebalances_total") == 1

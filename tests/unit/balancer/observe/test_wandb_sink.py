@@ -49,7 +49,7 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     sink = WandbSink("mine", {"ranks": 4})
     sink.emit(state_changed("planning", 3))
     assert wandb.init_calls == []
-    sink.emit(RebalanceMeasured(record(imbalance_actual=0.125)))
+    sink.emit(RebalanceMeasured(record(actual_imbalance=0.125)))
     sink.emit(
         BalanceMeasured(8, 0.0, imbalance=0.25, balancedness=0.75, mean_rows=3.0, max_rows=4.0)
     )
@@ -57,8 +57,8 @@ def test_wandb_run_starts_at_first_log_and_ends_at_close(
     sink.close()
     assert wandb.init_calls == [{"project": "mine", "config": {"ranks": 4}}]
     rebalance, load = wandb.run.logged
-    assert rebalance["rebalance/imbalance_predicted"] == 0.1
-    assert rebalance["rebalance/imbalance_actual"] == 0.125
+    assert rebalance["rebalance/predicted_imbalance"] == 0.1
+    assert rebalance["rebalance/actual_imbalance"] == 0.125
     assert load == {"load/step": 8, "load/balancedness": 0.75, "load/imbalance": 0.25}
     assert wandb.run.finished == 1
 

@@ -150,17 +150,17 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
     ("device", "options", "message"),
     [
         ("cuda", {}, None),
-        ("cuda", {"communicator": "nccl", "replica_split": "exact"}, None),
+        ("cuda", {"communicator": "nccl", "shares": "exact"}, None),
         ("cuda", {"communicator": "gloo"}, None),
         ("cuda", {"communicator": "hccl"}, "hccl is not for a device of type cuda: nccl or gloo"),
         (
             "cuda",
-            {"communicator": "gloo", "replica_split": "exact"},
-            "cannot: use nccl, or replica_split",
+            {"communicator": "gloo", "shares": "exact"},
+            "cannot: use nccl, or shares",
         ),
         ("npu", {"communicator": "gloo"}, None),
         ("npu", {"communicator": "nccl"}, "nccl is not for a device of type npu: hccl or gloo"),
-        ("cpu", {"communicator": "gloo", "replica_split": "exact"}, None),
+        ("cpu", {"communicator": "gloo", "shares": "exact"}, None),
         ("cpu", {"communicator": "nccl"}, "nccl is not for a device of type cpu: gloo"),
         ("xpu", {"communicator": "gloo"}, "no communicator of ours is"),
     ],
@@ -222,7 +222,7 @@ def test_plugin_refuses_ray_compiled_graph(part: str, monkeypatch: pytest.Monkey
 def test_plugin_refuses_exact_shares_with_captured_forwards(
     shares: str, mode: Graphs | None, expect_error: bool
 ) -> None:
-    config = configuration({SETTINGS_KEY: {"eplb": {"replica_split": shares}}}, enable_eplb=True)
+    config = configuration({SETTINGS_KEY: {"eplb": {"shares": shares}}}, enable_eplb=True)
     config.compilation_config.cudagraph_mode = mode
     expectation = (
         pytest.raises(IntegrationError, match="--enforce-eager") if expect_error else nullcontext()

@@ -22,7 +22,7 @@ JSON = st.recursive(
 )
 PARTS = st.sampled_from(["eplb_policy", "eplb", "pp_transport", "dp_load_balancer", "other"])
 OPTIONS = st.sampled_from(
-    ["timeout_seconds", "target_imbalance", "replica_split", "sub_window", "policy", "options", "x"]
+    ["timeout", "target", "shares", "sub_window", "policy", "policy_options", "x"]
 )
 SETTINGS_VALUES = st.dictionaries(
     PARTS, JSON | st.dictionaries(OPTIONS, JSON, max_size=2), max_size=3
@@ -57,7 +57,7 @@ def test_settings_part_takes_true_or_options() -> None:
     plugin_settings = parse_settings(
         {
             SETTINGS_KEY: {
-                "eplb": {"replica_split": "exact"},
+                "eplb": {"shares": "exact"},
                 "pp_transport": True,
                 "eplb_policy": False,
             }
@@ -66,7 +66,7 @@ def test_settings_part_takes_true_or_options() -> None:
     )
     assert plugin_settings is not None
     assert plugin_settings.enabled_features == ("eplb", "pp_transport")
-    assert plugin_settings.eplb == EplbSettings(replica_split="exact")
+    assert plugin_settings.eplb == EplbSettings(shares="exact")
 
 
 def test_settings_routing_takes_a_policy_name() -> None:
@@ -96,22 +96,24 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
 @pytest.mark.parametrize(
     ("part", "options", "message"),
     [
-        ("eplb", {"replica_splitt": 1}, "unknown replica_splitt; options are"),
-        ("eplb", {"replica_split": "some"}, "replica_split must be static, lagged or exact"),
+        ("eplb", {"sharez": 1}, "unknown sharez; options are"),
+        ("eplb", {"shares": "some"}, "shares must be static, lagged or exact"),
         ("eplb", {"communicator": "mpi"}, "communicator must be one of gloo, hccl, nccl, got"),
         ("eplb", {"communicator": []}, "communicator must be one of gloo, hccl, nccl, got"),
         ("eplb", {"sub_window": 0}, "sub_window must be a whole number"),
         ("eplb", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
-        ("eplb_policy", {"target_imbalance": -1}, "target_imbalance must be a number from 0"),
-        ("eplb_policy", {"min_improvement": True}, "min_improvement must be a number from 0"),
+        ("eplb_policy", {"target": -1}, "target must be a number from 0"),
+        ("eplb_policy", {"min_gain": True}, "min_gain must be a number from 0"),
         (
             "pp_transport",
-            {"timeout_seconds": float("inf")},
-            "timeout_seconds must be 0.1 to 86400 seconds",
+            {"timeout": float("inf")},
+            "timeout must be 0.1 to 86400 seconds",
         ),
-        ("eplb", {"timeout_seconds": 0}, "timeout_seconds must be 0.1 to 86400 seconds"),
-        ("eplb", {"staging_mib": 1e308}, "staging_mib must be a number from 0 to"),
-        ("eplb", {"min_improvement": 1e6}, "min_improvement must be a number from 0 to 1000"),
+        ("eplb", {"timeout": 0}, "timeout must be 0.1 to 86400 seconds"),
+        ("eplb", {"staging_bytes": 1e308}, "staging_bytes must be whole bytes such as"),
+        ("eplb", {"staging_bytes": 0}, "staging_bytes must be whole bytes such as"),
+        ("eplb", {"staging_bytes": "64 mib"}, "staging_bytes must be whole bytes such as"),
+        ("eplb", {"min_gain": 1e6}, "min_gain must be a number from 0 to 1000"),
         ("pp_transport", 3, "must be true, false or an object"),
         ("dp_load_balancer", {"policy": 3}, "policy is a name"),
     ],

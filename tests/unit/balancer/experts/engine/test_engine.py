@@ -93,7 +93,7 @@ def test_engine_config_refuses_shares_with_a_rule_that_ignores_them() -> None:
 def test_rebalance_report_counts_bytes_of_travelled_slots() -> None:
     (report, *_) = rebalance()[0].reports
     assert report.copies > 0
-    assert report.bytes == report.copies * 5 * 4
+    assert report.bytes_moved == report.copies * 5 * 4
 
 
 @pytest.mark.parametrize("shares", [ShareMode.STATIC, ShareMode.LAGGED, ShareMode.EXACT])
@@ -149,7 +149,7 @@ def test_engine_warns_once_on_one_rank_that_staging_is_short(
 def test_imbalance_without_redundancy_is_of_plans_with_one_slot_per_expert(
     placement: list[list[int]], predicted: float, target: float, left: float | None
 ) -> None:
-    plan = SimpleNamespace(imbalance_predicted=np.array([predicted * SHARE_ONE]))
+    plan = SimpleNamespace(predicted_imbalance=np.array([predicted * SHARE_ONE]))
     proposal: Any = SimpleNamespace(
         plan=plan, layout=SimpleNamespace(placement=np.array(placement, dtype=np.int32))
     )

@@ -83,9 +83,9 @@ def test_event_sink_records_every_reported_rebalance(
         records = [entry.record for entry in of(entries, RebalanceEnded)]
         assert len(records) >= 2
         assert [
-            (r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes) for r in records
+            (r.number, r.opened_at, r.ended_at, r.outcome, r.copies, r.bytes_moved) for r in records
         ] == [
-            (r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes)
+            (r.number, r.opened_at, r.step, r.outcome, r.copies, r.bytes_moved)
             for r in rank_record.reports
         ]
 
@@ -97,9 +97,9 @@ def test_event_sink_predicts_lower_imbalance_for_plans_that_move(
         records = [entry.record for entry in of(entries, RebalanceEnded) if entry.record.copies]
         assert records
         for record in records:
-            assert record.imbalance_predicted is not None
+            assert record.predicted_imbalance is not None
             assert record.imbalance_before is not None
-            assert record.imbalance_predicted < record.imbalance_before
+            assert record.predicted_imbalance < record.imbalance_before
             assert record.layers >= 1
             assert record.chunks >= 1
 
@@ -111,9 +111,9 @@ def test_event_sink_bytes_of_all_ranks_add_up_to_bytes_of_rebalance(
         [entry.record for item in entries for entry in of(digest.process(item), RebalanceMeasured)]
         for entries, digest in ((entries, EventAggregator()) for entries in observations[1])
     ]
-    assert any(record.bytes for record in by_rank[0])
+    assert any(record.bytes_moved for record in by_rank[0])
     for records in zip(*by_rank, strict=True):
-        assert sum(record.bytes_received for record in records) == records[0].bytes
+        assert sum(record.bytes_received for record in records) == records[0].bytes_moved
 
 
 def test_event_sink_actual_imbalance_matches_prediction() -> None:
@@ -124,7 +124,7 @@ def test_event_sink_actual_imbalance_matches_prediction() -> None:
     first = records[0]
     assert first.copies
     assert first.ended_at + 4 <= STEPS // 2 + 1
-    assert first.imbalance_actual == pytest.approx(first.imbalance_predicted, abs=1e-3)
+    assert first.actual_imbalance == pytest.approx(first.predicted_imbalance, abs=1e-3)
 
 
 def test_event_sink_phase_seconds_add_up_to_rebalance_duration(

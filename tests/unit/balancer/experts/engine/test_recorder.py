@@ -85,7 +85,7 @@ def test_recorder_adds_up_seconds_of_repeated_phases(clock: None) -> None:
         "proposed": 2,
     }
     assert rebalance_end.end - rebalance_end.begin == 14
-    assert (rebalance_end.record.imbalance_before, rebalance_end.record.imbalance_predicted) == (
+    assert (rebalance_end.record.imbalance_before, rebalance_end.record.predicted_imbalance) == (
         0.5,
         0.125,
     )
@@ -118,7 +118,7 @@ def test_recorder_excludes_draining_from_rebalance_seconds(clock: None) -> None:
     )
     (rebalance_end,) = [entry for entry in sink.events if isinstance(entry, RebalanceEnded)]
     assert rebalance_end.record.phase_seconds == {"planning": 2}
-    assert (rebalance_end.record.imbalance_before, rebalance_end.record.imbalance_predicted) == (
+    assert (rebalance_end.record.imbalance_before, rebalance_end.record.predicted_imbalance) == (
         None,
         None,
     )

@@ -67,7 +67,7 @@ def test_proposal_is_complete_and_never_worse_than_installed(
     installed = start(shape)
     proposal = propose(load, installed, shape, limits(min_gain=0, staging=10_000))
     check_placement(proposal.layout.placement, shape)
-    assert (proposal.plan.imbalance_predicted <= imbalance(load, installed, shape)).all()
+    assert (proposal.plan.predicted_imbalance <= imbalance(load, installed, shape)).all()
 
 
 @given(cases())
@@ -115,10 +115,10 @@ def test_proposal_names_layers_that_more_staging_would_bring_lower(
     unlimited_plan = propose(load, start(shape), shape, ample_limits).plan
     assert unlimited_plan.short_of_staging == ()
     is_lowered = (
-        limited_plan.imbalance_predicted - unlimited_plan.imbalance_predicted
+        limited_plan.predicted_imbalance - unlimited_plan.predicted_imbalance
         > tight_limits.min_gain
     )
-    is_above_target = limited_plan.imbalance_predicted > tight_limits.planner.target * SHARE_ONE
+    is_above_target = limited_plan.predicted_imbalance > tight_limits.planner.target * SHARE_ONE
     assert set(np.flatnonzero(is_lowered & is_above_target).tolist()) <= set(
         limited_plan.short_of_staging
     )

@@ -143,7 +143,7 @@ def some_play_fails() -> bool:
 
 def play(seed: int, clients: int, release: Release, hold: float) -> None:
     async def work() -> None:
-        routing = {"policy": "fit", "max_queue_seconds": hold}
+        routing = {"policy": "fit", "queue_timeout": hold}
         one = Play(deploy(SLOTS, ENGINES, clients, release=release, **routing))
         for action in drawn(seed, 60):
             await one.act(*action)

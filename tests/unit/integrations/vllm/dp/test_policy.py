@@ -27,7 +27,7 @@ def engine(**cache: Any) -> SimpleNamespace:
 
 def test_ranks_of_reads_slots_and_cache_size_from_config() -> None:
     ranks = rank_capacity(engine(enable_prefix_caching=False), 4, DpLoadBalancerSettings())
-    assert (ranks.count, ranks.max_running, ranks.kv_cache_tokens, ranks.kv_token_limit) == (
+    assert (ranks.count, ranks.slots, ranks.kv_cache_tokens, ranks.kv_token_limit) == (
         4,
         8,
         1000,
@@ -48,8 +48,8 @@ def test_ranks_of_derives_room_from_block_count() -> None:
 
 
 def test_routing_settings_override_engine_defaults() -> None:
-    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(max_running=3, kv_token_capacity=77))
-    assert (ranks.max_running, ranks.kv_token_limit) == (3, 77)
+    ranks = rank_capacity(engine(), 2, DpLoadBalancerSettings(slots=3, kv_tokens=77))
+    assert (ranks.slots, ranks.kv_token_limit) == (3, 77)
 
 
 @pytest.mark.parametrize("clients", [1, 2])
@@ -72,7 +72,7 @@ def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
 
 
 def test_routing_options_reach_the_policy() -> None:
-    [client] = deploy(2, 2, policy="fit", options={"window": 7}).clients
+    [client] = deploy(2, 2, policy="fit", policy_options={"window": 7}).clients
     assert isinstance(client.scheduler.policy, RequestRouter)
     assert client.scheduler.policy.settings.window == 7
 
@@ -94,14 +94,14 @@ def switch_on(routing: object) -> None:
     ("routing", "words"),
     [
         ("fitt", "policy: unknown name 'fitt'; known: random"),
-        ({"options": {"windw": 1}}, "options: unknown option 'windw'"),
-        ({"options": {"front_ends": 2}}, "front_ends: the number of API servers says that"),
+        ({"policy_options": {"windw": 1}}, "policy_options: unknown option 'windw'"),
+        ({"policy_options": {"front_ends": 2}}, "front_ends: the number of API servers says that"),
         ({"policy": "os:sep"}, "policy: 'os:sep' cannot be called"),
-        ({"options": {"window": -1}}, "policy fit: window: expected at least 1"),
-        ({"max_running": 0}, "max_running must be a whole number from 1"),
-        ({"kv_token_capacity": 1.5}, "kv_token_capacity must be a whole number from 1"),
-        ({"max_queue_seconds": -1}, "max_queue_seconds must be a number from 0"),
-        ({"hold": 1}, "unknown hold; options are policy, options, max_queue_seconds"),
+        ({"policy_options": {"window": -1}}, "policy fit: window: expected at least 1"),
+        ({"slots": 0}, "slots must be a whole number from 1"),
+        ({"kv_tokens": 1.5}, "kv_tokens must be a whole number from 1"),
+        ({"queue_timeout": -1}, "queue_timeout must be a number from 0"),
+        ({"hold": 1}, "unknown hold; options are policy, policy_options, queue_timeout"),
     ],
 )
 def test_routing_settings_are_refused_before_engine_starts(routing: object, words: str) -> None:
@@ -149,9 +149,11 @@ def test_routing_contradiction_names_rust_front_end() -> None:
 
 
 def test_routing_policy_without_holding_allows_priority_scheduling() -> None:
-    pushing = DpLoadBalancerSettings(policy="jsq", options={"when_full": "queue"})
+    pushing = DpLoadBalancerSettings(policy="jsq", policy_options={"when_full": "queue"})
     assert not may_hold_requests(pushing)
     assert dp_config_errors(engine_config(policy="priority"), pushing, {}) == []
     assert may_hold_requests(DpLoadBalancerSettings(policy="jsq"))
     assert may_hold_requests(DpLoadBalancerSettings(policy="package:object"))
-    assert may_hold_requests(DpLoadBalancerSettings(policy="br0", options={"when_full": "queue"}))
+    assert may_hold_requests(
+        DpLoadBalancerSettings(policy="br0", policy_options={"when_full": "queue"})
+    )

@@ -51,7 +51,7 @@ def test_scheduler_never_loses_or_duplicates_requests(
     name: str, clients: int, actions: list[Act]
 ) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, clients, policy=name, max_queue_seconds=LATER))
+        play = Play(deploy(SLOTS, ENGINES, clients, policy=name, queue_timeout=LATER))
         for action in actions:
             await play.act(*action)
         await play.finish()
@@ -66,7 +66,7 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
     clients: int, actions: list[Act], name: str
 ) -> None:
     async def work() -> None:
-        routing = {"policy": name, "max_queue_seconds": LATER}
+        routing = {"policy": name, "queue_timeout": LATER}
         play = Play(deploy(SLOTS, ENGINES, clients, release=Release.OLD, **routing))
         for action in actions:
             await play.act(*action)
@@ -92,7 +92,7 @@ def test_scheduler_never_loses_or_duplicates_requests_of_older_client(
 @given(actions=st.lists(ACTS, max_size=60))
 def test_scheduler_never_loses_overdue_requests(name: str, actions: list[Act]) -> None:
     async def work() -> None:
-        play = Play(deploy(SLOTS, ENGINES, 2, policy=name, max_queue_seconds=5))
+        play = Play(deploy(SLOTS, ENGINES, 2, policy=name, queue_timeout=5))
         for action in actions:
             await play.act(*action)
         await play.finish()
@@ -105,7 +105,7 @@ class HeldRequest:
     """An engine filled by requests `busy`, and a request `late` that the scheduler holds."""
 
     def __init__(self, **routing: Any) -> None:
-        options = {"policy": "fit", "max_queue_seconds": LATER, **routing}
+        options = {"policy": "fit", "queue_timeout": LATER, **routing}
         self.setup = deploy(1, 2, **options)
         self.client = self.setup.clients[0]
         self.late = asked("late", length=3)
@@ -177,7 +177,7 @@ def test_scheduler_shows_aborted_request_with_kv_transfer_to_engine() -> None:
 
 def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
     async def work() -> None:
-        async with HeldRequest(max_queue_seconds=5) as held_request:
+        async with HeldRequest(queue_timeout=5) as held_request:
             scheduler, before = held_request.client.scheduler, COUNTERS.read()
             now = scheduler.clock()
             scheduler.clock = lambda: now + 4
@@ -199,7 +199,7 @@ def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
 
 def test_scheduler_sends_overdue_request_without_further_events() -> None:
     async def work() -> None:
-        async with HeldRequest(max_queue_seconds=0) as held_request:
+        async with HeldRequest(queue_timeout=0) as held_request:
             while not held_request.engine_requests():
                 await asyncio.sleep(0.01)
             assert held_request.engine_requests() == [held_request.late]
@@ -209,7 +209,7 @@ def test_scheduler_sends_overdue_request_without_further_events() -> None:
 
 def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
     async def work() -> None:
-        async with HeldRequest(max_queue_seconds=5) as held_request:
+        async with HeldRequest(queue_timeout=5) as held_request:
             pinned_request = asked("pinned", rank=1)
             await held_request.client.add_request_async(pinned_request)
             now = held_request.client.scheduler.clock()
@@ -276,7 +276,7 @@ def test_scheduler_treats_impossible_assignment_as_policy_failure() -> None:
 
 def test_scheduler_raises_send_error_to_caller_and_forgets_request() -> None:
     async def work() -> None:
-        setup = deploy(1, 2, policy="fit", max_queue_seconds=LATER)
+        setup = deploy(1, 2, policy="fit", queue_timeout=LATER)
         client = setup.clients[0]
         client.broken.add("odd")
         with pytest.raises(OSError, match="does not take"):
@@ -381,9 +381,7 @@ def test_client_without_routing_settings_is_unchanged() -> None:
 @given(size=st.integers(0, 30))
 def test_scheduler_caps_request_size_at_room_of_a_rank(room: int | None, size: int) -> None:
     async def work() -> None:
-        setup = deploy(
-            1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_token_capacity=room
-        )
+        setup = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_tokens=room)
         await setup.clients[0].add_request_async(asked("one", size=size))
         [request] = setup.clients[0].scheduler.requests
         assert request.prompt_tokens == max(1, size if room is None else min(size, room))

@@ -1,5 +1,7 @@
 """What a worker of vLLM gets that changes no setting."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,12 +40,14 @@ def test_default_staging_holds_all_slots_of_any_layer(slots: int, sizes: list[in
     ) * len(tensor_families)
 
 
-@pytest.mark.parametrize(("staging_mib", "expected"), [(1.0, 1 << 20), (0.0, 3000), (0.001, 3000)])
+@pytest.mark.parametrize(
+    ("staging_bytes", "expected"), [(1 << 20, 1 << 20), ("1MiB", 1 << 20), (1, 3000), ("2k", 3000)]
+)
 def test_staging_setting_is_at_least_one_slot_of_each_family(
-    staging_mib: float, expected: int
+    staging_bytes: Any, expected: int
 ) -> None:
     tensor_families = families(4, [1000, 2000, 2000])
-    assert staging_budget(EplbSettings(staging_mib=staging_mib), tensor_families) == expected
+    assert staging_budget(EplbSettings(staging_bytes=staging_bytes), tensor_families) == expected
 
 
 @given(st.integers(1, 9), st.integers(1, 9))

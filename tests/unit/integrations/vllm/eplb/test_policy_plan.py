@@ -72,7 +72,7 @@ def test_proposal_changes_layer_only_for_the_required_gain(
     standing: Standing, gain: float, target: float
 ) -> None:
     load, ranks = standing.problem.load, standing.problem.ranks
-    policy_plan = plan_for(standing, min_improvement=gain, target_imbalance=target)
+    policy_plan = plan_for(standing, min_gain=gain, target=target)
     before = fullest(load, standing.installed, ranks)
     after = fullest(load, policy_plan.placement, ranks)
     layer_changed = (policy_plan.placement != standing.installed).any(axis=1)
@@ -97,7 +97,7 @@ def test_proposal_moves_equal_changed_slots_and_fetched_copies(standing: Standin
 @given(standings(), st.floats(0, 0.5))
 def test_proposal_moves_stay_within_limit(standing: Standing, most: float) -> None:
     assert (
-        plan_for(standing, max_move_fraction=most, min_improvement=0.0).moved_slots
+        plan_for(standing, max_move_fraction=most, min_gain=0.0).moved_slots
         <= most * standing.installed.size
     )
 
@@ -223,11 +223,11 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
 @pytest.mark.parametrize(
     "chosen",
     [
-        {"target_imbalance": -0.1},
-        {"min_improvement": float("nan")},
+        {"target": -0.1},
+        {"min_gain": float("nan")},
         {"max_move_fraction": 1.5},
-        {"target_imbalance": 1e6},
-        {"min_improvement": 1e6},
+        {"target": 1e6},
+        {"min_gain": 1e6},
     ],
 )
 def test_policy_settings_refuse_values_out_of_range(chosen: dict[str, float]) -> None:
