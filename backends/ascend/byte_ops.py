@@ -90,6 +90,10 @@ class NpuByteOps:
         """The segment's bytes."""
         return segment_bytes(segment)
 
+    def words(self, part: Tensor) -> Tensor:
+        """As it is."""
+        return part
+
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """One copy after the other."""
         for to, source in pairs:

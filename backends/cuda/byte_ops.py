@@ -27,7 +27,7 @@ WIDTHS = (torch.int32, torch.int16, torch.uint8)
 bytes at most: a thread moves four elements at once and a block 65,536, so that with eight there are
 too few blocks to fill a GPU (docs/design/cuda-backend.md)."""
 Pair = tuple[Tensor, Tensor]
-"""Where to, and from where: uint8 [n] both."""
+"""Where to, and from where: as many bytes, as uint8 or wider elements."""
 
 
 class ChecksumParts(Protocol):
@@ -50,6 +50,10 @@ class CudaByteOps:
             raise Unsupported(f"segment {segment.name!r}: CUDA has no {segment.format} format")
         return segment.bytes
 
+    def words(self, part: Tensor) -> Tensor:
+        """Viewed as elements of the widest type that fits."""
+        return part.view(_width(part))
+
     def copy(self, pairs: Sequence[Pair]) -> None:
         """Copy pairs within the device first, in one launch per width; then those from or to the
         host."""
@@ -63,6 +67,7 @@ class CudaByteOps:
             into, out_of = zip(*group, strict=True)
             torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
         for to, source in (pair for pair in pairs if pair[0].device != pair[1].device):
+            to, source = to.view(torch.uint8), source.view(torch.uint8)
             for part, source_part in zip(
                 torch.split(to, COPY_CHUNK), torch.split(source, COPY_CHUNK), strict=True
             ):
@@ -80,11 +85,19 @@ def _repeats(pairs: Sequence[Pair]) -> bool:
 
 
 def _by_width(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """The pairs grouped by the widest element type that fits each, and viewed as that."""
+    """The pairs grouped by the widest element type that fits each, and viewed as that.
+
+    Two of one wide type are taken as they are: to find out how wide they may be costs the host as
+    much as the launch.
+    """
     by_width: dict[torch.dtype, list[Pair]] = {}
     for to, source in pairs:
-        width = _width(to, source)
-        by_width.setdefault(width, []).append((to.view(width), source.view(width)))
+        width = to.dtype
+        if width is torch.uint8 or source.dtype is not width:
+            to, source = to.view(torch.uint8), source.view(torch.uint8)
+            width = _width(to, source)
+            to, source = to.view(width), source.view(width)
+        by_width.setdefault(width, []).append((to, source))
     return (by_width[width] for width in WIDTHS if width in by_width)
 
 

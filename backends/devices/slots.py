@@ -37,14 +37,19 @@ from equipoise.hal.support.validation import (
 
 class ByteOps(Protocol):
     """How a vendor copies and checksums bytes: on the current stream, without blocking the host.
-    All tensors are uint8 [n]."""
+    All tensors are uint8 [n], but those of `words`."""
 
     def view(self, segment: Segment) -> Tensor:
         """The bytes of a segment, uint8 [type.nbytes], in place. Raises `SlotError`."""
         ...
 
+    def words(self, part: Tensor) -> Tensor:
+        """The same memory, as `copy` takes it at least cost to the host: for frequent copies."""
+        ...
+
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Copy the second of each pair into the first, of equal size; no two pairs overlap."""
+        """Copy the second of each pair into the first, of equal size; no two pairs overlap. Each
+        tensor is uint8, or what `words` returned."""
         ...
 
     def checksum_parts(self, parts: Sequence[Tensor], out: Tensor, stream: Stream) -> None:
@@ -82,6 +87,11 @@ class DeviceSlotStore:
         self._leases = LeaseTable()
         self._seen_streams: set[DeviceStream] = set()
         self._staging, self._zeroed = _zeros(layout, device)
+        # The thread that steps the model issues commits: what they copy is put together here.
+        self._slot_words = [[byte_ops.words(view) for view in views] for views in self._slots]
+        self._staging_words = [
+            [byte_ops.words(part) for part, _ in self._pieces(row, 0)] for row in self._staging
+        ]
 
     @property
     def layout(self) -> SlotLayout:
@@ -140,12 +150,13 @@ class DeviceSlotStore:
         """Copy staging buffers into slots, in place."""
         buffers = self._valid_numbers([staging for staging, _ in copies], "staging")
         indices = self._valid_numbers([slot for _, slot in copies], "slot")
-
-        moves = zip(buffers, indices, strict=True)
-        pairs = [pair for staging, n in moves for pair in self._pieces(self._staging[staging], n)]
-        copies_back = [(segment, piece) for piece, segment in pairs]
+        pairs = [
+            pair
+            for staging, slot in zip(buffers, indices, strict=True)
+            for pair in zip(self._slot_words[slot], self._staging_words[staging], strict=True)
+        ]
         self._issue_write(
-            lambda: self._byte_ops.copy(copies_back), stream, indices, reads=_staging(buffers)
+            lambda: self._byte_ops.copy(pairs), stream, indices, reads=_staging(buffers)
         )
 
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:

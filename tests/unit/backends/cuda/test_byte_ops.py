@@ -56,13 +56,18 @@ def cuts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     return ranges
 
 
-@given(cuts())
-def test_copy_writes_only_its_target_bytes(pairs: list[tuple[int, int, int]]) -> None:
+@given(cuts(), st.booleans())
+def test_copy_writes_only_its_target_bytes(
+    pairs: list[tuple[int, int, int]], as_words: bool
+) -> None:
     source = torch.arange(ROOM, dtype=torch.int32).to(torch.uint8)
+    view = BYTE_OPS.words if as_words else Tensor.detach
     out, expected = (torch.full((ROOM,), 99, dtype=torch.uint8) for _ in range(2))
     for to, begin, size in pairs:
         expected[to : to + size] = source[begin : begin + size]
-    BYTE_OPS.copy([(out[to : to + size], source[at : at + size]) for to, at, size in pairs])
+    BYTE_OPS.copy(
+        [(view(out[to : to + size]), view(source[at : at + size])) for to, at, size in pairs]
+    )
     assert out.tolist() == expected.tolist()
 
 
@@ -78,6 +83,15 @@ def test_copy_batch_takes_one_launch_per_width() -> None:
     assert calls.names.count("_foreach_copy_") == 2
     assert "copy_" not in calls.names
     assert to.sum(1).tolist() == [19] * 64
+
+
+def test_copy_takes_words_as_they_are() -> None:
+    to, source = torch.zeros(2, 24, dtype=torch.uint8), torch.ones(2, 24, dtype=torch.uint8)
+    pairs = [(BYTE_OPS.words(a), BYTE_OPS.words(b)) for a, b in zip(to, source, strict=True)]
+    with Calls() as calls:
+        BYTE_OPS.copy(pairs)
+    assert calls.names == ["_foreach_copy_"]
+    assert to.sum() == 48
 
 
 @pytest.mark.parametrize(
