@@ -12,7 +12,7 @@ from engines.vllm.runs.reference_tokens import Reference, read_references
 from engines.vllm.runs.run import SETTINGS, Outcome, run
 from helpers.paths import SEARCH_PATH
 
-LIMIT = 200.0
+LIMIT = 900.0
 """Seconds that transformers may take."""
 
 
