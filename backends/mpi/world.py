@@ -29,9 +29,10 @@ POLL_INTERVAL = 0.005
 spin."""
 NOTE_BYTES = 512
 """Bytes of the message that `broadcast_note` sends: an address and a reason."""
-FINALIZE_TIMEOUT = 5.0
+FINALIZE_TIMEOUT = 20.0
 """Maximum seconds that MPI may take to finalise while it still holds operations that never ended;
-then the process is ended. MPICH finalises all the same, another library may hang."""
+then the process is ended. MPICH finalises all the same, in more than 5 s on a busy machine; another
+library may hang."""
 INSTALL_HINT = install_command("mpi")
 """What helps where there is no MPI."""
 SEGMENTS = re.compile(r"(/dev/shm/mpich_shm_\w+)")
