@@ -20,6 +20,7 @@ from equipoise.cli.offline import (
     warn_of_dropped_layers,
 )
 from equipoise.cli.option import Option
+from equipoise.cli.validation import check_folder
 from equipoise.hal.errors import UsageError
 
 FILES = "files"
@@ -64,6 +65,7 @@ def convert(arguments: Namespace, command: str) -> int:
     check_ranks(request.ranks)
     if os.path.realpath(request.source) == os.path.realpath(request.out):
         raise UsageError(f"OUT: {request.out} is the file that IN is read from")
+    check_folder("OUT", request.out.parent)
     contents = _read(request)
     if not isinstance(contents, formats.ExpertPlacement):
         warn_of_dropped_layers(request.source, contents)

@@ -38,6 +38,7 @@ BAD = {
     "a file that is neither": (("words.json", "o.csv"), "is not statistics or a placement"),
     "a broken file": (("broken.json", "o.csv"), "broken.json: "),
     "a file onto itself": (("counts.npy", "./counts.npy"), "OUT: counts.npy is the file that IN"),
+    "a file within a file": (("counts.npy", "counts.npy/o.csv"), "counts.npy is not a folder"),
     "statistics as a placement": (
         ("counts.npy", "o.yaml"),
         "counts.npy holds statistics: o.yaml: has a suffix that is not known to write",
