@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.eplb.eplb_state import EplbState
 from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_group
 
 from equipoise.balancer.experts.closing import close_all
@@ -190,8 +191,11 @@ def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tenso
     return [torch.tensor(ALL_ROWS, dtype=torch.int32, device=device) for _ in range(micro_batches)]
 
 
-class EquipoiseEplbState:
+class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not installed where types are
     """Our balancer for one worker, in place of vLLM's `EplbState`.
+
+    It derives from that, so that runners find every attribute that they read of a state, also those
+    that a later release adds; what they call is all here. A test compares the two.
 
     Args:
         parallel_config: vLLM's; its `eplb_config` has window and interval, in steps.
@@ -200,14 +204,12 @@ class EquipoiseEplbState:
         target: configuration of the target model; other models are drafts.
     """
 
-    is_async = False
-    """vLLM starts no thread of its own: overlapped work runs on our threads."""
-
     def __init__(
         self, parallel_config: Any, device: torch.device, settings: EplbSettings, target: Any
     ):
-        self.parallel_config = parallel_config
-        self.device = device
+        super().__init__(parallel_config, device)  # sets fields, and does nothing else
+        self.is_async = False
+        """vLLM starts no thread of its own: overlapped work runs on our threads."""
         self._settings = settings
         self._target = target
         self._worker_context: WorkerContext | None = None
@@ -317,6 +319,8 @@ class EquipoiseEplbState:
     def rearrange(self, *_: Any, **__: Any) -> None:
         """Raise `IntegrationError`: vLLM calls it to scale the group up or down."""
         raise IntegrationError("equipoise does not support elastic expert parallelism")
+
+    update_mapping = rearrange
 
     def close(self) -> None:
         """Close all balancers, and disconnect from the other ranks; bounded."""
