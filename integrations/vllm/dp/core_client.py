@@ -62,7 +62,7 @@ def dp_config_errors(
         "dp_load_balancer does not follow elastic expert parallelism": parallel.enable_elastic_ep,
         f"dp_load_balancer needs the Python front end: not {RUST_FRONTEND_VARIABLE}": rust,
         f"{settings.policy} holds requests, which --scheduling-policy priority would overtake: "
-        'take one that pushes, with options {"when_full": "queue"}': priority
+        'take one that pushes, with policy_options {"when_full": "queue"}': priority
         and may_hold_requests(settings),
     }
     return [message for message, applies in cases.items() if applies]
