@@ -154,13 +154,11 @@ def _abort(abort: Async) -> Async:
 
 def _pause(pause: Async) -> Async:
     @wraps(pause)
-    async def pause_scheduler_async(
-        self: Any, mode: str = "abort", clear_cache: bool = True
-    ) -> None:
+    async def pause_async(self: Any, mode: str = "abort", clear_cache: bool = True) -> None:
         _abort_queued(self, mode)
         await pause(self, mode, clear_cache)
 
-    return pause_scheduler_async
+    return pause_async
 
 
 def _sleep(sleep: Async) -> Async:
@@ -186,9 +184,13 @@ _MAKE: Mapping[str, Callable[[Any], Any]] = {
     "process_engine_outputs": _process,
     "abort_requests_async": _abort,
     "pause_scheduler_async": _pause,
+    "pause_generation_async": _pause,
     "sleep_async": _sleep,
 }
+_SINCE_033 = ("pause_generation_async",)
+"""What `AsyncLLM.pause_generation` calls since 0.33; before, it called `pause_scheduler_async`."""
 CLIENT_PATCHES = tuple(
-    Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make) for name, make in _MAKE.items()
+    Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make, optional=name in _SINCE_033)
+    for name, make in _MAKE.items()
 )
 """All patches of the client class."""

@@ -189,6 +189,9 @@ class FakeCoreClient:
         del clear_cache
         self.paused.append(mode)
 
+    async def pause_generation_async(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        await FakeCoreClient.pause_scheduler_async(self, mode, clear_cache)
+
     async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
         del level
         self.paused.append(mode)

@@ -199,7 +199,9 @@ async def taken_out() -> None:
     undo_patches(core_client.CLIENT_PATCHES)
     names = [patch.attribute for patch in core_client.CLIENT_PATCHES]
     assert not [
-        name for name in names if hasattr(getattr(DPLBAsyncMPClient, name), ORIGINAL_ATTRIBUTE)
+        name
+        for name in names
+        if hasattr(getattr(DPLBAsyncMPClient, name, None), ORIGINAL_ATTRIBUTE)
     ]
 
 

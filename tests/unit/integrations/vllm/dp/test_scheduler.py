@@ -221,13 +221,16 @@ def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
     run(work())
 
 
-def test_scheduler_abort_all_ends_held_requests_like_engine(engine_names: list[str]) -> None:
+@pytest.mark.parametrize("pause", ["pause_scheduler_async", "pause_generation_async"])
+def test_scheduler_abort_all_ends_held_requests_like_engine(
+    engine_names: list[str], pause: str
+) -> None:
     async def work() -> None:
         async with HeldRequest() as held_request:
-            await held_request.client.pause_scheduler_async("keep")
+            await getattr(held_request.client, pause)("keep")
             await held_request.client.sleep_async(1, "wait")
             assert held_request.client.outputs_queue.empty()
-            await held_request.client.pause_scheduler_async()
+            await getattr(held_request.client, pause)()
             outputs = held_request.client.outputs_queue.get_nowait()
             assert [(one.request_id, one.finish_reason) for one in outputs.outputs] == [
                 ("late", "abort")
