@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from equipoise.cli.option import Option
-from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
 
 
 def read_config(path: Path, known: Mapping[str, Option]) -> dict[str, Any]:

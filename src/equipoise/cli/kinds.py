@@ -12,7 +12,6 @@ from pathlib import Path
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
 from equipoise.byte_sizes import bytes_of_text, bytes_of_value
-from equipoise.demo.input_files import read_input
 from equipoise.demo.settings import (
     Balance,
     CommitMode,
@@ -25,6 +24,7 @@ from equipoise.demo.settings import (
 from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
 from equipoise.serve.settings import ClientRank
 
 POWER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")

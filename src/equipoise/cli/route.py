@@ -14,8 +14,8 @@ from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.process import print_stderr
 from equipoise.cli.route_workers import report_settings, worker_settings
 from equipoise.cli.validation import MOST_PORT
-from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
 from equipoise.serve.settings import (
     AccessSettings,
     ClientRank,

@@ -7,8 +7,8 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import UsageError
+from equipoise.input_files import read_input
 
 PROMPT_BYTES = 128
 DEFAULT_PHASES = ("python", "chinese", "tables")

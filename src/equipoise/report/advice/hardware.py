@@ -15,8 +15,8 @@ import yaml
 
 from equipoise.balancer.formats.placement import ExpertPlacement
 from equipoise.balancer.formats.statistics import ExpertStatistics
-from equipoise.demo.input_files import read_input
 from equipoise.hal.errors import FormatError
+from equipoise.input_files import read_input
 from equipoise.report.placement.spread import Reals, layout_rows, replica_shares
 
 PRECISIONS: Mapping[str, int] = {"bf16": 16, "fp8": 8, "fp4": 4}

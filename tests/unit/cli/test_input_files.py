@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.demo import input_files
-from equipoise.demo.input_files import read_input
+from equipoise import input_files
+from equipoise.input_files import read_input
 
 
 @pytest.fixture
