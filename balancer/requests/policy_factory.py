@@ -106,7 +106,9 @@ def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettin
             owners = ", ".join(OPTION_POLICIES[key])
             raise UsageError(f"--policy-options: {key} has no effect on {name}: it is for {owners}")
     if "prefill_wait" in values and not values.get("prompt_weight"):
-        raise UsageError("--policy-options: prefill_wait needs a prompt_weight: prompts are free")
+        raise UsageError(
+            "--policy-options: prefill_wait needs prompt_weight: prompts are free without"
+        )
     return RoutingPolicySettings(name=name, **values)
 
 

@@ -198,7 +198,7 @@ def _advice(request: AdviseRequest) -> "Advice":
         expert=_expert(request),
         hardware=hardware,
         latency=None if request.itl is None else request.itl / 1e3,
-        **_given(request, "link", "memory_share", "moe_share"),
+        **_explicit_options(request, "link", "memory_share", "moe_share"),
     )
     parts = part_progress_for(request.progress, "planning")
     try:
@@ -208,7 +208,7 @@ def _advice(request: AdviseRequest) -> "Advice":
         parts.close()
 
 
-def _given(request: AdviseRequest, *keys: str) -> dict[str, Any]:
+def _explicit_options(request: AdviseRequest, *keys: str) -> dict[str, Any]:
     """Those options that were given; the others are as `AdviceInputs` has them."""
     return {key: value for key in keys if (value := getattr(request, key)) is not None}
 

@@ -38,10 +38,10 @@ def tls_context(access: AccessSettings) -> ssl.SSLContext | None:
     """None where none is asked for. Raises UsageError for files that cannot be taken."""
     if access.certificate is None:
         return None
-    for file in (access.certificate, access.private_key):
+    for flag, file in (("--tls-cert", access.certificate), ("--tls-key", access.private_key)):
         if file is not None and file.is_fifo():
             # OpenSSL would wait for a writer, deaf to signals.
-            raise UsageError(f"--tls-cert {file}: is a pipe, not a file")
+            raise UsageError(f"{flag} {file}: is a pipe, not a file")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
