@@ -123,6 +123,16 @@ def matrix() -> Sequence[Step]:
     return (Step(name="mutants", command=command, limit=3 * HOUR, report=Report.TABLES),)
 
 
+def conformance() -> Sequence[Step]:
+    """The searches in one process, and our backends as a user would judge them.
+
+    The latter one at a time: MPI ranks poll while they wait, and four of them leave no core to
+    anything else.
+    """
+    folder, commands = "tests/conformance", "tests/conformance/test_backends.py"
+    return (tests(folder, 12, *WORKERS, "--ignore", commands), tests(commands, 24))
+
+
 def exploration() -> Sequence[Step]:
     """Engine, channel and exchange, each a step."""
     kinds = ("engine", "channel", "exchange")
@@ -257,7 +267,7 @@ PARTS = (
         proves="our backends keep the contract with the profile `deep`, on one rank to eight, over "
         "gloo and MPI; no false alarm from 20 seeds; every mutant is rejected",
         takes="hours (estimate)",
-        steps=lambda: (tests("tests/conformance", 24, *WORKERS),),
+        steps=conformance,
     ),
     Part(
         name="matrix",
