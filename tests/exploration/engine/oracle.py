@@ -266,9 +266,15 @@ def _ranks_may_end(record: Record) -> bool:
 
 
 def _valid(record: Record, rank_record: RankRecord) -> Iterator[Observation]:
-    """Sights but those of steps that are void: a lock was poisoned, and the rank has stopped."""
+    """Observations but those of void steps: a lock was poisoned, and the rank has stopped.
+
+    Either it found that at the boundary after them, or it did not come there, because a peer whose
+    write had failed too was gone before: no output of such a step has left the rank.
+    """
     end = len(rank_record.after)
-    if record.case.in_place and isinstance(rank_record.error, VoteOutcomeUnknown):
+    if record.case.in_place and isinstance(
+        rank_record.error, VoteOutcomeUnknown | CommunicatorError | StreamError
+    ):
         end -= 1 + record.case.ahead
     return (observation for observation in rank_record.observations if observation.step < end)
 

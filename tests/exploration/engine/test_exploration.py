@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from exploration.engine.case import Case, FaultKind
+from exploration.engine.case import Cadence, Case, Fault, FaultKind, Lag, Path
 from exploration.engine.oracle import violations
 from exploration.engine.records import Record
 from exploration.engine.run_case import play
@@ -15,6 +15,9 @@ from helpers.strategies.hypothesis_examples import each_of
 from helpers.tiers import DEEP
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+
+from equipoise.balancer.experts.placement import ExpertShape
+from equipoise.hal.errors import StreamFailed, VoteOutcomeUnknown
 
 pytestmark = pytest.mark.timeout(900)
 CASES = 20_000 if DEEP else 400
@@ -105,6 +108,25 @@ def test_engine_keeps_one_layout_or_stops_under_faults(
     for kind, outcomes in tally.struck.items():
         cells = {"of": "engine", "fault": kind.value, **outcome_cells(outcomes)}
         add_row(record_property, "faults explored", cells)
+
+
+def test_step_that_a_lost_peer_ends_is_void() -> None:
+    """Writes of both ranks fail, and one is gone before the other's boundary says so."""
+    faults = [Fault(FaultKind.TRANSFER_RAISES, rank, step=1, delay=0) for rank in (0, 1)]
+    case = Case(
+        shape=ExpertShape(layers=2, experts=4, slots=4, ranks=2),
+        staging=2,
+        slots_per_message=1,
+        path=Path.BY_STREAM,
+        cadence=Cadence(1, 1, 1),
+        steps=5,
+        hot=(0,),
+        lags=(Lag("transfer", rank=0, first=1, last=5),),
+        faults=tuple(faults),
+    )
+    record = play(case)
+    assert [type(one.error) for one in record.rank_records] == [StreamFailed, VoteOutcomeUnknown]
+    assert violations(record) == {}
 
 
 def test_engine_exploration_replays_case_deterministically() -> None:
