@@ -7,14 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.hal.accelerator import Graph, Memory, Topology
-from equipoise.hal.capabilities import Available, Capabilities, Probe
+from equipoise.hal import (
+    Available,
+    Capabilities,
+    Graph,
+    Memory,
+    Role,
+    SlotLayout,
+    StreamLock,
+    Topology,
+)
 from equipoise.hal.errors import BackendUnavailable, Unsupported
-from equipoise.hal.lock import StreamLock
-from equipoise.hal.slots import SlotLayout
-from equipoise.hal.stream import Role
-from equipoise.hal.support.page_pool import PagePool
-from equipoise.hal.support.reference_kernels import ReferenceKernels
+from equipoise.hal.support import page_pool, reference_kernels
 from equipoise_inline.slots import InlineSlotStore
 from equipoise_inline.stream import InlineEvent, InlineStream
 
@@ -27,7 +31,7 @@ class InlineAccelerator:
 
     def __init__(self) -> None:
         self._streams = {role: InlineStream(role) for role in Role}
-        self.kernels = ReferenceKernels()
+        self.kernels = reference_kernels.ReferenceKernels()
 
     def stream(self, role: Role) -> InlineStream:
         """The stream of that role."""
@@ -61,9 +65,9 @@ class InlineAccelerator:
         """Plain host memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def host_pool(self, page_bytes: int, pages: int) -> PagePool:
+    def host_pool(self, page_bytes: int, pages: int) -> page_pool.PagePool:
         """So many pages of it."""
-        return PagePool(self.pinned, page_bytes, pages)
+        return page_pool.PagePool(self.pinned, page_bytes, pages)
 
     def graph(self) -> Graph:
         """Nothing can be captured."""
@@ -97,7 +101,7 @@ class InlineBackend:
     communicator = "gloo"
     capabilities = Capabilities()
 
-    def probe(self) -> Probe:
+    def probe(self) -> Available:
         """Always there."""
         return Available("the calling thread")
 

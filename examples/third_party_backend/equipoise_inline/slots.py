@@ -6,18 +6,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from equipoise.hal.capabilities import SlotFormat
-from equipoise.hal.checksum import as_int64, checksum
+from equipoise.hal import SlotFormat, SlotLayout, Stream, checksum
 from equipoise.hal.errors import SlotError, Unsupported
-from equipoise.hal.slots import SlotLayout
-from equipoise.hal.stream import Stream
-from equipoise.hal.support.slot_access import LeaseTable, SlotLease
-from equipoise.hal.support.validation import (
-    check_checksum_out,
-    check_numbers,
-    check_packed_blob,
-    source_segments,
-)
+from equipoise.hal.support import slot_access, validation
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -40,7 +31,7 @@ class InlineSlotStore:
             raise Unsupported("no private format is known here")
         self._layout = layout
         self._staging = torch.zeros((layout.staging, layout.slot_bytes), dtype=torch.uint8)
-        self._leases = LeaseTable()
+        self._leases = slot_access.LeaseTable()
 
     @property
     def layout(self) -> SlotLayout:
@@ -79,7 +70,7 @@ class InlineSlotStore:
     def checksum_slots(self, slots: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each slot's bytes, segments back to back."""
         blob = torch.empty(len(slots) * self._layout.slot_bytes, dtype=torch.uint8)
-        check_checksum_out(out, len(slots))
+        validation.check_checksum_out(out, len(slots))
         self.pack(slots, blob, stream)
         rows = self._rows(blob, len(slots))
         stream.launch(lambda: _sum_rows(rows, out))
@@ -87,33 +78,35 @@ class InlineSlotStore:
     def checksum_staging(self, staging: Sequence[int], out: Tensor, stream: Stream) -> None:
         """Checksum of each staging buffer."""
         rows = [self._buffer(number) for number in staging]
-        check_checksum_out(out, len(rows))
+        validation.check_checksum_out(out, len(rows))
         stream.launch(lambda: _sum_rows(rows, out))
 
     def attach(self, stream: Stream) -> InlineReader:
         """Does nothing: every stream's launches have run when the next call is made."""
         return InlineReader()
 
-    def lease(self, slots: Sequence[int]) -> SlotLease:
+    def lease(self, slots: Sequence[int]) -> slot_access.SlotLease:
         """Hold slots against commits and writes."""
         for slot in slots:
             self._slot(slot)
         return self._leases.acquire(slots)
 
     def _slot(self, number: int) -> list[Tensor]:
-        check_numbers([number], len(self._layout.slots), "slot")
+        validation.check_numbers([number], len(self._layout.slots), "slot")
         return [_bytes(segment.data) for segment in self._layout.slots[number]]
 
     def _buffer(self, number: int) -> Tensor:
-        check_numbers([number], len(self._staging), "staging")
+        validation.check_numbers([number], len(self._staging), "staging")
         return self._staging[number]
 
     def _rows(self, blob: Tensor, count: int) -> list[Tensor]:
-        check_packed_blob(self._layout, blob, count)
+        validation.check_packed_blob(self._layout, blob, count)
         return list(blob.view(count, self._layout.slot_bytes))
 
     def _source(self, source: Sequence[Tensor]) -> list[Tensor]:
-        return [_bytes(segment.data) for segment in source_segments(self._layout, source)]
+        return [
+            _bytes(segment.data) for segment in validation.source_segments(self._layout, source)
+        ]
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -140,4 +133,4 @@ def _gather(row: Tensor, slot: Sequence[Tensor]) -> None:
 
 def _sum_rows(rows: Sequence[Tensor], out: Tensor) -> None:
     for place, row in enumerate(rows):
-        out[place] = as_int64(checksum(row))
+        out[place] = checksum.as_int64(checksum.checksum(row))

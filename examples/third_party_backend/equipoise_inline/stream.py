@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from equipoise.hal import Event, Role
 from equipoise.hal.errors import EventNotRecorded, StreamFailed
-from equipoise.hal.stream import Event, Role
 
 
 class InlineEvent:
