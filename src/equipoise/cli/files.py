@@ -87,8 +87,9 @@ def _try_below(flag: str, label: Path, path: Path) -> None:
     new_folders: list[Path] = []
     try:
         for folder in reversed([one for one in path.parents if not one.exists()]):
-            folder.mkdir()
-            new_folders.append(folder)
+            with suppress(FileExistsError):  # made meanwhile by a process that tries the same
+                folder.mkdir()
+                new_folders.append(folder)
         _try(path)
     except OSError as error:
         raise UsageError(f"{flag}: {label} cannot be written: {error.strerror}") from error
@@ -102,5 +103,6 @@ def _try(path: Path) -> None:
     if path.is_file():
         path.open("ab").close()
     elif not os.path.lexists(path):  # a pipe would wait for its reader; a device is written or not
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-        path.unlink()
+        with suppress(FileExistsError):  # another process tries the same, and has succeeded
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            path.unlink()

@@ -18,7 +18,6 @@ class Option:
         group: heading under which `--help` shows it.
         help: what it sets.
         metavar: how `--help` shows its value; None for a switch.
-        flag: where it is not made of the key.
         short: a short form of the flag.
         shown_default: default as `--help` shows it, where it is not that of a field of settings;
             or `REQUIRED`.
@@ -29,14 +28,13 @@ class Option:
     group: str
     help: str
     metavar: str | None = None
-    flag: str = ""
     short: str = ""
     shown_default: str = ""
 
     @property
     def name(self) -> str:
         """The flag."""
-        return self.flag or "--" + self.key.replace("_", "-")
+        return "--" + self.key.replace("_", "-")
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ from equipoise.cli.kinds import (
 )
 from equipoise.cli.option import REQUIRED, Option
 from equipoise.cli.run_options import OPTIONS, default_of
-from equipoise.demo.settings import Balance
 from equipoise.hal.errors import UsageError
 
 DESCRIPTION = "Keeps Mixture-of-Experts serving in balance on any accelerator."
@@ -354,11 +353,7 @@ def _add_option(group: Any, option: Option) -> None:
     default = default_of(option)
     note = default if default == REQUIRED else f"default: {default}"
     text = f"{option.help} ({note})".replace("%", "%%")
-    if option.name == "--no-balance":
-        group.add_argument(
-            option.name, dest="balance", action="store_const", const=Balance.OFF, help=text
-        )
-    elif option.kind is SWITCH:
+    if option.kind is SWITCH:
         group.add_argument(option.name, action="store_true", help=text)
     else:
         group.add_argument(

@@ -41,7 +41,7 @@ OPTIONS = (
            "all ranks"),
     *(RUN[key] for key in ("ranks", "backend", "communicator", "deadline")),
     *(RUN[key] for key in ("steps", "text", "seed")),
-    Option(key="balance", kind=kinds.BALANCE, group=RUN["balance"].group, metavar="on|off",
+    Option(key="balance", kind=kinds.BALANCE, group=RUN["shares"].group, metavar="on|off",
            shown_default="off",
            help="whether experts move meanwhile; the counts are the same: they are of experts, "
            "not of slots"),

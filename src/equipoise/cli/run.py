@@ -67,8 +67,6 @@ def with_placement(request: RunRequest) -> RunRequest:
 
 
 def _check_wishes(request: RunRequest) -> None:
-    if request.settings.balance is Balance.OFF:
-        raise UsageError("--placement and --no-balance: give one; the unbalanced run is served too")
     for key, why in INEFFECTIVE_WITH_PLACEMENT.items():
         if key in request.explicit_options:
             flag = key.replace("_", "-")

@@ -64,7 +64,8 @@ OPTIONS = (
     Option(key="variants", kind=kinds.VARIANTS, group=BALANCING, metavar="NAME",
            shown_default="all that the other options allow",
            help="which rows of the table to serve, of unbalanced, static, lagged, exact, and "
-           "placement with --placement; fewer take less time. Without --shares the run is about "
+           "placement with --placement; fewer take less time, and unbalanced alone serves without "
+           "balancing. Without --shares the run is about "
            "the last of them in this order. Every one is compared with one process that serves "
            "alone"),
     Option(key="locality", kind=kinds.LOCALITY, group=BALANCING, metavar="|".join(Locality),
@@ -73,9 +74,6 @@ OPTIONS = (
     Option(key="routing_rule", kind=kinds.RULE, group=BALANCING, metavar="|".join(RoutingRule),
            help="who picks a replica: the shares, or another engine's rule to the bit, which "
            "divides evenly, so that only --shares static goes with it and is its default"),
-    Option(key="balance", kind=kinds.BALANCE, group=BALANCING, flag="--no-balance",
-           shown_default="balance",
-           help="serve without balancing only (key: `balance: off`)"),
     Option(key="placement", kind=kinds.PATH, group=BALANCING, metavar="FILE", shown_default="none",
            help="serve this placement with its shares, in any format, and move nothing; instead "
            "of --shares"),

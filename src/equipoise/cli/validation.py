@@ -71,10 +71,7 @@ def check_ineffective_options(request: RunRequest) -> None:
     """Raises UsageError for what was asked for, and would do nothing."""
     settings, explicit = request.settings, request.explicit_options
     if settings.balance is Balance.OFF:
-        alone = "variants" in explicit and "balance" not in explicit
-        check_unbalanced_options(
-            explicit, f"with --{'variants unbalanced' if alone else 'no-balance'}"
-        )
+        check_unbalanced_options(explicit, "with --variants unbalanced")
     _check_variants(settings)
     for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
         if key in explicit:
@@ -118,8 +115,6 @@ def _limit(settings: RunSettings) -> str:
     """The option that decides which variants a run can serve, in words."""
     if settings.placement is not None:
         return "with --placement"
-    if settings.balance is Balance.OFF:
-        return "with --no-balance"
     if settings.routing_rule is not RoutingRule.SHARES:
         return f"with --routing-rule {settings.routing_rule}"
     return "without --placement"

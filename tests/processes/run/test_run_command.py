@@ -175,7 +175,7 @@ def test_run_ignores_modules_in_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('wrong random')\n")
     completed = subprocess.run(
         [str(Path(sys.executable).with_name("equipoise")), "run", "--ranks", "1", "--steps", "1",
-         "--no-balance", *TABLES, "--out", "o", "--json", "f.json", "--quiet"],
+         "--variants", "unbalanced", *TABLES, "--out", "o", "--json", "f.json", "--quiet"],
         cwd=tmp_path, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert completed.returncode == 0, completed.stderr

@@ -44,7 +44,9 @@ def wait_for_reference(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.deep)])
 def test_run_launcher_names_rank_lost_during_reference_pass(name: str, tmp_path: Path) -> None:
-    process = start("--ranks", "2", "--steps", "24", "--no-balance", "--out", str(tmp_path))
+    process = start(
+        "--ranks", "2", "--steps", "24", "--variants", "unbalanced", "--out", str(tmp_path)
+    )
     (first, *_) = wait_for_service(process, 2)
     wait_for_reference(process)
     os.kill(first, getattr(signal, name))

@@ -59,7 +59,7 @@ def test_run_in_stages_keeps_outputs_of_one_process(
     assert figures["ranks"] * figures["stages"] == 4
     assert figures["rebalances"] > 0
     assert (figures["copies"] > 0) == (figures["ranks"] > 1)
-    assert figures["aborts"] == {}
+    assert figures["rebalances_aborted"] == {}
     assert "4 ranks" in out
 
 

@@ -382,7 +382,7 @@ def test_plan_sigma_default_follows_windows(
     assert json.loads(Path("f.json").read_text())["sigma"] == sigma
     assert ("sigma " in answer.out) == (sigma > 0)
     if sigma:
-        assert f"sigma {sigma:g}: of a rank its mean load counts and so many" in answer.out
+        assert f"sigma {sigma:g}: planned for the mean load of a rank and so" in answer.out
 
 
 def test_plan_sigma_default_lowers_imbalance_of_windows(equipoise: Callable[..., Any]) -> None:

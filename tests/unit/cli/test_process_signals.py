@@ -75,7 +75,17 @@ def test_terminated_run_leaves_no_temporary_folder(tmp_path: Path) -> None:
     temporary.mkdir()
     here.mkdir()
     program = subprocess.Popen(
-        [*EQUIPOISE, "run", "--ranks", "1", "--steps", "100000", "--no-balance", "--quiet"],
+        [
+            *EQUIPOISE,
+            "run",
+            "--ranks",
+            "1",
+            "--steps",
+            "100000",
+            "--variants",
+            "unbalanced",
+            "--quiet",
+        ],
         cwd=here,
         env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,

@@ -57,7 +57,7 @@ def test_run_writes_figures_and_report_to_given_paths(
         (("--steps", "72"), False),
         (("--steps", "71"), True),
         (("--step-interval", "16"), True),
-        (("--steps", "10", "--no-balance"), False),
+        (("--steps", "10", "--variants", "unbalanced"), False),
         (("--steps", "10", "--ranks", "1"), False),
     ],
 )
@@ -130,7 +130,7 @@ def test_run_quiet_prints_only_the_table(
 def test_run_without_balancing_compares_outputs(
     equipoise: Callable[..., Any], launched_settings: list[RunSettings]
 ) -> None:
-    answer = equipoise("run", "--no-balance")
+    answer = equipoise("run", "--variants", "unbalanced")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "outputs identical: yes")
 
 
@@ -205,10 +205,6 @@ def test_run_serves_variants_of_config_file(
         (
             ("--variants", "exact", "--routing-rule", "vllm"),
             "--variants exact cannot be served with --routing-rule vllm; known: unbalanced, static",
-        ),
-        (
-            ("--variants", "exact", "--no-balance"),
-            "--variants exact cannot be served with --no-balance; known: unbalanced",
         ),
         (
             ("--variants", "unbalanced", "static", "--shares", "exact"),

@@ -32,7 +32,10 @@ BAD = {
     "two slot counts": (("--slots", "40", "--num-redundant-experts", "8"), "gives both"),
     "no step": (("--steps", "0"), "--steps must be at least 1"),
     "steps within the window": (("--steps", "4"), "no step is left after a load window of 4"),
-    "fewer steps than texts": (("--steps", "2", "--no-balance"), "fewer than the 3 texts"),
+    "fewer steps than texts": (
+        ("--steps", "2", "--variants", "unbalanced"),
+        "fewer than the 3 texts",
+    ),
     "no window": (("--window-size", "0"), "--window-size must be at least 1"),
     "a window longer than the interval": (("--window-size", "9"), "longer than --step-interval 8"),
     "an unknown backend": (("--backend", "abacus"), "unknown name 'abacus'; known: "),
@@ -207,6 +210,20 @@ def test_try_file_leaves_existing_files_unchanged(tmp_path: Path) -> None:
     probe_folder("--out", tmp_path / "c")
     assert old.read_text() == "figures"
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_try_file_made_meanwhile_by_another_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands that write the same report try it at the same time."""
+    path = tmp_path / "new" / "report.html"
+    path.parent.mkdir()
+    path.write_text("being tried")
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)
+    probe_file("--out's report", path)
+    assert path.read_text() == "being tried"
 
 
 def test_run_rejects_used_metrics_port_before_start(

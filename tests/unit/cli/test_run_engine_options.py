@@ -136,7 +136,7 @@ ONCE = "target"
 @pytest.mark.parametrize(
     ("key", "source"), [*((key, "command line") for key in BESIDE), (ONCE, "file")]
 )
-def test_balancing_options_are_rejected_with_no_balance(
+def test_balancing_options_are_rejected_with_unbalanced_alone(
     equipoise: Callable[..., Any],
     launched_settings: list[object],
     tmp_path: Path,
@@ -147,11 +147,11 @@ def test_balancing_options_are_rejected_with_no_balance(
     if source == "file":
         (tmp_path / "run.yaml").write_text(f"{key}: {BESIDE[key]}\n")
         words = ["--config", "run.yaml"]
-    answer = equipoise("run", "--no-balance", *words)
+    answer = equipoise("run", "--variants", "unbalanced", *words)
     assert (answer.code, answer.out, launched_settings) == (2, "", [])
     [line] = answer.err.splitlines()
     name = "--slots" if key == "num_redundant_experts" else BY_KEY[key].name
-    assert line.startswith(f"equipoise: error: {name} has no meaning with --no-balance: ")
+    assert line.startswith(f"equipoise: error: {name} has no meaning with --variants unbalanced: ")
 
 
 @EACH_SOURCE

@@ -101,7 +101,10 @@ BAD = {
         ("good.json", "--staging-bytes", "9MiB"),
         "--staging-bytes has no meaning with --placement",
     ),
-    "no balancing": (("good.json", "--no-balance"), "--placement and --no-balance: give one"),
+    "without it": (
+        ("good.json", "--variants", "unbalanced"),
+        "--variants must include placement, which the run is about; got unbalanced",
+    ),
     "no rank": (("good.yaml", "--ranks", "0"), "--ranks must be at least 1"),
     "ranks that do not divide": (("good.yaml", "--ranks", "5"), "--ranks 5 does not divide 32"),
     "ranks that do not divide the slots": (("good.yaml", "--ranks", "16"), "good.yaml: "),

@@ -37,6 +37,7 @@ class Comparison:
                     "slots": layout.slots,
                     "by_rank": _figures(layout.by_rank),
                     "by_slot": _figures(layout.by_slot),
+                    "by_window": {"imbalance": [json_float(v) for v in layout.by_window]},
                 }
                 for layout in self.layouts
             },

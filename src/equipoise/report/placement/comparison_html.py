@@ -87,6 +87,7 @@ def _names(axis: "Axes", comparison: Comparison, across: str) -> None:
 
 
 SHAPES = ",.1f", ",.1f", ".4f"
+WINDOW_QUANTILES = 0.0, 0.5, 0.9, 1.0
 
 
 def render_html(comparison: Comparison, about: Mapping[str, str]) -> str:
@@ -95,6 +96,7 @@ def render_html(comparison: Comparison, about: Mapping[str, str]) -> str:
         (
             _head(comparison),
             card_section("Mean over layers", _averages(comparison)),
+            card_section("Window by window", _windows(comparison)),
             *(_picture(picture) for picture in heat_maps(comparison)),
             card_section("Layer by layer, ranks", _layers(comparison)),
             card_section("Where from", _about(about)),
@@ -127,6 +129,21 @@ def _averages(comparison: Comparison) -> str:
         for spread in (layout.by_rank if unit == "rank" else layout.by_slot,)
     ]
     return table(("", "slots", *FIGURES), rows)
+
+
+def _windows(comparison: Comparison) -> str:
+    """How imbalance is distributed over windows: sums hide a load that varies."""
+    rows = []
+    for layout in comparison.layouts:
+        known = layout.by_window[~np.isnan(layout.by_window)]
+        if known.size:
+            figures = [format_number(float(v)) for v in np.quantile(known, WINDOW_QUANTILES)]
+            rows.append((layout.name, *figures, str(int(np.nanargmax(layout.by_window)))))
+    note = (
+        '<p class="soft">Imbalance of the ranks in one window, mean over layers. Windows count '
+        "from 0.</p>"
+    )
+    return note + table(("", "least", "median", "90 % below", "largest", "in window"), rows)
 
 
 def _layers(comparison: Comparison) -> str:

@@ -206,16 +206,18 @@ def _title(forecast: Forecast) -> str:
 
 
 def _source(forecast: Forecast) -> str:
-    windows = pluralize(forecast.windows, "window") + (", summed" if forecast.windows > 1 else "")
+    windows = pluralize(forecast.windows, "window")
     options = forecast.options
     fresh = options.policy == "incremental" and forecast.baseline_name == "linear"
     policy = "connected, as nothing is installed" if fresh else options.policy
     lines = [f"{windows}; policy {policy}; planned in {forecast.seconds:.3f} s"]
-    if options.sigma and forecast.windows > 1:
-        lines.append(
-            f"sigma {options.sigma:g}: of a rank its mean load counts "
-            "and so many standard deviations"
-        )
+    if forecast.windows > 1:
+        lines.append("figures are of all windows summed")
+        if options.sigma:
+            lines.append(
+                f"sigma {options.sigma:g}: planned for the mean load of a rank "
+                "and so many standard deviations"
+            )
     if options.objective != "tokens":
         lines.append("figures are of experts that have any rows in a window, not of rows")
     if options.capacities is not None:

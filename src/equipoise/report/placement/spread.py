@@ -53,6 +53,8 @@ class LayoutLoad:
         by_rank: spread over ranks.
         by_slot: spread over slots.
         rank_rows: float64 (layers, ranks), summed over windows.
+        by_window: float64 (windows,), max/mean - 1 of the ranks, mean over the layers that had rows
+            in the window; NaN where none had.
     """
 
     name: str
@@ -60,13 +62,14 @@ class LayoutLoad:
     by_rank: LoadSpread
     by_slot: LoadSpread
     rank_rows: Reals
+    by_window: Reals
 
 
 def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement) -> LayoutLoad:
     """Raises `PlacementError` where the arrangement is of other layers or experts."""
     rows = layout_rows(statistics, layout)
     part = replica_shares(layout)
-    by_rank, by_slot, summed = [], [], []
+    by_rank, by_slot, summed, by_window = [], [], [], []
     # Layer by layer: all slots of all windows of all layers may be more than memory.
     for place, row in enumerate(rows):
         slots = statistics.counts[:, place, layout.placement[row]] * part[row]
@@ -74,7 +77,22 @@ def layout_load(name: str, statistics: ExpertStatistics, layout: ExpertPlacement
         by_rank.append(layer_spread(ranks))
         by_slot.append(layer_spread(slots))
         summed.append(ranks.sum(axis=0))
-    return LayoutLoad(name, layout.slots, _spread(by_rank), _spread(by_slot), np.stack(summed))
+        by_window.append(window_imbalance(ranks))
+    return LayoutLoad(
+        name,
+        layout.slots,
+        _spread(by_rank),
+        _spread(by_slot),
+        np.stack(summed),
+        np.array([mean_known(layers) for layers in np.transpose(by_window)]),
+    )
+
+
+def window_imbalance(rows: Reals) -> Reals:
+    """max/mean - 1 of one layer's units in each window, from (windows, units); NaN without rows."""
+    mean = rows.mean(axis=1)
+    ratio = np.divide(rows.max(axis=1), mean, out=np.full(len(rows), np.nan), where=mean > 0)
+    return np.asarray(ratio - 1)
 
 
 def layer_spread(rows: Reals) -> tuple[float, float, float]:
@@ -84,7 +102,7 @@ def layer_spread(rows: Reals) -> tuple[float, float, float]:
         return np.nan, np.nan, np.nan
     mean = rows.mean(axis=1)
     std = rows.std(axis=1, ddof=1).mean() if rows.shape[1] > 1 else 0.0
-    return float(mean.mean()), float(std), float((rows.max(axis=1) / mean - 1).mean())
+    return float(mean.mean()), float(std), float(window_imbalance(rows).mean())
 
 
 def sum_windows(statistics: ExpertStatistics) -> ExpertStatistics:

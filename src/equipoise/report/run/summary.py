@@ -43,7 +43,7 @@ class VariantSummary:
     rebalances_unchanged: int
     copies: int
     bytes_moved: int
-    aborts: dict[str, int]
+    rebalances_aborted: dict[str, int]
     outputs: str
 
 
@@ -82,7 +82,7 @@ class RunSummary:
     copies: int
     slots_total: int
     bytes_moved: int
-    aborts: dict[str, int]
+    rebalances_aborted: dict[str, int]
     stall_seconds: float | None
     stall_noise_seconds: float | None
     tokens_per_second: float | None
@@ -165,7 +165,7 @@ def summarise(record: RunRecord) -> RunSummary:
         copies=main.copies if main else 0,
         slots_total=record.slots * record.layers,
         bytes_moved=main.bytes_moved if main else 0,
-        aborts=main.aborts if main else {},
+        rebalances_aborted=main.rebalances_aborted if main else {},
         stall_seconds=main.stall_seconds if main else None,
         stall_noise_seconds=unbalanced.stall_seconds if unbalanced else None,
         tokens_per_second=main.tokens_per_second if main else None,
@@ -208,7 +208,7 @@ def _variant(record: RunRecord, variant: VariantRecord, window: StepRange) -> Va
         ),
         copies=sum(rebalance.copies for rebalance in rebalances),
         bytes_moved=sum(rebalance.bytes_moved for rebalance in rebalances),
-        aborts=dict(variant.aborts),
+        rebalances_aborted=dict(variant.aborts),
         outputs=variant.outputs,
     )
 

@@ -111,8 +111,8 @@ def _moves(summary: RunSummary) -> list[str]:
         f"= {share:.1%} of {summary.slots_total:,} slots; {human_bytes(summary.bytes_moved)}",
         *_engine(summary.engine_options),
     ]
-    if summary.aborts:
-        reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.aborts.items()))
+    if summary.rebalances_aborted:
+        reasons = ", ".join(f"{why} {n}" for why, n in sorted(summary.rebalances_aborted.items()))
         lines.append(f"aborted    {reasons}")
     return lines
 

@@ -29,6 +29,15 @@ def test_spread_by_rank_follows_definition() -> None:
     assert spread.worst == 0
 
 
+def test_imbalance_by_window_is_mean_over_layers_with_rows() -> None:
+    counts = np.concatenate([COUNTS, np.zeros_like(COUNTS[:1]), COUNTS[1:]])
+    counts[3, 1] = 0
+    statistics = ExpertStatistics(counts)
+    by_window = layout_load("", statistics, linear(statistics, 2)).by_window
+    # [4, 4] and [2, 2]; [6, 2] and [9, 3]; nothing; [6, 2] alone.
+    assert by_window == pytest.approx([0.0, 0.5, np.nan, 0.5], nan_ok=True)
+
+
 def test_spread_by_slot_divides_expert_among_copies() -> None:
     placement = np.array([[0, 1, 2, 3, 0, 0]] * 2, dtype=np.int32)
     layout = ExpertPlacement.with_even_shares(placement, 2)
