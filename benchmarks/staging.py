@@ -49,7 +49,7 @@ MOST_APART = 1.1
 RANKS = 8, 32, 64
 PLANNED_RANKS = 32, 320
 NODE = 8
-"""Ranks of a node, where planning is timed."""
+"""Ranks of a node."""
 PLANNING_LINE = (
     "{model}, {ranks} ranks, {slots} slots, sigma {sigma:g}: CPU seconds at the start {start}, "
     "steady {steady}, at a switch {switch}\n"
@@ -149,7 +149,7 @@ def rebalance_windows(
         "one buffer": sum(family.slot_bytes for family in families),
     }[budget]
     (buffers,) = split_staging(families, nbytes)
-    limits = limits_of(balancer_config(settings, EPLB, 0, 1, 1), buffers)
+    limits = limits_of(balancer_config(settings, EPLB, 0, 1, ranks // NODE), buffers)
     layout = loader_layout(weights, slots)
     start, drafted = 0.0, None
     for number, window in enumerate(load_windows):
