@@ -11,9 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from equipoise.hal.errors import IntegrationError
-
-ORIGINAL_ATTRIBUTE = "__equipoise_replaces__"
-"""Attribute of a replacement that holds the original."""
+from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
 
 
 @dataclass(frozen=True)

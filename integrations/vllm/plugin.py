@@ -1,38 +1,32 @@
-"""The vLLM plugin: hooks that switch features on, in every process of an engine.
+"""The vLLM plugin: what happens to a configuration that names features.
 
-vLLM may call `register` several times. It installs two hooks, which do nothing by themselves. The
-first runs when a configuration is created: if a feature is on, it sets our worker extension. The
-second calls `init_worker_extension` when a worker has its device, which later versions of vLLM do
-themselves.
+`entry` imports this for such a configuration only.
 """
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from equipoise.backends.cuda.cuda_runtime import request_queues
-from equipoise.hal.errors import EngineUnsupported, IntegrationError
+from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm import compatibility
-from equipoise.integrations.vllm.compatibility import symbol_problems
 from equipoise.integrations.vllm.dp import core_client
-from equipoise.integrations.vllm.entry import LOG, is_requested
+from equipoise.integrations.vllm.entry import (
+    LOG,
+    SETTINGS_KEY,
+    SETTINGS_VARIABLE,
+    hook_worker,
+)
 from equipoise.integrations.vllm.eplb.config_check import (
     RAY_EXECUTOR_VARIABLE,
     eplb_config_errors,
     ignored_eplb_options,
     uses_ray_compiled_graph,
 )
-from equipoise.integrations.vllm.patching import Patch, apply_patches
-from equipoise.integrations.vllm.settings import (
-    SETTINGS_KEY,
-    SETTINGS_VARIABLE,
-    Settings,
-    parse_settings,
-)
-from equipoise.integrations.vllm.worker_extension import disable_features
+from equipoise.integrations.vllm.eplb.install import restore_policy
+from equipoise.integrations.vllm.settings import Settings, parse_settings
 
 EXTENSION_CLASS = "equipoise.integrations.vllm.worker_extension.WorkerExtension"
 """The worker extension that is set in the configuration."""
@@ -41,53 +35,23 @@ OWN_WORKER_PREFIX = "equipoise.integrations."
 ASCEND_WORKER_PREFIX = "vllm_ascend."
 """vllm-ascend's workers; its platform sets one of them if the user sets none."""
 ASCEND_WORKER_FLAG = "--worker-cls equipoise.integrations.vllm_ascend.Worker"
-INIT_HOOK = "init_worker_extension"
-"""Called on a worker that has its device, but no model yet."""
 
 
-def register() -> None:
-    """Install the hooks; they do nothing unless a feature is on.
+def switch_on(config: Any) -> None:
+    """Switch on the features that a configuration names, if it names any.
 
-    Raises `EngineUnsupported` if a feature is configured and this vLLM lacks what a hook needs.
+    Raises as `prepare`, and `ConfigError` for invalid settings.
     """
-    problems = symbol_problems(compatibility.HOOK_SYMBOLS)
-    if not problems:
-        apply_patches(HOOKS)
-        return
-    message = f"equipoise finds no place in this vLLM: {'; '.join(problems)}"
-    if is_requested():
-        raise EngineUnsupported(f"{message} (tested: {', '.join(compatibility.TESTED_VERSIONS)})")
-    LOG.warning("%s; it stays switched off", message)
+    settings = parse_settings(config.additional_config, os.environ)
+    if settings is not None:
+        prepare(config, settings)
+    else:
+        switch_off()
 
 
-def _configured(create: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(create)
-    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        config = create(self, *args, **kwargs)
-        settings = parse_settings(config.additional_config, os.environ)
-        if settings is not None:
-            prepare(config, settings)
-        return config
-
-    return create_engine_config
-
-
-def _wrap_init_device(init: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(init)
-    def init_device(self: Any) -> None:
-        init(self)
-        # Later versions have called the extension by now; a second call does nothing.
-        extend = getattr(self.worker, INIT_HOOK, None) or partial(disable_features, self.worker)
-        extend()
-
-    return init_device
-
-
-HOOKS = (
-    Patch("vllm.engine.arg_utils", "EngineArgs.create_engine_config", _configured),
-    Patch("vllm.v1.worker.worker_base", "WorkerWrapperBase.init_device", _wrap_init_device),
-)
-"""All that is replaced while no feature is on."""
+def switch_off() -> None:
+    """Undo what an earlier engine may have left in this process."""
+    restore_policy()
 
 
 def prepare(config: Any, settings: Settings) -> None:
@@ -129,6 +93,8 @@ def _extend(config: Any, settings: Settings, worker_class: str) -> None:
             ", ".join(ignored),
         )
     _set_worker_extension(config.parallel_config)
+    # For workers of this process, or forked from it; others have it from `entry.register`.
+    hook_worker()
     if settings.eplb is not None or settings.pp_transport is not None:
         # CUDA reads it when a process first uses its device, before the extension runs in a worker.
         request_queues()

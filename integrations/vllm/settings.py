@@ -14,11 +14,7 @@ from typing import Any, TypeVar
 
 from equipoise.byte_sizes import bytes_of_value
 from equipoise.hal.errors import ConfigError
-
-SETTINGS_KEY = "equipoise"
-"""Key in `additional_config`."""
-SETTINGS_VARIABLE = "EQUIPOISE_VLLM"
-"""Environment variable with the same object as JSON, for when the command line is fixed."""
+from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
 
 MAX_PORT = 65535
 

@@ -45,7 +45,8 @@ def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
     Raises what a feature raises; then none is on.
     """
     with ExitStack() as stack:
-        disable_features(worker)
+        # What an earlier engine in this process may have left.
+        install.restore_policy()
         if settings.eplb_policy is not None:
             stack.enter_context(install.install_policy(settings.eplb_policy))
         if settings.eplb is not None:
@@ -53,11 +54,6 @@ def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
         if settings.pp_transport is not None:
             stack.enter_context(transport.install_transport(settings.pp_transport, worker.device))
         return WorkerFeatures(worker, settings, stack.pop_all())
-
-
-def disable_features(worker: Any) -> None:
-    """Undo what an earlier engine in this process may have left."""
-    install.restore_policy()
 
 
 def forward_logs_to_engine() -> None:

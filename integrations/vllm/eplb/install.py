@@ -9,7 +9,8 @@ from functools import partial, wraps
 from typing import Any
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE, Patch, apply_patches
+from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
+from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import EplbPolicySettings, EplbSettings
 
 POLICY_MODULE = "vllm.distributed.eplb.policy"

@@ -12,7 +12,7 @@ from vllm_ascend.eplb.core.policy.policy_factory import PolicyFactory
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
-from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
+from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm_ascend import doctor
 from vllm_ascend_cpu.groups import Place, groups
 from vllm_ascend_cpu.workers import worker

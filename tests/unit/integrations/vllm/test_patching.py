@@ -7,12 +7,8 @@ import pytest
 from helpers.fakes.fake_vllm import engine
 
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.patching import (
-    ORIGINAL_ATTRIBUTE,
-    Patch,
-    apply_patches,
-    undo_patches,
-)
+from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
+from equipoise.integrations.vllm.patching import Patch, apply_patches, undo_patches
 
 
 class Thing:

@@ -1,22 +1,18 @@
 """The plugin in an engine that is a stand-in: what it changes, and what it refuses."""
 
 import json
-import logging
 from contextlib import nullcontext
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.fake_vllm import CONFIGURATION, WORKERS, configuration, engine
+from helpers.fakes.fake_vllm import CONFIGURATION, configuration, engine
 
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
-from equipoise.integrations.vllm import compatibility, plugin
+from equipoise.integrations.vllm import compatibility, entry, plugin
 from equipoise.integrations.vllm.compatibility import Symbol
-from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
-from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE
-
-NOTHING = {"DefaultEplbPolicy": object(), "EPLB_POLICIES": {}}
+from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
 
 
 class Graphs(Enum):
@@ -24,21 +20,6 @@ class Graphs(Enum):
 
     NONE = 0
     FULL = 2
-
-
-class Worker:
-    """A worker without an extension."""
-
-    devices = 0
-
-
-class ExtendedWorker(Worker):
-    """One that has it, as the engine puts it in."""
-
-    inits = 0
-
-    def init_worker_extension(self) -> None:
-        self.inits += 1
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +35,7 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def engine_config(config: Any) -> Any:
     """The config that the engine creates with the plugin registered."""
     with engine() as modules:
-        plugin.register()
+        entry.register()
         return modules[CONFIGURATION].EngineArgs(config).create_engine_config()
 
 
@@ -241,7 +222,7 @@ def test_plugin_refuses_untested_version_and_names_tested_ones(
 ) -> None:
     monkeypatch.setattr(compatibility, "installed", lambda: "9.9.9")
     config = configuration({SETTINGS_KEY: {"pp_transport": True}}, pipeline_parallel_size=2)
-    with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0\)"):
+    with pytest.raises(EngineUnsupported, match=r"vLLM 9\.9\.9 \(tested: 0\.32\.0, 0\.33\.0\)"):
         engine_config(config)
     assert config.parallel_config.worker_extension_cls == ""
     monkeypatch.setenv(compatibility.ACCEPT_VERSION_VARIABLE, "9.9.9")
@@ -265,52 +246,3 @@ def test_plugin_refuses_to_replace_foreign_worker_extension() -> None:
     )
     with pytest.raises(IntegrationError, match=r"json\.JSONDecoder: a worker takes one extension"):
         engine_config(theirs)
-
-
-def test_plugin_stays_off_when_hook_is_missing(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with engine() as modules:
-        del modules[CONFIGURATION].EngineArgs.create_engine_config
-        before = modules[WORKERS].WorkerWrapperBase.init_device
-        with caplog.at_level(logging.WARNING):
-            plugin.register()
-        assert "create_engine_config is missing; it stays switched off" in caplog.text
-        monkeypatch.setenv(SETTINGS_VARIABLE, "{}")
-        with pytest.raises(EngineUnsupported, match="create_engine_config is missing"):
-            plugin.register()
-        assert modules[WORKERS].WorkerWrapperBase.init_device is before
-
-
-def test_plugin_stays_off_when_hook_signature_differs() -> None:
-    with engine() as modules:
-        modules[WORKERS].WorkerWrapperBase.init_device = lambda self, fast: None
-        plugin.register()
-        assert not hasattr(modules[CONFIGURATION].EngineArgs.create_engine_config, "__wrapped__")
-
-
-def test_worker_hook_initialises_extension_after_device() -> None:
-    worker = ExtendedWorker()
-    with engine(vllm__distributed__eplb__policy=NOTHING) as modules:
-        plugin.register()
-        modules[WORKERS].WorkerWrapperBase(worker).init_device()
-    assert (worker.devices, worker.inits) == (1, 1)
-
-
-@pytest.mark.parametrize("before", [SimpleNamespace(**{ORIGINAL_ATTRIBUTE: "theirs"}), "theirs"])
-def test_worker_hook_without_extension_restores_stock_policy(before: object) -> None:
-    """Ours, of an engine before, knows what it replaced; one that is not ours stays."""
-    policies: dict[str, Any] = {"default": before}
-    with engine(vllm__distributed__eplb__policy={"EPLB_POLICIES": policies}) as modules:
-        plugin.register()
-        modules[WORKERS].WorkerWrapperBase(Worker()).init_device()
-    assert policies == {"default": "theirs"}
-
-
-def test_plugin_registered_twice_hooks_once() -> None:
-    worker = ExtendedWorker()
-    with engine() as modules:
-        plugin.register()
-        plugin.register()
-        modules[WORKERS].WorkerWrapperBase(worker).init_device()
-    assert worker.inits == 1

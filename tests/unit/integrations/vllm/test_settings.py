@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.hal.errors import ConfigError
-from equipoise.integrations.vllm.settings import (
-    SETTINGS_KEY,
-    SETTINGS_VARIABLE,
-    EplbSettings,
-    parse_settings,
-)
+from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
+from equipoise.integrations.vllm.settings import EplbSettings, parse_settings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),

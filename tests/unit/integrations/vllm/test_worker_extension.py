@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm.eplb.install import POLICY_MODULE, POLICY_NAME
-from equipoise.integrations.vllm.patching import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm.settings import Settings
 from equipoise.integrations.vllm.worker_extension import enable_features
 

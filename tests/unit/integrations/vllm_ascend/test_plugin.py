@@ -8,7 +8,8 @@ from helpers.fakes.fake_vllm import configuration
 from equipoise.hal.errors import EngineUnsupported, IntegrationError
 from equipoise.integrations.vllm import plugin
 from equipoise.integrations.vllm.compatibility import Release
-from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE, parse_settings
+from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
+from equipoise.integrations.vllm.settings import parse_settings
 from equipoise.integrations.vllm_ascend import compatibility, doctor
 
 WORKER = "equipoise.integrations.vllm_ascend.Worker"

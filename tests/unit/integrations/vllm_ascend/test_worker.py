@@ -13,8 +13,8 @@ from helpers.fakes.fake_vllm_ascend import NPUWorker, ascend
 from equipoise.hal.errors import ConfigError, EngineUnsupported, IntegrationError
 from equipoise.integrations import vllm_ascend
 from equipoise.integrations.vllm.compatibility import Release
+from equipoise.integrations.vllm.entry import SETTINGS_KEY, SETTINGS_VARIABLE
 from equipoise.integrations.vllm.pp import transport
-from equipoise.integrations.vllm.settings import SETTINGS_KEY, SETTINGS_VARIABLE
 from equipoise.integrations.vllm_ascend import compatibility, eplb_policy
 from equipoise.integrations.vllm_ascend.worker import worker_class
 
