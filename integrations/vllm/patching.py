@@ -22,13 +22,11 @@ class Patch:
         module: of the engine.
         name: in the module; dotted within a class.
         wrap: returns the replacement for the original.
-        optional: whether some supported releases lack the attribute; there it is left out.
     """
 
     module: str
     name: str
     wrap: Callable[[Any], Any]
-    optional: bool = False
 
     @property
     def owner(self) -> Any:
@@ -41,11 +39,6 @@ class Patch:
     def attribute(self) -> str:
         """Last component of the name."""
         return self.name.rpartition(".")[2]
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether this release lacks the attribute, and may."""
-        return self.optional and not hasattr(self.owner, self.attribute)
 
     def __str__(self) -> str:
         return f"{self.module}:{self.name}"
@@ -74,17 +67,13 @@ def apply_patches(patches: Iterable[Patch]) -> tuple[str, ...]:
 def undo_patches(patches: Iterable[Patch]) -> None:
     """Restore the originals."""
     for patch in patches:
-        if patch.is_left_out:
-            continue
         replacement = inspect.getattr_static(patch.owner, patch.attribute)
         if hasattr(replacement, ORIGINAL_ATTRIBUTE):
             setattr(patch.owner, patch.attribute, getattr(replacement, ORIGINAL_ATTRIBUTE))
 
 
 def _apply(patch: Patch) -> bool:
-    """Apply one patch. Returns False if it was applied before, or is left out."""
-    if patch.is_left_out:
-        return False
+    """Apply one patch. Returns False if it was applied before."""
     original = inspect.getattr_static(patch.owner, patch.attribute)
     if hasattr(original, ORIGINAL_ATTRIBUTE):
         return False

@@ -1,12 +1,12 @@
-"""Installs `dp_load_balancer` in vLLM's core client.
+"""Installs `dp_load_balancer`: a client that derives from vLLM's own takes its place.
 
-The class is patched once and stays patched. A client gets a scheduler when it is created from a
-configuration with `dp_load_balancer`; without one its methods do what they did before.
+It does so once and for good. A client gets a scheduler when it is created from a configuration with
+`dp_load_balancer`; without one its methods are those of its base.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial, wraps
+from collections.abc import Mapping
+from functools import update_wrapper
 from os import environ
 from typing import Any
 from weakref import finalize
@@ -27,23 +27,19 @@ from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_s
 
 LOG = logging.getLogger("vllm.equipoise")
 
-SCHEDULER_ATTRIBUTE = "equipoise_scheduler"
-"""Attribute of a client that holds its scheduler."""
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
 
-Async = Callable[..., Awaitable[Any]]
-
 
 def prepare(settings: DpLoadBalancerSettings) -> None:
-    """Patch the client class in this process.
+    """Let vLLM create our client in this process.
 
     Raises:
         ConfigError: the policy does not exist, or its options are invalid.
-        IntegrationError: the class cannot be patched; it is unchanged.
+        IntegrationError: the class cannot be replaced.
     """
     policy_factory(settings)
-    apply_patches(CLIENT_PATCHES)
+    apply_patches([CLIENT_PATCH])
 
 
 def dp_config_errors(
@@ -90,107 +86,80 @@ def attach_scheduler(client: Any) -> None:
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
     table = RequestTable(policy, ranks.count)
     scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.queue_timeout)
-    setattr(client, SCHEDULER_ATTRIBUTE, scheduler)
+    client.equipoise_scheduler = scheduler
     finalize(client, scheduler.close)
 
 
-def _init(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        attach_scheduler(self)
+def client_class(base: Any) -> type:
+    """Derive the client from vLLM's `DPLBAsyncMPClient`, of any supported version."""
 
-    return __init__
+    class EquipoiseDPLBAsyncMPClient(base):  # type: ignore[misc]
+        """A client that may have a scheduler of requests.
 
+        Attributes:
+            equipoise_scheduler: chooses the ranks; None if `dp_load_balancer` is off.
+        """
 
-def _add(add: Async) -> Async:
-    @wraps(add)
-    async def add_request_async(self: Any, request: Any) -> None:
-        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if scheduler is None:
-            await add(self, request)
-        else:
-            await scheduler.add(request, partial(add, self))
+        equipoise_scheduler: DpRequestScheduler | None = None
 
-    return add_request_async
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            attach_scheduler(self)
 
+        async def add_request_async(self, request: Any) -> None:
+            send = super().add_request_async
+            if self.equipoise_scheduler is None:
+                await send(request)
+            else:
+                await self.equipoise_scheduler.add(request, send)
 
-def _choose(choose: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(choose)
-    def get_core_engine_for_request(self: Any, request: Any) -> Any:
-        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        engine_rule = partial(choose, self)
-        return (
-            engine_rule(request)
-            if scheduler is None
-            else scheduler.choose_engine(request, engine_rule)
-        )
+        def get_core_engine_for_request(self, request: Any) -> Any:
+            engine_rule = super().get_core_engine_for_request
+            if self.equipoise_scheduler is None:
+                return engine_rule(request)
+            return self.equipoise_scheduler.choose_engine(request, engine_rule)
 
-    return get_core_engine_for_request
+        # vLLM calls it with the client, from a task that does not keep the client alive.
+        @staticmethod
+        async def process_engine_outputs(self: Any, outputs: Any) -> None:
+            await base.process_engine_outputs(self, outputs)
+            if self.equipoise_scheduler is not None:
+                self.equipoise_scheduler.on_outputs(outputs)
 
+        async def abort_requests_async(self, request_ids: list[str]) -> None:
+            abort = super().abort_requests_async
+            if self.equipoise_scheduler is None:
+                await abort(request_ids)
+            else:
+                await self.equipoise_scheduler.abort(request_ids, abort)
 
-def _process(process: Async) -> Async:
-    @wraps(process)
-    async def process_engine_outputs(self: Any, outputs: Any) -> None:
-        await process(self, outputs)
-        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if scheduler is not None:
-            scheduler.on_outputs(outputs)
+        async def pause_scheduler_async(
+            self, mode: str = "abort", clear_cache: bool = True
+        ) -> None:
+            _abort_queued(self.equipoise_scheduler, mode)
+            await super().pause_scheduler_async(mode, clear_cache)
 
-    return process_engine_outputs
+        # `AsyncLLM.pause_generation` calls it since 0.33, and the method above before.
+        async def pause_generation_async(
+            self, mode: str = "abort", clear_cache: bool = True
+        ) -> None:
+            _abort_queued(self.equipoise_scheduler, mode)
+            await super().pause_generation_async(mode, clear_cache)
 
+        async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
+            _abort_queued(self.equipoise_scheduler, mode)
+            await super().sleep_async(level, mode)
 
-def _abort(abort: Async) -> Async:
-    @wraps(abort)
-    async def abort_requests_async(self: Any, request_ids: list[str]) -> None:
-        scheduler: DpRequestScheduler | None = getattr(self, SCHEDULER_ATTRIBUTE, None)
-        if scheduler is None:
-            await abort(self, request_ids)
-        else:
-            await scheduler.abort(request_ids, partial(abort, self))
-
-    return abort_requests_async
-
-
-def _pause(pause: Async) -> Async:
-    @wraps(pause)
-    async def pause_async(self: Any, mode: str = "abort", clear_cache: bool = True) -> None:
-        _abort_queued(self, mode)
-        await pause(self, mode, clear_cache)
-
-    return pause_async
+    # For the signature, which is looked at before the class is replaced, and may be after it.
+    update_wrapper(EquipoiseDPLBAsyncMPClient.__init__, base.__init__)
+    return EquipoiseDPLBAsyncMPClient
 
 
-def _sleep(sleep: Async) -> Async:
-    @wraps(sleep)
-    async def sleep_async(self: Any, level: int = 1, mode: str = "abort") -> None:
-        _abort_queued(self, mode)
-        await sleep(self, level, mode)
-
-    return sleep_async
-
-
-def _abort_queued(client: Any, mode: str) -> None:
+def _abort_queued(scheduler: DpRequestScheduler | None, mode: str) -> None:
     """Abort queued requests, too, when vLLM aborts all requests."""
-    scheduler: DpRequestScheduler | None = getattr(client, SCHEDULER_ATTRIBUTE, None)
     if scheduler is not None and mode == "abort":
         scheduler.abort_queued()
 
 
-_MAKE: Mapping[str, Callable[[Any], Any]] = {
-    "__init__": _init,
-    "add_request_async": _add,
-    "get_core_engine_for_request": _choose,
-    "process_engine_outputs": _process,
-    "abort_requests_async": _abort,
-    "pause_scheduler_async": _pause,
-    "pause_generation_async": _pause,
-    "sleep_async": _sleep,
-}
-_SINCE_033 = ("pause_generation_async",)
-"""What `AsyncLLM.pause_generation` calls since 0.33; before, it called `pause_scheduler_async`."""
-CLIENT_PATCHES = tuple(
-    Patch(CORE_CLIENT_MODULE, f"DPLBAsyncMPClient.{name}", make, optional=name in _SINCE_033)
-    for name, make in _MAKE.items()
-)
-"""All patches of the client class."""
+CLIENT_PATCH = Patch(CORE_CLIENT_MODULE, "DPLBAsyncMPClient", client_class)
+"""The name by which vLLM's factory finds the class."""

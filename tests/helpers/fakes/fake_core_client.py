@@ -13,9 +13,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from equipoise.integrations.vllm.dp.client_view import NUM_COUNT_FIELDS
-from equipoise.integrations.vllm.dp.core_client import CLIENT_PATCHES, SCHEDULER_ATTRIBUTE
+from equipoise.integrations.vllm.dp.core_client import client_class
 from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
-from equipoise.integrations.vllm.patching import apply_patches
 
 
 class Release(Enum):
@@ -131,6 +130,7 @@ class FakeCoreClient:
     """Of one API server; the class that `Routed` starts from."""
 
     release = Release.NEW
+    equipoise_scheduler: DpRequestScheduler | None = None
 
     def __init__(
         self, config: Any, engines: list[FakeEngine], client_count: int = 1, client_index: int = 0
@@ -151,7 +151,7 @@ class FakeCoreClient:
 
     @property
     def scheduler(self) -> DpRequestScheduler:
-        return cast(DpRequestScheduler, getattr(self, SCHEDULER_ATTRIBUTE))
+        return cast(DpRequestScheduler, self.equipoise_scheduler)
 
     async def add_request_async(self, request: FakeRequest) -> None:
         request.client_index = self.client_index
@@ -208,11 +208,8 @@ class OldRouted(Routed):
 
 
 def patched(release: Release) -> type[Routed]:
-    """`Routed`, as the plugin changes the engine's class."""
-    apply_patches(
-        replace(one, module=__name__, name=f"Routed.{one.attribute}") for one in CLIENT_PATCHES
-    )
-    return Routed if release is Release.NEW else OldRouted
+    """The client that takes the place of this release's."""
+    return client_class(Routed if release is Release.NEW else OldRouted)
 
 
 @dataclass

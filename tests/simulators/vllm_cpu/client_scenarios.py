@@ -12,9 +12,7 @@ from unittest.mock import patch
 
 from helpers.harnesses.request_routing_scenario import run
 
-from equipoise.integrations.vllm.dp import core_client
-from equipoise.integrations.vllm.dp.core_client import attach_scheduler
-from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
+from equipoise.integrations.vllm.dp.core_client import CLIENT_PATCH, attach_scheduler
 from equipoise.integrations.vllm.patching import apply_patches, undo_patches
 
 SentMessage = tuple[bytes, str, Any]
@@ -196,16 +194,12 @@ async def ended() -> None:
 
 async def taken_out() -> None:
     """What is put in is put in once, and taken out without a trace."""
-    from vllm.v1.engine.core_client import DPLBAsyncMPClient
+    from vllm.v1.engine import core_client
 
-    assert apply_patches(core_client.CLIENT_PATCHES) == ()
-    undo_patches(core_client.CLIENT_PATCHES)
-    names = [patch.attribute for patch in core_client.CLIENT_PATCHES]
-    assert not [
-        name
-        for name in names
-        if hasattr(getattr(DPLBAsyncMPClient, name, None), ORIGINAL_ATTRIBUTE)
-    ]
+    ours = core_client.DPLBAsyncMPClient
+    assert apply_patches([CLIENT_PATCH]) == ()
+    undo_patches([CLIENT_PATCH])
+    assert ours.__bases__ == (core_client.DPLBAsyncMPClient,)
 
 
 PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -215,8 +209,8 @@ PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
 
 def perform(name: str) -> None:
     """Put our part into the client's class, and play; raises what does."""
-    apply_patches(core_client.CLIENT_PATCHES)
+    apply_patches([CLIENT_PATCH])
     try:
         run(PLAYS[name]())
     finally:
-        undo_patches(core_client.CLIENT_PATCHES)
+        undo_patches([CLIENT_PATCH])

@@ -50,14 +50,6 @@ def test_apply_wraps_original_and_undo_restores_it() -> None:
         assert there.Thing().call() == there.Thing().alone() == there.function() == "theirs"
 
 
-def test_apply_leaves_out_optional_attribute_that_is_missing() -> None:
-    absent = Patch("vllm.place", "Thing.absent", louder, optional=True)
-    with engine(vllm__place=place()) as modules:
-        assert apply_patches([absent, CALL]) == ("vllm.place:Thing.call",)
-        undo_patches([absent, CALL])
-        assert modules["vllm.place"].Thing().call() == "theirs"
-
-
 def test_apply_twice_patches_once() -> None:
     with engine(vllm__place=place()) as modules:
         assert apply_patches([CALL]) == ("vllm.place:Thing.call",)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.dp.core_client import SCHEDULER_ATTRIBUTE
 from equipoise.integrations.vllm.dp.scheduler import RoutingMode
 
 
@@ -374,7 +373,7 @@ def test_client_without_routing_settings_is_unchanged() -> None:
         await client.abort_requests_async(["r0"])
         await client.pause_scheduler_async()
         await setup.step(0)
-        assert not hasattr(client, SCHEDULER_ATTRIBUTE)
+        assert client.equipoise_scheduler is None
         assert COUNTERS.read() == before
 
     run(work())
