@@ -27,21 +27,21 @@ from equipoise.backends.devices.runtime import Device, DeviceRuntime
 from equipoise.hal.capabilities import CommunicatorCapabilities, Probe, Unavailable
 from equipoise.hal.errors import CommunicatorFailed, Unsupported
 
-LAST_KEY = "version_key"
-"""The key that torch_npu sets last; HCCL's own rendezvous comes next."""
+READ = "read "
+"""Before a key, the word by which a rank says that it has read it."""
 
 
 class BootstrapStore(Store):
     """The store that torch_npu's process group gets: its keys travel as ballots of the control
     plane.
 
-    Torch_npu's first rank sets two keys and the others get them. One of torch's stores would be a
-    connection that lives as long as the group, and a wait in it blocks for ever if the launcher is
-    stopped.
+    Torch_npu's first rank sets keys and the others get them: one in 2.10, two in 2.13. One of
+    torch's stores would be a connection that lives as long as the group, and a wait in it blocks
+    for ever if the launcher is stopped.
 
-    HCCL's own rendezvous ends after two minutes at the earliest. So the first rank enters it only
-    when all others have read the last key, which is when they enter it: a rank that was lost before
-    does not block the others there.
+    HCCL's own rendezvous ends after two minutes at the earliest. So the first rank goes on from a
+    key only when all others have read it. After the last one that is when they enter the
+    rendezvous, whichever key is the last: a rank that was lost before does not block them there.
 
     Args:
         bootstrap: carries the keys; only the first of its ranks sets some.
@@ -54,19 +54,17 @@ class BootstrapStore(Store):
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]
         """Set a key; only the first rank does. The value is bytes, despite torch's stub.
 
-        Raises `BallotIncomplete` if a rank does not read the last key in time.
+        Raises `BallotIncomplete` if a rank does not read the key in time.
         """
         bootstrap = self._require_bootstrap(key)
         bootstrap.publish(key, bytes(value))
-        if key == LAST_KEY:
-            bootstrap.wait_for("heard", bootstrap.ranks[1:])
+        bootstrap.wait_for(READ + key, bootstrap.ranks[1:])
 
     def get(self, key: str) -> bytes:
         """Get a key. Raises `BallotIncomplete` if it is not set in time."""
         bootstrap = self._require_bootstrap(key)
         (word,) = bootstrap.wait_for(key, bootstrap.ranks[:1])
-        if key == LAST_KEY:
-            bootstrap.publish("heard")
+        bootstrap.publish(READ + key)
         return word
 
     def detach(self) -> None:

@@ -94,7 +94,8 @@ class NpuRuntime(DeviceRuntime):
 
     def wrap_stream(self, index: int, stream: Any) -> Any:
         """Not an external stream, which torch_npu can neither record nor wait on."""
-        if isinstance(stream, npu().ExternalStream):
+        # torch_npu 2.10 has no such class.
+        if isinstance(stream, getattr(npu(), "ExternalStream", ())):
             raise Unsupported(f"not a stream that torch_npu made: {stream!r}")
         return super().wrap_stream(index, stream)
 

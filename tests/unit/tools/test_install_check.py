@@ -98,7 +98,7 @@ def test_readme_claims_what_is_resolved() -> None:
     ("claim", "other"),
     [
         ("Python 3.11 or 3.12", "Python 3.11 or newer"),
-        ("torch 2.11 or newer", "torch 2.10 or newer"),
+        ("torch 2.10 or newer", "torch 2.9 or newer"),
         ("'.[plots]'", "equipoise"),
     ],
 )

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from equipoise.backends.ascend.hccl import LAST_KEY, BootstrapStore
+from equipoise.backends.ascend.hccl import BootstrapStore
 from equipoise.backends.common.bounded_wait import Deadline
 from equipoise.backends.common.control_plane import StoreControlPlane
 from equipoise.backends.devices.collectives.bootstrap import Bootstrap
@@ -21,25 +21,23 @@ def make_store(plane: StoreControlPlane, seconds: float = DEADLINE) -> Bootstrap
     return BootstrapStore(Bootstrap(plane, "q", (0, 1), deadline))
 
 
-def test_bootstrap_store_passes_value_from_first_rank(planes: Planes) -> None:
-    writer_store, reader_store = (make_store(plane) for plane in planes)
-    writer_store.set("0", b"\0where\xff")
-    assert reader_store.get("0") == b"\0where\xff"
-
-
-def test_bootstrap_store_last_set_waits_until_peers_read_it(planes: Planes) -> None:
+@pytest.mark.parametrize("keys", [["0"], ["0", "version_key"]], ids=["2.10", "2.13"])
+def test_bootstrap_store_passes_values_from_first_rank(planes: Planes, keys: list[str]) -> None:
+    """As the versions of torch_npu set keys; the first rank goes on when the other has them all."""
     writer_store, reader_store = (make_store(plane) for plane in planes)
     values: list[bytes] = []
-    listening = threading.Thread(target=lambda: values.append(reader_store.get(LAST_KEY)))
-    listening.start()
-    writer_store.set(LAST_KEY, b"2.13")
-    listening.join(DEADLINE)
-    assert values == [b"2.13"]
+    reader = threading.Thread(target=lambda: values.extend(map(reader_store.get, keys)))
+    reader.start()
+    for key in keys:
+        writer_store.set(key, b"\0" + key.encode() + b"\xff")
+    reader.join(DEADLINE)
+    assert values == [b"\0" + key.encode() + b"\xff" for key in keys]
 
 
-def test_bootstrap_store_last_set_times_out_without_peer(planes: Planes) -> None:
+@pytest.mark.parametrize("key", ["0", "version_key"])
+def test_bootstrap_store_set_times_out_without_reader(planes: Planes, key: str) -> None:
     with pytest.raises(BallotIncomplete) as error:
-        make_store(planes[0], SHORT).set(LAST_KEY, b"2.13")
+        make_store(planes[0], SHORT).set(key, b"2.13")
     assert error.value.missing == (1,)
 
 
