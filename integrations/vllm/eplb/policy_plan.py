@@ -58,10 +58,13 @@ def plan_placement(
     """Plan every layer for an even split.
 
     An installed layer is changed only if that lowers the load of its fullest rank by more than
-    `settings.min_gain` of the mean: so no layer gets worse, and one without load stays.
+    `settings.min_gain` of the mean: so no layer gets worse, and one without load stays. Where the
+    load comes in steps, a plan for the first half of them also has to do so in the second half:
+    what a plan gains on the load that it was made for is mostly noise where the traffic has not
+    changed, and would be gone in the next window.
 
     Args:
-        load: int64 (layers, experts), none negative.
+        load: int64 (layers, experts) or (steps, layers, experts), none negative.
         shape: numbers of layers, experts, slots and ranks.
         installed: int32 (layers, slots), the current placement with every expert; None: there is
             none.
@@ -70,12 +73,18 @@ def plan_placement(
     Raises:
         PlacementError: the numbers of the shape are inconsistent.
     """
+    steps = load if load.ndim == 3 else load[None]
+    load = steps.sum(axis=0)
     if installed is None:
         fresh = compute_placement(load, PlacementRequest(shape.slots, shape.ranks))
         after = balancedness(load, fresh, shape.ranks)
         return PolicyPlan(fresh.astype(np.int64), shape.layers, fresh.size, None, after)
     planned = _incremental_placement(load, shape, installed, settings)
     worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_gain)
+    if len(steps) > 1:
+        first, second = (half.sum(axis=0) for half in np.array_split(steps, 2))
+        early = _incremental_placement(first, shape, installed, settings)
+        worth &= _is_worthwhile(second, installed, early, shape.ranks, settings.min_gain)
     placement = np.where(worth[:, None], planned, installed).astype(np.int64)
     differs = placement != installed
     return PolicyPlan(

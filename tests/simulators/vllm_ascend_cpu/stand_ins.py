@@ -5,7 +5,7 @@ functions to be defined, and for nothing to be computed. `torch.npu` remembers i
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -39,12 +39,19 @@ class StandIn(ModuleType):
 
 
 class Finder(MetaPathFinder, Loader):
-    """Finds a stand-in for every name at or below `NAMES`."""
+    """Finds a stand-in for every name at or below some.
+
+    Args:
+        names: of packages.
+    """
+
+    def __init__(self, names: Collection[str] = NAMES) -> None:
+        self._names = names
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = fullname.partition(".")[0] in NAMES
+        ours = fullname.partition(".")[0] in self._names
         return ModuleSpec(fullname, self, is_package=True) if ours else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

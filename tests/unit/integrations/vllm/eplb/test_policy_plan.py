@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from helpers.harnesses.vllm_policy import (
     Standing,
@@ -170,6 +171,31 @@ def test_proposal_moves_nothing_when_balanced_and_little_after_drift() -> None:
 
 
 @pytest.mark.slow
+def noisy_steps(
+    rng: np.random.Generator, mean: npt.NDArray[np.float64], steps: int
+) -> npt.NDArray[np.int64]:
+    """(steps, layers, experts): every expert's part varies from step to step around one mean."""
+    jitter = np.exp(0.3 * rng.standard_normal((steps, *mean.shape)))
+    return rng.poisson(mean * jitter).astype(np.int64)
+
+
+def test_proposal_from_steps_does_not_follow_noise_and_follows_a_switch() -> None:
+    """On the sum of the same steps it moves what would be gone in the next window."""
+    rng, shape = np.random.default_rng(7), ExpertShape(layers=40, experts=64, slots=80, ranks=8)
+    before, after = (1000 * rng.pareto(1.5, (shape.layers, shape.experts)) + 100 for _ in range(2))
+    chosen = EplbPolicySettings()
+    installed = plan_placement(
+        before.astype(np.int64), shape, first_map(shape), chosen
+    ).placement.astype(np.int32)
+    same, switched = (noisy_steps(rng, mean, 8) for mean in (before, after))
+    by_steps = plan_placement(same, shape, installed, chosen)
+    by_sum = plan_placement(same.sum(axis=0), shape, installed, chosen)
+    assert by_steps.changed_layers < by_sum.changed_layers / 2
+    moved = plan_placement(switched, shape, installed, chosen)
+    of_sum = plan_placement(switched.sum(axis=0), shape, installed, chosen)
+    assert moved.changed_layers > 0.9 * of_sum.changed_layers
+
+
 def test_proposal_is_the_same_in_another_process() -> None:
     path = os.pathsep.join(filter(None, sys.path))
     answers = set()

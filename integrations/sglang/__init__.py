@@ -1,0 +1,1 @@
+"""Equipoise inside SGLang; see docs/sglang.md."""

@@ -1,0 +1,102 @@
+"""`eplb_policy` of SGLang: its rebalances start from the installed placement.
+
+SGLang plans each rebalance from scratch, so that nearly every slot gets another expert. These hooks
+around its `EPLBManager` plan from the placement that is installed, and leave out layers that do not
+change; its recorder, its condition for a rebalance and its transfer of weights stay.
+
+All ranks plan for themselves, from counts that SGLang has summed over ranks and with integers, so
+all get the same. An exception is raised: a rank that fell back alone would serve another placement.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
+from equipoise.balancer.experts.placement import ExpertShape, logical_maps
+from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
+from equipoise.integrations.vllm.settings import EplbPolicySettings
+
+LOG = logging.getLogger("sglang.srt.equipoise")
+"""A child of SGLang's logger, whose format and level it inherits."""
+CHANGED_LAYERS = "equipoise_changed_layers"
+"""Attribute of a manager between its plan and its transfer."""
+
+
+def plan_from_installed(
+    settings: EplbPolicySettings,
+    stock: Callable[..., Any],
+    manager: Any,
+    logical_count: torch.Tensor,
+    *,
+    broadcast_over_world: bool,
+) -> Any:
+    """Plan in place of `EPLBManager._compute_expert_location_metadata`.
+
+    Args:
+        settings: of `eplb_policy`.
+        stock: SGLang's own method.
+        manager: the `EPLBManager`.
+        logical_count: (steps, layers, experts), tokens of each expert, summed over ranks.
+        broadcast_over_world: whether the group of ranks has just grown; then SGLang plans.
+
+    Returns:
+        The `ExpertLocationMetadata` to be installed.
+    """
+    from sglang.srt.eplb.expert_location import (
+        ExpertLocationMetadata,
+        get_global_expert_location_metadata,
+    )
+
+    setattr(manager, CHANGED_LAYERS, None)
+    installed = get_global_expert_location_metadata()
+    if broadcast_over_world or installed is None:
+        return stock(manager, logical_count, broadcast_over_world=broadcast_over_world)
+    old_map = installed.physical_to_logical_map_cpu
+    shape = ExpertShape(
+        installed.num_layers,
+        installed.num_logical_experts,
+        installed.num_physical_experts,
+        installed.ep_size,
+    )
+    steps = logical_count if logical_count.dim() == 3 else logical_count[None]
+    old = valid_placement(integer_ids(old_map, "physical_to_logical_map"), shape)
+    plan = plan_placement(integer_counts(steps), shape, old, settings)
+    _log_plan(plan, shape)
+    differs = np.ones(shape.layers, bool) if old is None else (plan.placement != old).any(axis=1)
+    setattr(manager, CHANGED_LAYERS, frozenset(np.flatnonzero(differs).tolist()))
+    device = installed.physical_to_logical_map.device
+    # Not by SGLang's own function for that, which reads each slot of a device's tensor by itself.
+    logical_to_slots = logical_maps(plan.placement, shape.experts).logical_to_physical
+    return ExpertLocationMetadata._init_raw(
+        ep_size=shape.ranks,
+        physical_to_logical_map=torch.from_numpy(plan.placement).to(device),
+        logical_to_all_physical_map=torch.from_numpy(logical_to_slots).to(device),
+    )
+
+
+def only_changed_layers(stock: Callable[..., list[list[int]]], manager: Any) -> list[list[int]]:
+    """Leave layers out of `EPLBManager._compute_update_layer_ids_chunks` that do not change."""
+    changed = getattr(manager, CHANGED_LAYERS, None)
+    chunks = stock(manager)
+    if changed is None:
+        return chunks
+    kept = [[layer for layer in chunk if layer in changed] for chunk in chunks]
+    return [chunk for chunk in kept if chunk]
+
+
+def _log_plan(plan: PolicyPlan, shape: ExpertShape) -> None:
+    before = "none" if plan.balancedness_before is None else f"{plan.balancedness_before:.4f}"
+    LOG.info(
+        "equipoise eplb_policy: %d of %d layers change, %d of %d slots move, "
+        "balancedness %s -> %.4f predicted",
+        plan.changed_layers,
+        shape.layers,
+        plan.moved_slots,
+        shape.layers * shape.slots,
+        before,
+        plan.balancedness_after,
+    )

@@ -1,0 +1,60 @@
+"""The SGLang plugin: hooks of the configured features, in SGLang's own registry."""
+
+import json
+import os
+from functools import partial
+
+from equipoise.hal.errors import ConfigError
+from equipoise.integrations.sglang import compatibility, eplb_policy
+from equipoise.integrations.sglang.entry import SETTINGS_VARIABLE
+from equipoise.integrations.vllm.entry import SETTINGS_KEY
+from equipoise.integrations.vllm.settings import EplbPolicySettings, parse_settings
+
+
+def install(text: str) -> None:
+    """Register the hooks; SGLang applies them when all plugins have run.
+
+    Args:
+        text: JSON, a feature by key.
+
+    Raises:
+        ConfigError: the settings are invalid, or name a feature that is not for SGLang.
+        EngineUnsupported: this SGLang was not tested, or lacks a symbol.
+    """
+    settings = policy_settings(text)
+    if settings is None:
+        return
+    compatibility.check_supported(os.environ)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    manager = compatibility.MANAGER
+    HookRegistry.register(
+        f"{manager}.{compatibility.COMPUTE}",
+        partial(eplb_policy.plan_from_installed, settings),
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        f"{manager}.{compatibility.CHUNKS}", eplb_policy.only_changed_layers, HookType.AROUND
+    )
+
+
+def policy_settings(text: str) -> EplbPolicySettings | None:
+    """Parse the settings of `eplb_policy`; None if it is off.
+
+    Raises `ConfigError` that names what is wrong.
+    """
+    try:
+        # The words and their checks are those of the vLLM integration.
+        settings = parse_settings({SETTINGS_KEY: json.loads(text)}, {})
+    except ValueError as error:
+        raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{SETTINGS_VARIABLE}: {error}") from None
+    if settings is None:
+        return None
+    others = [name for name in settings.enabled_features if name != "eplb_policy"]
+    if others:
+        raise ConfigError(
+            f"{SETTINGS_VARIABLE}: {others[0]} is not for SGLang, only eplb_policy is"
+        )
+    return settings.eplb_policy

@@ -1,0 +1,111 @@
+"""What the SGLang plugin does without SGLang: nothing where it is off, one line where it cannot."""
+
+import json
+import os
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from equipoise.hal.errors import ConfigError
+from equipoise.integrations.sglang import doctor, entry, eplb_policy
+from equipoise.integrations.sglang.plugin import policy_settings
+from equipoise.integrations.vllm.settings import EplbPolicySettings
+
+OFF = """
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from equipoise.integrations.sglang import entry
+entry.register()
+print(sorted(name for name in sys.modules if name.startswith("equipoise.")), "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("value", [None, "", " "])
+def test_sglang_entry_without_settings_imports_nothing(value: str | None) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop(entry.SETTINGS_VARIABLE, None)
+    if value is not None:
+        environment[entry.SETTINGS_VARIABLE] = value
+    done = subprocess.run(
+        [sys.executable, "-c", OFF],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    package = "equipoise.integrations"
+    assert done.stdout == f"{[package, f'{package}.sglang', f'{package}.sglang.entry']} False\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"eplb_policy": true}', "SGLang is not installed: none of sglang is"),
+        ("{", "EQUIPOISE_SGLANG is no JSON"),
+        ('{"eplb": true}', "EQUIPOISE_SGLANG: eplb is not for SGLang, only eplb_policy is"),
+    ],
+)
+def test_sglang_entry_ends_process_where_feature_cannot_be_had(
+    text: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang logs an exception of a plugin, and starts without it."""
+    monkeypatch.setenv(entry.SETTINGS_VARIABLE, text)
+    with pytest.raises(SystemExit, match=message):
+        entry.register()
+
+
+@pytest.mark.parametrize("value", [{}, {"eplb_policy": False}, {"eplb_policy": None}, False])
+def test_sglang_policy_is_off_where_settings_say_so(value: object) -> None:
+    assert policy_settings(json.dumps(value)) is None
+
+
+def test_sglang_policy_takes_words_of_vllm_integration() -> None:
+    text = '{"eplb_policy": {"min_gain": 0.05, "max_move_fraction": 0.1}}'
+    assert policy_settings(text) == EplbPolicySettings(min_gain=0.05, max_move_fraction=0.1)
+    with pytest.raises(ConfigError, match="unknown gain"):
+        policy_settings('{"eplb_policy": {"gain": 0.05}}')
+
+
+def test_sglang_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor.examine()) == [
+        ("SGLang", False, "SGLang is not installed: none of sglang is")
+    ]
+    monkeypatch.setenv(doctor.PLUGINS_VARIABLE, "another, third")
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: ["ours"])
+    assert doctor.plugin_finding() == (
+        "plugin",
+        False,
+        "SGLANG_PLUGINS=another, third leaves it out",
+    )
+    monkeypatch.setenv(doctor.PLUGINS_VARIABLE, "another, equipoise")
+    assert doctor.plugin_finding() == ("plugin", True, "found by SGLang")
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
+    assert doctor.plugin_finding()[1] is False
+
+
+@pytest.mark.parametrize(("grown", "installed"), [(True, object()), (False, None)])
+def test_sglang_plans_itself_where_ranks_have_changed_or_nothing_is_installed(
+    grown: bool, installed: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location: Any = ModuleType("sglang.srt.eplb.expert_location")
+    location.ExpertLocationMetadata = None
+    location.get_global_expert_location_metadata = lambda: installed
+    for name in ("sglang", "sglang.srt", "sglang.srt.eplb"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, location.__name__, location)
+    manager, counts = SimpleNamespace(equipoise_changed_layers={1}), torch.ones(1, 2, 4)
+
+    def stock(*arguments: object, broadcast_over_world: bool) -> object:
+        return *arguments, broadcast_over_world
+
+    answer = eplb_policy.plan_from_installed(
+        EplbPolicySettings(), stock, manager, counts, broadcast_over_world=grown
+    )
+    assert answer == (manager, counts, grown)
+    assert eplb_policy.only_changed_layers(lambda _: [[0], [1]], manager) == [[0], [1]]
