@@ -3,13 +3,14 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.cli import process
+from equipoise.cli import files, process
 from equipoise.cli.files import write_file
 from equipoise.demo.settings import RunSettings
 from equipoise.hal.errors import EquipoiseError
@@ -128,6 +129,47 @@ def test_write_file_writes_into_device_and_pipe(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_write_file_gives_up_on_pipe_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(files, "PIPE_TIMEOUT", 0)
+    with pytest.raises(EquipoiseError, match="pipe cannot be written: nobody reads it for 0 s"):
+        write_file(pipe, "lost")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(EquipoiseError, match="its reader took nothing for 0 s"):
+            write_file(pipe, "more than it holds" * 100_000)
+    finally:
+        os.close(reader)
+
+
+def test_write_file_below_dev_keeps_old_file_when_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="equipoise-test-") as folder:
+        page = Path(folder, "page.html")
+        page.write_text("old")
+        monkeypatch.setattr(os, "fsync", lambda _: os.write(-1, b""))
+        with pytest.raises(EquipoiseError, match=r"page\.html cannot be written"):
+            write_file(page, "new" * 1000)
+        assert (page.read_text(), os.listdir(folder)) == ("old", ["page.html"])
+
+
+@pytest.mark.parametrize("opened", [">", ">>"])
+def test_write_file_to_stdout_goes_behind_what_was_printed(tmp_path: Path, opened: str) -> None:
+    program = (
+        "from pathlib import Path; from equipoise.cli.files import write_file; "
+        "print('table'); write_file(Path('/dev/stdout'), 'figures')"
+    )
+    subprocess.run(
+        ["/bin/sh", "-c", f'"$0" -c "$1" {opened} out', sys.executable, program],
+        cwd=tmp_path, env=BUFFERED, timeout=240, check=True,
+    )  # fmt: skip
+    assert (tmp_path / "out").read_text() == "table\nfigures"
 
 
 @pytest.mark.parametrize(

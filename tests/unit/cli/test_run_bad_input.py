@@ -58,6 +58,7 @@ BAD = {
         ("--pipeline-ranks", "2", "--tensor-ranks", "4"),
         "--tensor-ranks 4 does not divide the 2 rank(s) of a stage",
     ),
+    "no micro-batches": (("--micro-batches", "0"), "--micro-batches must be at least 1, got 0"),
     "micro-batches of one stage": (
         ("--micro-batches", "2"),
         "--micro-batches has no meaning with one stage",
@@ -212,18 +213,36 @@ def test_try_file_leaves_existing_files_unchanged(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == before
 
 
-def test_try_file_made_meanwhile_by_another_process_is_left(
+def test_try_file_leaves_what_another_process_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two commands that write the same report try it at the same time."""
-    path = tmp_path / "new" / "report.html"
-    path.parent.mkdir()
-    path.write_text("being tried")
-    monkeypatch.setattr(Path, "exists", lambda _: False)
-    monkeypatch.setattr(Path, "is_file", lambda _: False)
-    monkeypatch.setattr(os.path, "lexists", lambda _: False)
-    probe_file("--out's report", path)
-    assert path.read_text() == "being tried"
+    """Two commands with the same report: one tries its file while the other finishes it."""
+    report, made = tmp_path / "new" / "report.html", Path.mkdir
+
+    def mkdir(folder: Path, *arguments: Any, **options: Any) -> None:
+        made(folder, *arguments, **options)
+        report.write_text("finished")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        probe_file("--out's report", report)
+    assert (report.read_text(), os.listdir(report.parent)) == ("finished", ["report.html"])
+
+
+def test_try_file_makes_folder_again_that_another_process_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, removals = Path.mkdir, iter([True, True, False])
+
+    def mkdir(folder: Path, *arguments: Any, **options: Any) -> None:
+        made(folder, *arguments, **options)
+        if next(removals):
+            folder.rmdir()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", mkdir)
+        probe_file("--json", tmp_path / "new" / "figures.json")
+    assert not (tmp_path / "new").exists()
 
 
 def test_run_rejects_used_metrics_port_before_start(
