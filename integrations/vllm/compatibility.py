@@ -86,11 +86,13 @@ class Symbol:
         name: its name there; dotted within a class.
         signature: its parameters in order, with `=` after those that have a default, and `*` before
             keyword-only ones: `self, request, *, timeout=`.
+        optional: whether some tested releases lack it; where it is, it must have the signature.
     """
 
     module: str
     name: str
     signature: str = ANY_SIGNATURE
+    optional: bool = False
 
     def find(self) -> object:
         """Return the object. Raises `ImportError` or `AttributeError`."""
@@ -104,7 +106,7 @@ class Symbol:
         except ImportError as error:
             return f"{self} is missing: {error}"
         except AttributeError:
-            return f"{self} is missing"
+            return None if self.optional else f"{self} is missing"
         except Exception as error:
             return f"{self} cannot be imported: {error!r}"
         if self.signature == ANY_SIGNATURE:
@@ -197,6 +199,12 @@ CLIENT_SYMBOLS = (
     Symbol(CLIENT, "DPLBAsyncMPClient.process_engine_outputs", "self, outputs"),
     Symbol(CLIENT, "DPLBAsyncMPClient.abort_requests_async", "self, request_ids"),
     Symbol(CLIENT, "DPLBAsyncMPClient.pause_scheduler_async", "self, mode=, clear_cache="),
+    Symbol(
+        CLIENT,
+        "DPLBAsyncMPClient.pause_generation_async",
+        "self, mode=, clear_cache=",
+        optional=True,  # since 0.33
+    ),
     Symbol(CLIENT, "DPLBAsyncMPClient.sleep_async", "self, level=, mode="),
     Symbol(CLIENT, "get_late_interaction_engine_index", "pooling_params, num_engines"),
     Symbol("vllm.v1.engine", "EngineCoreOutput", ANY_SIGNATURE),

@@ -140,11 +140,13 @@ def client_class(base: Any) -> type:
             await super().pause_scheduler_async(mode, clear_cache)
 
         # `AsyncLLM.pause_generation` calls it since 0.33, and the method above before.
-        async def pause_generation_async(
-            self, mode: str = "abort", clear_cache: bool = True
-        ) -> None:
-            _abort_queued(self.equipoise_scheduler, mode)
-            await super().pause_generation_async(mode, clear_cache)
+        if hasattr(base, "pause_generation_async"):
+
+            async def pause_generation_async(
+                self, mode: str = "abort", clear_cache: bool = True
+            ) -> None:
+                _abort_queued(self.equipoise_scheduler, mode)
+                await super().pause_generation_async(mode, clear_cache)
 
         async def sleep_async(self, level: int = 1, mode: str = "abort") -> None:
             _abort_queued(self.equipoise_scheduler, mode)
