@@ -26,6 +26,8 @@ from equipoise.hal.errors import UsageError
 
 SHAPE, MODEL, MACHINE, OUTPUT = "what serves", "what an expert is", "what it runs on", "output"
 
+DEFAULT_PRECISION = "fp8"
+
 OPTIONS = (
     Option(key="ranks", kind=kinds.WHOLE, group=SHAPE, metavar="N",
            shown_default="those of --installed", help="ranks that serve"),
@@ -47,7 +49,7 @@ OPTIONS = (
     Option(key="intermediate", kind=kinds.WHOLE, group=MODEL, metavar="N", shown_default="unknown",
            help="width within an expert, which is three matrices of both widths"),
     Option(key="precision", kind=kinds.PRECISION, group=MODEL, metavar="|".join(kinds.PRECISIONS),
-           shown_default="fp8", help="of the weights, and of the products"),
+           shown_default=DEFAULT_PRECISION, help="of the weights, and of the products"),
     Option(key="hardware", kind=kinds.NAME, group=MACHINE, metavar="NAME|FILE",
            shown_default="unknown", help="what a rank is: a name of the table that ships, or YAML "
            "or JSON with the same keys; needs what an expert weighs"),
@@ -81,7 +83,7 @@ class AdviseRequest:
     expert_bytes: int | None = None
     hidden: int | None = None
     intermediate: int | None = None
-    precision: str = "fp8"
+    precision: str | None = None
     hardware: str | None = None
     itl: float | None = None
     link: str | None = None
@@ -89,6 +91,11 @@ class AdviseRequest:
     moe_share: float | None = None
     json: Path | None = None
     progress: str = "shown"
+
+    @property
+    def expert_precision(self) -> str:
+        """Of weights and products."""
+        return self.precision or DEFAULT_PRECISION
 
 
 if TYPE_CHECKING:
@@ -168,6 +175,8 @@ def _check_company(request: AdviseRequest) -> None:
         raise UsageError("--expert-bytes, or --hidden and --intermediate: they say the same, twice")
     if request.hardware is not None and request.hidden is None and request.expert_bytes is None:
         raise UsageError("--hardware needs --expert-bytes, or --hidden and --intermediate")
+    if request.precision is not None and request.hidden is None and request.hardware is None:
+        raise UsageError("--precision needs --hidden and --intermediate, or --hardware")
     if request.itl is not None and request.hardware is None:
         raise UsageError("--itl needs --hardware: without it nothing is known of time")
     if request.link is not None and request.hardware is None:
@@ -222,7 +231,11 @@ def _hardware(request: AdviseRequest) -> "Hardware | None":
 
     with usage_errors("--hardware"):
         hardware = find_hardware(request.hardware)
-        for key in ("memory_gb", "memory_bandwidth_gbs", f"{request.precision}_tflops"):
+        for key in (
+            "memory_gb",
+            "memory_bandwidth_gbs",
+            f"{request.expert_precision}_tflops",
+        ):
             hardware.figure(key)
         if request.itl is not None:
             hardware.figure(f"{request.link or AdviceInputs.link}_link_gbs")
@@ -233,10 +246,10 @@ def _expert(request: AdviseRequest) -> "Expert | None":
     from equipoise.report.advice.hardware import Expert
 
     if request.expert_bytes is not None:
-        return Expert(request.expert_bytes, request.precision)
+        return Expert(request.expert_bytes, request.expert_precision)
     if request.hidden is None or request.intermediate is None:
         return None
-    return Expert.of_dimensions(request.hidden, request.intermediate, request.precision)
+    return Expert.of_dimensions(request.hidden, request.intermediate, request.expert_precision)
 
 
 def _load_installed(

@@ -36,7 +36,8 @@ from equipoise.report.terminal import stdout_colour_mode
 INEFFECTIVE_WITH_PLACEMENT = {
     "shares": "the placement has shares of its own",
     "locality": "its shares divide no batch's own counts",
-    "step_interval": "nothing is planned anew",
+    **dict.fromkeys(("window_size", "step_interval"), "nothing is planned anew"),
+    "log_rebalances": "there is no rebalance",
     **{option.key: "nothing is planned anew" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
 }

@@ -47,6 +47,7 @@ INEFFECTIVE_UNBALANCED = {
     **dict.fromkeys(("window_size", "step_interval"), "nothing is planned"),
     **{option.key: "nothing is planned" for option in OPTIONS if option.group == PLANS},
     **{option.key: "no weight moves" for option in OPTIONS if option.group == MOVES},
+    "log_rebalances": "there is no rebalance",
 }
 """What makes no sense where nothing is balanced, and why."""
 
@@ -73,6 +74,8 @@ def check_ineffective_options(request: RunRequest) -> None:
     if settings.balance is Balance.OFF:
         check_unbalanced_options(explicit, "with --variants unbalanced")
     _check_variants(settings)
+    if "micro_batches" in explicit:
+        check_count("--micro-batches", settings.micro_batches, MOST_MICRO_BATCHES)
     for key, why in INEFFECTIVE_WITH_COMMIT[settings.commit].items():
         if key in explicit:
             name = BY_KEY[key].name
@@ -97,6 +100,9 @@ def _check_variants(settings: RunSettings) -> None:
     """The variants that are asked for can be served, and the one that the run is about is there."""
     if not settings.variants:
         return
+    for name in settings.variants:
+        if settings.variants.count(name) > 1:
+            raise UsageError(f"--variants names {name} twice")
     available = available_variants(settings)
     for name in settings.variants:
         if name not in available:

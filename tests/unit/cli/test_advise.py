@@ -74,6 +74,10 @@ BAD = {
         ("counts.npy", *RANKS, "--hardware", "h100"),
         "--hardware needs --expert-bytes, or --hidden and --intermediate",
     ),
+    "precision without size": (
+        ("counts.npy", *RANKS, "--precision", "fp4"),
+        "--precision needs --hidden and --intermediate, or --hardware",
+    ),
     "latency without hardware": (("counts.npy", *RANKS, "--itl", "5"), "--itl needs --hardware"),
     "half of a width": (
         ("counts.npy", *RANKS, "--hidden", "5"),

@@ -211,6 +211,11 @@ def test_run_serves_variants_of_config_file(
             "--variants must include exact, which the run is about (--shares); "
             "got unbalanced, static",
         ),
+        (("--variants", "unbalanced", "unbalanced"), "--variants names unbalanced twice"),
+        (
+            ("--variants", "unbalanced", "--log-rebalances"),
+            "--log-rebalances has no meaning with --variants unbalanced: there is no rebalance",
+        ),
         (
             ("--variants", "unbalanced", "--target", "0.1"),
             "--target has no meaning with --variants unbalanced: nothing is planned",

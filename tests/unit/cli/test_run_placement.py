@@ -91,6 +91,11 @@ BAD = {
         ("good.json", "--num-redundant-experts", "4"),
         "has 40 slots, and --slots is 36",
     ),
+    "window": (
+        ("good.json", "--window-size", "9"),
+        "--window-size has no meaning with --placement",
+    ),
+    "log": (("good.json", "--log-rebalances"), "--log-rebalances has no meaning with --placement"),
     "shares": (("good.json", "--shares", "static"), "--shares has no meaning with --placement"),
     "an interval": (("good.json", "--step-interval", "9"), "--step-interval has no meaning with"),
     "a target": (

@@ -243,4 +243,4 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _table_line(name: str, *texts: str) -> str:
-    return (f"{name:<{NAME}}" + "".join(f"{text:>{COLUMN}}" for text in texts)).rstrip()
+    return (f"{name:<{NAME}}" + "".join(f" {text:>{COLUMN - 1}}" for text in texts)).rstrip()

@@ -121,4 +121,4 @@ def _row(comparison: Comparison, name: str, layout: LayoutLoad, unit: str) -> st
 def _aligned(texts: tuple[str, ...]) -> str:
     first = f"{texts[0]:<{WIDTHS[0]}}"
     rest = zip(texts[1:], WIDTHS[1:], strict=True)
-    return first + "".join(f"{text:>{width}}" for text, width in rest)
+    return first + "".join(f" {text:>{width - 1}}" for text, width in rest)

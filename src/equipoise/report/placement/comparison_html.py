@@ -133,17 +133,16 @@ def _averages(comparison: Comparison) -> str:
 
 def _windows(comparison: Comparison) -> str:
     """How imbalance is distributed over windows: sums hide a load that varies."""
-    rows = []
+    rows, numbered = [], comparison.statistics.first_iteration
+    first = numbered or 0
     for layout in comparison.layouts:
         known = layout.by_window[~np.isnan(layout.by_window)]
         if known.size:
             figures = [format_number(float(v)) for v in np.quantile(known, WINDOW_QUANTILES)]
-            rows.append((layout.name, *figures, str(int(np.nanargmax(layout.by_window)))))
-    note = (
-        '<p class="soft">Imbalance of the ranks in one window, mean over layers. Windows count '
-        "from 0.</p>"
-    )
-    return note + table(("", "least", "median", "90 % below", "largest", "in window"), rows)
+            rows.append((layout.name, *figures, str(first + int(np.nanargmax(layout.by_window)))))
+    note = '<p class="soft">Imbalance of the ranks in one window, mean over layers.</p>'
+    where = "window, of these from 0" if numbered is None else "iteration"
+    return note + table(("", "least", "median", "90 % below", "largest", f"in {where}"), rows)
 
 
 def _layers(comparison: Comparison) -> str:

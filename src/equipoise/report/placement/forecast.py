@@ -237,7 +237,7 @@ def _row(forecast: Forecast, name: str, values: Reals) -> str:
 def _aligned(texts: tuple[str, ...]) -> str:
     first = f"{texts[0]:<{WIDTHS[0]}}"
     rest = zip(texts[1:], WIDTHS[1:], strict=True)
-    return (first + "".join(f"{text:>{width}}" for text, width in rest)).rstrip()
+    return (first + "".join(f" {text:>{width - 1}}" for text, width in rest)).rstrip()
 
 
 def _moves(forecast: Forecast) -> str:

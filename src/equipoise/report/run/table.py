@@ -85,7 +85,7 @@ def _rows(summary: RunSummary, colours: ColourMode) -> list[str]:
 def _aligned(texts: Sequence[str]) -> str:
     widths = (14, 11, 9, 11, 11, 10, 14)
     first = f"{texts[0]:<{widths[0]}}"
-    return first + "".join(f"{t:>{w}}" for t, w in zip(texts[1:], widths[1:], strict=True))
+    return first + "".join(f" {t:>{w - 1}}" for t, w in zip(texts[1:], widths[1:], strict=True))
 
 
 def _moves(summary: RunSummary) -> list[str]:
