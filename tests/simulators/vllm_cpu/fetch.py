@@ -6,6 +6,8 @@ differs from that of the wheel for GPUs in two files (see README.md), so this is
 run.
 """
 
+import re
+import shutil
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
@@ -13,9 +15,9 @@ from pathlib import Path
 from vllm_cpu.unpack import mark_unpacked, name_distribution, unpack_wheels
 
 VERSION = "0.33.0"
-WHEELS = (f"vllm=={VERSION}",)
 FOLDER = Path(sys.prefix, f"vllm-{VERSION}")
 """To be put in front on PYTHONPATH."""
+NEWEST = Path(sys.prefix, "vllm-newest")
 NATIVE = (".so", "vllm-rs")
 """What the wheel has for GPUs, by the ends of names."""
 HEADERS = ("vllm/third_party/",)
@@ -36,15 +38,31 @@ def wanted(name: str) -> bool:
     return name.startswith("vllm/") and not name.endswith(NATIVE)
 
 
-def fetch(folder: Path) -> None:
+def fetch(folder: Path, wheel: str) -> None:
     """Unpack, unless it was; raises where pip fails."""
-    if not unpack_wheels(folder, WHEELS, wanted):
+    if not unpack_wheels(folder, (wheel,), wanted):
         return
     for extension in Path(str(distribution("vllm-cpu").locate_file("vllm"))).glob("*.so"):
         (folder / "vllm" / extension.name).symlink_to(extension)
-    name_distribution(folder, VERSION, ENTRY_POINTS)
-    mark_unpacked(folder, WHEELS)
+    name_distribution(folder, version_of(folder), ENTRY_POINTS)
+    mark_unpacked(folder, (wheel,))
+
+
+def fetch_newest() -> str:
+    """Unpack the newest release to `NEWEST`; returns its version."""
+    shutil.rmtree(NEWEST, ignore_errors=True)
+    fetch(NEWEST, "vllm")
+    return version_of(NEWEST)
+
+
+def version_of(folder: Path) -> str:
+    """The version that an unpacked vLLM says, without its local part."""
+    text = (folder / "vllm" / "_version.py").read_text("utf-8")
+    found = re.search(r"""version = ["']([^"'+]+)""", text)
+    if found is None:
+        raise RuntimeError(f"{folder}: vllm/_version.py says no version")
+    return found[1]
 
 
 if __name__ == "__main__":
-    fetch(FOLDER)
+    fetch(FOLDER, f"vllm=={VERSION}")
