@@ -112,6 +112,7 @@ def test_plugin_refuses_part_that_would_have_no_effect(
         ("", {"weight_transfer_config": object()}, "transfer of weights"),
         ("", {"lora_config": object()}, "LoRA weights"),
         ("load_config", {"load_format": "ipc_cache"}, "ipc_cache"),
+        ("parallel_config", {"prefill_context_parallel_size": 2}, "prefill context parallelism"),
         ("parallel_config", {"all2all_backend": "deepep_low_latency"}, "set NCCL_MAX_CTAS"),
     ],
 )
