@@ -71,7 +71,9 @@ def test_routed_server_loses_nothing_when_clients_leave(
     counts = counters_of(outcome)
     # Who goes before the server has read what was asked is never known to it.
     assert 0 < counts["aborted_requests"] <= case.rounds * case.leavers
-    assert served(outcome) == case.rounds * len(PROMPTS)
+    # Of those who leave, some may be served before the server hears of it.
+    served_leavers = served(outcome) - case.rounds * len(PROMPTS)
+    assert 0 <= served_leavers <= case.rounds * case.leavers - counts["aborted_requests"]
     assert (
         counts["queued_requests"]
         == counts["dp_policy_failures"]

@@ -6,8 +6,8 @@ from vllm_ascend_cpu.stand_ins import Finder
 
 from sglang_cpu.fetch import FOLDER
 
-ABSENT = "IPython", "orjson", "torchvision", "traitlets"
-"""What SGLang imports for notebooks, JSON of clients and images."""
+ABSENT = "IPython", "torchvision", "traitlets"
+"""What SGLang imports for notebooks and images."""
 
 
 def install() -> None:

@@ -45,6 +45,9 @@ SETTINGS = {
     "PYTHONFAULTHANDLER": "1",
     # Some functions of vLLM's are compiled whatever `enforce_eager` says: 10 s of g++ a run.
     "TORCH_COMPILE_DISABLE": "1",
+    # 0.33 gives each data-parallel rank a memory node of its own, and there is one; unless this is
+    # set, and to 0.
+    "VLLM_CPU_SIM_MULTI_NUMA": "0",
 }
 """Of every run: no network, no compiler, and as many threads as there are ranks."""
 OFFLINE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "fork"}
