@@ -51,15 +51,21 @@ def communicator(name: str) -> "CommunicatorBackend":
 
 
 def _find(group: str, name: str, kind: type[T]) -> T:
+    noun = _noun(group)
     try:
         backend = _load(group, name)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # also ":X", ".x:X"
-        raise BackendUnavailable(f"backend {name!r} does not import: {error}") from error
+        raise BackendUnavailable(f"{noun} {name!r} does not import: {error}") from error
     if isinstance(backend, type) or not isinstance(backend, kind):
         raise BackendUnavailable(
-            f"backend {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
+            f"{noun} {name!r} is not a {kind.__name__}: {_difference(backend, kind)}"
         )
     return backend
+
+
+def _noun(group: str) -> str:
+    """Returns what the user calls an entry of a group: the argument that names it."""
+    return "communicator" if group == COMMUNICATORS else "backend"
 
 
 def _difference(backend: object, kind: type) -> str:
@@ -78,5 +84,6 @@ def _load(group: str, name: str) -> object:
     for point in entry_points(group=group, name=name):
         return point.load()
     raise BackendUnavailable(
-        f"unknown backend {name!r}; known: {', '.join(names(group)) or 'none'} (or PACKAGE:OBJECT)"
+        f"unknown {_noun(group)} {name!r}; known: {', '.join(names(group)) or 'none'} "
+        "(or PACKAGE:OBJECT)"
     )

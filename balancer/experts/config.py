@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
+from equipoise.hal.arguments import (
+    check_type,
+    positive_seconds,
+    real_number,
+    whole_number,
+)
 from equipoise.hal.errors import ConfigError, PlacementError
 from equipoise.hal.shares import SHARE_ONE
 
@@ -167,8 +173,9 @@ class PlannerOptions:
     def __post_init__(self) -> None:
         for name, most in PLANNER_LIMITS.items():
             # Written this way, nan is refused too.
-            if not 0 <= getattr(self, name) <= most:
+            if not 0 <= real_number(name, getattr(self, name), ConfigError) <= most:
                 raise ConfigError(f"{name} must be 0 to {most}, got {getattr(self, name):g}")
+        whole_number("survive", self.survive, ConfigError)
 
 
 def default_sub_window(window: int, interval: int) -> int:
@@ -298,12 +305,15 @@ class BalancerConfig:
         for name in INTEGER_FIELDS:
             if type(getattr(self, name)) is not int:
                 raise ConfigError(f"{name} is a whole number, got {getattr(self, name)!r}")
-        if not 0 < self.timeout < float("inf"):
-            raise ConfigError(f"timeout is seconds above 0, got {self.timeout!r}")
+        check_type("name", self.name, str, ConfigError)
+        check_type("planner", self.planner, PlannerOptions, ConfigError)
+        check_type("log_balancedness", self.log_balancedness, bool, ConfigError)
+        positive_seconds("timeout", self.timeout, ConfigError)
 
     def _check_counts(self) -> None:
         for name in AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is at least 1, got {getattr(self, name)}")
-        if not 0 <= self.min_gain < math.inf:  # nan is refused too
+        # nan is refused too
+        if not 0 <= real_number("min_gain", self.min_gain, ConfigError) < math.inf:
             raise ConfigError(f"min_gain is at least 0, got {self.min_gain}")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import _native
+from equipoise.hal.arguments import INT32_MAX, whole_number
 from equipoise.hal.errors import PlacementError
 from equipoise.hal.shares import SHARE_ONE as SHARE_ONE
 from equipoise.hal.shares import SWEEPS
@@ -40,9 +41,9 @@ class ExpertShape:
     ranks: int
 
     def __post_init__(self) -> None:
-        for name, count in vars(self).items():
-            if count < 1:
-                raise PlacementError(f"{name} must be at least 1, got {count}")
+        for name, count in list(vars(self).items()):
+            count = whole_number(name, count, PlacementError, least=1, most=INT32_MAX)
+            object.__setattr__(self, name, count)
         if self.slots < self.experts:
             raise PlacementError(f"{self.slots} slots cannot hold {self.experts} experts")
         if self.slots % self.ranks:

@@ -13,7 +13,8 @@ from equipoise.balancer.experts.placement import (
     even_shares,
     placement_digest,
 )
-from equipoise.balancer.formats.statistics import check_layers
+from equipoise.balancer.formats.statistics import layer_numbers
+from equipoise.hal.arguments import check_type
 from equipoise.hal.errors import PlacementError
 
 
@@ -52,7 +53,8 @@ class ExpertPlacement:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _check_placement(self.placement, self.layers))
-        ExpertShape(len(self.layers), self.experts, self.slots, self.ranks)
+        shape = ExpertShape(len(self.layers), self.experts, self.slots, self.ranks)
+        object.__setattr__(self, "ranks", shape.ranks)
         _check_shares(self)
 
     @classmethod
@@ -97,12 +99,12 @@ class ExpertPlacement:
 
 def _check_placement(placement: Placement, layers: tuple[int, ...]) -> tuple[int, ...]:
     """Checks a placement; returns its layer numbers, 0, 1, ... by default."""
+    check_type("placement", placement, np.ndarray, PlacementError)
     if placement.ndim != 2 or 0 in placement.shape:
         raise PlacementError(
             f"a placement is (layers, slots), none of them 0, not {placement.shape}"
         )
-    layers = layers or tuple(range(placement.shape[0]))
-    check_layers(layers, placement.shape[0])
+    layers = layer_numbers(layers, placement.shape[0])
     _check_experts(placement, layers)
     return layers
 
@@ -130,6 +132,7 @@ def _check_experts(placement: Placement, layers: tuple[int, ...]) -> None:
 
 def _check_shares(placement: ExpertPlacement) -> None:
     shares, experts_by_slot = placement.shares, placement.placement
+    check_type("shares", shares, np.ndarray, PlacementError)
     if shares.shape != experts_by_slot.shape or shares.dtype != np.int32:
         raise PlacementError(
             f"shares are int32 {experts_by_slot.shape}, got {shares.dtype} {shares.shape}"

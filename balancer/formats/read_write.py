@@ -20,6 +20,7 @@ from equipoise.balancer.formats.registry import (
     StatisticsFormat,
 )
 from equipoise.balancer.formats.statistics import ExpertStatistics
+from equipoise.hal.arguments import check_type, whole_number
 from equipoise.hal.errors import FormatError, PlacementError
 
 FilePath = str | os.PathLike[str]
@@ -58,7 +59,10 @@ def read_placement(path: FilePath, *, ranks: int | None = None) -> ExpertPlaceme
     Raises:
         FormatError: the file cannot be read; one line that names file, layer and value.
         RankCountMissing: neither the file nor `ranks` says how many ranks there are.
+        PlacementError: `ranks` is not a whole number.
     """
+    if ranks is not None:
+        ranks = whole_number("ranks", ranks, PlacementError)
     file = _open(Path(path))
     return _placement(file, _find_format(file, PLACEMENT_FORMATS, "a placement"), ranks)
 
@@ -97,7 +101,9 @@ def write_statistics(
 
     Raises:
         FormatError: no such format, or the system did not take the file.
+        PlacementError: `statistics` is something else.
     """
+    check_type("statistics", statistics, ExpertStatistics, PlacementError)
     file_format = _choose_format(Path(path), STATISTICS_FORMATS, format)
     file_format.write(Path(path), statistics)
     loss = _loss(file_format, _statistics_content(statistics))
@@ -119,7 +125,10 @@ def write_placement(
 
     Raises:
         FormatError: no such format, or the system did not take the file.
+        PlacementError: `placement` is something else: a `Plan` says neither ranks nor layers.
     """
+    hint = "; ExpertPlacement(plan.placement, plan.shares, ranks, layers) makes one of a plan"
+    check_type("placement", placement, ExpertPlacement, PlacementError, hint)
     file_format = _choose_format(Path(path), PLACEMENT_FORMATS, format)
     file_format.write(Path(path), placement)
     loss = _loss(file_format, _placement_content(placement))

@@ -1,5 +1,6 @@
 """Expert statistics: rows of every expert of every layer, by window."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from equipoise.balancer.experts.planning.inputs import MAX_LAYER_ROWS
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.formats.numbers import MAX_LAYERS, format_index
+from equipoise.hal.arguments import check_type, short_text, whole_number
 from equipoise.hal.errors import PlacementError
 
 Counts = npt.NDArray[np.int64]
@@ -41,14 +43,16 @@ class ExpertStatistics:
     source: str = ""
 
     def __post_init__(self) -> None:
+        check_type("counts", self.counts, np.ndarray, PlacementError)
         if self.counts.ndim != len(COUNT_AXES) or 0 in self.counts.shape:
             raise PlacementError(
                 f"counts are (windows, layers, experts), none of them 0, not {self.counts.shape}"
             )
-        if not self.layers:
-            object.__setattr__(self, "layers", tuple(range(self.counts.shape[1])))
-        check_layers(self.layers, self.counts.shape[1])
+        object.__setattr__(self, "layers", layer_numbers(self.layers, self.counts.shape[1]))
         _check_counts(self.counts, COUNT_AXES, self.layers)
+        for name in ("first_iteration", "top_k"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole_number(name, value, PlacementError))
         if self.first_iteration is not None and not 0 <= self.first_iteration <= MAX_LAYER_ROWS:
             raise PlacementError(f"iterations begin at {self.first_iteration}")
         if self.top_k is not None and not 1 <= self.top_k <= self.experts:
@@ -118,6 +122,7 @@ class ExpertStatistics:
         )
 
     def _check_ranks(self, by_rank: Counts) -> None:
+        check_type("by_rank", by_rank, np.ndarray, PlacementError)
         if by_rank.ndim != len(RANK_AXES) or by_rank.shape[1:] != self.counts.shape:
             raise PlacementError(
                 f"counts by rank are {by_rank.shape}, expected (ranks, *{self.counts.shape})"
@@ -133,15 +138,30 @@ class ExpertStatistics:
             )
 
 
-def check_layers(layers: tuple[int, ...], expected: int) -> None:
-    """Raises `PlacementError` unless `layers` are `expected` ascending layer numbers."""
+def layer_numbers(layers: Iterable[int], expected: int) -> tuple[int, ...]:
+    """Returns `layers`, or 0, 1, ... if there are none. Raises as `check_layers`."""
+    try:
+        numbers = tuple(layers)
+    except TypeError:
+        got = short_text(layers)
+        raise PlacementError(f"layers must be a sequence of numbers, got {got}") from None
+    return check_layers(numbers or tuple(range(expected)), expected)
+
+
+def check_layers(layers: tuple[int, ...], expected: int) -> tuple[int, ...]:
+    """Returns `layers` as `int`.
+
+    Raises `PlacementError` unless they are `expected` ascending layer numbers.
+    """
     if len(layers) != expected:
         raise PlacementError(f"{len(layers)} numbers of layers for {expected} layers")
+    layers = tuple(whole_number("layers", number, PlacementError) for number in layers)
     for before, layer in zip((-1, *layers), layers, strict=False):
         if not 0 <= layer < MAX_LAYERS:
             raise PlacementError(f"layer {layer} is outside 0 to {MAX_LAYERS - 1}")
         if layer <= before:
             raise PlacementError(f"layer {layer} comes after layer {before}: they must ascend")
+    return layers
 
 
 def _check_counts(counts: Counts, axes: tuple[str, ...], layers: tuple[int, ...]) -> None:

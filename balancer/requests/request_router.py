@@ -16,16 +16,19 @@ from equipoise.balancer.requests.policy import (
     WorkerState,
 )
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
+from equipoise.hal.arguments import check_type, real_number, short_text, whole_number
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 UNLIMITED = 1 << 59
 """A capacity that no load reaches; sums of a few still fit in int64."""
+MAX_TOKENS = 2**31 - 1
+"""Most tokens of a request, or of a step of it, that the native core takes."""
 
 
 class RequestRouter:
     """Decides which data-parallel worker serves a request, and when: one front end's view.
 
-        router = RequestRouter(PolicySettings(name="fit"), [Capacity(slots=128)] * 4)
+        router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=128)] * 4)
         for assignment in router.on_arrival(Request(id="a", size=900)).assignments:
             send(assignment.request, to=assignment.worker)
 
@@ -40,16 +43,21 @@ class RequestRouter:
 
     Raises:
         PolicyError: no policy can be made of these settings.
+        WorkerError: `workers` are no capacities.
     """
 
     def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
+        check_type("settings", settings, RoutingPolicySettings, PolicyError)
+        if not isinstance(workers, Sequence):
+            raise WorkerError(f"workers must be a sequence of Capacity, got {short_text(workers)}")
+        capacities = [_native_capacity(capacity) for capacity in workers]
         self._settings = settings
-        self._native = _native_router(settings, len(workers))
+        self._native = _native_router(settings, len(capacities))
         self._states = [WorkerState.SERVING] * len(workers)
         self._handles: dict[RequestId, int] = {}
         self._ids: dict[int, RequestId] = {}
-        for worker, capacity in enumerate(workers):
-            self._native.set_capacity(worker, *_native_capacity(capacity))
+        for worker, capacity in enumerate(capacities):
+            self._native.set_capacity(worker, *capacity)
 
     @property
     def settings(self) -> RoutingPolicySettings:
@@ -77,17 +85,24 @@ class RequestRouter:
         return self._native.pooled()
 
     def on_arrival(self, request: Request) -> Decision:
-        """A request arrived. Raises `RequestError` where it has already, `WorkerError` where it
-        names a worker that does not exist."""
+        """A request arrived. Raises `RequestError` where it has already, or has a number that
+        cannot be; `WorkerError` where it names a worker that does not exist."""
+        check_type("request", request, Request, RequestError)
         if request.id in self._handles:
             raise RequestError(f"request {request.id!r} has arrived already")
-        worker = -1 if request.worker is None else request.worker
+        size = whole_number("size", request.size, RequestError, least=1, most=MAX_TOKENS)
+        worker, expected = -1, -1
+        if request.worker is not None:
+            worker = whole_number("worker", request.worker, RequestError)
         if request.worker is not None and not 0 <= worker < len(self._states):
             raise WorkerError(f"there is no worker {worker}: there are {len(self._states)}")
-        expected = -1 if request.expected is None else request.expected
-        hits = [] if request.hits is None else list(request.hits)
+        if request.expected is not None:
+            expected = whole_number(
+                "expected", request.expected, RequestError, least=0, most=MAX_TOKENS
+            )
+        hits = _check_hits(request.hits, size)
         with _native_errors():
-            handle = self._native.arrive(request.size, worker, hits, expected)
+            handle = self._native.arrive(size, worker, hits, expected)
         self._handles[request.id] = handle
         self._ids[handle] = request.id
         return self._decide()
@@ -97,13 +112,21 @@ class RequestRouter:
     ) -> Decision:
         """What a step brings: so many tokens for each of these requests, and those that ended.
 
-        Raises `RequestError` for one that is not known, or not on a worker.
+        Raises `RequestError` for one that is not known, or not on a worker, and for a number of
+        tokens that cannot be.
         """
+        check_type("counts", counts, Mapping, RequestError)
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
         ended_handles = [self._handle(name) for name in ended]
-        with _native_errors():
-            self._native.advance(handles, list(counts.values()), ended_handles)
+        try:
+            with _native_errors():
+                self._native.advance(handles, list(counts.values()), ended_handles)
+        except TypeError:
+            # Looked for only now: this method runs in every step, with all requests.
+            for name, count in counts.items():
+                whole_number(f"tokens of request {name!r}", count, RequestError, most=MAX_TOKENS)
+            raise
         for name in ended:
             self._forget(name)
         return self._decide()
@@ -123,10 +146,14 @@ class RequestRouter:
 
         Raises `WorkerError` where there is no such worker, or it cannot change so.
         """
+        # All checks come before the first native call, so that a refused change has no effect.
+        check_type("change", change, WorkerChange, WorkerError)
+        whole_number("worker", change.worker, WorkerError)
         amounts = None if change.capacity is None else _native_capacity(change.capacity)
         if change.report is not None:
             _check_report(change.report)
-        # All checks come before the first native call, so that a refused change has no effect.
+        if change.state is not None:
+            check_type("state", change.state, WorkerState, WorkerError)
         self._check_worker(change)
         lost_requests: tuple[RequestId, ...] = ()
         if amounts is not None:
@@ -190,17 +217,29 @@ def _native_router(settings: RoutingPolicySettings, workers: int) -> _native.Rou
 
 
 def _native_capacity(capacity: Capacity) -> tuple[int, int]:
-    slots = UNLIMITED if capacity.slots is None else capacity.slots
-    kv_tokens = UNLIMITED if capacity.kv_tokens is None else capacity.kv_tokens
-    if slots < 0 or kv_tokens < 0:
-        raise WorkerError(f"a capacity is at least 0, got {capacity}")
+    check_type("a worker's capacity", capacity, Capacity, WorkerError)
+    slots, kv_tokens = (
+        UNLIMITED if amount is None else whole_number(name, amount, WorkerError, least=0)
+        for name, amount in (("slots", capacity.slots), ("kv_tokens", capacity.kv_tokens))
+    )
     return min(slots, UNLIMITED), min(kv_tokens, UNLIMITED)
 
 
 def _check_report(report: WorkerReport) -> None:
-    counts = (report.waiting, report.running, report.tokens)
-    if any(not 0 <= count <= UNLIMITED for count in counts) or not 0 <= report.kv_usage < inf:
-        raise WorkerError(f"a report counts from 0 on, got {report}")
+    check_type("report", report, WorkerReport, WorkerError)
+    for name in ("waiting", "running", "tokens"):
+        whole_number(name, getattr(report, name), WorkerError, least=0, most=UNLIMITED)
+    if not 0 <= real_number("kv_usage", report.kv_usage, WorkerError) < inf:
+        raise WorkerError(f"kv_usage must be at least 0, got {report.kv_usage}")
+
+
+def _check_hits(hits: Sequence[int] | None, size: int) -> list[int]:
+    """Returns the cached tokens by worker, at most the prompt. Raises `RequestError`."""
+    if hits is None:
+        return []
+    if isinstance(hits, str) or not isinstance(hits, Iterable):
+        raise RequestError(f"hits must be a sequence of numbers, got {short_text(hits)}")
+    return [whole_number("hits", hit, RequestError, least=0, most=size) for hit in hits]
 
 
 @contextmanager
@@ -209,5 +248,5 @@ def _native_errors() -> Iterator[None]:
         yield
     except _native.WorkerRefused as error:
         raise WorkerError(str(error)) from error
-    except (_native.RequestRefused, TypeError) as error:
+    except _native.RequestRefused as error:
         raise RequestError(str(error)) from error

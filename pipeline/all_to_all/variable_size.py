@@ -11,8 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from equipoise.hal.arguments import positive_seconds, short_text, whole_number
 from equipoise.hal.communicator import Communicator
-from equipoise.hal.errors import GenerationMismatch
+from equipoise.hal.errors import ExchangeError, GenerationMismatch
 from equipoise.hal.stream import Stream
 
 
@@ -47,15 +48,21 @@ class VariableSizeExchange:
         slots_per_rank: slots of each rank, equal on all.
         stream: the compute stream; its programs call the methods.
         deadline: seconds that the host waits for the counts.
+
+    Raises:
+        ExchangeError: an argument is of another kind, or a number below one.
     """
 
     def __init__(
         self, communicator: Communicator, slots_per_rank: int, stream: Stream, deadline: float
     ) -> None:
+        if not hasattr(communicator, "all_to_all_uneven"):
+            got = short_text(communicator)
+            raise ExchangeError(f"communicator must be what `fabric.open` returns, got {got}")
         self._communicator = communicator
-        self._per_rank = slots_per_rank
+        self._per_rank = whole_number("slots_per_rank", slots_per_rank, ExchangeError, least=1)
         self._stream = stream
-        self._deadline = deadline
+        self._deadline = positive_seconds("deadline", deadline, ExchangeError)
 
     def prepare(self, slots: Tensor, generation: int) -> DispatchRoute:
         """Exchange the row counts for one layer's slot ids.
@@ -65,10 +72,13 @@ class VariableSizeExchange:
             generation: of the routing tables that they come from.
 
         Raises:
+            ExchangeError: `slots` has another shape or dtype, or on the CPU an id out of range.
             GenerationMismatch: a peer routed with tables of another generation.
         """
-        flat = slots.reshape(-1)
+        generation = whole_number("generation", generation, ExchangeError)
         total = self._communicator.size * self._per_rank
+        _check_slots(slots, total)
+        flat = slots.reshape(-1)
         counts = torch.bincount(flat, minlength=total + 1)[:total]
         send_counts = counts.view(self._communicator.size, self._per_rank)
         recv_matrix, send_matrix = self._swap_counts(send_counts, generation), send_counts.cpu()
@@ -91,7 +101,14 @@ class VariableSizeExchange:
 
         Returns:
             One tensor [sum(recv_counts), ...] per payload.
+
+        Raises:
+            ExchangeError: a payload has not one row for each token; nothing is sent.
         """
+        if isinstance(payloads, Tensor):
+            raise ExchangeError("payloads must be a sequence of tensors, got one tensor")
+        for number, payload in enumerate(payloads):
+            _check_rows(f"payload {number}", payload, route.tokens)
         tokens = torch.div(route.send_order, route.top_k, rounding_mode="floor")
         return [self._move(p[tokens], route.recv_counts, route.send_counts) for p in payloads]
 
@@ -104,7 +121,11 @@ class VariableSizeExchange:
 
         Returns:
             [n, top_k, ...]; zeros if the slot was invalid.
+
+        Raises:
+            ExchangeError: there is not one row for each that was received; nothing is sent.
         """
+        _check_rows("rows", rows, sum(route.recv_counts))
         result_rows = self._move(rows, route.send_counts, route.recv_counts)
         out = rows.new_zeros((route.tokens * route.top_k, *rows.shape[1:]))
         out[route.send_order] = result_rows
@@ -135,6 +156,28 @@ class VariableSizeExchange:
         into, source = _as_bytes(recv_rows), _as_bytes(rows)
         self._communicator.all_to_all_uneven(into, source, receives, sends).wait(self._stream)
         return recv_rows
+
+
+def _check_slots(slots: Tensor, total: int) -> None:
+    """Raises `ExchangeError` for another shape or dtype, or on the CPU for an unknown slot id."""
+    if slots.dim() != 2 or slots.dtype not in (torch.int32, torch.int64):
+        raise ExchangeError(
+            f"slots: expected int32 [tokens, top_k], got {slots.dtype} {list(slots.shape)}"
+        )
+    # Not on a device: reading values there would make the host wait for the stream.
+    if slots.device.type == "cpu" and slots.numel():
+        for slot in (int(slots.min()), int(slots.max())):
+            if not 0 <= slot <= total:
+                raise ExchangeError(
+                    f"slots: expected 0 to {total - 1}, or {total} for padding, got {slot}"
+                )
+
+
+def _check_rows(name: str, rows: Tensor, expected: int) -> None:
+    """Raises `ExchangeError` unless `rows` is a tensor with `expected` rows."""
+    if not isinstance(rows, Tensor) or not rows.dim() or rows.shape[0] != expected:
+        got = list(rows.shape) if isinstance(rows, Tensor) else short_text(rows)
+        raise ExchangeError(f"{name}: expected {expected} rows, got {got}")
 
 
 def _as_bytes(rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from equipoise.backend_check import check_backend as check_backend
     from equipoise.balancer.experts.config import BalancerConfig as BalancerConfig
+    from equipoise.balancer.experts.config import PlannerOptions as PlannerOptions
     from equipoise.balancer.experts.config import ShareMode as ShareMode
     from equipoise.balancer.experts.model_balancer import ModelBalancer as ModelBalancer
     from equipoise.balancer.experts.placement import ExpertShape as ExpertShape
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from equipoise.balancer.requests.policy import Capacity as Capacity
     from equipoise.balancer.requests.policy import Request as Request
     from equipoise.balancer.requests.policy import WorkerChange as WorkerChange
+    from equipoise.balancer.requests.policy import WorkerReport as WorkerReport
     from equipoise.balancer.requests.policy import WorkerState as WorkerState
     from equipoise.balancer.requests.policy_settings import (
         RoutingPolicySettings as RoutingPolicySettings,
@@ -58,6 +60,7 @@ __all__ = [
     "ModelBalancer",
     "ModelRegistry",
     "Plan",
+    "PlannerOptions",
     "Request",
     "RequestRouter",
     "RoutingPolicySettings",
@@ -65,6 +68,7 @@ __all__ = [
     "TensorChannel",
     "VariableSizeExchange",
     "WorkerChange",
+    "WorkerReport",
     "WorkerState",
     "check_backend",
     "connect",
@@ -81,6 +85,7 @@ _HOMES = {
     "backend_check": ("check_backend",),
     "balancer.experts.config": (
         "BalancerConfig",
+        "PlannerOptions",
         "ShareMode",
     ),
     "balancer.experts.model_balancer": ("ModelBalancer",),
@@ -105,6 +110,7 @@ _HOMES = {
         "Capacity",
         "Request",
         "WorkerChange",
+        "WorkerReport",
         "WorkerState",
     ),
     "balancer.requests.policy_settings": ("RoutingPolicySettings",),

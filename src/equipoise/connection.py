@@ -18,6 +18,7 @@ import torch
 from equipoise.balancer.experts.closing import close_quietly
 from equipoise.hal import registry
 from equipoise.hal.accelerator import Accelerator, Backend, check_device_count, open_for_rank
+from equipoise.hal.arguments import positive_seconds
 from equipoise.hal.capabilities import Unavailable
 from equipoise.hal.communicator import Fabric, Rendezvous, RendezvousHost
 from equipoise.hal.control_plane import ControlPlane
@@ -25,6 +26,7 @@ from equipoise.hal.errors import (
     BackendUnavailable,
     BallotIncomplete,
     CommunicatorError,
+    ConfigError,
     ControlPlaneLost,
     RankLost,
     StreamFailed,
@@ -57,11 +59,13 @@ def connect(
         deadline: seconds that any wait for another rank may last.
 
     Raises:
+        ConfigError: the deadline is not above 0, or not finite.
         BackendUnavailable: the backend or the communicator is unknown, or cannot run here.
         UsageError: this node has fewer devices than ranks, and the communicator takes one each.
         ControlPlaneLost: the variables are incomplete, or nobody holds a store where they say.
     """
     number = next(_numbers)  # first: a call that fails counts on every rank
+    deadline = positive_seconds("deadline", deadline, ConfigError)
     device_backend = available(backend)
     links = registry.communicator(communicator or device_backend.communicator)
     if isinstance(probed := links.probe(), Unavailable):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,27 @@ from equipoise.balancer.experts.placement import (
     even_shares,
     initial_placement,
 )
+from equipoise.balancer.experts.planning.inputs import array_of
 from equipoise.balancer.experts.runtime.events import NO_EVENTS, Event, EventSink
-from equipoise.balancer.experts.weights.expert_weights import ExpertModel, LayerGroup
+from equipoise.balancer.experts.weights.expert_weights import (
+    ExpertModel,
+    LayerGroup,
+    format_ranges,
+)
 from equipoise.balancer.experts.weights.memory_spans import ModelSet
+from equipoise.balancer.formats.placement import ExpertPlacement, LayerNumbering
 from equipoise.balancer.observe.async_sink import AsyncEventSink
 from equipoise.balancer.observe.log_lines import log_sinks
 from equipoise.balancer.observe.metrics import PrometheusSink
 from equipoise.connection import Connection
-from equipoise.hal.errors import PlacementError
+from equipoise.hal.arguments import check_type, short_text, whole_number
+from equipoise.hal.errors import ConfigError, PlacementError, RegistrationError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
+@runtime_checkable
 class Placed(Protocol):
     """A placement with shares: a `Plan`, an `ExpertPlacement` or a `Layout`."""
 
@@ -50,7 +58,7 @@ def open_balancer(
     model: ExpertModel,
     config: BalancerConfig | None = None,
     *,
-    placement: Placed | npt.NDArray[np.integer] | None = None,
+    placement: Placed | npt.ArrayLike | None = None,
     staging_bytes: int | None = None,
     events: Callable[[Event], object] | None = None,
     metrics: "CollectorRegistry | None" = None,
@@ -66,7 +74,8 @@ def open_balancer(
         config: cadence, share mode and bounds; `BalancerConfig()` where nothing is given.
         placement: what the slots hold: an integer array (layers, slots), the expert in each slot,
             whose replicas take even shares; or a `Plan` or an `ExpertPlacement`, with its shares.
-            By default `initial_placement`.
+            An `ExpertPlacement` is matched by the model's layer numbers, or by position where its
+            file numbers no layers. By default `initial_placement`.
         staging_bytes: device memory for weights on their way, on each rank. By default as much as
             one layer of the largest layer group takes; a rebalance that changes more goes in parts.
         events: called with what happens (the classes of `equipoise.events`), in order, on a thread
@@ -75,11 +84,16 @@ def open_balancer(
 
     Raises:
         RanksDiffer: a rank passes something else; nothing is opened anywhere.
+        ConfigError: `config`, `staging_bytes`, `events` or `metrics` cannot be what they are.
+        RegistrationError: `model` is not from `ModelRegistry.finalize`.
         PlacementError: the placement is not of this model on so many ranks.
         EngineError: less staging than a slot of each layer group.
         Unsupported: the accelerator lacks what moving weights takes.
         MetricsMissing: metrics are asked for, and prometheus_client is not installed.
     """
+    _check_arguments(ranks, model, config, events, metrics)
+    if staging_bytes is not None:
+        staging_bytes = whole_number("staging_bytes", staging_bytes, ConfigError)
     config = BalancerConfig(timeout=ranks.deadline) if config is None else config
     config = replace(config, name=config.name or model.name)
     sinks = _Sinks(config, ranks.rank, events, metrics)
@@ -146,22 +160,62 @@ class _Listening:
         """Nothing of its own."""
 
 
-def _layout(
-    model: ExpertModel, placement: Placed | npt.NDArray[np.integer] | None, ranks: int
-) -> Layout:
+def _check_arguments(
+    ranks: object, model: object, config: object, events: object, metrics: object
+) -> None:
+    """Raises `ConfigError`, or `RegistrationError` for the model."""
+    check_type("ranks", ranks, Connection, ConfigError)
+    hint = "; ModelRegistry.finalize returns one"
+    check_type("model", model, ExpertModel, RegistrationError, hint)
+    if config is not None:
+        check_type("config", config, BalancerConfig, ConfigError)
+    if events is not None and not callable(events):
+        raise ConfigError(f"events must be callable, got {short_text(events)}")
+    if metrics is not None and not hasattr(metrics, "register"):
+        got = short_text(metrics)
+        raise ConfigError(f"metrics must be a CollectorRegistry of prometheus_client, got {got}")
+
+
+def _layout(model: ExpertModel, placement: Placed | npt.ArrayLike | None, ranks: int) -> Layout:
     """What the slots hold, and shares. Raises `PlacementError`."""
     shape = model.shape(ranks)
     if placement is None:
         placement = initial_placement(shape)
-    if not isinstance(placement, np.ndarray):
+    if isinstance(placement, ExpertPlacement):
+        rows = _layer_rows(model, placement, ranks)
+        return Layout(placement.placement[rows], placement.shares[rows])
+    if isinstance(placement, Placed):
         return Layout(placement.placement, placement.shares)
-    if placement.dtype.kind not in "iu":
-        raise PlacementError(f"a placement is an array of integers, not of {placement.dtype}")
+    array = array_of("placement", placement)
+    if array.dtype.kind not in "iu":
+        raise PlacementError(f"a placement is an array of integers, not of {array.dtype}")
     # Before numbers are cut to 32 bits, and may look right.
-    inside = (placement >= 0) & (placement < model.experts)
-    slot_experts = np.ascontiguousarray(np.where(inside, placement, -1), dtype=np.int32)
+    inside = (array >= 0) & (array < model.experts)
+    slot_experts = np.ascontiguousarray(np.where(inside, array, -1), dtype=np.int32)
     check_placement(slot_experts, shape)
     return Layout(slot_experts, even_shares(slot_experts, model.experts))
+
+
+def _layer_rows(model: ExpertModel, placement: ExpertPlacement, ranks: int) -> list[int]:
+    """The row of the placement of each layer of the model, as `equipoise plan --installed` does.
+
+    Raises `PlacementError` for another number of ranks, and for a layer that it does not have.
+    """
+    origin = f" ({placement.source})" if placement.source else ""
+    if placement.ranks != ranks:
+        raise PlacementError(
+            f"placement{origin} is of {placement.ranks} ranks, the run has {ranks}"
+        )
+    if placement.numbering is LayerNumbering.UNKNOWN and len(placement.layers) == model.layers:
+        return list(range(model.layers))
+    row_of_layer = {layer: row for row, layer in enumerate(placement.layers)}
+    for layer in model.layer_numbers:
+        if layer not in row_of_layer:
+            raise PlacementError(
+                f"placement{origin} has no layer {layer}, which model {model.name!r} has: it is of "
+                f"layers {format_ranges(list(placement.layers))}"
+            )
+    return [row_of_layer[layer] for layer in model.layer_numbers]
 
 
 def _staging_bytes(groups: tuple[LayerGroup, ...]) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from equipoise.balancer.experts.config import Objective, PlanningPolicy, default_sigma
 from equipoise.balancer.experts.placement import SHARE_ONE, Placement, Shares
+from equipoise.hal.arguments import real_number
 from equipoise.hal.errors import PlacementError
 
 ActiveExperts = npt.NDArray[np.bool_]
@@ -202,6 +203,7 @@ def planner_input(
         windows = active.astype(np.int64)
     if sigma is None:
         sigma = default_sigma(windows.shape[0], policy, objective)
+    sigma = real_number("sigma", sigma, PlacementError)
     if not 0.0 <= sigma <= 100.0:
         raise PlacementError(f"sigma must be 0 to 100, got {sigma:g}")
     count, _, experts = windows.shape
@@ -219,11 +221,16 @@ def planner_input(
 
 
 def array_of(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Converts to a numpy array. Raises `PlacementError` for nested lists of unequal lengths."""
+    """Converts to a numpy array.
+
+    Raises `PlacementError` for nested lists of unequal lengths, and for tensors that numpy cannot
+    read: on a device, or with gradients.
+    """
     try:
         return np.asarray(array)
-    except (ValueError, OverflowError) as error:
-        raise PlacementError(f"{name} is not an array: {str(error)[:100]}") from None
+    except (ValueError, OverflowError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise PlacementError(f"{name} is not an array: {reason}") from None
 
 
 def _windows(load: npt.ArrayLike) -> npt.NDArray[np.int64]:

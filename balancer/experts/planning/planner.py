@@ -32,6 +32,7 @@ from equipoise.balancer.experts.planning.inputs import (
     planner_input,
 )
 from equipoise.balancer.experts.planning.topology import RankTopology, max_layer_rows, topology
+from equipoise.hal.arguments import real_number
 from equipoise.hal.errors import PlacementError
 
 REPLICA_SWAP_RATIO = 1.6
@@ -216,10 +217,11 @@ def plan(  # noqa: PLR0913 - one keyword per option
         target: imbalance, max / mean - 1 over ranks, at which `incremental` stops.
         slack: fraction below the mean to which `incremental` limits the experts of a rank with one
             slot, if it changes the layer at all: room for shares to follow later batches.
-        max_copies: maximum number of copies over all layers.
+        max_copies: maximum number of copies over all layers; needs `installed`.
         max_copies_per_rank: slots of a layer that a rank may fill, for example its staging buffers.
             Only for `incremental` with `installed`: the plan is then a step towards the best one.
-        byte_budget: maximum number of bytes to copy over all layers; needs `expert_bytes`.
+        byte_budget: maximum number of bytes to copy over all layers; needs `expert_bytes` and
+            `installed`.
         expert_bytes: bytes of one expert of one layer.
         node_cost: cost of a copy from another node for `incremental`, in copies within a node.
         survive: loss to survive: 0 none; 1 of a rank: every expert is on two ranks; 2 of a node: on
@@ -262,9 +264,11 @@ def plan(  # noqa: PLR0913 - one keyword per option
         _per_rank(max_copies_per_rank, policy, installed),
         min(_positive("threads", threads), MAX_THREADS),
     )
-    return plan_call.with_single_replicas(
-        plan_call.within_budget(_budget(max_copies, byte_budget, expert_bytes))
-    )
+    budget = _budget(max_copies, byte_budget, expert_bytes)
+    if budget is not None and installed is None:
+        name = "byte_budget" if max_copies is None else "max_copies"
+        raise PlacementError(f"{name} needs installed: without it every copy is new")
+    return plan_call.with_single_replicas(plan_call.within_budget(budget))
 
 
 def allocate_budget(
@@ -350,6 +354,7 @@ def _native_options(
         ("slack", slack, 0.0, 1.0),
         ("node_cost", node_cost, 1.0, 1000.0),
     ):
+        value = real_number(name, value, PlacementError)
         if not least <= value <= most:
             raise PlacementError(f"{name} must be {least:g} to {most:g}, got {value:g}")
     values = target, slack, REPLICA_SWAP_RATIO, node_cost, sigma

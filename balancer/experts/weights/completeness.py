@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from equipoise.balancer.experts.weights.memory_spans import MemorySpan, SpanIndex
+from equipoise.hal.arguments import short_text
 from equipoise.hal.errors import ModelIncomplete, RegistrationError
 
 
@@ -42,15 +43,31 @@ def model_tensors(model: nn.Module | Iterable[tuple[str, Tensor]]) -> tuple[Mode
 
     Kernels often read tensors that were derived after loading and are plain attributes of a
     module; they have to move like any parameter. Tensors kept elsewhere are not found: pass pairs
-    of name and tensor then. Tensors without elements, and lazy ones, are omitted.
+    of name and tensor then. Tensors without elements, and lazy ones, are omitted. Raises
+    `RegistrationError` for anything else.
     """
-    pairs = _of_module(model) if isinstance(model, nn.Module) else model
+    pairs = _of_module(model) if isinstance(model, nn.Module) else _check_pairs(model)
     plain = [inner for name, tensor in pairs for inner in _unwrap(name, tensor)]
     return tuple(
         ModelTensor(name, tensor, MemorySpan.of(tensor))
         for name, tensor in plain
         if not nn.parameter.is_lazy(tensor) and tensor.numel()
     )
+
+
+def _check_pairs(model: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the pairs. Raises `RegistrationError` for what is none, such as `parameters()`."""
+    expected = "model must be a module, or pairs of name and tensor"
+    if not isinstance(model, Iterable):
+        raise RegistrationError(f"{expected}, got {short_text(model)}")
+    for pair in model:
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], str)
+        if not is_pair:
+            got = short_text(pair) if isinstance(pair, str) else f"a {type(pair).__name__}"
+            raise RegistrationError(f"{expected}, got {got} among them")
+        if not isinstance(pair[1], Tensor):
+            raise RegistrationError(f"{expected}, got {short_text(pair[1])} for {pair[0]!r}")
+        yield pair[0], pair[1]
 
 
 def _of_module(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -113,8 +130,10 @@ def check_complete(
             that the model does not hold.
         RegistrationError: a pattern has no reason.
     """
+    if not isinstance(ignore, Mapping):
+        raise RegistrationError(f"ignore must map patterns to reasons, got {short_text(ignore)}")
     for pattern, reason in ignore.items():
-        if not reason.strip():
+        if not isinstance(reason, str) or not reason.strip():
             raise RegistrationError(f"model {model!r}: ignoring {pattern!r} needs a reason")
     loose = _unregistered_tensors(model_tensors, claims, expected)
     missing = [tensor for tensor in loose if not _patterns(tensor, ignore)]

@@ -343,7 +343,7 @@ class ExpertModel:
         """
         row = self._rows.get(self.repeats.get(number, number))
         if row is None:
-            raise RegistrationError(f"model {self.name!r} has no layer {number} registered")
+            raise RegistrationError(f"model {self.name!r} has no layer {number!r} registered")
         return row
 
     def locate(self, layer: int, slot: int) -> SlotLocation:

@@ -35,6 +35,7 @@ from equipoise.balancer.experts.weights.expert_weights import (
     strided,
 )
 from equipoise.balancer.experts.weights.memory_spans import MemorySpan, OwnedSpan, SpanIndex
+from equipoise.hal.arguments import check_type
 from equipoise.hal.errors import RegistrationError
 
 
@@ -73,7 +74,7 @@ class ModelRegistry:
         format_of: returns which tensors are in a private format.
 
     Raises:
-        RegistrationError: a number is below one.
+        RegistrationError: a number is below one or not whole, or the name is no text.
     """
 
     def __init__(
@@ -85,6 +86,9 @@ class ModelRegistry:
         device: torch.device | None = None,
         format_of: FormatOf = strided,
     ) -> None:
+        check_type("name", name, str, RegistrationError)
+        slots_per_rank = _parse_integer(f"model {name!r}: slots_per_rank", slots_per_rank)
+        experts = _parse_integer(f"model {name!r}: experts", experts)
         if min(slots_per_rank, experts) < 1:
             raise RegistrationError(
                 f"model {name!r}: slots_per_rank {slots_per_rank} and experts {experts} "
@@ -171,7 +175,8 @@ class ModelRegistry:
 
         Raises:
             ModelIncomplete: the error names everything that is missing; the registry stays open.
-            RegistrationError: no layer was registered, or a reason is empty.
+            RegistrationError: no layer was registered, a reason is empty, or `model` is neither a
+                module nor pairs.
         """
         state = self._open("finalize")
         if not state.layers:

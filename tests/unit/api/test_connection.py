@@ -1,6 +1,7 @@
 """Which ranks there are, by the environment; and a run of one process."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,13 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise.connection import rendezvous_from
-from equipoise.hal.errors import BackendUnavailable, BallotIncomplete, ControlPlaneLost, UsageError
+from equipoise.hal.errors import (
+    BackendUnavailable,
+    BallotIncomplete,
+    ConfigError,
+    ControlPlaneLost,
+    UsageError,
+)
 
 WHERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "5"}
 
@@ -90,8 +97,14 @@ def test_barrier_names_rank_that_does_not_come(monkeypatch: pytest.MonkeyPatch) 
 def test_unknown_backend_is_refused_before_anything_opens() -> None:
     with pytest.raises(BackendUnavailable, match="unknown backend 'gpu'"):
         equipoise.connect("gpu")
-    with pytest.raises(BackendUnavailable, match="unknown backend 'tcp'"):
+    with pytest.raises(BackendUnavailable, match="unknown communicator 'tcp'"):
         equipoise.connect(communicator="tcp")
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), float("inf"), None, "5"])
+def test_deadline_that_is_no_time_is_refused_by_name(deadline: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^deadline must be "):
+        equipoise.connect(deadline=deadline)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ import equipoise
 from equipoise import events
 from equipoise.balancer.experts.config import default_sub_window
 from equipoise.balancer.experts.weights.expert_weights import ExpertModel
+from equipoise.balancer.formats.placement import LayerNumbering
 from equipoise.connection import Connection
-from equipoise.hal.errors import ConfigError, EngineError, PlacementError, RanksDiffer
+from equipoise.hal.errors import (
+    ConfigError,
+    EngineError,
+    PlacementError,
+    RanksDiffer,
+    RegistrationError,
+)
 
 LAYERS, EXPERTS, PER_RANK, WIDTH, RANKS, STEPS = 3, 4, 3, 8, 2, 24
 SHAPE = equipoise.ExpertShape(LAYERS, EXPERTS, PER_RANK * RANKS, RANKS)
@@ -145,6 +153,71 @@ def test_placement_that_is_not_of_the_model_is_refused(
     with pytest.raises(PlacementError) as error:
         equipoise.open_balancer(single_rank, model, placement=placement)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layers", "numbering", "message"),
+    [
+        (2, (0, 1, 2), "model", "placement is of 2 ranks, the run has 1"),
+        (1, (3, 5, 9), "model", "no layer 0, which model 'model' has: it is of layers 3, 5, 9"),
+        (1, (2, 4, 6), "unknown", None),
+        (1, (0, 1, 2), "model", None),
+        (1, (0, 1, 2, 7), "model", None),
+    ],
+)
+def test_arrangement_is_matched_by_ranks_and_layer_numbers(
+    single_rank: Connection,
+    ranks: int,
+    layers: tuple[int, ...],
+    numbering: str,
+    message: str | None,
+) -> None:
+    slots = np.array([np.roll(np.arange(EXPERTS), at) for at in range(len(layers))], dtype=np.int32)
+    placement = replace(
+        equipoise.ExpertPlacement.with_even_shares(slots, ranks, layers),
+        numbering=LayerNumbering(numbering),
+    )
+    model, _ = build_model(slots[:LAYERS])
+    if message is None:
+        with equipoise.open_balancer(single_rank, model, placement=placement) as balancer:
+            assert np.array_equal(balancer.layout.placement, slots[:LAYERS])
+        return
+    with pytest.raises(PlacementError, match=message):
+        equipoise.open_balancer(single_rank, model, placement=placement)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": None}, "ranks must be of type Connection, got None"),
+        (
+            {"model": equipoise.ModelRegistry("m", 1, 1)},
+            "model must be of type ExpertModel, got an object of type ModelRegistry; ModelRegistry",
+        ),
+        ({"config": {"window_size": 4}}, "config must be of type BalancerConfig, got {'window_si"),
+        ({"placement": [[0], [0, 1]]}, "placement is not an array: "),
+        ({"staging_bytes": 1.5e6}, "staging_bytes must be a whole number, got 1500000.0"),
+        ({"staging_bytes": float("nan")}, "staging_bytes must be a whole number, got nan"),
+        ({"events": 3}, "events must be callable, got 3"),
+        ({"metrics": 3}, "metrics must be a CollectorRegistry of prometheus_client, got 3"),
+    ],
+)
+def test_argument_of_other_type_is_refused_by_name(
+    single_rank: Connection, changes: dict[str, Any], message: str
+) -> None:
+    model, _ = build_model(np.tile(np.arange(EXPERTS), (LAYERS, 1)))
+    with pytest.raises(EngineError) as error:
+        equipoise.open_balancer(**{"ranks": single_rank, "model": model, **changes})
+    assert str(error.value).startswith(message)
+
+
+def test_placement_may_be_nested_lists(single_rank: Connection) -> None:
+    placement = [[0, 1, 2, 3]] * LAYERS
+    model, _ = build_model(placement)
+    with equipoise.open_balancer(single_rank, model, placement=placement) as balancer:
+        assert balancer.layout.placement.tolist() == placement
+        with pytest.raises(RegistrationError, match="'model' has no layer '0' registered"):
+            balancer.router("0")  # type: ignore[arg-type]
 
 
 def test_staging_of_less_than_a_slot_is_refused(single_rank: Connection) -> None:

@@ -68,6 +68,43 @@ def test_wrong_end_of_channel_is_refused_before_anything_opens() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rows": 0}, "rows must be at least 1, got 0"),
+        ({"rows": 2.5}, "rows must be a whole number, got 2.5"),
+        ({"depth": 0}, "depth must be at least 1, got 0"),
+        ({"source": -1}, "source must be at least 0, got -1"),
+        ({"source": 1}, "source and destination are both rank 1"),
+        ({"tensors": {}}, "tensors must map names to shape and dtype, got {}"),
+        ({"tensors": {"x": [4]}}, "tensors: 'x' must be (shape, dtype), got [4]"),
+        (
+            {"tensors": {"x": ([4], "int8")}},
+            "tensors: 'x': dtype must be a torch.dtype, got 'int",
+        ),
+        ({"tensors": {"x": (4, torch.int8)}}, "tensors: 'x': shape must be that of one row, got 4"),
+        ({"tensors": {"x": ([-1], torch.int8)}}, "tensors: 'x': shape must be at least 0, got -1"),
+        ({"tensors": {3: ([1], torch.int8)}}, "tensors: a name must be a text, got 3"),
+        ({"name": None}, "name must be a text, got None"),
+    ],
+)
+def test_channel_refuses_bad_description_when_made(fields: dict[str, Any], message: str) -> None:
+    tensors = {"x": ([4], torch.int8)}
+    valid: dict[str, Any] = {"name": "edge", "source": 0, "destination": 1, "tensors": tensors}
+    with pytest.raises(ChannelError) as error:
+        equipoise.TensorChannel(**{"rows": 8} | valid | fields)
+    assert str(error.value).removeprefix("edge: ").startswith(message)
+
+
+def test_channel_to_rank_beyond_the_run_is_refused() -> None:
+    plan = equipoise.TensorChannel(
+        name="edge", source=0, destination=7, tensors={"x": ((), torch.int8)}, rows=1
+    )
+    with equipoise.connect() as ranks, pytest.raises(ChannelError) as error:
+        plan.sender(ranks)
+    assert str(error.value) == "edge: destination is rank 7, there are 1 ranks"
+
+
 def test_ends_that_say_other_rows_are_refused_on_both() -> None:
     def program(member: GroupMember) -> None:
         ranks = Connection(member.accelerator, member.fabric, 20.0)

@@ -31,7 +31,7 @@ def test_registry_accepts_package_and_object_name() -> None:
 def test_registry_unknown_name_lists_known_ones() -> None:
     with pytest.raises(BackendUnavailable, match=r"unknown backend 'abacus'; known: .*\bcpu\b"):
         registry.accelerator("abacus")
-    with pytest.raises(BackendUnavailable, match=r"unknown backend 'pigeon'; known: .*\bgloo\b"):
+    with pytest.raises(BackendUnavailable, match=r"unknown communicator 'pigeon'; known: .*\bgloo"):
         registry.communicator("pigeon")
 
 

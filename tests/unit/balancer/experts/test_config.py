@@ -25,7 +25,7 @@ LOAD = np.arange(12, dtype=np.int64).reshape(2, 1, 6)
 
 def config(**changes: Any) -> BalancerConfig:
     defaults = {"shares": ShareMode.STATIC, "window_size": 2, "step_interval": 2, "sub_window": 1}
-    return BalancerConfig(name="x", **{**defaults, **changes})
+    return BalancerConfig(**{"name": "x", **defaults, **changes})
 
 
 @pytest.mark.parametrize("name", AT_LEAST_ONE)
@@ -44,9 +44,14 @@ def test_engine_config_counts_are_at_least_one(name: str) -> None:
         ({"slots_per_message": 2.5}, "slots_per_message is a whole number, got 2.5"),
         ({"max_stalled_steps": True}, "max_stalled_steps is a whole number, got True"),
         *(
-            ({"timeout": d}, "timeout is seconds above 0")
+            ({"timeout": d}, "timeout must be seconds above 0")
             for d in (0, -1.0, float("nan"), float("inf"))
         ),
+        ({"timeout": "x"}, "timeout must be a number, got 'x'"),
+        ({"min_gain": "x"}, "min_gain must be a number, got 'x'"),
+        ({"name": None}, "name must be of type str, got None"),
+        ({"log_balancedness": "no"}, "log_balancedness must be of type bool, got 'no'"),
+        ({"planner": {"target": 0.1}}, "planner must be of type PlannerOptions, got {'target'"),
     ],
 )
 def test_engine_config_refuses_bad_values_in_one_line(
@@ -55,6 +60,12 @@ def test_engine_config_refuses_bad_values_in_one_line(
     with pytest.raises(ConfigError, match=message) as error:
         config(**changes)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"target": "0.1"}, {"survive": 1.5}, {"sigma": True}])
+def test_planner_options_refuse_other_types_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(options))} must be a "):
+        PlannerOptions(**options)
 
 
 def test_engine_config_accepts_names_of_share_mode_and_rule() -> None:

@@ -46,6 +46,7 @@ def test_contiguous_placement_fills_spare_slots_with_next_experts() -> None:
         (1, 0, 4, 1, "experts must be at least 1, got 0"),
         (1, 4, -4, 1, "slots must be at least 1, got -4"),
         (1, 4, 4, 0, "ranks must be at least 1, got 0"),
+        (1, 4, 2**31, 1, "slots must be at most 2147483647, got 2147483648"),
     ],
 )
 def test_shape_refuses_impossible_numbers(

@@ -1,14 +1,18 @@
 """Every bad placement is one FormatError that names file, layer and value."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.strategies.format_samples import fails, file_of_arrangement
 
+import equipoise
 from equipoise.balancer import formats
 from equipoise.balancer.formats import encodings
+from equipoise.hal.errors import PlacementError
 
 GOOD_MAP: dict[str, Any] = {
     "moe_layer_count": 1,
@@ -159,3 +163,32 @@ def test_read_placement_refuses_bad_equipoise_file(
     path = file_of_arrangement(tmp_path, "equipoise", ".json")
     fields = {**json.loads(path.read_bytes()), key: value}
     assert words in fails(path, encodings.encode_json(fields), formats.read_placement)
+
+
+ROW = np.array([[0, 1]], dtype=np.int32)
+WHOLE = np.full((1, 2), 65536, dtype=np.int32)
+COUNTS = np.ones((1, 1, 4), dtype=np.int64)
+ARGUMENTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: equipoise.ExpertShape(1.0, 8, 12.0, 2), "layers must be a whole number, got 1.0"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertPlacement(ROW, WHOLE, 1, (1.5,)), "layers must be a whole number"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertPlacement(ROW, WHOLE, "1"), "ranks must be a whole number, got '1'"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertPlacement([[0, 1]], WHOLE, 1), "placement must be of type ndarray"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertPlacement(ROW, [[1, 1]], 1), "shares must be of type ndarray"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertStatistics([[[1]]]), "counts must be of type ndarray, got [[[...]]]"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertStatistics(COUNTS, first_iteration=1.5), "first_iteration must be a"),  # type: ignore[arg-type]
+    (lambda: equipoise.ExpertStatistics(COUNTS, top_k=2.5), "top_k must be a whole number, got 2"),  # type: ignore[arg-type]
+    (lambda: equipoise.read_placement("none.json", ranks="2"), "ranks must be a whole number"),  # type: ignore[arg-type]
+    (lambda: equipoise.read_placement("none.json", ranks=True), "ranks must be a whole number"),
+    (lambda: equipoise.write_placement("p.json", ROW), "placement must be of type ExpertPlacement"),  # type: ignore[arg-type]
+    (lambda: equipoise.write_statistics("s.npz", 3), "statistics must be of type ExpertStatistics"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ARGUMENTS, ids=[text for _, text in ARGUMENTS])
+def test_argument_of_other_type_is_refused_by_name(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(PlacementError) as error:
+        call()
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,7 +31,7 @@ from equipoise.balancer.requests.policy_settings import (
     WhenFull,
 )
 from equipoise.balancer.requests.request_router import RequestRouter
-from equipoise.hal.errors import PolicyError, RequestError, WorkerError
+from equipoise.hal.errors import PolicyError, RequestError, RouterError, WorkerError
 
 WORKERS = 3
 SLOTS, ROOM = 2, 40
@@ -325,6 +326,15 @@ def test_fit_skips_request_that_fits_nowhere() -> None:
         WorkerChange(worker=2, capacity=Capacity(slots=-1)),
         WorkerChange(worker=-1, state=WorkerState.LOST),
         WorkerChange(worker=3),
+        WorkerChange(worker=0, state="lost"),  # type: ignore[arg-type]
+        WorkerChange(worker=2, state="lost"),  # type: ignore[arg-type]
+        WorkerChange(worker="0"),  # type: ignore[arg-type]
+        WorkerChange(worker=0, state=WorkerState.LOST, report=3),  # type: ignore[arg-type]
+        WorkerChange(
+            worker=0,
+            state=WorkerState.LOST,
+            report=WorkerReport(waiting=1.5, running=0, tokens=0, kv_usage=0.0),  # type: ignore[arg-type]
+        ),
         WorkerChange(worker=2, report=WorkerReport(waiting=-1, running=0, tokens=0, kv_usage=0.0)),
         WorkerChange(
             worker=0,
@@ -338,6 +348,47 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
     with pytest.raises(WorkerError):
         router.on_worker_change(change)
     assert router.states == (WorkerState.SERVING,) * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 2.5}, "size must be a whole number, got 2.5"),
+        ({"size": 2**31}, "size must be at most 2147483647, got 2147483648"),
+        ({"worker": 1.0}, "worker must be a whole number, got 1.0"),
+        ({"hits": [-1_000_000, 0]}, "hits must be at least 0, got -1000000"),
+        ({"hits": [0, 11]}, "hits must be at most 10, got 11"),
+        ({"hits": [0.5, 0]}, "hits must be a whole number, got 0.5"),
+        ({"hits": 3}, "hits must be a sequence of numbers, got 3"),
+        ({"expected": -1}, "expected must be at least 0, got -1"),
+        ({"expected": 1.5}, "expected must be a whole number, got 1.5"),
+    ],
+)
+def test_router_refuses_bad_request_by_name(fields: dict[str, Any], message: str) -> None:
+    router = RequestRouter(RoutingPolicySettings(name="jsq"), [CAPACITY] * 2)
+    with pytest.raises(RequestError) as error:
+        router.on_arrival(Request(**{"id": "a", "size": 10, **fields}))
+    assert str(error.value) == message
+    assert router.on_arrival(Request(id="a", size=10)).assignments
+    with pytest.raises(RequestError, match="tokens of request 'a' must be a whole number, got 1"):
+        router.on_tokens({"a": 1.5})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "message"),
+    [
+        ("fit", [CAPACITY], "settings must be of type RoutingPolicySettings, got 'fit'"),
+        (RoutingPolicySettings(), [4, 4], "a worker's capacity must be of type Capacity, got 4"),
+        (RoutingPolicySettings(), 4, "workers must be a sequence of Capacity, got 4"),
+        (RoutingPolicySettings(), [Capacity(slots=2.5)], "slots must be a whole number, got 2.5"),  # type: ignore[arg-type]
+    ],
+)
+def test_router_refuses_bad_settings_or_capacities_by_name(
+    settings: Any, workers: Any, message: str
+) -> None:
+    with pytest.raises(RouterError) as error:
+        RequestRouter(settings, workers)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -308,6 +309,13 @@ def test_plan_refuses_to_lose_required_redundancy(survive: int, kind: str) -> No
             {"load": [[2**44, 1]], "capacities": [1.0, 10.0]},
             "rows, the most with these capacities",
         ),
+        ({"max_copies": 1}, "max_copies needs installed: without it every copy is new"),
+        ({"byte_budget": 1, "expert_bytes": 1}, "byte_budget needs installed"),
+        ({"slots": 10**30}, "slots must be at most 2147483647, got 1000"),
+        ({"sigma": "1"}, "sigma must be a number, got '1'"),
+        ({"slack": None}, "slack must be a number, got None"),
+        ({"node_cost": "1"}, "node_cost must be a number, got '1'"),
+        ({"load": torch.ones(1, 2, requires_grad=True)}, "load is not an array: Can't call numpy"),
         ({"threads": 0}, "threads must be positive"),
         ({"load": [[5, 7], [5]]}, "load is not an array"),
         ({"installed": [[0, 1, 0], [1]]}, "installed is not an array"),
@@ -318,6 +326,7 @@ def test_plan_refuses_bad_arguments_in_one_line(changes: dict[str, Any], message
     with pytest.raises(PlacementError) as error:
         plan(**(valid_arguments | changes))
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -305,6 +305,37 @@ def test_registry_refuses_counts_below_one(slots: int, experts: int) -> None:
         ModelRegistry("m", slots, experts)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("m", 2.5, 8), "model 'm': slots_per_rank 2.5 is a float, not a whole number"),
+        (("m", 2, "8"), "model 'm': experts '8' is a str, not a whole number"),
+        ((None, 2, 8), "name must be of type str, got None"),
+    ],
+)
+def test_registry_refuses_arguments_of_other_types(arguments: Any, message: str) -> None:
+    with pytest.raises(RegistrationError) as error:
+        ModelRegistry(*arguments)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [
+        (torch.nn.Linear(2, 2).parameters(), "got a Parameter among them"),
+        ({"w": torch.zeros(1)}, "got 'w' among them"),
+        ([("w", 3)], "got 3 for 'w'"),
+        (None, "got None"),
+    ],
+)
+def test_finalize_refuses_what_is_no_module_and_no_pairs(model: Any, got: str) -> None:
+    registry = ModelRegistry("m", 1, 1)
+    registry.register(0, w=torch.zeros(1, 2))
+    with pytest.raises(RegistrationError) as error:
+        registry.finalize(model)
+    assert str(error.value) == f"model must be a module, or pairs of name and tensor, {got}"
+
+
 def test_registry_refuses_layer_without_tensors_or_registered_twice() -> None:
     registry = ModelRegistry("m", 2, 7)
     with pytest.raises(RegistrationError, match="layer 4: no tensors"):
