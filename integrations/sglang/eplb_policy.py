@@ -63,8 +63,10 @@ def plan_from_installed(
         installed.ep_size,
     )
     steps = logical_count if logical_count.dim() == 3 else logical_count[None]
+    # Summed on the device: the recorder has a thousand steps, and a plan looks at their halves.
+    halves = [half.sum(dim=0, dtype=torch.int64) for half in steps.tensor_split(2) if len(half)]
     old = valid_placement(integer_ids(old_map, "physical_to_logical_map"), shape)
-    plan = plan_placement(integer_counts(steps), shape, old, settings)
+    plan = plan_placement(integer_counts(torch.stack(halves)), shape, old, settings)
     _log_plan(plan, shape)
     differs = np.ones(shape.layers, bool) if old is None else (plan.placement != old).any(axis=1)
     setattr(manager, CHANGED_LAYERS, frozenset(np.flatnonzero(differs).tolist()))
