@@ -22,6 +22,7 @@ SYMBOLS = (
     Symbol(REGISTRY, "HookType.AROUND", ANY_SIGNATURE),
     Symbol(MANAGER, COMPUTE, "self, logical_count, *, broadcast_over_world"),
     Symbol(MANAGER, CHUNKS, "self"),
+    Symbol("sglang.srt.elastic_ep.elastic_ep", "ElasticEPStateManager.instance", ""),
     Symbol(LOCATION, "get_global_expert_location_metadata", ""),
     Symbol(LOCATION, "ExpertLocationMetadata.num_logical_experts", ANY_SIGNATURE),
     Symbol(

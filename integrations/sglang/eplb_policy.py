@@ -41,11 +41,13 @@ def plan_from_installed(
         stock: SGLang's own method.
         manager: the `EPLBManager`.
         logical_count: (steps, layers, experts), tokens of each expert, summed over ranks.
-        broadcast_over_world: whether the group of ranks has just grown; then SGLang plans.
+        broadcast_over_world: whether the group of ranks has just grown.
 
     Returns:
-        The `ExpertLocationMetadata` to be installed.
+        The `ExpertLocationMetadata` to be installed. With elastic expert parallelism it is SGLang's
+        own, whose algorithm knows which ranks are there.
     """
+    from sglang.srt.elastic_ep.elastic_ep import ElasticEPStateManager
     from sglang.srt.eplb.expert_location import (
         ExpertLocationMetadata,
         get_global_expert_location_metadata,
@@ -53,7 +55,8 @@ def plan_from_installed(
 
     setattr(manager, CHANGED_LAYERS, None)
     installed = get_global_expert_location_metadata()
-    if broadcast_over_world or installed is None:
+    elastic = broadcast_over_world or ElasticEPStateManager.instance() is not None
+    if elastic or installed is None:
         return stock(manager, logical_count, broadcast_over_world=broadcast_over_world)
     old_map = installed.physical_to_logical_map_cpu
     shape = ExpertShape(

@@ -89,16 +89,22 @@ def test_sglang_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor.plugin_finding()[1] is False
 
 
-@pytest.mark.parametrize(("grown", "installed"), [(True, object()), (False, None)])
+@pytest.mark.parametrize(
+    ("grown", "elastic", "installed"),
+    [(True, None, object()), (False, object(), object()), (False, None, None)],
+)
 def test_sglang_plans_itself_where_ranks_have_changed_or_nothing_is_installed(
-    grown: bool, installed: object, monkeypatch: pytest.MonkeyPatch
+    grown: bool, elastic: object, installed: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location: Any = ModuleType("sglang.srt.eplb.expert_location")
     location.ExpertLocationMetadata = None
     location.get_global_expert_location_metadata = lambda: installed
-    for name in ("sglang", "sglang.srt", "sglang.srt.eplb"):
+    ranks: Any = ModuleType("sglang.srt.elastic_ep.elastic_ep")
+    ranks.ElasticEPStateManager = SimpleNamespace(instance=lambda: elastic)
+    for name in ("sglang", "sglang.srt", "sglang.srt.eplb", "sglang.srt.elastic_ep"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, location.__name__, location)
+    for module in (location, ranks):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     manager, counts = SimpleNamespace(equipoise_changed_layers={1}), torch.ones(1, 2, 4)
 
     def stock(*arguments: object, broadcast_over_world: bool) -> object:
