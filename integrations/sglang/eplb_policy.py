@@ -56,6 +56,8 @@ def plan_from_installed(
     setattr(manager, CHANGED_LAYERS, None)
     installed = get_global_expert_location_metadata()
     elastic = broadcast_over_world or ElasticEPStateManager.instance() is not None
+    if elastic:
+        LOG.warning("equipoise eplb_policy: ranks may come and go; SGLang plans this rebalance")
     if elastic or installed is None:
         return stock(manager, logical_count, broadcast_over_world=broadcast_over_world)
     old_map = installed.physical_to_logical_map_cpu
