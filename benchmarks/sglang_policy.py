@@ -87,7 +87,7 @@ RIVALS = {
 }
 
 
-def fetched(before: Table, after: Table) -> float:
+def copied_fraction(before: Table, after: Table) -> float:
     """Experts that ranks have now and had not, as part of all slots."""
     held = [np.zeros((SHAPE.layers, SHAPE.ranks, SHAPE.experts), dtype=bool) for _ in range(2)]
     for mask, table in zip(held, (before, after), strict=True):
@@ -137,13 +137,13 @@ def trial(rival: Rival, seed: int) -> Iterator[dict[str, Any]]:
         yield {
             "kind": kind,
             "seconds": seconds,
-            "moved": fetched(table, after),
+            "moved": copied_fraction(table, after),
             "layers": int((table != after).any(axis=1).sum()),
             "planned": even_split(window.load, after),
             "next": even_split(later.load, after),
             "static": static_dispatch(later.load, after),
             # Where the next window is of another kind, nobody could know.
-            "foreseen": not later.switched,
+            "same_traffic": not later.switched,
         }
         table = after
 
@@ -155,9 +155,9 @@ def row(name: str, trials: list[list[dict[str, Any]]]) -> Row:
         chosen = ([each[figure] for each in one if each["kind"] == kind] for one in trials)
         return spread(statistics.mean(values) for values in chosen)
 
-    def foreseen(figure: str) -> list[float]:
+    def before_same_traffic(figure: str) -> list[float]:
         return spread(
-            statistics.mean(each[figure] for each in one if each["foreseen"]) for one in trials
+            statistics.mean(each[figure] for each in one if each["same_traffic"]) for one in trials
         )
 
     return {
@@ -167,9 +167,9 @@ def row(name: str, trials: list[list[dict[str, Any]]]) -> Row:
         "switch": of("switch", "moved"),
         "all": spread(sum(each["moved"] for each in one) for one in trials),
         "layers": of("steady", "layers"),
-        "planned": foreseen("planned"),
-        "next": foreseen("next"),
-        "static": foreseen("static"),
+        "planned": before_same_traffic("planned"),
+        "next": before_same_traffic("next"),
+        "static": before_same_traffic("static"),
         "seconds": spread(statistics.median(each["seconds"] for each in one) for one in trials),
     }
 

@@ -48,7 +48,7 @@ def copies(before: Table, after: Table) -> int:
 
 def serve(play: Play, plugin: str | None, chunk: int | None = None) -> tuple[Any, list[Table]]:
     answers = play(
-        "manager:balance", RANKS, loads=TWO_SWITCHES, experts=EXPERTS, redundant=REDUNDANT,
+        "eplb_manager:balance", RANKS, loads=TWO_SWITCHES, experts=EXPERTS, redundant=REDUNDANT,
         chunk=chunk, plugin=plugin,
     )  # fmt: skip
     assert all(answer["marks"] for answer in answers)

@@ -1,1 +1,1 @@
-"""SGLang without a GPU: its own balancer of experts, over gloo; see fetch.py and manager.py."""
+"""SGLang without a GPU: its own balancer of experts, over gloo; see eplb_manager.py."""

@@ -12,14 +12,14 @@ WHEELS = ("sglang==0.5.23",)
 FOLDER = Path(sys.prefix, "sglang")
 
 
-def wanted(name: str) -> bool:
+def is_needed(name: str) -> bool:
     """Whether a file of the wheel is unpacked."""
     return not name.endswith(".so")
 
 
 def fetch(folder: Path) -> None:
     """Unpack, unless it was; raises where pip fails."""
-    if unpack_wheels(folder, WHEELS, wanted):
+    if unpack_wheels(folder, WHEELS, is_needed):
         mark_unpacked(folder, WHEELS)
 
 

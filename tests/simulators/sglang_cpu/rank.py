@@ -7,7 +7,7 @@ from sglang_cpu import stand_ins
 
 stand_ins.install()
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-import_module("sglang_cpu.manager")
+import_module("sglang_cpu.eplb_manager")
 
 
 def main() -> None:

