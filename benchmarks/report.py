@@ -454,13 +454,15 @@ PIPELINE = Section(
     "10% of it the host prepares inputs and needs no activations. Messages and links are real; "
     "every message's stamps are looked at. *blocking*: rendezvous, a message per tensor, shapes "
     "known (2 messages a step). *coordinator*: pickled metadata that the receiver's host waits "
-    "for, then a message per tensor into fresh tensors (4). *channel*: ours (1). All take turns in "
+    "for, then a message per tensor into fresh tensors (4), the host of a stage computing itself. "
+    "*host ahead*: the same with a host that runs ahead of its device, as on a GPU, and messages "
+    "ordered as NCCL orders them. *channel*: ours (1). All take turns in "
     "one run, on the same processes; a figure is the median of the rounds. *Compute-bound* is the "
     "rate of a pipeline whose transfers take no time. How it is measured: "
     "[Measuring the pipeline](design/measuring-the-pipeline.md). Bars, of two stages. Where a "
     "transfer takes half of compute or more: 95% of the compute-bound rate, and 1.3 times "
     "blocking if bytes take half of the transfer or more. Elsewhere 0.97 of blocking: there is "
-    "less to gain. More than coordinator everywhere.",
+    "less to gain. More than both coordinators everywhere.",
     bars=(
         Bar("points with a miss, loopback", "loopback", at_most=0, form=".0f"),
         Bar("points with a miss, emulated link", "emulated link", at_most=0, form=".0f"),
@@ -480,9 +482,11 @@ PIPELINE = Section(
             ("compute-bound, per second", "{bound:.1f}"),
             ("blocking: per second, part of it", "{blocking[0]:.1f}, {blocking[1]:.0%}"),
             ("coordinator", "{coordinator[0]:.1f}, {coordinator[1]:.0%}"),
+            ("host ahead", "{host_ahead[0]:.1f}, {host_ahead[1]:.0%}"),
             ("channel", "{channel[0]:.1f}, {channel[1]:.0%}"),
             ("channel over blocking", spread("over_blocking")),
             ("channel over coordinator", spread("over_coordinator")),
+            ("over host ahead", spread("over_host_ahead")),
             ("met", "{met}"),
         ), by="link"),
     ),

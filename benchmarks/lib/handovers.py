@@ -11,6 +11,12 @@ sender waits for its sends at the top of its next step, since vLLM pull request 
 wait the next forward wrote over what was still being sent. Pickle is what is measured here, so it
 is used, here and nowhere else.
 
+Two hosts do so. One computes by itself, as on a CPU: it sends the metadata when a step was
+computed. The other, as on a GPU, runs ahead of its device (`pipeline_rank.HostAheadStage`): it
+sends the metadata when it launches a step, and the device is what waits for messages. There they
+are ordered as NCCL orders them: a receive begins when what was launched before it has ended, and
+the next step begins when the last one's sends have ended.
+
 A step is always the same (`pipeline_rank.py`): `begin`, `receive`, the host prepares its inputs,
 `read`, compute, `release`, `send`; `drain` is the last call. A stage's compute is a timed wait in
 proportion to its rows: how long a row takes follows from what is swept, the time that the rows'
@@ -33,7 +39,8 @@ from equipoise.hal.communicator import Fabric
 
 STAGES = 2
 """Of the main case. Four time-slice on two cores, and are reported."""
-HIDDEN = (4096, 5120, 7168)
+HIDDEN = 7168
+"""Elements of a row, of DeepSeek-V3 and Kimi-K2. A smaller one is the same as fewer tokens."""
 TOKENS = (1, 8, 64, 256, 512)
 RATIOS = (0.5, 0.75, 1.0)
 """Time of a transfer over that of a stage's compute."""
@@ -163,7 +170,7 @@ def count(seconds: float) -> int:
 
 def points() -> tuple[Point, ...]:
     """All."""
-    return tuple(Point(h, t, r) for h in HIDDEN for t in TOKENS for r in RATIOS)
+    return tuple(Point(HIDDEN, t, r) for t in TOKENS for r in RATIOS)
 
 
 @dataclass(frozen=True)
@@ -316,19 +323,22 @@ class Coordinator:
 
     def receive(self, batch: Batch) -> ArrivingActivations:
         """Blocks for the metadata; the activations come later."""
-        source = self._rank - 1
-        tensors = {
-            name: torch.empty(shape, dtype=dtype) for name, dtype, shape in self._described(source)
-        }
-        return ArrivingActivations(tensors, [self._wire.irecv(t, source) for t in tensors.values()])
+        return self.receive_tensors(self.receive_metadata())
 
-    def _described(self, source: int) -> Described:
+    def receive_metadata(self) -> dict[str, Tensor]:
+        """Blocks for the metadata; returns fresh tensors to receive into."""
+        source = self._rank - 1
         length = torch.empty(1, dtype=torch.int64)
         self._metadata_wire.irecv(length, source).result()
         content = torch.empty(int(length.item()), dtype=torch.uint8)
         self._metadata_wire.irecv(content, source).result()
         described: Described = pickle.loads(content.numpy().tobytes())
-        return described
+        return {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in described}
+
+    def receive_tensors(self, tensors: dict[str, Tensor]) -> ArrivingActivations:
+        """Begins to receive into them."""
+        handles = [self._wire.irecv(tensor, self._rank - 1) for tensor in tensors.values()]
+        return ArrivingActivations(tensors, handles)
 
     def outgoing(self, batch: Batch) -> Activations:
         """The forward's own output, the same tensors in every step."""
@@ -336,13 +346,20 @@ class Coordinator:
 
     def send(self, batch: Batch, output: Activations) -> None:
         """Begins all messages of the step."""
+        self._handles += self.send_metadata(output)
+        self.send_tensors(output)
+
+    def send_metadata(self, output: Activations) -> list[Handle]:
+        """Begins the two messages of the metadata."""
         tensors = {"hidden_states": output.hidden, "residual": output.residual}
         described: Described = [(name, t.dtype, t.shape) for name, t in tensors.items()]
         content = torch.frombuffer(bytearray(pickle.dumps(described)), dtype=torch.uint8)
         length = torch.tensor([content.numel()], dtype=torch.int64)
-        target = self._rank + 1
-        self._handles += [self._metadata_wire.isend(part, target) for part in (length, content)]
-        self._handles += [self._wire.isend(tensor, target) for tensor in tensors.values()]
+        return [self._metadata_wire.isend(part, self._rank + 1) for part in (length, content)]
+
+    def send_tensors(self, output: Activations) -> None:
+        """Begins the messages of the tensors."""
+        self._handles += [self._wire.isend(tensor, self._rank + 1) for tensor in output]
 
     def drain(self) -> None:
         """Wait for what has been sent."""

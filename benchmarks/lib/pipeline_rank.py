@@ -11,10 +11,12 @@ import signal
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -255,6 +257,60 @@ class Stage(Compute):
         self._handover.send(batch, output)
 
 
+class HostAheadStage(Compute):
+    """Serves one run by the coordinator's pattern, with a host that runs ahead of its device.
+
+    Args:
+        station: where.
+        handover: how activations come and go.
+        tokens: how sampled tokens return.
+    """
+
+    def __init__(self, station: Station, handover: Coordinator, tokens: TokenReturn) -> None:
+        super().__init__(station)
+        self.messages = handover.messages
+        self._handover = handover
+        self._tokens = tokens
+        self._stream = station.accelerator.stream(Role.COMPUTE)
+
+    def run(self, batches: list[Batch]) -> None:
+        """Every micro-batch, in order, until all has arrived everywhere."""
+        cpu_start = time.process_time()
+        self._clock.free = self._woken = now()
+        metadata: deque[Handle] = deque()
+        for batch in batches:
+            self.wrong += self._tokens.take()
+            self._tokens.expect(batch)
+            tensors = {} if self._station.is_first else self._handover.receive_metadata()
+            self._stream.launch(partial(self._step, batch, tensors))
+            if not self._station.is_last:
+                metadata.extend(self._handover.send_metadata(self._handover.outgoing(batch)))
+                while len(metadata) > 2 * self._station.in_flight:
+                    metadata.popleft().result()
+        self._stream.synchronize(self._station.deadline)
+        for handle in metadata:
+            handle.result()
+        self._handover.drain()
+        self.wrong += self._tokens.drain()
+        self.cpu = time.process_time() - cpu_start
+
+    def _step(self, batch: Batch, tensors: dict[str, Tensor]) -> None:
+        """What the device does for one step."""
+        self._handover.drain()
+        self.start_times.append(now())
+        if self._station.is_first:
+            self._spend(batch.seconds)
+        else:
+            self._compute_on(batch, self._handover.receive_tensors(tensors).read)
+        self.end_times.append(now())
+        if self._station.is_last:
+            self._beside(lambda: self._tokens.deliver(batch))
+        else:
+            output = self._handover.outgoing(batch)
+            self._beside(lambda: self._stamp(output, batch))
+            self._handover.send_tensors(output)
+
+
 FIELDS = ("hidden", "residual")
 
 
@@ -347,10 +403,13 @@ class LoopedStage(Compute):
         )
 
 
-BLOCKING, COORDINATOR, OURS = "blocking", "coordinator", "channel"
-CONTESTANTS: dict[str, Callable[[Station], Stage | LoopedStage]] = {
+BLOCKING, COORDINATOR, HOST_AHEAD, OURS = "blocking", "coordinator", "host ahead", "channel"
+CONTESTANTS: dict[str, Callable[[Station], Stage | HostAheadStage | LoopedStage]] = {
     BLOCKING: lambda station: Stage(station, Blocking(station), token_return(station)),
     COORDINATOR: lambda station: Stage(station, Coordinator(station), token_return(station)),
+    HOST_AHEAD: lambda station: HostAheadStage(
+        station, Coordinator(station), token_return(station)
+    ),
     OURS: LoopedStage,
 }
 """Every rank makes the one that is named, anew for each run and at the same time as all others."""

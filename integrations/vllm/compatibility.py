@@ -274,6 +274,14 @@ FEATURE_SYMBOLS = {
         Symbol(GROUPS, "get_world_group", ""),
         *RENDEZVOUS_SYMBOLS,
         Symbol("vllm.v1.worker.gpu_worker", "Worker.execute_model", "self, scheduler_output"),
+        Symbol("vllm.v1.worker.gpu_worker", "Worker.get_model", "self"),
+        Symbol("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.profile_run", ANY_SIGNATURE),
+        Symbol("vllm.config", "VllmConfig.max_concurrent_batches", ANY_SIGNATURE),
+        Symbol(
+            "vllm.model_executor.models.utils",
+            "make_empty_intermediate_tensors_factory",
+            "keys, hidden_size",
+        ),
         Symbol(
             "vllm.v1.worker.gpu_worker",
             "AsyncIntermediateTensors",

@@ -52,7 +52,7 @@ def enable_features(worker: Any, settings: Settings) -> WorkerFeatures:
         if settings.eplb is not None:
             stack.enter_context(install.install_eplb_state(worker, settings.eplb))
         if settings.pp_transport is not None:
-            stack.enter_context(transport.install_transport(settings.pp_transport, worker.device))
+            stack.enter_context(transport.install_transport(settings.pp_transport, worker))
         return WorkerFeatures(worker, settings, stack.pop_all())
 
 

@@ -47,6 +47,7 @@ FEATURE_SYMBOLS = {
     ),
     "pp_transport": (
         Symbol(WORKER, "NPUWorker.execute_model", "self, scheduler_output"),
+        Symbol(WORKER, "NPUWorker.get_model", "self"),
         Symbol(
             GROUPS,
             "GroupCoordinatorPatch.isend_tensor_dict",

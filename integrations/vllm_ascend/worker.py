@@ -60,7 +60,7 @@ class AscendWorkerExtension(WorkerExtension, WorkerBase):  # type: ignore[misc]
                 stack.enter_context(policy)
             super().init_device()
             if settings.pp_transport is not None:
-                stack.enter_context(transport.install_transport(settings.pp_transport, self.device))
+                stack.enter_context(transport.install_transport(settings.pp_transport, self))
             self.equipoise_features = WorkerFeatures(self, settings, stack.pop_all())
 
     def init_worker_extension(self) -> None:

@@ -98,6 +98,7 @@ class ReleaseWaiter:
         """
         if is_free():
             return
+        self._edge.counters.add_host_wait()
         began = time.monotonic_ns()
         expiry = time.monotonic() + self._edge.deadline
         polls = 0

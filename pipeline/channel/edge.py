@@ -7,7 +7,7 @@ communicator, so that ends that do not match fail on both sides before anything 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -110,9 +110,6 @@ class Edge:
         deadline: seconds that any wait may last.
         depth: buffers of this end: the number of messages that may be in flight or still be read.
         slice_group: ranks among which tensors are sliced; None if all tensors travel whole.
-        second_communicator: carries the second parts of messages. Over `communicator` they would
-            match the receive that is already posted for the next message's first part. None if
-            messages have one part.
         read_mode: how readers wait; None: `HOST` for tensors in host memory, else `STREAM`.
         counters: counts what this end does.
     """
@@ -125,7 +122,6 @@ class Edge:
     deadline: float
     depth: int = 4
     slice_group: SliceGroup | None = None
-    second_communicator: Communicator | None = None
     read_mode: ReadMode | None = None
     counters: EdgeCounters = field(default_factory=EdgeCounters)
 
@@ -140,13 +136,6 @@ class Edge:
         """Slices that a sliced tensor is cut into."""
         return self.slice_group.size if self.slice_group is not None else 1
 
-    @property
-    def require_second(self) -> Communicator:
-        """`second_communicator`. Raises `ChannelError` if there is none."""
-        if self.second_communicator is None:
-            raise ChannelError(f"{self.name}: its messages have one part")
-        return self.second_communicator
-
     @cached_property
     def effective_read_mode(self) -> ReadMode:
         """How readers wait for a message."""
@@ -154,23 +143,22 @@ class Edge:
         return self.read_mode or (ReadMode.HOST if on_host else ReadMode.STREAM)
 
     def close(self) -> None:
-        """Close the edge's communicators."""
+        """Close the edge's communicator."""
         self.communicator.close()
-        if self.second_communicator is not None:
-            self.second_communicator.close()
 
     def allocate(self, nbytes: int) -> Tensor:
         """Allocate a buffer on the device, uint8 [nbytes], in the order of the edge's stream.
 
         Other streams have to wait for the edge's stream before they write into it, since the
-        allocator may return memory that the stream still uses. Empty buffers are not counted.
+        allocator may return memory that the stream still uses. Empty buffers are not counted. The
+        buffer holds zeros: engines read rows of it that no message has written (`Receiver.take`).
         """
         if nbytes:
             self.counters.add_buffer(nbytes)
         # Engines call this in inference mode, where a tensor would become an inference tensor,
         # which only threads in inference mode may write to.
         with self.stream.current(), torch.inference_mode(False):
-            return torch.empty(nbytes, dtype=torch.uint8, device=self.accelerator.device)
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self.accelerator.device)
 
 
 _OPENED: "WeakKeyDictionary[Fabric, Counter[str]]" = WeakKeyDictionary()
@@ -238,12 +226,6 @@ def open_edge(
         depth=depth,
         slice_group=context.slice_group,
     )
-
-
-def open_second_communicator(edge: Edge, ends: tuple[int, int], context: EdgeContext) -> Edge:
-    """Add a communicator for second parts of messages to `edge`; collective of both ranks."""
-    second = context.fabric.open(f"{edge.communicator.purpose}, second parts", ends)
-    return replace(edge, second_communicator=second)
 
 
 def _unique_name(name: str, fabric: Fabric) -> str:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from equipoise.hal.errors import ShapeClassError
 from equipoise.pipeline.channel.edge import Edge, EdgeContext, open_edge
-from equipoise.pipeline.channel.recv import ReceivingEnd
+from equipoise.pipeline.channel.recv import ReceivingEnd, RecvHandle
 from equipoise.pipeline.channel.schema import SchemaTemplate
 from equipoise.pipeline.channel.send import SendHandle, SendingEnd
 from equipoise.pipeline.channel.statistics import EdgeStatistics
@@ -115,6 +116,26 @@ class Receiver:
         Raises as `ReceivingEnd.receive`.
         """
         return self._end.receive()
+
+    def take(self, rows: int) -> tuple[dict[str, Tensor], RecvHandle]:
+        """Return the tensors of the next step, and a handle to wait for before reading them.
+
+        For engines, which wait by themselves and run a step with more rows than it has, such as the
+        size of a captured graph that only they know. What the rows behind those of the step hold is
+        not defined, but finite if all tensors of the channel have one dtype: zeros, or elements of
+        this or an earlier message.
+
+        Args:
+            rows: rows of the tensors, from those of the step to `max_rows` of the template.
+
+        Raises:
+            ShapeClassError: more rows than `max_rows`.
+            ChannelError: no message is expected.
+            CommunicatorFailed: a gather cannot be issued.
+        """
+        if rows > self._template.max_rows:
+            raise ShapeClassError(f"{rows} rows: the channel has {self._template.max_rows}")
+        return self._end.take(rows)
 
     def drain(self) -> None:
         """Wait for every step that was received, and check its header."""

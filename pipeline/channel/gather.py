@@ -6,7 +6,7 @@ is taken, on the communication stream, after the message.
 
 The slices of several ranks make up a tensor only if all ranks hold the same one. If they do not,
 receivers get a tensor that no rank has, and nothing crashes (SGLang issue 30015 is of that kind).
-`check_replicated` compares checksums before the first message of a schema is sent.
+`check_replicated` compares checksums before the first message is sent.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,6 @@ from equipoise.hal.stream import Role, Stream
 from equipoise.hal.work import Work
 from equipoise.pipeline.channel.edge import Edge, SliceGroup, as_equipoise_error
 from equipoise.pipeline.channel.message import HEADER_BYTES, MessageLayout, Tensors
-from equipoise.pipeline.channel.schema import Constant
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def check_replicated(
         CommunicatorFailed: a rank did not take part by the deadline.
     """
     names = [field.field.name for field in layout.sliced_fields]
-    checksums = [as_int64(checksum(_tensor(tensors[name]).contiguous())) for name in names]
+    checksums = [as_int64(checksum(tensors[name].contiguous())) for name in names]
     own = torch.tensor(checksums, dtype=torch.int64, device=edge.accelerator.device)
     all_checksums = own.new_empty(slice_group.size, len(names))
     slice_group.verify_communicator.all_gather(all_checksums, own).result(edge.deadline)
@@ -203,8 +202,3 @@ def check_replicated(
             f"{edge.name}: {differing_names} is declared the same on {slice_group.size} ranks, "
             "and is not: send it whole"
         )
-
-
-def _tensor(value: Tensor | Constant) -> Tensor:
-    assert isinstance(value, Tensor)  # a field of the layout
-    return value

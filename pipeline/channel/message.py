@@ -16,14 +16,7 @@ from torch import Tensor
 
 from equipoise.hal.errors import MessageMismatch, ShapeClassError
 from equipoise.pipeline.channel.edge import Edge
-from equipoise.pipeline.channel.schema import (
-    Constant,
-    MessageSchema,
-    SliceMode,
-    TensorField,
-    same_constant,
-)
-from equipoise.pipeline.channel.statistics import EdgeCounters
+from equipoise.pipeline.channel.schema import MessageSchema, SliceMode, TensorField
 
 HEADER_WORDS = 8
 HEADER_BYTES = 8 * HEADER_WORDS
@@ -39,29 +32,17 @@ class Header:
     Attributes:
         sequence: number of messages that this edge carried before it.
         schema_digest: digest of its schema.
-        nbytes: size of the message: header, payload and description.
-        first_part_bytes: size of its first part; the rest follows as a second part.
-        description_bytes: bytes after the payload that describe the schema to a receiver that has
-            not seen it.
+        nbytes: size of the message: header and payload.
     """
 
     sequence: int
     schema_digest: int
     nbytes: int
-    first_part_bytes: int
-    description_bytes: int = 0
 
     def write(self, words: memoryview) -> None:
         """Write the header into `words`, the buffer of an int64 [1, 8] in host memory."""
-        fields = (
-            _MAGIC,
-            self.sequence,
-            self.schema_digest,
-            self.nbytes,
-            self.first_part_bytes,
-            self.description_bytes,
-        )
-        _HEADER_STRUCT.pack_into(words, 0, *fields, 0, _xor_words(fields))
+        fields = _MAGIC, self.sequence, self.schema_digest, self.nbytes
+        _HEADER_STRUCT.pack_into(words, 0, *fields, 0, 0, 0, _xor_words(fields))
 
 
 def read_header(words: Sequence[int], edge: str) -> Header:
@@ -70,10 +51,10 @@ def read_header(words: Sequence[int], edge: str) -> Header:
     Raises:
         MessageMismatch: the words are not those of a header, or are damaged.
     """
-    *fields, reserved, checksum = words
-    if fields[0] != _MAGIC or reserved or _xor_words(fields) != checksum:
+    *fields, checksum = words
+    if fields[0] != _MAGIC or any(fields[4:]) or _xor_words(fields) != checksum:
         raise MessageMismatch(f"{edge}: what arrived does not begin as a message does")
-    return Header(*fields[1:])
+    return Header(*fields[1:4])
 
 
 def _xor_words(fields: Sequence[int]) -> int:
@@ -114,21 +95,28 @@ class FieldLayout:
         end = self.gathered_offset + self.field.nbytes
         return gathered[self.gathered_offset : end].view(self.num_slices, self.nbytes)
 
-    def sent_view(self, message: Tensor) -> Tensor:
-        """A view of what is sent: the tensor, or this rank's slice of it [elements]."""
-        typed = self.sent_bytes(message).view(self.field.dtype)
-        return typed.view(self.field.shape) if self.num_slices == 1 else typed
-
     def sent_tensor(self, message: Tensor) -> Tensor:
         """The same as a tensor of its own over the memory, not a view (see `typed_view`)."""
         dtype = self.field.dtype
         shape = self.field.shape if self.num_slices == 1 else (self.nbytes // dtype.itemsize,)
         return typed_view(message, self.offset, shape, dtype)
 
-    def gathered_view(self, gathered: Tensor) -> Tensor:
-        """A view of the whole tensor in the buffer for gathered slices."""
-        end = self.gathered_offset + self.field.nbytes
-        return gathered[self.gathered_offset : end].view(self.field.dtype).view(self.field.shape)
+    def received_view(self, message: Tensor, gathered: Tensor, rows: int | None = None) -> Tensor:
+        """A view of the whole tensor, where it is received or gathered.
+
+        Args:
+            message: uint8, the buffer of the message.
+            gathered: uint8, the buffer for gathered slices.
+            rows: size of the first dimension, if not that of the field; the view goes on in the
+                buffer behind the tensor.
+        """
+        memory, begin = (
+            (message, self.offset) if self.num_slices == 1 else (gathered, self.gathered_offset)
+        )
+        shape, dtype = self.field.shape, self.field.dtype
+        if rows is not None:
+            shape = (rows, *shape[1:])
+        return memory[begin : begin + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -197,73 +185,46 @@ def _aligned(offset: int) -> int:
 
 
 MAX_CACHED_LAYOUTS = 1024
-"""Layouts that a cache keeps; the least recently used is dropped. Both ends see the same messages
-in the same order, so both drop the same ones."""
-
-
-@dataclass(frozen=True)
-class CachedLayout:
-    """A schema's layout, and whether the cache does not hold it yet."""
-
-    layout: MessageLayout
-    is_new: bool
+"""Layouts that a cache keeps; the least recently used is dropped. Steps have many sizes."""
 
 
 class LayoutCache:
-    """Layouts by schema. The key is the digest, since the constants 1 and True compare equal but
-    are not the same schema.
+    """Layouts by the digest of their schema: making one costs more than sending a few rows.
 
     Args:
         num_slices: slices that a sliced tensor is cut into.
-        counters: counts new schemas.
     """
 
-    def __init__(self, num_slices: int, counters: EdgeCounters) -> None:
+    def __init__(self, num_slices: int) -> None:
         self._num_slices = num_slices
-        self._counters = counters
         self._layouts: OrderedDict[int, MessageLayout] = OrderedDict()
 
-    def lookup(self, schema: MessageSchema) -> CachedLayout:
-        """Return the layout of `schema` without adding it to the cache: see `remember`."""
+    def lookup(self, schema: MessageSchema) -> MessageLayout:
+        """Return the layout of `schema`."""
         layout = self._layouts.get(schema.digest)
-        if layout is not None:
-            return CachedLayout(layout, is_new=False)
-        return CachedLayout(message_layout(schema, self._num_slices), is_new=True)
-
-    def find(self, digest: int) -> MessageLayout | None:
-        """Return the layout with this digest if the cache holds it."""
-        return self._layouts.get(digest)
-
-    def remember(self, cached: CachedLayout) -> None:
-        """Add the layout, or mark it used: one of its messages was sent or received."""
-        digest = cached.layout.schema.digest
-        if cached.is_new:
-            self._layouts[digest] = cached.layout
-            self._counters.add_schema()
-        self._layouts.move_to_end(digest)
+        if layout is None:
+            layout = self._layouts[schema.digest] = message_layout(schema, self._num_slices)
+        self._layouts.move_to_end(schema.digest)
         if len(self._layouts) > MAX_CACHED_LAYOUTS:
             self._layouts.popitem(last=False)
+        return layout
 
 
-Tensors = Mapping[str, Tensor | Constant]
+Tensors = Mapping[str, Tensor]
 
 
 def check_matches_schema(edge: Edge, schema: MessageSchema, tensors: Tensors) -> None:
     """Raise `ShapeClassError` unless `tensors` match `schema` and lie on the edge's device."""
     device = edge.accelerator.device
-    constants = dict(schema.constants)
-    if len(tensors) != len(schema.fields) + len(constants):
+    if len(tensors) != len(schema.fields):
         raise ShapeClassError(f"{edge.name}: got {sorted(tensors)}, it carries {schema}")
     for field in schema.fields:
-        value = tensors.get(field.name)
+        value: object = tensors.get(field.name)
         if not isinstance(value, Tensor) or not _matches(value, field):
             actual = _describe(value)
             raise ShapeClassError(f"{edge.name}: {field.name} is {actual}, it carries {schema}")
         if value.device != device:
             raise ShapeClassError(f"{edge.name}: {field.name} is on {value.device}, not {device}")
-    for name, expected in constants.items():
-        if not same_constant(tensors.get(name), expected):
-            raise ShapeClassError(f"{edge.name}: {name} is not {expected!r}")
 
 
 def check_in_place(edge: Edge, layout: MessageLayout, tensors: Tensors, message: Tensor) -> None:
@@ -271,7 +232,6 @@ def check_in_place(edge: Edge, layout: MessageLayout, tensors: Tensors, message:
     storage, begin = message.untyped_storage().data_ptr(), message.data_ptr()
     for field in layout.fields:
         value = tensors[field.field.name]
-        assert isinstance(value, Tensor)  # a field of the layout
         if not value.numel() or value.untyped_storage().data_ptr() != storage:
             continue
         in_place = value.data_ptr() == begin + field.offset and value.is_contiguous()
@@ -291,24 +251,20 @@ def pack(edge: Edge, layout: MessageLayout, tensors: Tensors, views: Sequence[Te
     """
     for field, view in zip(layout.fields, views, strict=True):
         value = tensors[field.field.name]
-        assert isinstance(value, Tensor)  # a field of the layout
         if value.data_ptr() != view.data_ptr():
             view.copy_(_own_slice(edge, field, value))
 
 
-def unpack(layout: MessageLayout, message: Tensor, gathered: Tensor) -> dict[str, Tensor]:
-    """Return views of a message's tensors by name; their content may still be on its way."""
+def unpack(
+    layout: MessageLayout, message: Tensor, gathered: Tensor, rows: int | None = None
+) -> dict[str, Tensor]:
+    """Return views of a message's tensors by name; their content may still be on its way.
+
+    `rows` is as in `FieldLayout.received_view`.
+    """
     return {
-        field.field.name: field.sent_view(message)
-        if field.num_slices == 1
-        else field.gathered_view(gathered)
-        for field in layout.fields
+        field.field.name: field.received_view(message, gathered, rows) for field in layout.fields
     }
-
-
-def bytes_to_tensor(text: bytes) -> Tensor:
-    """uint8 [n], in the host's memory."""
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
 def header_views(memory: Tensor, count: int) -> Tensor:
@@ -326,7 +282,7 @@ def _matches(tensor: Tensor, field: TensorField) -> bool:
     return tensor.dtype == field.dtype and tuple(tensor.shape) == field.shape
 
 
-def _describe(value: Tensor | Constant) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {value.dtype}"
     return "missing" if value is None else repr(value)

@@ -1,7 +1,7 @@
 """The receiving end of an edge: receives posted ahead into a ring of buffers.
 
-The schema of each message is known before it arrives (`expect`); see `described_recv` for the other
-case. A buffer is received into again when no tensor refers to it and the readers' work is done.
+The schema of each message is known before it arrives (`expect`). A buffer is received into again
+when no tensor refers to it and the readers' work is done.
 """
 
 import threading
@@ -21,7 +21,6 @@ from equipoise.pipeline.channel.buffers import ReleaseWaiter, TrackedBuffer, hos
 from equipoise.pipeline.channel.edge import Edge, EdgeStatus, ReadMode
 from equipoise.pipeline.channel.gather import Completion, gather, gather_specs
 from equipoise.pipeline.channel.message import (
-    CachedLayout,
     LayoutCache,
     MessageLayout,
     header_views,
@@ -80,6 +79,8 @@ class PendingMessage:
 
     def wait_on_host(self) -> None:
         """Block the host until all tensors have arrived. Raises `CommunicatorFailed`."""
+        if not self.completion.done():
+            self.edge.counters.add_host_wait()
         began = time.monotonic_ns()
         self.completion.result(self.edge.deadline)
         self.edge.counters.add_message_wait(time.monotonic_ns() - began)
@@ -177,6 +178,8 @@ class StreamRecvHandle:
         """
         self.message.wait_on_host()
         self._start_header_copy()
+        if not self._copied.query():
+            self.message.edge.counters.add_host_wait()
         self._copied.synchronize(self.message.edge.deadline)
         self.message.check_headers(self._headers.tolist())
 
@@ -288,8 +291,10 @@ class RecvBuffer:
         """Record that a receive into the buffer was posted."""
         self.state = Posted(sequence, layout, work)
 
-    def take(self) -> tuple[dict[str, Tensor], RecvHandle]:
+    def take(self, rows: int | None) -> tuple[dict[str, Tensor], RecvHandle]:
         """Return the tensors of the posted message and its handle; begins the gathers.
+
+        `rows` is as in `ReceivingEnd.take`.
 
         Raises:
             CommunicatorFailed: a gather cannot be issued.
@@ -298,7 +303,8 @@ class RecvBuffer:
         assert isinstance(posted, Posted)
         handle = self._recv_handle(posted, self._completion(posted))
         self.state = Taken(posted.sequence, handle)
-        return unpack(posted.layout, self._message.memory, self._gathered.memory), handle
+        tensors = unpack(posted.layout, self._message.memory, self._gathered.memory, rows)
+        return tensors, handle
 
     def release(self) -> None:
         """Record that the reader has launched its last read on the edge's stream."""
@@ -373,7 +379,7 @@ class ReceivingEnd:
 
     def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._layouts = LayoutCache(edge.num_slices, edge.counters)
+        self._layouts = LayoutCache(edge.num_slices)
         self._buffers = [RecvBuffer(edge) for _ in range(edge.depth)]
         self._expected_buffers: deque[RecvBuffer] = deque()
         self._ordered = edge.communicator.capabilities.stream_ordered
@@ -400,7 +406,7 @@ class ReceivingEnd:
         """Allocate memory for messages of `schema`, the largest to come, so that none is allocated
         later."""
         with self._posting:
-            layout = self._layouts.lookup(schema).layout
+            layout = self._layouts.lookup(schema)
             for buffer in self._buffers:
                 if isinstance(buffer.state, Free):
                     buffer.reserve(layout)
@@ -435,17 +441,35 @@ class ReceivingEnd:
     def receive(self) -> AsyncIntermediateTensors:
         """Return the tensors of the next step, which may still be on their way.
 
-        Gathers of slices are issued here, in the order of these calls: ranks of one slice group
-        have to receive their messages in one order.
-
         Returns:
             A mapping with a lease: call `release()` after the last read, or drop it and all tensors
             read from it.
+
+        Raises as `take`.
+        """
+        tensors, handle, buffer = self._take(None)
+        return AsyncIntermediateTensors(
+            tensors, [handle], lease=_RecvBufferLease(buffer, self._release_waiter)
+        )
+
+    def take(self, rows: int | None = None) -> tuple[dict[str, Tensor], RecvHandle]:
+        """Return the tensors of the next step and the handle to wait for before reading them.
+
+        Gathers of slices are issued here, in the order of these calls: ranks of one slice group
+        have to receive their messages in one order. The buffer is free when no tensor is left.
+
+        Args:
+            rows: rows of the tensors, if more than those of the step; `Receiver.take` says what
+                they hold.
 
         Raises:
             ChannelError: no message is expected.
             CommunicatorFailed: a gather cannot be issued.
         """
+        tensors, handle, _ = self._take(rows)
+        return tensors, handle
+
+    def _take(self, rows: int | None) -> tuple[dict[str, Tensor], RecvHandle, RecvBuffer]:
         # Without `_posting`: `expect` holds it while it waits for a buffer, which only becomes free
         # once its message has been received.
         try:
@@ -453,13 +477,11 @@ class ReceivingEnd:
         except IndexError:
             raise ChannelError(f"{self._edge.name}: no message is expected") from None
         try:
-            tensors, handle = buffer.take()
+            tensors, handle = buffer.take(rows)
         except BaseException as failure:
             self._status.fail(failure)
             raise
-        return AsyncIntermediateTensors(
-            tensors, [handle], lease=_RecvBufferLease(buffer, self._release_waiter)
-        )
+        return tensors, handle, buffer
 
     def is_drained(self) -> bool:
         """Whether `drain` would return or raise without waiting for a message."""
@@ -503,6 +525,8 @@ class ReceivingEnd:
         if self._ordered:
             self._comm.wait(freed)
         else:
+            if not freed.query():
+                self._edge.counters.add_host_wait()
             freed.synchronize(self._edge.deadline)
 
     def _order_after_allocation(self, buffer: RecvBuffer) -> None:
@@ -532,15 +556,14 @@ class ReceivingEnd:
             f"{self._edge.deadline:g} s later, and all {self._edge.depth} buffers are in use"
         )
 
-    def _post(self, buffer: RecvBuffer, cached: CachedLayout) -> None:
-        layout, memory = cached.layout, buffer.reserve(cached.layout)
+    def _post(self, buffer: RecvBuffer, layout: MessageLayout) -> None:
+        memory = buffer.reserve(layout)
         self._order_after_allocation(buffer)
         current: AbstractContextManager[None] = nullcontext()
         if self._ordered:
             current = self._comm.current()
         with current:
             work = self._edge.communicator.irecv(memory, self._edge.peer)
-        self._layouts.remember(cached)
         buffer.post(self._sequence, layout, work)
         self._sequence += 1
         self._edge.counters.add_message(layout.nbytes)

@@ -1,26 +1,20 @@
 """Message schemas: names, shapes, dtypes and slicing of the tensors that one message carries.
 
-A message is the bytes of its tensors and a header of fixed size with the digest of its schema:
-nothing to unpickle. The schema itself travels once, as JSON after the payload of the first message
-that uses it, unless the receiver was told before (`framing.py`). A `SchemaTemplate` is a schema in
-which only the number of rows varies.
+Both ends know the schema of a message beforehand, so none travels: a message is the bytes of its
+tensors and a header of fixed size with the schema's digest, and there is nothing to unpickle. A
+`SchemaTemplate` is a schema in which only the number of rows varies.
 """
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from hashlib import blake2b
 from math import prod
 
 import torch
-from torch import Tensor
 
 from equipoise.hal.errors import ShapeClassError
-
-Constant = str | int | float | bool | None
-"""A value that goes with the tensors; it is part of the schema."""
 
 
 class SliceMode(StrEnum):
@@ -60,15 +54,12 @@ class MessageSchema:
 
     Attributes:
         fields: the tensors; each name once.
-        constants: values that go with the tensors, by name. Both ends know them; they do not
-            travel.
     """
 
     fields: tuple[TensorField, ...]
-    constants: tuple[tuple[str, Constant], ...] = ()
 
     def __post_init__(self) -> None:
-        names = [tensor.name for tensor in self.fields] + [name for name, _ in self.constants]
+        names = [tensor.name for tensor in self.fields]
         if len(set(names)) != len(names):
             raise ShapeClassError(f"a name occurs more than once in {sorted(names)}")
         for tensor in self.fields:
@@ -77,75 +68,19 @@ class MessageSchema:
 
     @cached_property
     def digest(self) -> int:
-        """Identifies the schema in headers: blake2b of `to_bytes()`, below 2**63 as int64."""
-        return int.from_bytes(blake2b(self.to_bytes(), digest_size=8).digest(), "big") >> 1
+        """Identifies the schema in headers: blake2b of its JSON, below 2**63 as int64; equal
+        schemas have equal digests on every machine."""
+        fields = [[f.name, list(f.shape), str(f.dtype), f.slice_mode] for f in self.fields]
+        text = json.dumps(fields, separators=(",", ":")).encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1
 
-    def to_bytes(self) -> bytes:
-        """The schema as JSON; equal schemas give equal bytes on every machine."""
-        fields = [
-            [f.name, list(f.shape), str(f.dtype).removeprefix("torch."), f.slice_mode]
-            for f in self.fields
-        ]
-        text = {"fields": fields, "constants": [list(pair) for pair in self.constants]}
-        return json.dumps(text, separators=(",", ":")).encode()
-
-    @classmethod
-    def from_bytes(cls, text: bytes) -> "MessageSchema":
-        """Parse what `to_bytes` wrote. Raises `ShapeClassError` for anything else."""
-        try:
-            description = json.loads(text)
-            fields = tuple(
-                TensorField(name, tuple(shape), _dtype(dtype), SliceMode(slice_mode))
-                for name, shape, dtype, slice_mode in description["fields"]
-            )
-            return cls(fields, tuple((name, value) for name, value in description["constants"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShapeClassError(f"not a description of a schema: {error}") from error
+    @cached_property
+    def without_rows(self) -> tuple[TensorField, ...]:
+        """The fields with their first dimension left out; the same for steps of any size."""
+        return tuple(replace(field, shape=field.shape[1:]) for field in self.fields)
 
     def __str__(self) -> str:
-        tensors = ", ".join(f"{f.name} {list(f.shape)} {f.dtype}" for f in self.fields)
-        constants = ", ".join(f"{name}={value!r}" for name, value in self.constants)
-        return " and ".join(part for part in (tensors, constants) if part) or "nothing"
-
-
-def same_constant(a: object, b: Constant) -> bool:
-    """Whether two constants give the same schema: 1 and True do not, and NaN and NaN do."""
-    return isinstance(a, type(b)) and json.dumps(a) == json.dumps(b)
-
-
-def schema_of(
-    tensors: Mapping[str, Tensor | Constant], sliced: Collection[str] = ()
-) -> MessageSchema:
-    """Return the schema of `tensors`.
-
-    Args:
-        tensors: by name; a value that is not a tensor is a constant.
-        sliced: names of tensors of which every rank of the sending group sends a slice.
-
-    Raises:
-        ShapeClassError: a value is neither tensor nor constant, or a name in `sliced` is unknown.
-    """
-    fields, constants = [], []
-    for name, value in tensors.items():
-        if isinstance(value, Tensor):
-            slice_mode = SliceMode.SLICED if name in sliced else SliceMode.WHOLE
-            fields.append(TensorField(name, tuple(value.shape), value.dtype, slice_mode))
-        elif value is None or isinstance(value, str | int | float):
-            constants.append((name, value))
-        else:
-            raise ShapeClassError(
-                f"{name} is a {type(value).__name__}: neither tensor nor constant"
-            )
-    if unknown := set(sliced) - {field.name for field in fields}:
-        raise ShapeClassError(f"{sorted(unknown)} cannot be sliced: no such tensor")
-    return MessageSchema(tuple(fields), tuple(constants))
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ShapeClassError(f"no dtype is called {name!r}")
-    return dtype
+        return ", ".join(f"{f.name} {list(f.shape)} {f.dtype}" for f in self.fields) or "nothing"
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,20 @@ from equipoise.hal.stream import Event, Role
 from equipoise.hal.work import Work
 from equipoise.pipeline.channel.buffers import ReleaseWaiter, TrackedBuffer, host_headers
 from equipoise.pipeline.channel.edge import Edge, EdgeStatus, as_equipoise_error
-from equipoise.pipeline.channel.framing import Frame, Framing, SinglePartFraming
 from equipoise.pipeline.channel.gather import check_replicated
 from equipoise.pipeline.channel.message import (
     HEADER_WORDS,
-    CachedLayout,
     Header,
     LayoutCache,
     MessageLayout,
     Tensors,
-    bytes_to_tensor,
     check_in_place,
     check_matches_schema,
     message_layout,
     pack,
     typed_view,
 )
-from equipoise.pipeline.channel.schema import MessageSchema
+from equipoise.pipeline.channel.schema import MessageSchema, TensorField
 
 
 class SendHandle:
@@ -53,13 +50,13 @@ class SendHandle:
         self._packed = packed
         self._issued = issued
         self._deadline = deadline
-        self._works: tuple[Work, ...] = ()
+        self._work: Work | None = None
         self._failure: EquipoiseError | None = None
         self._completed = False
 
-    def add_work(self, work: Work) -> None:
-        """Add the work of one part that the communicator has."""
-        self._works += (work,)
+    def set_work(self, work: Work) -> None:
+        """Set what the communicator does with the message."""
+        self._work = work
 
     def set_failure(self, failure: Exception) -> None:
         """Record that a program could not pack or issue the message; the first failure stays."""
@@ -99,7 +96,7 @@ class SendHandle:
     def _has_left(self) -> bool:
         if self._failure is not None:
             return True
-        return self._issued.query() and all(work.done() for work in self._works)
+        return self._issued.query() and (self._work is None or self._work.done())
 
     def _follow(self) -> None:
         try:
@@ -111,13 +108,13 @@ class SendHandle:
         self._end(self._deadline)
 
     def _end(self, timeout: float) -> None:
-        """Collect the outcome of every part. Drops the works, which may keep the buffer alive."""
-        for work in self._works:
+        """Collect the outcome. Drops the work, which may keep the buffer alive."""
+        if self._work is not None:
             try:
-                work.result(timeout)
+                self._work.result(timeout)
             except CommunicatorError as failure:
                 self._failure = self._failure or failure
-        self._completed, self._works = True, ()
+        self._completed, self._work = True, None
 
 
 class BorrowState(StrEnum):
@@ -199,12 +196,12 @@ class SendBuffer:
         if self.buffer.reserve(nbytes):
             self._views = None
 
-    def lend_tensors(self, layout: MessageLayout, nbytes: int) -> dict[str, Tensor]:
-        """Return the uninitialized tensors of the next message, in the buffer it is sent from.
+    def lend_tensors(self, layout: MessageLayout) -> dict[str, Tensor]:
+        """Return the tensors of the next message, in the buffer it is sent from, to be filled.
 
-        Tensors of which only a slice travels are left out. `nbytes` is the size of the message.
+        Tensors of which only a slice travels are left out.
         """
-        self.reserve(nbytes)
+        self.reserve(layout.nbytes)
         self.borrow_state = BorrowState.OPEN
         pairs = zip(layout.fields, self._views_of(layout).parts, strict=True)
         return {field.field.name: part.detach() for field, part in pairs if field.num_slices == 1}
@@ -250,13 +247,12 @@ class SendingEnd:
 
     Args:
         edge: of this end.
-        framing: of its messages; by default one part and no description.
     """
 
-    def __init__(self, edge: Edge, framing: Framing | None = None) -> None:
+    def __init__(self, edge: Edge) -> None:
         self._edge = edge
-        self._framing = framing or SinglePartFraming()
-        self._layouts = LayoutCache(edge.num_slices, edge.counters)
+        self._layouts = LayoutCache(edge.num_slices)
+        self._verified: set[tuple[TensorField, ...]] = set()
         self._buffers = [SendBuffer(edge) for _ in range(edge.depth)]
         ordered = edge.communicator.capabilities.stream_ordered
         self._issue_stream = edge.stream if ordered else edge.accelerator.stream(Role.AUX)
@@ -291,9 +287,9 @@ class SendingEnd:
         """
         with self._sending:
             self._status.check_open()
-            cached, buffer = self._layouts.lookup(schema), self._next()
+            layout, buffer = self._layouts.lookup(schema), self._next()
             self._wait_until_free(buffer)
-            return buffer.lend_tensors(cached.layout, self._framing.frame(cached).padded_nbytes)
+            return buffer.lend_tensors(layout)
 
     def send(self, tensors: Tensors, schema: MessageSchema) -> SendHandle:
         """Send the tensors of one step; from the host, or from a program of the edge's stream.
@@ -311,19 +307,20 @@ class SendingEnd:
                 lie in the ring, but not where `borrow_outputs` put them.
             BuffersBusy: tensors that `borrow_outputs` lent for an earlier step still exist.
             CommunicatorFailed: an earlier message could not be sent.
-            NotReplicated: a sliced tensor differs between ranks. Checked for the first message of
-                each schema, which is then not sent; the check synchronizes the stream.
+            NotReplicated: a sliced tensor differs between ranks. Checked for the first message with
+                these tensors, of whatever number of rows; it is then not sent. The check
+                synchronizes the stream.
             ChannelClosed: the end was closed, or has failed before.
         """
         with self._sending:
             self._status.check_open()
             check_matches_schema(self._edge, schema, tensors)
-            cached, buffer = self._layouts.lookup(schema), self._next()
+            layout, buffer = self._layouts.lookup(schema), self._next()
             # `borrow_outputs` has waited for the buffer already.
             if buffer.borrow_state is not BorrowState.OPEN:
                 self._wait_until_free(buffer)
-            frame = self._prepare(buffer, cached, tensors)
-            return self._launch(buffer, cached, frame, dict(tensors))
+            self._prepare(buffer, layout, tensors)
+            return self._launch(buffer, layout, dict(tensors))
 
     def drain(self) -> None:
         """Wait until every message has left its buffer.
@@ -350,6 +347,8 @@ class SendingEnd:
     def _wait_until_free(self, buffer: SendBuffer) -> None:
         """Wait until the last message and the borrowed tensors have left `buffer`."""
         if buffer.last_send is not None:
+            if not buffer.last_send.is_completed():
+                self._edge.counters.add_host_wait()
             began = time.monotonic_ns()
             try:
                 buffer.last_send.wait()
@@ -364,36 +363,36 @@ class SendingEnd:
         number = self._sequence - self._edge.depth
         return f"{self._edge.name}: tensors lent for message {number} are still referenced"
 
-    def _prepare(self, buffer: SendBuffer, cached: CachedLayout, tensors: Tensors) -> Frame:
+    def _prepare(self, buffer: SendBuffer, layout: MessageLayout, tensors: Tensors) -> None:
         """Do everything that may be refused, before anything is changed."""
-        frame = self._framing.frame(cached)
         if buffer.borrow_state is BorrowState.OPEN:
-            check_in_place(self._edge, cached.layout, tensors, buffer.buffer.memory)
-        buffer.reserve(frame.padded_nbytes)  # `tensors` may be of a larger schema than was lent
-        if cached.is_new:
-            self._verify_slices(cached.layout, tensors)
-        return frame
+            check_in_place(self._edge, layout, tensors, buffer.buffer.memory)
+        buffer.reserve(layout.nbytes)  # `tensors` may be of a larger schema than was lent
+        self._verify_slices(layout, tensors)
 
     def _verify_slices(self, layout: MessageLayout, tensors: Tensors) -> None:
-        """Check that sliced tensors are equal on all sending ranks; called once per schema."""
-        if layout.sliced_fields and self._edge.slice_group is not None:
+        """Check that sliced tensors are equal on all sending ranks.
+
+        Once per set of tensors, whatever their number of rows: the check is a collective that the
+        host waits for, and steps of mixed sizes would do little else.
+        """
+        if not layout.sliced_fields or self._edge.slice_group is None:
+            return
+        tensor_set = layout.schema.without_rows
+        if tensor_set not in self._verified:
+            self._edge.counters.add_host_wait()
             self._edge.stream.synchronize(self._edge.deadline)
             check_replicated(self._edge, self._edge.slice_group, layout, tensors)
+            self._verified.add(tensor_set)
 
     def _launch(
-        self, buffer: SendBuffer, cached: CachedLayout, frame: Frame, tensors: Tensors
+        self, buffer: SendBuffer, layout: MessageLayout, tensors: dict[str, Tensor]
     ) -> SendHandle:
         edge = self._edge
         handle = SendHandle(self._sequence, buffer.packed, buffer.issued, edge.deadline)
-        digest, description_bytes = cached.layout.schema.digest, len(frame.description)
-        header = Header(
-            self._sequence, digest, frame.nbytes, frame.first_part_bytes, description_bytes
-        )
-        program = partial(self._pack_and_send, buffer, cached.layout, frame, tensors, handle)
+        program = partial(self._pack_and_send, buffer, layout, tensors, handle)
         try:
-            self._layouts.remember(cached)
-            self._framing.advance(frame)
-            buffer.write_header(header)
+            buffer.write_header(Header(self._sequence, layout.schema.digest, layout.nbytes))
             edge.stream.launch(program)
             edge.stream.record(buffer.packed)
         except BaseException as failure:  # some of it may have been done
@@ -402,48 +401,32 @@ class SendingEnd:
         self._sequence += 1
         # Only after `packed` has been recorded: a waiter would see the event of the message before.
         buffer.mark_sent(handle)
-        edge.counters.add_message(
-            frame.padded_nbytes, description_bytes=description_bytes, parts=frame.num_parts
-        )
+        edge.counters.add_message(layout.nbytes)
         return handle
 
     def _pack_and_send(
-        self,
-        buffer: SendBuffer,
-        layout: MessageLayout,
-        frame: Frame,
-        tensors: Tensors,
-        handle: SendHandle,
+        self, buffer: SendBuffer, layout: MessageLayout, tensors: Tensors, handle: SendHandle
     ) -> None:
         """Runs as a program of the edge's stream. An error fails the message, not the stream."""
         try:
             buffer.pack(layout, tensors)
-            if frame.description:
-                description = buffer.buffer.memory[layout.nbytes : frame.nbytes]
-                description.copy_(bytes_to_tensor(frame.description))
-            self._issue_after_packing(buffer, frame, handle)
+            self._issue_after_packing(buffer, layout.nbytes, handle)
         except Exception as failure:
             handle.set_failure(failure)
 
-    def _issue_after_packing(self, buffer: SendBuffer, frame: Frame, handle: SendHandle) -> None:
+    def _issue_after_packing(self, buffer: SendBuffer, nbytes: int, handle: SendHandle) -> None:
         """Have the communicator get the message after packing."""
         if self._awaits_packing:
             self._edge.stream.record(buffer.pack_done)
-        self._issue_stream.launch(partial(self._issue, buffer, frame, handle))
+        self._issue_stream.launch(partial(self._issue, buffer, nbytes, handle))
         self._issue_stream.record(buffer.issued)
 
-    def _issue(self, buffer: SendBuffer, frame: Frame, handle: SendHandle) -> None:
+    def _issue(self, buffer: SendBuffer, nbytes: int, handle: SendHandle) -> None:
         """Runs as a program of the issuing stream; errors as above."""
-        edge, memory = self._edge, buffer.buffer.memory
+        edge = self._edge
         try:
             if self._awaits_packing:
                 buffer.pack_done.synchronize(edge.deadline)
-            handle.add_work(edge.communicator.isend(memory[: frame.first_part_bytes], edge.peer))
-            if frame.nbytes > frame.first_part_bytes:
-                handle.add_work(
-                    edge.require_second.isend(
-                        memory[frame.first_part_bytes : frame.nbytes], edge.peer
-                    )
-                )
+            handle.set_work(edge.communicator.isend(buffer.buffer.memory[:nbytes], edge.peer))
         except Exception as failure:
             handle.set_failure(failure)

@@ -10,25 +10,21 @@ class EdgeStatistics:
 
     Attributes:
         messages: messages sent or received.
-        continued: messages with a second part, because the first part was too small.
         nbytes: bytes of all messages, headers included.
-        described: messages that carried a description of their schema.
-        classes: schemas seen.
         buffers: buffers allocated, for messages and for gathered slices.
         buffer_bytes: bytes of these.
         gathered: gathers of a tensor's slices.
+        host_waits: times that the host waited for a message, a reader or a stream.
         waited_ns: time waited for a message to arrive, or to leave its buffer.
         held_ns: time waited for readers of a buffer.
     """
 
     messages: int = 0
-    continued: int = 0
     nbytes: int = 0
-    described: int = 0
-    classes: int = 0
     buffers: int = 0
     buffer_bytes: int = 0
     gathered: int = 0
+    host_waits: int = 0
     waited_ns: int = 0
     held_ns: int = 0
 
@@ -53,13 +49,11 @@ class EdgeCounters:
         with self._lock:
             return EdgeStatistics(**self._counts)
 
-    def add_message(self, nbytes: int, description_bytes: int = 0, parts: int = 1) -> None:
-        """Count a message with so many bytes of description, in so many parts."""
+    def add_message(self, nbytes: int) -> None:
+        """Count a message."""
         with self._lock:
             self._counts["messages"] += 1
             self._counts["nbytes"] += nbytes
-            self._counts["continued"] += parts - 1
-            self._counts["described"] += int(description_bytes > 0)
 
     def add_buffer(self, nbytes: int) -> None:
         """Count an allocated buffer."""
@@ -67,13 +61,13 @@ class EdgeCounters:
             self._counts["buffers"] += 1
             self._counts["buffer_bytes"] += nbytes
 
-    def add_schema(self) -> None:
-        """Count a schema."""
-        self._add("classes", 1)
-
     def add_gather(self) -> None:
         """Count a gather."""
         self._add("gathered", 1)
+
+    def add_host_wait(self) -> None:
+        """Count a wait of the host."""
+        self._add("host_waits", 1)
 
     def add_message_wait(self, nanoseconds: int) -> None:
         """Add time waited for a message."""

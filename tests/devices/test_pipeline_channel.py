@@ -5,10 +5,10 @@ from typing import Any
 
 from helpers.harnesses.devices import Network
 from helpers.processes.rank_pool import DEADLINE, Case, Ranks
-from helpers.rank_programs import channel_ends, channels, tensor_dicts
+from helpers.rank_programs import channel_ends, channels, engine_steps
 from helpers.rank_programs import pipeline_stages as stages
 from helpers.strategies.hypothesis_examples import few
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 FEW = few(8, shrink=False)
@@ -119,8 +119,21 @@ def test_channel_gathers_slices_to_sent_step(
         assert answer["messages"] == len(rows)
 
 
-def test_channel_receive_waits_for_readers_of_dropped_tensors(
-    ranks: Ranks, network: Network
+@FEW
+@given(st.lists(st.integers(1, channels.MOST), min_size=8, max_size=16), st.integers(2, 4))
+@example([1, 32] * 6, 2)
+@example([32, 1, 1] * 4, 3)
+@example([32, 1, 1, 1] * 3, 4)
+def test_channel_steps_of_mixed_sizes_in_flight_make_no_host_wait(
+    ranks: Ranks, network: Network, rows: list[int], in_flight: int
 ) -> None:
-    _, read = on_devices(ranks, network, tensor_dicts.let_go, 2, steps=24)
-    assert read == list(range(24))
+    """As engines run it, two ranks a stage: padded steps, read and let go of at once."""
+    answers = on_devices(
+        ranks, network, engine_steps.run, 4, rows=rows, in_flight=in_flight, parts=2
+    )
+    for answer in answers:
+        assert (answer["messages"], answer["buffers"]) == (len(rows) - in_flight, 0)
+        assert answer["host_waits"] == 0
+    for answer in answers[2:]:
+        assert answer["right"] == [True] * len(rows)
+        assert answer["finite"]

@@ -2,7 +2,7 @@
 
 import pytest
 from helpers.processes.rank_pool import Ranks
-from helpers.rank_programs import channel_ends, channels
+from helpers.rank_programs import channel_ends, channels, engine_steps
 from helpers.strategies.hypothesis_examples import few
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +20,7 @@ def test_channel_delivers_steps_whose_source_is_overwritten(
     answers = ranks.run(channels.stream_of_steps, 2, rows=rows, depth=depth, ahead=ahead, parts=1)
     for answer in answers:
         assert answer["wrong"] == []
-        assert (answer["messages"], answer["continued"]) == (len(rows), 0)
-        assert (answer["buffers"], answer["described"]) == (0, 0)
+        assert (answer["messages"], answer["buffers"]) == (len(rows), 0)
 
 
 @FEW
@@ -55,6 +54,17 @@ def test_channel_gathers_slices_to_sent_tensors(ranks: Ranks, rows: list[int], d
     assert {answer["messages"] for answer in answers} == {len(rows)}
     assert all(answer["gathered"] >= 2 * len(rows) for answer in answers[2:])
     assert all(answer["buffers"] == 0 for answer in answers)
+
+
+@FEW
+@given(ROWS, st.integers(2, 4), st.sampled_from([1, 2]))
+def test_channel_hands_padded_steps_to_engine(
+    ranks: Ranks, rows: list[int], in_flight: int, parts: int
+) -> None:
+    answers = ranks.run(engine_steps.run, 2 * parts, rows=rows, in_flight=in_flight, parts=parts)
+    for answer in answers[parts:]:
+        assert answer["right"] == [True] * len(rows)
+        assert answer["finite"]
 
 
 def test_channel_steady_step_is_one_message_without_allocation(

@@ -15,6 +15,7 @@ from equipoise.hal.errors import EquipoiseError
 from equipoise.integrations.vllm.entry import ORIGINAL_ATTRIBUTE
 from equipoise.integrations.vllm_ascend import doctor
 from vllm_ascend_cpu.groups import Place, groups
+from vllm_ascend_cpu.runner import Runner
 from vllm_ascend_cpu.workers import worker
 
 Break = Callable[[], AbstractContextManager[Any]]
@@ -73,7 +74,7 @@ def resolved(fabric: Fabric, address: str, name: str) -> list[str]:
 
 def _error_text(config: Any, rank: int) -> str:
     try:
-        with worker(config, rank, lambda *_: None):
+        with worker(config, rank, lambda *_: Runner(0, 1)):
             return ""
     except EquipoiseError as error:
         return f"{type(error).__name__}: {error}"

@@ -60,7 +60,7 @@ def planted(fault: Fault) -> Iterator[None]:
     """Break it until the context ends."""
     replaced: dict[Fault, tuple[str, Any]] = {
         Fault.SKIPPED_WAIT: (
-            "equipoise.pipeline.channel.described_recv.DescribedReceivingEnd._await",
+            "equipoise.pipeline.channel.recv.PendingMessage.wait_on_host",
             _nothing,
         ),
         Fault.THEIR_SKIPPED_WAIT: (

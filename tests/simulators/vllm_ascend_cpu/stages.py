@@ -13,11 +13,11 @@ from vllm_ascend_cpu.workers import counting, worker
 def execute(
     fabric: Fabric,
     address: str,
-    steps: list[list[Any]],
+    steps: list[int],
     parts: dict[str, Any],
     fault: str = Fault.NONE,
 ) -> dict[str, Any]:
-    """Every stage executes the steps, [rows, width, dtype] each; what it saw.
+    """Every stage executes the steps, given by their rows; what it saw.
 
     Args:
         fabric: of the case; vLLM's groups are others, among the same ranks.
@@ -35,11 +35,11 @@ def execute(
     ):
         with planted(Fault(fault)):
             error = _steps(
-                ascend_worker, [Step(at, *step) for at, step in enumerate(steps)], handles
+                ascend_worker, [Step(at, rows) for at, rows in enumerate(steps)], handles
             )
         meet()  # who shut down at once would take what is still on its way along
         runner = ascend_worker.model_runner
-        facts = {name: getattr(runner, name) for name in ("right", "early", "absent")}
+        facts = {name: getattr(runner, name) for name in ("right", "finite", "early", "absent")}
         return {**facts, "handles": handles, "raised": error, "counted": read_counts(ascend_worker)}
 
 

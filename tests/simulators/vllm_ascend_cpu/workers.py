@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +36,7 @@ def _init(
 ) -> None:
     """What of `NPUWorker.__init__` is read later; the rest asks for a model and a device."""
     self.vllm_config, self.parallel_config = vllm_config, vllm_config.parallel_config
+    self.model_config = SimpleNamespace(dtype=torch.bfloat16)
     self.local_rank, self.rank = local_rank, rank
     self.use_v2_model_runner = False
     self.profiler = None

@@ -78,13 +78,13 @@ def _break_ours(fault: Fault) -> None:
     """Parts of Equipoise are imported where they are broken, and nowhere else."""
     from equipoise.backends.cpu.slots import CpuSlotStore
     from equipoise.integrations.vllm.eplb import state
-    from equipoise.pipeline.channel.described_recv import DescribedReceivingEnd
+    from equipoise.pipeline.channel.recv import PendingMessage
 
     match fault:
         case Fault.OUR_DROPPED_COPY:
             CpuSlotStore.commit = lambda *_: None  # type: ignore[method-assign]
         case Fault.OUR_SKIPPED_WAIT:
-            DescribedReceivingEnd._await = lambda *_: None  # type: ignore[method-assign]
+            PendingMessage.wait_on_host = lambda *_: None  # type: ignore[method-assign]
         case Fault.OUR_OWN_PICKS:
             setattr(state, "ranks_sharing_rows", lambda *_: 1)  # noqa: B010 - not exported
 

@@ -1,5 +1,6 @@
 """Checks of the outcome of a run: tokens, rearrangements, counters."""
 
+from operator import ne
 from typing import Any
 
 from engines.vllm.runs.modes import REARRANGEMENTS
@@ -35,7 +36,9 @@ def check_rearrangements(outcome: Outcome, layers: int) -> None:
     assert len(processes) == 2, "nothing is balanced"
     first, second = processes
     assert (first["rank"], second["rank"]) == (0, 1)
-    assert first["maps"] == second["maps"]
+    moved = [counts(process).get("layers", 0) for process in processes]
+    differing = sum(map(ne, first["maps"], second["maps"]))
+    assert differing <= abs(moved[0] - moved[1]), "ranks serve different placements"
     assert first["maps"] != first["first"]
     assert layers or counts(first) == counts(second)
     rearrangements = counts(first)["rearrangements"]

@@ -14,7 +14,7 @@ from helpers.paths import ROOT
 from helpers.processes.ports import free_port
 
 EXAMPLE = ROOT / "examples" / "configs" / "route-reports-vllm.yaml"
-ROOM = 8192
+KV_TOKENS = 8192
 """Tokens, fewer than the cache of a rank holds: a report's part of it is told by this."""
 
 
@@ -24,7 +24,7 @@ def proxy_config(case: Case, server_port: int, port: int) -> str:
     config["workers"] = config["workers"][: case.engine["data_parallel_size"]]
     for worker in config["workers"]:
         worker["url"] = f"http://127.0.0.1:{server_port}"
-    config |= {"port": port, "slots": case.engine["max_num_seqs"], "room": ROOM}
+    config |= {"port": port, "slots": case.engine["max_num_seqs"], "kv_tokens": KV_TOKENS}
     return str(yaml.safe_dump(config))
 
 

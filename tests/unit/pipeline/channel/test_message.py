@@ -23,7 +23,6 @@ from equipoise.pipeline.channel.schema import (
     SchemaTemplate,
     SliceMode,
     TensorField,
-    schema_of,
 )
 
 DTYPES = [
@@ -42,61 +41,24 @@ FIELDS = st.builds(
     st.sampled_from(DTYPES),
     st.sampled_from(SliceMode),
 )
-CONSTANTS = st.lists(
-    st.tuples(st.text("xyz", min_size=5, max_size=6), st.none() | st.integers() | st.text()),
-    max_size=2,
-    unique_by=lambda pair: pair[0],
-)
 CLASSES = st.builds(
     MessageSchema,
     st.lists(FIELDS, max_size=4, unique_by=lambda field: field.name).map(tuple),
-    CONSTANTS.map(tuple),
 )
 NUMBERS = st.integers(0, 2**62)
-
-
-@given(CLASSES)
-def test_shape_class_survives_serialisation(one: MessageSchema) -> None:
-    assert MessageSchema.from_bytes(one.to_bytes()) == one
-    assert 0 <= one.digest < 2**63
 
 
 @given(CLASSES, CLASSES)
 def test_shape_class_digest_identifies_class(one: MessageSchema, other: MessageSchema) -> None:
     assert (one.digest == other.digest) == (one == other)
+    assert 0 <= one.digest < 2**63
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b'{"fields": [["a", [1], "complex7", "whole"]], "constants": []}',
-        b'{"fields": [["a", [1], "float32", "halved"]], "constants": []}',
-        b'{"fields": [["a", [-1], "float32", "whole"]], "constants": []}',
-        b'{"fields": [["a", [1], "nn", "whole"]], "constants": []}',
-    ],
-)
-def test_shape_class_refuses_invalid_description(text: bytes) -> None:
-    with pytest.raises(ShapeClassError):
-        MessageSchema.from_bytes(text)
-
-
-def test_shape_class_accepts_only_tensors_and_constants() -> None:
-    schema = schema_of({"a": torch.zeros(2, 3), "n": 3, "b": torch.zeros(())}, sliced=("a",))
-    assert schema.fields == (
-        TensorField("a", (2, 3), torch.float32, SliceMode.SLICED),
-        TensorField("b", (), torch.float32),
-    )
-    assert schema.constants == (("n", 3),)
-    with pytest.raises(ShapeClassError, match="neither tensor nor constant"):
-        schema_of({"a": [1, 2]})  # type: ignore[dict-item]
-    with pytest.raises(ShapeClassError, match="cannot be sliced"):
-        schema_of({"a": torch.zeros(1)}, sliced=("b",))
+def test_shape_class_refuses_repeated_name_and_negative_size() -> None:
     with pytest.raises(ShapeClassError, match="more than once"):
         MessageSchema((TensorField("a", (1,), torch.uint8), TensorField("a", (2,), torch.uint8)))
+    with pytest.raises(ShapeClassError, match="cannot have shape"):
+        MessageSchema((TensorField("a", (-1,), torch.uint8),))
 
 
 @given(CLASSES, st.integers(1, 4))
@@ -131,20 +93,20 @@ def test_message_unpack_returns_packed_tensors(one: MessageSchema) -> None:
     message = torch.zeros(layout.nbytes, dtype=torch.uint8)
     values = {field.name: _values(field) for field in one.fields}
     for place in layout.fields:
-        place.sent_view(message).copy_(values[place.field.name])
+        place.sent_tensor(message).copy_(values[place.field.name])
     for name, tensor in unpack(layout, message, message[:0]).items():
         assert tensor.shape == values[name].shape
         assert torch.equal(_bytes(tensor), _bytes(values[name]))
 
 
-@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS))
+@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS))
 def test_message_header_survives_round_trip(header: Header) -> None:
     words = torch.zeros(1, HEADER_WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
     assert read_header(words[0].tolist(), "edge") == header
 
 
-@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), st.integers(0, 511))
+@given(st.builds(Header, NUMBERS, NUMBERS, NUMBERS), st.integers(0, 511))
 def test_message_header_with_flipped_bit_is_refused(header: Header, bit: int) -> None:
     words = torch.zeros(1, HEADER_WORDS, dtype=torch.int64)
     header.write(words.numpy().data)
@@ -193,6 +155,51 @@ def test_template_caches_one_shape_class_per_row_count() -> None:
     for rows in (-1, 5):
         with pytest.raises(ShapeClassError, match="0 to 4"):
             template.schema_for(rows)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 3), st.sampled_from([1, 2]))
+def test_padded_views_lie_in_buffer_of_largest_step(
+    rows: int, padding: int, tensors: int, slices: int
+) -> None:
+    """Rows behind those of a step are those of the next tensors, or of earlier messages."""
+    mode = SliceMode.SLICED if slices > 1 else SliceMode.WHOLE
+    fields = tuple(RowField(str(n), (6,), torch.bfloat16, mode) for n in range(tensors))
+    template = SchemaTemplate(fields, max_rows=rows + padding)
+    layout = message_layout(template.schema_for(rows), slices)
+    largest = message_layout(template.schema_for(rows + padding), slices)
+    message = torch.ones(largest.nbytes // 2, dtype=torch.bfloat16).view(torch.uint8)
+    gathered = torch.ones(largest.gathered_nbytes // 2, dtype=torch.bfloat16).view(torch.uint8)
+    exact = unpack(layout, message, gathered)
+    for number, tensor in enumerate(exact.values()):
+        tensor.fill_(number + 2)
+    for number, (name, padded) in enumerate(
+        unpack(layout, message, gathered, rows + padding).items()
+    ):
+        assert padded.shape == (rows + padding, 6)
+        assert (padded[:rows] == number + 2).all()
+        assert padded.isfinite().all()
+        assert not rows or padded.data_ptr() == exact[name].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "ranks"), [(7168, 8), (7168, 16), (4096, 4)], ids=["V3", "K2", "Qwen3-235B"]
+)
+def test_message_of_mixed_steps_is_hardly_larger_than_its_payload(
+    hidden_size: int, ranks: int
+) -> None:
+    """Decode steps of 1 to 256 tokens and prefill chunks of up to 8,192, residual beside hidden
+    states, one slice a rank: headers and gaps are under 2 % of what is sent."""
+    fields = tuple(
+        RowField(name, (hidden_size,), torch.bfloat16, SliceMode.SLICED)
+        for name in ("hidden_states", "residual")
+    )
+    template = SchemaTemplate(fields, max_rows=8192)
+    sizes = [*range(1, 257), *range(512, 8193, 512)]
+    nbytes = [message_layout(template.schema_for(rows), ranks).nbytes for rows in sizes]
+    payloads = [2 * rows * hidden_size * 2 // ranks for rows in sizes]
+    assert sum(nbytes) <= 1.001 * sum(payloads)
+    single = {rows: n / p for rows, n, p in zip(sizes, nbytes, payloads, strict=True)}
+    assert max(ratio for rows, ratio in single.items() if rows >= 2) <= 1.02
 
 
 def _values(field: TensorField) -> Tensor:

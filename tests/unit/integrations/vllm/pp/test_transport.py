@@ -1,9 +1,9 @@
-"""`TensorDictTransport`: calls run in an ordered section, and sends are complete at once.
+"""`StageTransport`: what the worker's calls come to, and what of them is refused.
 
-The modes that run both stages are in `test_handover.py`.
+The modes that run both stages are in `test_handover_runs.py` and `test_handover.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,20 +12,25 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from equipoise.hal.errors import IntegrationError
 from equipoise.hal.stream import Stream
 from equipoise.integrations.vllm.pp.transport import (
+    StageLinks,
+    StageTransport,
     StreamOrderedHandle,
-    TensorDictTransport,
     _open_slice_group,
+    _wrap_worker,
+    step_template,
 )
-from equipoise.pipeline.tensor_dict import TensorDictGroup
+from equipoise.pipeline.channel.schema import SliceMode
 
-TENSORS = {"hidden": torch.zeros(2)}
-CHOSEN = {"hidden": False}
+MAX_ROWS = 16
+HIDDEN = {"hidden": torch.zeros(MAX_ROWS, 4), "residual": torch.zeros(MAX_ROWS, 4)}
 
 
-class Turns:
+class Sections:
     """Streams that count ordered sections, and know whether one is open."""
 
     compute_stream = cast(Stream, None)
@@ -47,80 +52,223 @@ class Turns:
 class Handle:
     """Handle of a message that is pending until `wait`."""
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, sections: Sections) -> None:
+        self._sections = sections
         self.within: list[int] = []
 
     def is_completed(self) -> bool:
         return bool(self.within)
 
     def wait(self) -> None:
-        self.within.append(self._turns.open)
+        self.within.append(self._sections.open)
 
 
-class Group:
-    """Stands in for `TensorDictGroup`; records calls, and how many sections were open."""
+class Channel:
+    """Stands in for both ends; records calls, and how many sections were open."""
 
-    def __init__(self, turns: Turns, handles: int) -> None:
-        self._turns = turns
+    def __init__(self, sections: Sections) -> None:
+        self._sections = sections
         self.calls: list[tuple[Any, ...]] = []
-        self.handles = [Handle(turns) for _ in range(handles)]
+        self.handle = Handle(sections)
 
-    def isend_tensor_dict(self, *arguments: Any) -> list[Handle]:
-        self.calls.append((self._turns.open, *arguments))
-        return self.handles
+    def send(self, tensors: dict[str, Tensor]) -> None:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.calls.append((self._sections.open, "send", shapes))
 
-    def irecv_tensor_dict(self, *arguments: Any) -> tuple[Any, list[Handle], list[Any]]:
-        self.calls.append((self._turns.open, *arguments))
-        return TENSORS, self.handles, [len]
+    def expect(self, rows: int) -> None:
+        self.calls.append((self._sections.open, "expect", rows))
 
+    def take(self, rows: int) -> tuple[dict[str, Tensor], Handle]:
+        self.calls.append((self._sections.open, "take", rows))
+        return HIDDEN, self.handle
 
-def between(handles: int = 2) -> tuple[TensorDictTransport, Group, Turns]:
-    turns = Turns()
-    group = Group(turns, handles)
-    return TensorDictTransport(cast(TensorDictGroup, group), turns), group, turns
-
-
-@given(st.none() | st.integers(0, 3), st.none() | st.integers(1, 4), st.integers(1, 3))
-def test_handover_send_is_one_turn_and_is_completed_at_once(
-    dst: int | None, ranks: int | None, handles: int
-) -> None:
-    ours, group, turns = between(handles)
-    slices = None if ranks is None else SimpleNamespace(world_size=ranks)
-    send_handles = ours.isend_tensor_dict(TENSORS, dst, slices, CHOSEN)
-    [(open_turns, tensors, stage, slice_group, chosen)] = group.calls
-    assert (open_turns, turns.count, turns.open) == (1, 1, 0)
-    assert (tensors is TENSORS, stage, chosen is CHOSEN) == (True, dst, True)
-    assert (slice_group is not None) == (ranks is not None and ranks > 1)
-    assert len(send_handles) == handles
-    assert all(cast(Any, one).is_completed() for one in send_handles)
-    for one in send_handles:
-        one.wait()
-    assert not any(one.within for one in group.handles), "an engine waits, and must not for those"
+    def close(self) -> None:
+        self.calls.append((self._sections.open, "close"))
 
 
-@given(st.none() | st.integers(0, 3), st.integers(1, 3))
-def test_handover_receive_and_each_wait_take_a_turn_of_their_own(
-    src: int | None, handles: int
-) -> None:
-    ours, group, turns = between(handles)
-    values, receive_handles, postprocess = ours.irecv_tensor_dict(
-        src, SimpleNamespace(world_size=2)
-    )
-    assert (group.calls, turns.count) == ([(1, src)], 1)
-    assert values is TENSORS
-    assert cast(Any, postprocess) == [len]
-    assert len(receive_handles) == handles
-    for number, one in enumerate(receive_handles, 2):
-        assert not cast(Any, one).is_completed()
-        one.wait()
-        assert cast(Any, one).is_completed()
-        assert (turns.count, turns.open) == (number, 0)
-    assert [one.within for one in group.handles] == [[1]] * handles
+def transport(
+    slices: int = 1, first: bool = False, last: bool = False
+) -> tuple[StageTransport, Channel, Sections]:
+    """One whose channels were opened."""
+    sections = Sections()
+    channel: Any = Channel(sections)
+    links = StageLinks(MAX_ROWS, None if first else channel, None if last else channel, slices)
+    stage = StageTransport(lambda: links, sections)
+    stage.open()
+    return stage, channel, sections
+
+
+def group(ranks: int) -> Any:
+    """A tensor-parallel group of vLLM's."""
+    return SimpleNamespace(world_size=ranks)
+
+
+@given(st.integers(1, MAX_ROWS), st.integers(1, 4))
+def test_transport_sends_rows_of_the_step_and_completes_at_once(rows: int, slices: int) -> None:
+    stage, channel, sections = transport(slices)
+    with stage.step(rows):
+        handles: list[Any] = stage.isend_tensor_dict(HIDDEN, all_gather_group=group(slices))
+    shapes = {"hidden": (rows, 4), "residual": (rows, 4)}
+    assert channel.calls == [(1, "send", shapes)]
+    assert (sections.count, sections.open) == (1, 0)
+    assert len(handles) == 2, "a worker may skip the first"
+    assert all(handle.is_completed() for handle in handles)
+    for handle in handles:
+        handle.wait()
+    assert sections.count == 1, "an engine waits for handles, and must not wait for the next stage"
+
+
+@given(st.integers(1, MAX_ROWS))
+def test_transport_expects_rows_of_the_step_and_hands_out_those_of_the_largest(rows: int) -> None:
+    stage, channel, sections = transport()
+    with stage.step(rows):
+        tensors, [handle], postprocess = stage.irecv_tensor_dict(all_gather_group=group(1))
+    assert channel.calls == [(1, "expect", rows), (1, "take", MAX_ROWS)]
+    assert (tensors is HIDDEN, postprocess, sections.count) == (True, [], 1)
+    assert not cast(Any, handle).is_completed()
+    handle.wait()
+    assert cast(Any, handle).is_completed()
+    assert (channel.handle.within, sections.count, sections.open) == ([1], 2, 0)
+
+
+Call = Callable[[StageTransport], object]
+CALLS: dict[str, tuple[Call, str]] = {
+    "to a stage of its choice": (
+        lambda stage: stage.isend_tensor_dict(HIDDEN, dst=0, all_gather_group=group(2)),
+        "a stage of its choice",
+    ),
+    "without slices": (lambda stage: stage.isend_tensor_dict(HIDDEN), "slices among 1 of 2"),
+    "some whole": (
+        lambda stage: stage.irecv_tensor_dict(
+            all_gather_group=group(2), all_gather_tensors={"residual": False}
+        ),
+        "whole tensors beside slices",
+    ),
+    "too few rows": (
+        lambda stage: stage.isend_tensor_dict(
+            {**HIDDEN, "residual": torch.zeros(3, 4)}, all_gather_group=group(2)
+        ),
+        "residual: fewer rows than the 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), CALLS.values(), ids=CALLS)
+def test_transport_refuses_what_it_cannot_hand_over(call: Call, text: str) -> None:
+    stage, channel, _ = transport(slices=2)
+    with stage.step(8), pytest.raises(IntegrationError, match=text):
+        call(stage)
+    assert channel.calls == []
+
+
+def test_transport_refuses_calls_outside_of_a_step() -> None:
+    stage, _, _ = transport()
+    for call in (lambda: stage.isend_tensor_dict(HIDDEN), stage.irecv_tensor_dict):
+        with pytest.raises(IntegrationError, match="outside of the worker's execute_model"):
+            call()
+
+
+def test_transport_of_outer_stages_names_the_missing_neighbour() -> None:
+    for outer, text in (({"last": True}, "send to"), ({"first": True}, "receive from")):
+        stage, _, _ = transport(**outer)
+        with stage.step(1), pytest.raises(IntegrationError, match=f"nobody to {text}"):
+            stage.isend_tensor_dict(HIDDEN) if "last" in outer else stage.irecv_tensor_dict()
 
 
 def test_awaited_handle_without_query_is_not_completed() -> None:
-    assert not StreamOrderedHandle(cast(Any, SimpleNamespace(wait=len)), Turns()).is_completed()
+    assert not StreamOrderedHandle(cast(Any, SimpleNamespace(wait=len)), Sections()).is_completed()
+
+
+def worker_of(**shapes: tuple[Any, ...]) -> Any:
+    """A worker whose model takes tensors of these shapes, "rows" standing for the rows."""
+
+    def make_empty_intermediate_tensors(batch_size: int, dtype: Any, device: Any) -> Any:
+        return {
+            name: torch.zeros(
+                [batch_size if size == "rows" else size for size in shape if size != "float32"],
+                dtype=torch.float32 if "float32" in shape else dtype,
+                device=device,
+            )
+            for name, shape in shapes.items()
+        }
+
+    model = SimpleNamespace(make_empty_intermediate_tensors=make_empty_intermediate_tensors)
+    return SimpleNamespace(
+        get_model=lambda: model,
+        model_config=SimpleNamespace(dtype=torch.bfloat16),
+        model_runner=SimpleNamespace(max_num_tokens=MAX_ROWS),
+    )
+
+
+def test_step_template_slices_what_can_be_divided_at_any_size() -> None:
+    template = step_template(worker_of(hidden=("rows", 4), odd=("rows", 3)), slices=2)
+    modes = [(f.name, f.row_shape, f.dtype, f.slice_mode) for f in template.fields]
+    assert modes == [
+        ("hidden", (4,), torch.bfloat16, SliceMode.SLICED),
+        ("odd", (3,), torch.bfloat16, SliceMode.WHOLE),
+    ]
+    assert template.max_rows == MAX_ROWS
+    whole = step_template(worker_of(hidden=("rows", 4)), slices=1)
+    assert [field.slice_mode for field in whole.fields] == [SliceMode.WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        ({"hidden": ("rows", 4), "table": (7, 4)}, r"table with shape \[7, 4\] for 3 tokens"),
+        ({"hidden": ("rows", 4), "sum": ("rows", 4, "float32")}, "bfloat16 and torch.float32"),
+        ({}, "no dtype"),
+    ],
+)
+def test_step_template_refuses_other_models(shapes: dict[str, Any], text: str) -> None:
+    with pytest.raises(IntegrationError, match=text):
+        step_template(worker_of(**shapes), slices=1)
+
+
+class Worker:
+    """A worker and its runner; its methods record what they are called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.model_runner = self
+
+    def profile_run(self, randomize_inputs: bool = False) -> None:
+        self.calls.append(("profile", randomize_inputs))
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        self.calls.append(scheduler_output.total_num_scheduled_tokens)
+        return self.calls[-1]
+
+
+def test_transport_opens_in_profiling_run_and_knows_rows_in_each_step() -> None:
+    opened: list[StageLinks] = []
+    sections = Sections()
+    channel: Any = Channel(sections)
+
+    def open_links() -> StageLinks:
+        opened.append(StageLinks(MAX_ROWS, channel, channel, 1))
+        return opened[-1]
+
+    worker, stage = Worker(), StageTransport(open_links, sections)
+    with _wrap_worker(worker, stage):
+        assert not opened
+        worker.profile_run(randomize_inputs=True)
+        assert len(opened) == 1
+        for rows in (3, 0, 5):
+            step = SimpleNamespace(total_num_scheduled_tokens=rows)
+            assert worker.execute_model(step) == rows
+        assert len(opened) == 1
+    assert worker.calls == [("profile", True), 3, 0, 5]
+    assert "execute_model" not in vars(worker)
+    assert "profile_run" not in vars(worker)
+
+
+def test_transport_forgets_rows_of_a_step_that_failed() -> None:
+    stage, _, _ = transport()
+    with pytest.raises(ZeroDivisionError), stage.step(3):
+        raise ZeroDivisionError
+    with pytest.raises(IntegrationError, match="outside"):
+        stage.irecv_tensor_dict()
 
 
 @pytest.mark.parametrize(("ranks", "group_count"), [([3], 0), ([2, 3], 2), ([4, 5, 6, 7], 2)])
