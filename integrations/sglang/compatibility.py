@@ -15,11 +15,16 @@ RELEASE = Release(
 REGISTRY = "sglang.srt.plugins.hook_registry"
 MANAGER = "sglang.srt.eplb.eplb_manager"
 LOCATION = "sglang.srt.eplb.expert_location"
+ARGUMENTS = "sglang.srt.arg_groups.parallel_hook"
+RESOLVE = "handle_eplb_and_dispatch"
 COMPUTE = "EPLBManager._compute_expert_location_metadata"
 CHUNKS = "EPLBManager._compute_update_layer_ids_chunks"
 SYMBOLS = (
     Symbol(REGISTRY, "HookRegistry.register", "target, hook, hook_type=, *, source="),
     Symbol(REGISTRY, "HookType.AROUND", ANY_SIGNATURE),
+    Symbol(REGISTRY, "HookType.AFTER", ANY_SIGNATURE),
+    Symbol(ARGUMENTS, RESOLVE, "server_args"),
+    Symbol("sglang.srt.arg_groups.overrides", "resolving_view", ANY_SIGNATURE),
     Symbol(MANAGER, COMPUTE, "self, logical_count, *, broadcast_over_world"),
     Symbol(MANAGER, CHUNKS, "self"),
     Symbol("sglang.srt.elastic_ep.elastic_ep", "ElasticEPStateManager.instance", ""),

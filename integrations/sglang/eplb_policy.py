@@ -17,6 +17,7 @@ import torch
 
 from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
 from equipoise.balancer.experts.placement import ExpertShape, logical_maps
+from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 
@@ -24,6 +25,19 @@ LOG = logging.getLogger("sglang.srt.equipoise")
 """A child of SGLang's logger, whose format and level it inherits."""
 CHANGED_LAYERS = "equipoise_changed_layers"
 """Attribute of a manager between its plan and its transfer."""
+
+
+def check_arguments(_: object, server_args: Any) -> None:
+    """Say at the start that the policy is on; called when SGLang has read its arguments.
+
+    Raises `IntegrationError` without --enable-eplb: SGLang would make no plans.
+    """
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    if not resolving_view(server_args).enable_eplb:
+        raise IntegrationError("equipoise: eplb_policy needs --enable-eplb")
+    # As SGLang does for its own EPLB: its logging is not configured yet, and would drop less.
+    LOG.warning("equipoise: eplb_policy switched on")
 
 
 def plan_from_installed(

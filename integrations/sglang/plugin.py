@@ -27,6 +27,11 @@ def install(text: str) -> None:
     compatibility.check_supported(os.environ)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    HookRegistry.register(
+        f"{compatibility.ARGUMENTS}.{compatibility.RESOLVE}",
+        eplb_policy.check_arguments,
+        HookType.AFTER,
+    )
     manager = compatibility.MANAGER
     HookRegistry.register(
         f"{manager}.{compatibility.COMPUTE}",

@@ -83,6 +83,14 @@ def test_sglang_updates_only_layers_that_change(play: Play, chunk: int | None) -
     assert len(answer["updates"]) < len(TWO_SWITCHES) * (1 if chunk is None else LAYERS)
 
 
+def test_sglang_start_needs_eplb_to_be_enabled(play: Play) -> None:
+    off, on = (
+        play("eplb_manager:start", 1, settings=OURS, **arguments)
+        for arguments in ({}, {"enable_eplb": True, "ep_size": 2, "tp_size": 2})
+    )
+    assert (off, on) == (["equipoise: eplb_policy needs --enable-eplb"], [""])
+
+
 def test_sglang_without_settings_is_stock(play: Play) -> None:
     (first, _), (second, _) = serve(play, None), serve(play, " ")
     assert first == second

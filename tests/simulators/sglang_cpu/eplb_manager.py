@@ -14,13 +14,16 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from sglang.srt.arg_groups import parallel_hook
 from sglang.srt.eplb import eplb_manager, expert_location, expert_location_updater
 from sglang.srt.eplb.eplb_manager import EPLBManager
 from sglang.srt.eplb.expert_location import ExpertLocationMetadata, ModelConfigForExpertLocation
 from sglang.srt.eplb.expert_location_updater import ExpertLocationUpdater
 from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
 
 from equipoise.hal.communicator import Fabric
+from equipoise.hal.errors import EquipoiseError
 from equipoise.integrations.sglang import entry
 
 TIMEOUT = timedelta(seconds=60)
@@ -91,6 +94,16 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
         return {"maps": maps, "updates": updates, "marks": all(held)}
 
 
+def start(fabric: Fabric, address: str, settings: str, **arguments: Any) -> str:
+    """What SGLang's own reading of its arguments ends with; empty if it goes through."""
+    with plugin(settings):
+        try:
+            parallel_hook.handle_eplb_and_dispatch(ServerArgs(model_path="none", **arguments))
+        except EquipoiseError as error:
+            return str(error)
+    return ""
+
+
 def in_rebalance(manager: Any) -> bool:
     """Whether a chunk of layers is still to be updated."""
     return manager._main_generator.gi_yieldfrom is not None
@@ -154,8 +167,12 @@ def group(fabric: Fabric, address: str) -> Iterator[None]:
 @contextmanager
 def plugin(settings: str | None) -> Iterator[None]:
     """The hooks of our plugin, registered and applied as SGLang does, and taken out behind it."""
-    targets = "_compute_expert_location_metadata", "_compute_update_layer_ids_chunks"
-    stock = {name: getattr(EPLBManager, name) for name in targets}
+    targets = (
+        (EPLBManager, "_compute_expert_location_metadata"),
+        (EPLBManager, "_compute_update_layer_ids_chunks"),
+        (parallel_hook, "handle_eplb_and_dispatch"),
+    )
+    stock = [(owner, name, getattr(owner, name)) for owner, name in targets]
     try:
         with patch.dict(os.environ):
             os.environ.pop(entry.SETTINGS_VARIABLE, None)
@@ -165,8 +182,8 @@ def plugin(settings: str | None) -> Iterator[None]:
             HookRegistry.apply_hooks()
         yield
     finally:
-        for name, method in stock.items():
-            setattr(EPLBManager, name, method)
+        for owner, name, function in stock:
+            setattr(owner, name, function)
         HookRegistry._hooks.clear()
         HookRegistry._patched.clear()
 

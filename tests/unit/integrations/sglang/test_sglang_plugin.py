@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from equipoise.hal.errors import ConfigError
+from equipoise.hal.errors import ConfigError, IntegrationError
 from equipoise.integrations.sglang import doctor, entry, eplb_policy
 from equipoise.integrations.sglang.plugin import policy_settings
 from equipoise.integrations.vllm.settings import EplbPolicySettings
@@ -87,6 +87,25 @@ def test_sglang_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor.plugin_finding() == ("plugin", True, "found by SGLang")
     monkeypatch.setattr(doctor, "entry_points", lambda **_: [])
     assert doctor.plugin_finding()[1] is False
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_sglang_policy_without_eplb_ends_the_start(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides: Any = ModuleType("sglang.srt.arg_groups.overrides")
+    overrides.resolving_view = lambda arguments: arguments
+    for name in ("sglang", "sglang.srt", "sglang.srt.arg_groups"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, overrides.__name__, overrides)
+    arguments = SimpleNamespace(enable_eplb=enabled)
+    if enabled:
+        with caplog.at_level("INFO"):
+            eplb_policy.check_arguments(None, arguments)
+        assert caplog.messages == ["equipoise: eplb_policy switched on"]
+    else:
+        with pytest.raises(IntegrationError, match="needs --enable-eplb"):
+            eplb_policy.check_arguments(None, arguments)
 
 
 @pytest.mark.parametrize(
