@@ -18,6 +18,7 @@ import torch
 from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
 from equipoise.balancer.experts.placement import ExpertShape, logical_maps
 from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.vllm.eplb.load_history import LoadHistory
 from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 
@@ -25,6 +26,8 @@ LOG = logging.getLogger("sglang.srt.equipoise")
 """A child of SGLang's logger, whose format and level it inherits."""
 CHANGED_LAYERS = "equipoise_changed_layers"
 """Attribute of a manager between its plan and its transfer."""
+LOAD_HISTORY = "equipoise_load_history"
+"""Attribute of a manager, a `LoadHistory`."""
 
 
 def check_arguments(_: object, server_args: Any) -> None:
@@ -68,11 +71,13 @@ def plan_from_installed(
     )
 
     setattr(manager, CHANGED_LAYERS, None)
+    history = _load_history(manager)
     installed = get_global_expert_location_metadata()
     elastic = broadcast_over_world or ElasticEPStateManager.instance() is not None
     if elastic:
         LOG.warning("equipoise eplb_policy: ranks may come and go; SGLang plans this rebalance")
     if elastic or installed is None:
+        history.clear()
         return stock(manager, logical_count, broadcast_over_world=broadcast_over_world)
     old_map = installed.physical_to_logical_map_cpu
     shape = ExpertShape(
@@ -85,7 +90,9 @@ def plan_from_installed(
     # Summed on the device: the recorder has a thousand steps, and a plan looks at their halves.
     halves = [half.sum(dim=0, dtype=torch.int64) for half in steps.tensor_split(2) if len(half)]
     old = valid_placement(integer_ids(old_map, "physical_to_logical_map"), shape)
-    plan = plan_placement(integer_counts(torch.stack(halves)), shape, old, settings)
+    counts = integer_counts(torch.stack(halves))
+    plan = plan_placement(counts, shape, old, settings, history.predictive(counts))
+    history.add(counts)
     _log_plan(plan, shape)
     differs = np.ones(shape.layers, bool) if old is None else (plan.placement != old).any(axis=1)
     setattr(manager, CHANGED_LAYERS, frozenset(np.flatnonzero(differs).tolist()))
@@ -107,6 +114,14 @@ def only_changed_layers(stock: Callable[..., list[list[int]]], manager: Any) -> 
         return chunks
     kept = [[layer for layer in chunk if layer in changed] for chunk in chunks]
     return [chunk for chunk in kept if chunk]
+
+
+def _load_history(manager: Any) -> LoadHistory:
+    """Return the manager's history; made at its first rebalance."""
+    if not hasattr(manager, LOAD_HISTORY):
+        setattr(manager, LOAD_HISTORY, LoadHistory())
+    history: LoadHistory = getattr(manager, LOAD_HISTORY)
+    return history
 
 
 def _log_plan(plan: PolicyPlan, shape: ExpertShape) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from functools import partial
 
 from equipoise.hal.errors import ConfigError
@@ -43,6 +44,11 @@ def install(text: str) -> None:
     )
 
 
+DEFAULT_TARGET = 0.005
+"""Below that of the vLLM integration: a plan is made for several windows here, and has less noise
+to follow. What is worth a change is `min_gain`; the target says how far a change goes."""
+
+
 def policy_settings(text: str) -> EplbPolicySettings | None:
     """Parse the settings of `eplb_policy`; None if it is off.
 
@@ -50,7 +56,7 @@ def policy_settings(text: str) -> EplbPolicySettings | None:
     """
     try:
         # The words and their checks are those of the vLLM integration.
-        settings = parse_settings({SETTINGS_KEY: json.loads(text)}, {})
+        settings = parse_settings({SETTINGS_KEY: _with_defaults(json.loads(text))}, {})
     except ValueError as error:
         raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
     except ConfigError as error:
@@ -63,3 +69,14 @@ def policy_settings(text: str) -> EplbPolicySettings | None:
             f"{SETTINGS_VARIABLE}: {others[0]} is not for SGLang, only eplb_policy is"
         )
     return settings.eplb_policy
+
+
+def _with_defaults(features: object) -> object:
+    """Return the features with the default target, where `eplb_policy` is on without one."""
+    options = features.get("eplb_policy") if isinstance(features, Mapping) else None
+    if options is True:
+        options = {}
+    if not isinstance(options, Mapping):
+        return features
+    assert isinstance(features, Mapping)
+    return {**features, "eplb_policy": {"target": DEFAULT_TARGET, **options}}

@@ -189,12 +189,15 @@ def engines() -> Sequence[Step]:
     return (
         tests_of_engines("tests/engines", "tests/engines", newest),
         tests_of_engines("tests/engines/vllm, vLLM 0.32", "tests/engines/vllm"),
-        Step(
-            name="benchmarks/vllm_policy.py",
-            command=(python, "benchmarks/vllm_policy.py", "--quick"),
-            limit=HOUR,
-            environment=newest,
-            python=python,
+        *(
+            Step(
+                name=f"benchmarks/{name}",
+                command=(python, f"benchmarks/{name}", "--quick"),
+                limit=HOUR,
+                environment=newest,
+                python=python,
+            )
+            for name in ("vllm_policy.py", "vllm_ascend_policy.py", "sglang_policy.py")
         ),
     )
 

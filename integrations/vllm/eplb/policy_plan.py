@@ -53,7 +53,11 @@ def valid_placement(old: Counts, shape: ExpertShape) -> Placement | None:
 
 
 def plan_placement(
-    load: Counts, shape: ExpertShape, installed: Placement | None, settings: EplbPolicySettings
+    load: Counts,
+    shape: ExpertShape,
+    installed: Placement | None,
+    settings: EplbPolicySettings,
+    history: Counts | None = None,
 ) -> PolicyPlan:
     """Plan every layer for an even split.
 
@@ -69,12 +73,14 @@ def plan_placement(
         installed: int32 (layers, slots), the current placement with every expert; None: there is
             none.
         settings: of `eplb_policy`.
+        history: int64 (layers, experts), loads of earlier windows that count as well; None: none.
 
     Raises:
         PlacementError: the numbers of the shape are inconsistent.
     """
     steps = load if load.ndim == 3 else load[None]
-    load = steps.sum(axis=0)
+    earlier = 0 if history is None else history
+    load = steps.sum(axis=0) + earlier
     if installed is None:
         fresh = compute_placement(load, PlacementRequest(shape.slots, shape.ranks))
         after = balancedness(load, fresh, shape.ranks)
@@ -83,7 +89,7 @@ def plan_placement(
     worth = _is_worthwhile(load, installed, planned, shape.ranks, settings.min_gain)
     if len(steps) > 1:
         first, second = (half.sum(axis=0) for half in np.array_split(steps, 2))
-        early = _incremental_placement(first, shape, installed, settings)
+        early = _incremental_placement(first + earlier, shape, installed, settings)
         worth &= _is_worthwhile(second, installed, early, shape.ranks, settings.min_gain)
     placement = np.where(worth[:, None], planned, installed).astype(np.int64)
     differs = placement != installed

@@ -67,7 +67,11 @@ def test_sglang_policy_is_off_where_settings_say_so(value: object) -> None:
 
 def test_sglang_policy_takes_words_of_vllm_integration() -> None:
     text = '{"eplb_policy": {"min_gain": 0.05, "max_move_fraction": 0.1}}'
-    assert policy_settings(text) == EplbPolicySettings(min_gain=0.05, max_move_fraction=0.1)
+    assert policy_settings(text) == EplbPolicySettings(
+        target=0.005, min_gain=0.05, max_move_fraction=0.1
+    )
+    assert policy_settings('{"eplb_policy": {"target": 0.1}}') == EplbPolicySettings(target=0.1)
+    assert policy_settings('{"eplb_policy": true}') == EplbPolicySettings(target=0.005)
     with pytest.raises(ConfigError, match="unknown gain"):
         policy_settings('{"eplb_policy": {"gain": 0.05}}')
 
