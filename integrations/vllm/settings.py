@@ -66,6 +66,9 @@ class EplbSettings:
         timeout: bound of every wait.
         communicator: for weights and load sums: one of `COMMUNICATORS` for the device; None: the
             first of them.
+        commit: how weights get into slots, a `CommitMode`: `staged` from peers, or `in_place` from
+            a copy of all experts in the host's memory.
+        layer_updates_per_iter: layers that are rewritten in a step, with `in_place`; None: 2.
     """
 
     shares: str = "lagged"
@@ -76,9 +79,12 @@ class EplbSettings:
     metrics_port: int | None = None
     timeout: float = 60.0
     communicator: str | None = None
+    commit: str = "staged"
+    layer_updates_per_iter: int | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self, target=MAX_IMBALANCE, min_gain=MAX_IMBALANCE)
+        self._check_commit()
         if self.staging_bytes is not None:
             object.__setattr__(self, "staging_bytes", _byte_count(self.staging_bytes))
         _check_timeout(self.timeout)
@@ -99,6 +105,19 @@ class EplbSettings:
                 f"communicator must be one of {', '.join(sorted(communicators))}, "
                 f"got {self.communicator!r}"
             )
+
+    def _check_commit(self) -> None:
+        layers, in_place = self.layer_updates_per_iter, self.commit == "in_place"
+        if self.commit not in ("staged", "in_place"):
+            raise ConfigError(f"commit must be staged or in_place, got {self.commit!r}")
+        if layers is not None and (type(layers) is not int or layers < 1):
+            raise ConfigError(
+                f"layer_updates_per_iter must be a whole number from 1, got {layers!r}"
+            )
+        if layers is not None and not in_place:
+            raise ConfigError("layer_updates_per_iter is for commit in_place")
+        if self.staging_bytes is not None and in_place:
+            raise ConfigError("staging_bytes is for commit staged: in_place stages nothing")
 
 
 @dataclass(frozen=True, kw_only=True)

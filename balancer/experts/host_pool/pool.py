@@ -11,7 +11,7 @@ last process that holds it ends, in whatever way.
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -39,6 +39,7 @@ class Filling:
         descriptor: this rank's file descriptor of the memory.
         mapping: mapping of the whole pool.
         contents: the experts in the mapping.
+        owners: by expert, the position of the rank that fills it among those that share the pool.
         writers: counts threads that are writing.
         claimed_experts: indices of experts that this rank has begun to fill; guarded by `lock`.
     """
@@ -47,6 +48,7 @@ class Filling:
     descriptor: int
     mapping: SharedMapping
     contents: PoolContents
+    owners: "Owners"
     writers: "Writers" = field(default_factory=lambda: Writers())
     claimed_experts: set[int] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,23 +112,38 @@ class Writers:
 
 
 Ranks = tuple[int, ...]
+Owners = tuple[int, ...]
 MAX_EXPERTS_NAMED = 3
 """Maximum number of experts named in an error."""
 
 
-def owned_experts(layout: PoolLayout, position: int, parts: int) -> Iterator[tuple[int, int]]:
-    """Yields each (layer, expert) that the rank at `position` of `parts` fills.
-
-    Experts are interleaved, so that the memory of every layer is spread over the NUMA nodes of the
-    ranks, which touch it first.
-    """
+def owned_experts(layout: PoolLayout, owners: Owners, position: int) -> Iterator[tuple[int, int]]:
+    """Yields each (layer, expert) that the rank at `position` fills."""
     for layer in range(layout.layers):
-        for expert in range(position, layout.experts, parts):
-            yield layer, expert
+        for expert, owner in enumerate(owners):
+            if owner == position:
+                yield layer, expert
+
+
+def interleaved_owners(experts: int, parts: int) -> Owners:
+    """Returns owners in turn.
+
+    The memory of every layer is spread over the NUMA nodes of the ranks, which touch it first.
+    """
+    return tuple(expert % parts for expert in range(experts))
+
+
+def chosen_owners(layout: PoolLayout, ranks: Ranks, owner_ranks: Sequence[int]) -> Owners:
+    """Returns owners by position. Raises `ExpertPoolError` if one does not share the memory."""
+    if len(owner_ranks) != layout.experts:
+        raise ExpertPoolError(f"{len(owner_ranks)} owners of {layout.experts} experts")
+    if absent := sorted({*owner_ranks} - {*ranks}):
+        raise ExpertPoolError(f"ranks {absent} cannot share memory with ranks {list(ranks)}")
+    return tuple(ranks.index(rank) for rank in owner_ranks)
 
 
 def map_and_reserve(
-    coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor
+    coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor, owners: Owners
 ) -> Filling:
     """Maps the memory and reserves this rank's part; every rank that shares it does so.
 
@@ -134,24 +151,26 @@ def map_and_reserve(
         PoolIncomplete: on every rank, if one failed.
     """
     try:
-        return _prepare(coordinator, layout, shared)
+        return _prepare(coordinator, layout, shared, owners)
     except BaseException:
         os.close(shared.descriptor)
         raise
 
 
-def _prepare(coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor) -> Filling:
+def _prepare(
+    coordinator: NodeCoordinator, layout: PoolLayout, shared: SharedDescriptor, owners: Owners
+) -> Filling:
     try:
         mapping = SharedMapping.for_writing(shared.descriptor, layout.nbytes)
     except ExpertPoolError as error:
         coordinator.raise_if_any("reserved", str(error), shared.ranks, PoolIncomplete)
         raise
     try:
-        complaint = _reserve_pages(coordinator, layout, shared, mapping)
+        own = owned_experts(layout, owners, shared.ranks.index(coordinator.rank))
+        complaint = _reserve_pages(coordinator, layout, shared, mapping, own)
         coordinator.raise_if_any("reserved", complaint, shared.ranks, PoolIncomplete)
-        return Filling(
-            coordinator, shared.descriptor, mapping, PoolContents(layout, mapping.tensor())
-        )
+        contents = PoolContents(layout, mapping.tensor())
+        return Filling(coordinator, shared.descriptor, mapping, contents, owners)
     except BaseException:
         mapping.close_with_last_tensor()
         raise
@@ -162,10 +181,10 @@ def _reserve_pages(
     layout: PoolLayout,
     shared: SharedDescriptor,
     mapping: SharedMapping,
+    own: Iterable[tuple[int, int]],
 ) -> str:
     """Reserves this rank's pages, expert by expert; returns an error text, or ""."""
-    position, parts = shared.ranks.index(coordinator.rank), len(shared.ranks)
-    for layer, expert in owned_experts(layout, position, parts):
+    for layer, expert in own:
         if coordinator.time_left() <= 0.0:
             return f"had no time to reserve expert {expert} of layer {layer} and later ones"
         at = layout.expert_offset(layer, expert)
@@ -183,12 +202,12 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
 
     Raises as `HostExpertPool.seal`; the memory is released then.
     """
-    coordinator = state.coordinator
+    coordinator, own = state.coordinator, tuple(_own(state, layout, ranks))
     coordinator.renew_deadline(timeout)
     # Each step starts when all ranks have finished the one before: the kernel seals only memory
     # that no process has mapped for writing.
     try:
-        _finish_filling(state, layout, ranks)
+        _finish_filling(state, layout, ranks, own)
         _seal_memory(state, ranks)
         mapping = _map_read_only(state, layout, ranks)
     except BaseException:
@@ -198,7 +217,7 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     contents = PoolContents(layout, mapping.tensor())
     try:
         coordinator.raise_if_any(
-            "verified", _verify_owned(coordinator, layout, ranks, contents), ranks, PoolCorrupted
+            "verified", _verify_owned(coordinator, own, contents), ranks, PoolCorrupted
         )
     except BaseException:
         contents.release()
@@ -207,14 +226,17 @@ def seal_pool(state: Filling, layout: PoolLayout, ranks: Ranks, timeout: float) 
     return Sealed(mapping, contents)
 
 
-def _finish_filling(state: Filling, layout: PoolLayout, ranks: Ranks) -> None:
+def _own(state: Filling, layout: PoolLayout, ranks: Ranks) -> Iterator[tuple[int, int]]:
+    return owned_experts(layout, state.owners, ranks.index(state.coordinator.rank))
+
+
+def _finish_filling(
+    state: Filling, layout: PoolLayout, ranks: Ranks, own: Sequence[tuple[int, int]]
+) -> None:
     """Checks that this rank has filled its part, and unmaps its writable mapping."""
     coordinator = state.coordinator
-    own_experts = owned_experts(layout, ranks.index(coordinator.rank), len(ranks))
     missing = [
-        expert
-        for expert in own_experts
-        if layout.expert_index(*expert) not in state.claimed_experts
+        expert for expert in own if layout.expert_index(*expert) not in state.claimed_experts
     ]
     complaint = f"has not filled {_format_experts(missing)}" if missing else ""
     try:
@@ -253,11 +275,11 @@ def _map_read_only(state: Filling, layout: PoolLayout, ranks: Ranks) -> SharedMa
 
 
 def _verify_owned(
-    coordinator: NodeCoordinator, layout: PoolLayout, ranks: Ranks, contents: PoolContents
+    coordinator: NodeCoordinator, own: Sequence[tuple[int, int]], contents: PoolContents
 ) -> str:
     """Reads this rank's part back, which can no longer change; returns an error text, or ""."""
     wrong = []
-    for layer, expert in owned_experts(layout, ranks.index(coordinator.rank), len(ranks)):
+    for layer, expert in own:
         if coordinator.time_left() <= 0.0:
             return f"had no time to verify expert {expert} of layer {layer} and later ones"
         if not contents.verify(layer, expert):
@@ -279,7 +301,7 @@ class HostExpertPool:
     def __init__(self, layout: PoolLayout, ranks: tuple[int, ...], state: Filling) -> None:
         self._layout = layout
         self._ranks = ranks
-        self._index = ranks.index(state.coordinator.rank)
+        self._owners, self._position = state.owners, ranks.index(state.coordinator.rank)
         self._huge_pages = state.mapping.huge_pages
         self._state: Filling | Sealed | PoolClosed = state
 
@@ -292,6 +314,7 @@ class HostExpertPool:
         *,
         name: str,
         timeout: float,
+        owner_ranks: Sequence[int] | None = None,
     ) -> Self:
         """Opens a new pool with as many of `local_ranks` as can share memory.
 
@@ -304,19 +327,29 @@ class HostExpertPool:
             layout: layout of the pool.
             name: name of the pool, unique on the control plane, for example the model's.
             timeout: seconds.
+            owner_ranks: by expert, the rank that fills it in every layer; None: in turn.
 
         Raises:
             HostMemoryExhausted: the machine has too little memory; none was reserved.
             PoolIncomplete: a rank could not reserve its part.
-            RanksDiffer: layouts differ.
-            ExpertPoolError: the memory could not be created. All of these are raised on every
-                rank.
+            RanksDiffer: layouts or owners differ.
+            ExpertPoolError: the memory could not be created, or an owner cannot share it. All of
+                these are raised on every rank.
             ControlError: a rank did not answer in time.
         """
         coordinator = NodeCoordinator(control, local_ranks, name, timeout)
-        coordinator.check_same(layout.values())
+        owner_text = "in turn" if owner_ranks is None else str(list(owner_ranks))
+        coordinator.check_same({**layout.values(), "owners": owner_text})
         shared = join_shared_memory(coordinator, layout)
-        return cls(layout, shared.ranks, map_and_reserve(coordinator, layout, shared))
+        try:
+            if owner_ranks is None:
+                owners = interleaved_owners(layout.experts, len(shared.ranks))
+            else:
+                owners = chosen_owners(layout, shared.ranks, owner_ranks)
+        except BaseException:
+            os.close(shared.descriptor)
+            raise
+        return cls(layout, shared.ranks, map_and_reserve(coordinator, layout, shared, owners))
 
     @property
     def layout(self) -> PoolLayout:
@@ -335,7 +368,7 @@ class HostExpertPool:
 
     def owned_experts(self) -> Iterator[tuple[int, int]]:
         """Yields each (layer, expert) that this rank has to fill."""
-        return owned_experts(self._layout, self._index, len(self._ranks))
+        return owned_experts(self._layout, self._owners, self._position)
 
     def write(self, layer: int, expert: int, tensors: Sequence[Tensor]) -> None:
         """Stores an expert of this rank's part: a tensor per segment, on any device, any strides.
@@ -348,8 +381,8 @@ class HostExpertPool:
         if not isinstance(state, Filling):
             raise ExpertPoolError("the pool is not being filled")
         number, name = self._layout.expert_index(layer, expert), f"expert {expert} of layer {layer}"
-        if expert % len(self._ranks) != self._index:
-            owner = self._ranks[expert % len(self._ranks)]
+        if self._owners[expert] != self._position:
+            owner = self._ranks[self._owners[expert]]
             raise ExpertPoolError(f"{name} is to be filled by rank {owner}")
         state.contents.check(tensors)
         with state.writers:

@@ -15,6 +15,9 @@ from equipoise.balancer.experts.config import (
 from equipoise.balancer.experts.weights.expert_weights import LayerGroup
 from equipoise.integrations.vllm.settings import EplbSettings
 
+DEFAULT_LAYER_UPDATES = 2
+"""Layers that are rewritten in a step, with `commit` `in_place`."""
+
 
 def balancer_config(
     settings: EplbSettings, eplb_config: Any, number: int, ranks_sharing_rows: int, nodes: int
@@ -38,6 +41,7 @@ def balancer_config(
         sub_window=sub_window,
         planner=PlannerOptions(target=settings.target),
         min_gain=settings.min_gain,
+        layer_updates_per_iter=settings.layer_updates_per_iter or DEFAULT_LAYER_UPDATES,
         nodes=nodes,
         ranks_sharing_rows=ranks_sharing_rows,
         log_balancedness=eplb_config.log_balancedness,
@@ -50,8 +54,10 @@ def staging_budget(settings: EplbSettings, groups: Sequence[LayerGroup]) -> int:
     """Return the bytes of staging on a rank, for all layer groups of a model.
 
     That is the configured size, but at least one slot per layer group; by default one layer of each
-    group.
+    group. Nothing is staged with `commit` `in_place`.
     """
+    if settings.commit == "in_place":
+        return 0
     if settings.staging_bytes is None:
         return sum(group.nbytes // len(group.layers) for group in groups)
     minimum = sum(group.slot_bytes for group in groups)

@@ -28,6 +28,8 @@ def eplb_config_errors(config: Any, settings: EplbSettings) -> list[str]:
             "shares exact synchronizes ranks in every layer, which cannot be captured: "
             "use --enforce-eager, or shares lagged"
         )
+    if settings.commit == "in_place":
+        errors += [message for message, check in UNSUPPORTED_IN_PLACE.items() if check(config)]
     last_port = (settings.metrics_port or 0) + worker_count(config) - 1
     if last_port > MAX_PORT:
         errors.append(f"metrics_port: the last worker's would be {last_port}, above {MAX_PORT}")
@@ -107,6 +109,17 @@ def skips_eplb_steps(config: Any) -> bool:
     return skips and not config.use_v2_model_runner
 
 
+UNSUPPORTED_IN_PLACE: dict[str, Callable[[Any], bool]] = {
+    "commit in_place locks a layer while it is read, which a captured graph does not: use "
+    "--enforce-eager, or commit staged": captures_graphs,
+    "commit in_place counts one pass of a layer per step, and two micro-batches make two": (
+        lambda config: config.parallel_config.num_ubatches > 1
+    ),
+    "commit in_place needs every layer in every step, and a draft model skips some": (
+        lambda config: config.speculative_config is not None
+    ),
+}
+"""Unsupported configurations with `commit` `in_place`."""
 UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "eplb does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep

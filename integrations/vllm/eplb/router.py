@@ -5,6 +5,8 @@ replay. So nothing is read back, no shape depends on routed values, all tables k
 and the step number in the hash is that of the capture.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -75,6 +77,7 @@ class PhysicalExpertRouter:
         step_counter: has the step number.
         streams: the engine's streams.
         indices: of the model.
+        begin_reading: called with the step before the layer reads its slots.
 
     Attributes:
         was_called: whether the layer has ever asked for slots.
@@ -86,12 +89,14 @@ class PhysicalExpertRouter:
         step_counter: StepCounter,
         streams: EngineStreams,
         indices: PrecomputedIndices,
+        begin_reading: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.was_called = False
         self._router = router
         self._step_counter = step_counter
         self._streams = streams
         self._indices = indices
+        self._begin_reading = begin_reading
 
     @torch.inference_mode(False)
     def to_slots(self, topk_ids: Tensor, unpadded_rows: Tensor) -> Tensor:
@@ -106,6 +111,7 @@ class PhysicalExpertRouter:
             unpadded_rows: int32 scalar on the device; read by the stream, not by the host.
         """
         self.was_called = True
+        self._begin_reading(self._step_counter.step)
         ids = topk_ids.to(torch.int32).contiguous()
         real = self._indices.rows(ids.shape[0]) < unpadded_rows
         slots = self._route(torch.where(real, ids, self._indices.padding))

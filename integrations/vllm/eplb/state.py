@@ -8,6 +8,7 @@ step(is_dummy)            host          the boundary before the next step
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,6 +21,7 @@ from vllm.distributed.parallel_state import get_ep_group, get_pp_group, get_tp_g
 
 from equipoise.balancer.experts.closing import close_all
 from equipoise.balancer.experts.config import BalancerConfig
+from equipoise.balancer.experts.context import STAGED_FROM_PEERS
 from equipoise.balancer.experts.model_balancer import ModelBalancer
 from equipoise.balancer.experts.open import LayerGroupContext, ModelStart, open_balancers
 from equipoise.balancer.experts.runtime import events
@@ -32,6 +34,7 @@ from equipoise.balancer.observe.metrics import PrometheusSink
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.eplb.config import balancer_config, node_count, staging_budget
+from equipoise.integrations.vllm.eplb.in_place import HostPools, SlotReads
 from equipoise.integrations.vllm.eplb.layer_state import LayerState
 from equipoise.integrations.vllm.eplb.model import (
     check_shared_scales,
@@ -119,6 +122,8 @@ class BalancedModel:
         counts_before_step: load counters before this step, int32 [layers, experts] per layer group.
         streams: the engine's streams.
         coverage: layers that have to ask for slots in every forward pass with tokens.
+        slot_reads: holds the lock of the layer that is read, with `commit` `in_place`.
+        host_pools: of the experts in the host's memory, with `commit` `in_place`.
         routers: by layer.
     """
 
@@ -129,6 +134,8 @@ class BalancedModel:
     counts_before_step: Sequence[Tensor]
     streams: EngineStreams
     coverage: LayerCoverage
+    slot_reads: SlotReads | None = None
+    host_pools: HostPools | None = None
     routers: list[PhysicalExpertRouter] = field(default_factory=list)
 
     def set_unpadded_rows(self, counts: Sequence[int]) -> None:
@@ -147,11 +154,20 @@ class BalancedModel:
         indices = PrecomputedIndices(model.num_physical_experts, self.unpadded_rows[0].device)
         for number, layer in enumerate(model.moe_layers):
             layer.eplb_state.num_unpadded_tokens_tensors = self.unpadded_rows
-            router = self.balancer.router(number)
-            self.routers.append(
-                PhysicalExpertRouter(router, self.step_counter, self.streams, indices)
-            )
+            self.routers.append(self._router(number, indices))
             layer.router.eplb_state = LayerState(self.routers[-1], layer.eplb_state)
+
+    def _router(self, number: int, indices: PrecomputedIndices) -> PhysicalExpertRouter:
+        router = self.balancer.router(number)
+        if self.slot_reads is None:
+            return PhysicalExpertRouter(router, self.step_counter, self.streams, indices)
+        begin_reading = partial(self.slot_reads.enter, number)
+        return PhysicalExpertRouter(router, self.step_counter, self.streams, indices, begin_reading)
+
+    def end_forward(self) -> None:
+        """The last forward pass of a step was launched."""
+        if self.slot_reads is not None:
+            self.slot_reads.leave()
 
     def begin_step(self) -> None:
         """Run the boundary before the next step, and save the load counters."""
@@ -182,8 +198,13 @@ class BalancedModel:
 
     def close(self) -> None:
         """Close the balancer and its sinks; bounded."""
-        self.balancer.close()
-        self.event_sinks.close()
+        with ExitStack() as ends:
+            if self.host_pools is not None:
+                ends.callback(self.host_pools.close)
+            ends.callback(self.event_sinks.close)
+            ends.callback(self.balancer.close)
+            if self.slot_reads is not None:
+                ends.callback(self.slot_reads.leave)
 
 
 def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tensor]:
@@ -241,14 +262,25 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
         event_sinks = EventSinks(
             config, group.rank_in_group, self._metrics_registry(group.rank_in_group)
         )
-        balancers = open_balancers(
-            context.accelerator,
-            context.fabric,
-            ModelSet((experts,)),
-            {experts.name: ModelStart(initial_layout(model), config)},
-            staging_bytes=staging_budget(self._settings, experts.groups),
-            event_sinks=event_sinks,
+        start = ModelStart(initial_layout(model), config)
+        host_pools = (
+            HostPools(context, start.layout.placement, experts.name)
+            if self._settings.commit == "in_place"
+            else None
         )
+        with ExitStack() as failed:
+            if host_pools is not None:
+                failed.callback(host_pools.close)
+            balancers = open_balancers(
+                context.accelerator,
+                context.fabric,
+                ModelSet((experts,)),
+                {experts.name: start},
+                staging_bytes=staging_budget(self._settings, experts.groups),
+                update_path=host_pools or (lambda group: STAGED_FROM_PEERS),
+                event_sinks=event_sinks,
+            )
+            failed.pop_all()
         balancer = balancers[experts.name]
         counts_before = [counters.clone() for counters in balancer.counters]
         unpadded_rows = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
@@ -263,6 +295,8 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
             counts_before,
             context.streams,
             coverage,
+            slot_reads=SlotReads(balancer.reading_slots, context.streams) if host_pools else None,
+            host_pools=host_pools,
         )
         balanced.install_routers(model)
         with context.streams.ordered_section():
@@ -308,6 +342,7 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
         ]
         with self._connect().streams.ordered_section():
             for balanced in self.model_states.values():
+                balanced.end_forward()
                 if is_dummy:
                     balanced.discard_step()
                 balanced.step_counter.step += 1

@@ -74,7 +74,14 @@ def served_by(coverage: str, rows: list[Any]) -> Any:
 
     placeholder: Any = SimpleNamespace()
     return BalancedModel(
-        placeholder, placeholder, (), StepCounter(), (), placeholder, LayerCoverage(coverage), rows
+        placeholder,
+        placeholder,
+        (),
+        StepCounter(),
+        (),
+        placeholder,
+        LayerCoverage(coverage),
+        routers=rows,
     )
 
 

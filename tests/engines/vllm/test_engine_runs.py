@@ -68,6 +68,27 @@ def test_engine_keeps_tokens_with_static_and_exact_shares(
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("model", [MODEL, "glm4-moe"])
+def test_engine_keeps_tokens_while_layers_are_rewritten_in_place(
+    model: str, references: References, run_once: RunOnce
+) -> None:
+    settings: dict[str, Any] = {"commit": "in_place", "layer_updates_per_iter": 1}
+    outcome = run_once(f"ours-in-place-{model}", balanced_case(references[model], **settings))
+    check_tokens(outcome, references[model])
+    balanced_by_us(outcome)
+
+
+@pytest.mark.deep
+def test_engine_without_lock_does_not_survive_rewrite_in_place(
+    references: References, run_once: RunOnce
+) -> None:
+    fault = Fault.OUR_UNLOCKED_LAYER
+    case = balanced_case(references[MODEL], commit="in_place", timeout=5.0)
+    outcome = run_once(f"ours-in-place-{fault}", replace(case, fault=fault))
+    assert differs(outcome, references[MODEL], fault)
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3-moe-16", "glm4-moe"])
 def test_engine_keeps_tokens_with_16_experts_or_a_shared_expert(
     model: str, references: References, run_once: RunOnce

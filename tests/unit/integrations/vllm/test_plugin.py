@@ -129,6 +129,28 @@ def test_plugin_refuses_engine_with_unsupported_vllm_options(
 
 
 @pytest.mark.parametrize(
+    ("where", "attributes", "message"),
+    [
+        ("", {}, None),
+        ("compilation_config", {"cudagraph_mode": SimpleNamespace(name="FULL")}, "--enforce-eager"),
+        ("parallel_config", {"num_ubatches": 2}, "two micro-batches make two"),
+        ("", {"speculative_config": object()}, "a draft model skips some"),
+    ],
+)
+def test_plugin_refuses_in_place_commit_where_a_lock_would_not_hold(
+    where: str, attributes: dict[str, Any], message: str | None
+) -> None:
+    for commit in ("staged", "in_place"):
+        config = configuration({SETTINGS_KEY: {"eplb": {"commit": commit}}}, enable_eplb=True)
+        vars(config).setdefault("speculative_config", None)
+        vars(config.parallel_config).setdefault("num_ubatches", 0)
+        vars(getattr(config, where) if where else config).update(attributes)
+        accepted = message is None or commit == "staged"
+        with nullcontext() if accepted else pytest.raises(IntegrationError, match=message):
+            engine_config(config)
+
+
+@pytest.mark.parametrize(
     ("device", "options", "message"),
     [
         ("cuda", {}, None),

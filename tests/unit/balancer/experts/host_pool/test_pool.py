@@ -6,6 +6,7 @@ Ranks are threads here; processes are in tests/ranks.
 import gc
 import itertools
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 
@@ -34,9 +35,11 @@ from equipoise.balancer.experts.host_pool.layout import PoolContents, PoolLayout
 from equipoise.balancer.experts.host_pool.pool import HostExpertPool
 from equipoise.balancer.experts.transfer.copy_threads import PLAIN, CopyThreadPool, HostCopy
 from equipoise.hal.errors import (
+    EquipoiseError,
     ExpertPoolError,
     PoolCorrupted,
     PoolIncomplete,
+    RanksDiffer,
 )
 
 pytestmark = pytest.mark.slow
@@ -162,6 +165,45 @@ def test_pool_expert_is_filled_once_by_its_own_rank() -> None:
         pool.close()
 
     assert meet(2, program) == [None, None]
+
+
+@given(st.lists(st.integers(0, 2), min_size=LAYOUT.experts, max_size=LAYOUT.experts))
+def test_pool_is_filled_by_chosen_owners(owners: list[int]) -> None:
+    def program(control: ThreadControl) -> bool:
+        pool = HostExpertPool.open(
+            control, range(3), LAYOUT, name="model", timeout=WATCHDOG, owner_ranks=owners
+        )
+        assert {expert for _, expert in pool.owned_experts()} == {
+            expert for expert, owner in enumerate(owners) if owner == control.rank
+        }
+        fill(pool)
+        pool.seal(WATCHDOG)
+        complete = holds(pool)
+        pool.close()
+        return complete
+
+    assert meet(3, program) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("owners", "kind", "message"),
+    [
+        ([0, 1, 0, 1], ExpertPoolError, "4 owners of 5 experts"),
+        ([0, 1, 2, 5, 7], ExpertPoolError, r"ranks \[2, 5, 7\] cannot share memory with ranks"),
+        (None, RanksDiffer, "owners"),
+    ],
+)
+def test_pool_refuses_owners_that_cannot_fill_it(
+    owners: list[int] | None, kind: type[EquipoiseError], message: str
+) -> None:
+    def program(control: ThreadControl) -> None:
+        chosen = owners if owners is not None else [control.rank] * LAYOUT.experts
+        HostExpertPool.open(
+            control, range(2), LAYOUT, name="model", timeout=WATCHDOG, owner_ranks=chosen
+        )
+
+    for text in refused(program, 2, kind):
+        assert re.search(message, text)
 
 
 def test_pool_refuses_reads_before_seal_and_writes_after_it() -> None:
