@@ -88,7 +88,7 @@ def open_worker_context(
         IntegrationError: we have no backend for the device, or the communicator does not support
             it.
         BackendUnavailable: the backend does not run here.
-        ControlPlaneLost: the ranks did not connect.
+        ControlPlaneLost, BallotIncomplete: the ranks did not connect.
     """
     device_type = device.type
     if device_type not in BACKEND_OF_DEVICE:
@@ -112,6 +112,8 @@ def open_worker_context(
             deadline=deadline,
         )
         fabric = connect_fabric(communicator_name, rendezvous, accelerator)
+        stack.callback(fabric.close)
+        await_all_connected(fabric, deadline)
         stack.pop_all()
     return WorkerContext(accelerator, streams, fabric, node_of_rank, store_host, deadline)
 
@@ -122,6 +124,25 @@ def connect_fabric(communicator: str, rendezvous: Rendezvous, accelerator: Accel
     if communicator == "gloo" and accelerator.device.type != "cpu":
         return HostStagedFabric(fabric, accelerator, rendezvous.deadline)
     return fabric
+
+
+def await_all_connected(fabric: Fabric, deadline: float) -> None:
+    """Return when every rank has connected; collective.
+
+    The store is on the first rank. If that rank left before another had connected, for example
+    because its engine cannot start, the other would look for the store until the deadline. So it
+    also waits until all others know that all are there.
+
+    Raises:
+        BallotIncomplete: a rank has not connected by the deadline.
+        ControlPlaneLost: the store does not answer.
+    """
+    control = fabric.control
+    control.cast("connected", b"")
+    control.collect("connected", deadline)
+    control.cast("all connected", b"")
+    if control.rank == 0:
+        control.collect("all connected", deadline)
 
 
 def ranks_within(world: EngineGroup, group: EngineGroup) -> list[int]:
