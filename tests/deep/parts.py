@@ -316,7 +316,7 @@ PARTS = (
         name="devices",
         proves="the Ascend and CUDA backends over the simulated driver: the contract on every "
         "schedule, every broken backend caught 20 times of 20, every planted race shown",
-        takes="two hours (estimate)",
+        takes="75 minutes",
         steps=devices,
         lacks=no_cpu_torch,
     ),

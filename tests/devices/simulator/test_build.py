@@ -17,8 +17,11 @@ SOURCES = Path(npusim.__file__).parent
 
 
 def copy_sources(root: Path) -> Path:
-    """The simulator without its C++, so that little is compiled."""
-    to = root / "tests"
+    """The simulator without its C++, so that little is compiled.
+
+    As deep in `root` as in a checkout: it is built at the top of that, and nobody else's.
+    """
+    to = root / "tests" / "simulators"
     shutil.copytree(SOURCES, to / "npusim", ignore=shutil.ignore_patterns("src", "__py*"))
     for header in ("errors.h", "fault.h"):
         (to / "npusim" / "src" / "core").mkdir(parents=True, exist_ok=True)
