@@ -113,7 +113,7 @@ def main() -> None:
         patch.object(expert_location, "get_parallel", lambda: parallel),
         patch.object(expert_location, "_prefer_same_node_experts", lambda: True),
     ):
-        seeds = range(1 if options.quick else SEEDS)
+        seeds = SEEDS[:1] if options.quick else SEEDS
         first = np.tile(np.arange(SHAPE.slots) % SHAPE.experts, (SHAPE.layers, 1))
         static = {"static": static_dispatch}
         trials = {

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from lib.loads import Counts
-from lib.policy_trials import SEEDS, SHAPE, Rival, Table, copies, over, row, trial
+from lib.policy_trials import SHAPE, Rival, Table, copies, over, row, trial
 from lib.results import save
 from report import show
 from vllm_ascend_cpu import stand_ins
@@ -44,6 +44,8 @@ POLICIES: dict[str, Callable[[], Any]] = {
     OURS: lambda: AscendEplbPolicy(EplbPolicySettings(), SharedCounters()),
 }
 """By name, made anew for each seed: some keep what they have seen."""
+SEEDS = (0, 1, 2)
+"""On some loads of others vllm-ascend's type 1 ends with an IndexError."""
 STAGED = (FLASH,)
 """Those to which vllm-ascend gives the sub-windows of a window one by one."""
 
@@ -73,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     placed = generate_global_placement(SHAPE.experts, SHAPE.ranks, SHAPE.slots - SHAPE.experts, 0)
     first = np.tile(placed.numpy().reshape(1, -1), (SHAPE.layers, 1)).astype(np.int64)
-    seeds = range(1 if options.quick else SEEDS)
+    seeds = SEEDS[:1] if options.quick else SEEDS
     trials = {
         name: [list(trial(rival(name), seed, first, {})) for seed in seeds] for name in POLICIES
     }

@@ -278,8 +278,9 @@ class HostAheadStage(Compute):
         cpu_start = time.process_time()
         self._clock.free = self._woken = now()
         metadata: deque[Handle] = deque()
+        wrong_tokens = 0  # the stream counts in `wrong` meanwhile
         for batch in batches:
-            self.wrong += self._tokens.take()
+            wrong_tokens += self._tokens.take()
             self._tokens.expect(batch)
             tensors = {} if self._station.is_first else self._handover.receive_metadata()
             self._stream.launch(partial(self._step, batch, tensors))
@@ -291,7 +292,7 @@ class HostAheadStage(Compute):
         for handle in metadata:
             handle.result()
         self._handover.drain()
-        self.wrong += self._tokens.drain()
+        self.wrong += wrong_tokens + self._tokens.drain()
         self.cpu = time.process_time() - cpu_start
 
     def _step(self, batch: Batch, tensors: dict[str, Tensor]) -> None:

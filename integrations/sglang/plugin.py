@@ -56,19 +56,22 @@ def policy_settings(text: str) -> EplbPolicySettings | None:
     """
     try:
         # The words and their checks are those of the vLLM integration.
-        settings = parse_settings({SETTINGS_KEY: _with_defaults(json.loads(text))}, {})
-    except ValueError as error:
+        features = json.loads(text)
+        _check_features(features)
+        settings = parse_settings({SETTINGS_KEY: _with_defaults(features)}, {})
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{SETTINGS_VARIABLE}: {error}") from None
-    if settings is None:
-        return None
-    others = [name for name in settings.enabled_features if name != "eplb_policy"]
-    if others:
-        raise ConfigError(
-            f"{SETTINGS_VARIABLE}: {others[0]} is not for SGLang, only eplb_policy is"
-        )
-    return settings.eplb_policy
+    return None if settings is None else settings.eplb_policy
+
+
+def _check_features(features: object) -> None:
+    """Raise `ConfigError` for a feature that is on and not for SGLang."""
+    if isinstance(features, Mapping):
+        for name in ("eplb", "pp_transport", "dp_load_balancer"):
+            if features.get(name) not in (None, False):
+                raise ConfigError(f"{name} is not for SGLang, only eplb_policy is")
 
 
 def _with_defaults(features: object) -> object:

@@ -123,6 +123,11 @@ def non_eplb_config_errors(config: Any, settings: Settings) -> list[str]:
     errors = []
     if settings.pp_transport and parallel.pipeline_parallel_size < 2:
         errors.append("pp_transport needs --pipeline-parallel-size of at least 2")
+    if settings.pp_transport and getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        errors.append(
+            "pp_transport needs all rows of a step on every rank, and prefill context parallelism "
+            "divides them"
+        )
     if settings.pp_transport and uses_ray_compiled_graph(config):
         errors.append(
             f"pp_transport is not used in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)"

@@ -25,6 +25,8 @@ COMMUNICATORS = {"cpu": ("gloo",), "cuda": ("nccl", "gloo"), "npu": ("hccl", "gl
 
 MAX_IMBALANCE = 1000
 MIN_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS = 0.1, 86_400.0
+MAX_STEPS, MAX_LAYERS = 1 << 31, 4096
+"""More is a typing error."""
 MAX_QUEUE_TIMEOUT = 1e9
 """Bounds of options: values beyond them are typing errors, not wishes."""
 
@@ -91,9 +93,11 @@ class EplbSettings:
         if self.shares not in ("static", "lagged", "exact"):
             raise ConfigError(f"shares must be static, lagged or exact, got {self.shares!r}")
         if self.sub_window is not None and (
-            type(self.sub_window) is not int or self.sub_window < 1
+            type(self.sub_window) is not int or not 1 <= self.sub_window <= MAX_STEPS
         ):
-            raise ConfigError(f"sub_window must be a whole number from 1, got {self.sub_window!r}")
+            raise ConfigError(
+                f"sub_window must be a whole number from 1 to {MAX_STEPS}, got {self.sub_window!r}"
+            )
         port = self.metrics_port
         if port is not None and (type(port) is not int or not 1 <= port <= MAX_PORT):
             raise ConfigError(f"metrics_port must be 1 to {MAX_PORT}, got {port!r}")
@@ -110,9 +114,10 @@ class EplbSettings:
         layers, in_place = self.layer_updates_per_iter, self.commit == "in_place"
         if self.commit not in ("staged", "in_place"):
             raise ConfigError(f"commit must be staged or in_place, got {self.commit!r}")
-        if layers is not None and (type(layers) is not int or layers < 1):
+        if layers is not None and (type(layers) is not int or not 1 <= layers <= MAX_LAYERS):
             raise ConfigError(
-                f"layer_updates_per_iter must be a whole number from 1, got {layers!r}"
+                f"layer_updates_per_iter must be a whole number from 1 to {MAX_LAYERS}, "
+                f"got {layers!r}"
             )
         if layers is not None and not in_place:
             raise ConfigError("layer_updates_per_iter is for commit in_place")
@@ -155,7 +160,7 @@ class DpLoadBalancerSettings:
     kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, str):
+        if not isinstance(self.policy, str) or not self.policy:
             raise ConfigError(f"policy is a name, got {self.policy!r}")
         if self.policy_options is not None and not isinstance(self.policy_options, Mapping):
             raise ConfigError(f"policy_options is an object, got {self.policy_options!r}")
@@ -210,7 +215,7 @@ def _parse_variable(text: str) -> object:
         return None
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{SETTINGS_VARIABLE} is no JSON: {error}") from None
 
 

@@ -8,6 +8,9 @@ from equipoise.integrations.vllm.plugin import non_eplb_config_errors, raise_con
 from equipoise.integrations.vllm.settings import Settings
 from equipoise.integrations.vllm_ascend import compatibility
 
+FLASHCOMM_VARIABLE = "VLLM_ASCEND_ENABLE_FLASHCOMM1"
+"""vllm-ascend's older switch for what `enable_flashcomm1` switches."""
+
 
 def prepare(config: Any, settings: Settings) -> None:
     """Check that a worker created from `config` can switch the features on.
@@ -28,8 +31,28 @@ def config_errors(config: Any, settings: Settings) -> list[str]:
             'eplb_policy needs "eplb_config": {"dynamic_eplb": true} in --additional-config, and '
             "DYNAMIC_EPLB=true in the environment"
         )
+    if settings.pp_transport is not None:
+        errors += _pp_transport_errors(config)
     if _section(config, "xlite_graph_config").get("enabled"):
         errors.append("xlite_graph_config selects another worker than the one that is extended")
+    return errors
+
+
+def _pp_transport_errors(config: Any) -> list[str]:
+    errors, additional = [], config.additional_config
+    by_variable = os.environ.get(FLASHCOMM_VARIABLE, "0") not in ("", "0")
+    by_key = isinstance(additional, Mapping) and additional.get("enable_flashcomm1")
+    if by_variable or by_key:
+        errors.append(
+            "pp_transport needs all rows of a step on every rank, and enable_flashcomm1 divides "
+            "them"
+        )
+    speculative = getattr(config, "speculative_config", None)
+    if getattr(speculative, "method", None) == "eagle3":
+        errors.append(
+            "pp_transport sends what the next stage's model announces, and vllm-ascend adds hidden "
+            "states for eagle3 to it"
+        )
     return errors
 
 

@@ -138,3 +138,23 @@ class SchemaTemplate:
         """The template as JSON, which both ends compare when they open the edge."""
         fields = [[f.name, list(f.row_shape), str(f.dtype), f.slice_mode] for f in self.fields]
         return json.dumps({"fields": fields, "max_rows": self.max_rows}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "SchemaTemplate":
+        """Parse what `to_json` wrote. Raises `ShapeClassError` for anything else."""
+        try:
+            content = json.loads(text)
+            fields = tuple(
+                RowField(name, tuple(row_shape), _dtype(dtype), SliceMode(slice_mode))
+                for name, row_shape, dtype, slice_mode in content["fields"]
+            )
+            return cls(fields, int(content["max_rows"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ShapeClassError(f"not a template of tensors: {error}") from error
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no dtype is called {name!r}")
+    return dtype

@@ -8,8 +8,14 @@ A layer is rewritten between two of its forward passes. In both the stream holds
 reads the slots: from the layer's router, which is called before its experts, to the router of the
 next layer, or to the end of the step. What else runs in between delays the lock's release, and
 nothing else. A captured forward pass would hold no lock, so it is refused (`config_check`).
+
+The boundary before a step, which hands layers over, runs when the step's first layer asks for
+slots, and not when the step before was launched: an engine may idle between the two for longer than
+a lock may be waited for.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
@@ -29,6 +35,10 @@ from equipoise.hal import registry
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.streams import EngineStreams
 from equipoise.integrations.vllm.worker_context import BACKEND_OF_DEVICE, WorkerContext
+
+LOG = logging.getLogger("equipoise.memory")
+SLOWEST_FILL = 100e6
+"""Bytes per second at which a machine fills its pool and reads it back, at least: bounds waits."""
 
 
 class HostPools:
@@ -64,12 +74,21 @@ class HostPools:
                 f"and this one has {len(ranks)}: use commit staged"
             )
         layout = PoolLayout(group.group.descriptor, len(group.layers), group.model.experts)
+        # Not the bound of a step's waits: the experts of a large model take minutes.
+        fill_timeout = timeout + layout.nbytes / SLOWEST_FILL
+        if control.rank == 0:
+            LOG.info("filling the host's memory with all experts: %.1f GB", layout.nbytes / 1e9)
         pool = HostExpertPool.open(
-            control, ranks, layout, name=name, timeout=timeout, owner_ranks=self._owner_ranks(group)
+            control,
+            ranks,
+            layout,
+            name=name,
+            timeout=fill_timeout,
+            owner_ranks=self._owner_ranks(group.model.slots_per_rank),
         )
         self._resources.callback(pool.close)
         self._fill(pool, group)
-        pool.seal(timeout)
+        pool.seal(fill_timeout)
         # The ranks of a machine share its cores, and so do their copy threads.
         threads = CopyThreadPool.near_accelerator(topology, accelerators=len(ranks))
         copy_threads = self._resources.enter_context(threads)
@@ -86,10 +105,21 @@ class HostPools:
         """Release the memory and end the threads; the balancer is closed."""
         self._resources.close()
 
-    def _owner_ranks(self, group: LayerGroupContext) -> list[int]:
-        """Return the first rank that has each expert, which fills it in every layer."""
-        row = self._placement[0].tolist()
-        return [row.index(expert) // group.model.slots_per_rank for expert in range(len({*row}))]
+    def _owner_ranks(self, slots_per_rank: int) -> list[int]:
+        """Return the rank that fills each expert, in every layer: one that has it.
+
+        Of several the one that has to fill the fewest; experts on one rank only come first.
+        """
+        holders: dict[int, list[int]] = {}
+        for slot, expert in enumerate(self._placement[0].tolist()):
+            ranks = holders.setdefault(expert, [])
+            if slot // slots_per_rank not in ranks:
+                ranks.append(slot // slots_per_rank)
+        owners, owned = dict[int, int](), Counter[int]()
+        for expert in sorted(holders, key=lambda each: (len(holders[each]), each)):
+            owners[expert] = min(holders[expert], key=lambda rank: (owned[rank], rank))
+            owned[owners[expert]] += 1
+        return [owners[expert] for expert in range(len(owners))]
 
     def _fill(self, pool: HostExpertPool, group: LayerGroupContext) -> None:
         slots_per_rank = group.model.slots_per_rank
@@ -103,7 +133,7 @@ class HostPools:
 
 
 class SlotReads:
-    """Holds the lock of the layer whose experts run.
+    """Holds the lock of the layer whose experts run, and runs the boundary before a step's first.
 
     Args:
         reading_slots: of the balancer; a context around what a step launches for a layer.
@@ -118,17 +148,30 @@ class SlotReads:
         self._reading_slots = reading_slots
         self._streams = streams
         self._lock: AbstractContextManager[None] | None = None
+        self._boundary: Callable[[], None] | None = None
+
+    def end_step(self, next_boundary: Callable[[], None]) -> None:
+        """Leave the last layer, within an ordered section; `next_boundary` runs when the next step
+        enters its first."""
+        self.leave()
+        self._boundary = next_boundary
 
     def enter(self, layer: int, step: int) -> None:
-        """Leave the layer before, and enter this one. Raises what `reading_slots` raises."""
+        """Leave the layer before, and enter this one.
+
+        Raises what `reading_slots` and the boundary raise.
+        """
         with self._streams.ordered_section():
             self.leave()
+            boundary, self._boundary = self._boundary, None
+            if boundary is not None:
+                boundary()
             lock = self._reading_slots(layer, step)
             lock.__enter__()
             self._lock = lock
 
     def leave(self) -> None:
-        """Leave the last layer of a step, if one is held; within an ordered section."""
+        """Leave the layer that is held, if one is; within an ordered section."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.__exit__(None, None, None)

@@ -164,10 +164,13 @@ class BalancedModel:
         begin_reading = partial(self.slot_reads.enter, number)
         return PhysicalExpertRouter(router, self.step_counter, self.streams, indices, begin_reading)
 
-    def end_forward(self) -> None:
-        """The last forward pass of a step was launched."""
-        if self.slot_reads is not None:
-            self.slot_reads.leave()
+    def end_step(self) -> None:
+        """Go on to the next step: a forward pass was launched. Within an ordered section."""
+        self.step_counter.step += 1
+        if self.slot_reads is None:
+            self.begin_step()
+        else:
+            self.slot_reads.end_step(self.begin_step)
 
     def begin_step(self) -> None:
         """Run the boundary before the next step, and save the load counters."""
@@ -268,9 +271,10 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
             if self._settings.commit == "in_place"
             else None
         )
-        with ExitStack() as failed:
+        with ExitStack() as opened:
             if host_pools is not None:
-                failed.callback(host_pools.close)
+                opened.callback(host_pools.close)
+            opened.callback(event_sinks.close)
             balancers = open_balancers(
                 context.accelerator,
                 context.fabric,
@@ -280,27 +284,27 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
                 update_path=host_pools or (lambda group: STAGED_FROM_PEERS),
                 event_sinks=event_sinks,
             )
-            failed.pop_all()
-        balancer = balancers[experts.name]
-        counts_before = [counters.clone() for counters in balancer.counters]
-        unpadded_rows = unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device)
-        coverage = (
-            LayerCoverage.EVERY_LAYER if model_config is self._target else LayerCoverage.SOME_LAYER
-        )
-        balanced = BalancedModel(
-            balancer,
-            event_sinks,
-            unpadded_rows,
-            StepCounter(),
-            counts_before,
-            context.streams,
-            coverage,
-            slot_reads=SlotReads(balancer.reading_slots, context.streams) if host_pools else None,
-            host_pools=host_pools,
-        )
-        balanced.install_routers(model)
-        with context.streams.ordered_section():
-            balanced.begin_step()
+            balancer = balancers[experts.name]
+            opened.callback(balancer.close)
+            balanced = BalancedModel(
+                balancer,
+                event_sinks,
+                unpadded_row_tensors(max(1, self.parallel_config.num_ubatches), self.device),
+                StepCounter(),
+                [counters.clone() for counters in balancer.counters],
+                context.streams,
+                LayerCoverage.EVERY_LAYER
+                if model_config is self._target
+                else LayerCoverage.SOME_LAYER,
+                slot_reads=SlotReads(balancer.reading_slots, context.streams)
+                if host_pools
+                else None,
+                host_pools=host_pools,
+            )
+            balanced.install_routers(model)
+            with context.streams.ordered_section():
+                balanced.begin_step()
+            opened.pop_all()
         self._unverified.append(balanced)
         self.model_states[model_config.compute_hash()] = balanced
         self._by_config[id(model_config)] = model_config, balanced
@@ -342,11 +346,9 @@ class EquipoiseEplbState(EplbState):  # type: ignore[misc]  # vLLM is not instal
         ]
         with self._connect().streams.ordered_section():
             for balanced in self.model_states.values():
-                balanced.end_forward()
                 if is_dummy:
                     balanced.discard_step()
-                balanced.step_counter.step += 1
-                balanced.begin_step()
+                balanced.end_step()
 
     def start_async_loop(self) -> None:
         """Do nothing: our threads have started already."""

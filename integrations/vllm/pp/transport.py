@@ -13,6 +13,7 @@ The channels are opened in the profiling run of the model, so that the engine co
 before it divides the device's memory; or else in the first step.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ def _check_call(
 
 
 def step_template(worker: Any, slices: int) -> SchemaTemplate:
-    """Return the tensors that a stage hands over: those that the model's next stage takes.
+    """Return the tensors that a stage takes.
 
     Args:
         worker: of the engine; its model is loaded.
@@ -274,13 +275,22 @@ def open_stage_links(worker: Any, stages: Sequence[int], context: EdgeContext) -
     Raises `IntegrationError` as `step_template`, and what `open_sender` raises.
     """
     slices = context.slice_group.size if context.slice_group is not None else 1
-    template = step_template(worker, slices)
     rank, receiver, sender = context.fabric.control.rank, None, None
+    max_rows = worker.model_runner.max_num_tokens
     for stage, (source, destination) in enumerate(pairwise(stages)):
+        if rank not in (source, destination):
+            continue
+        name = f"vllm stages from {stages[0]} on, {stage} to {stage + 1}"
+        template = _agreed_template(
+            f"{name}: template",
+            destination,
+            context,
+            lambda: step_template(worker, slices),
+        )
         # As many buffers as the engine has steps in flight: when a step comes that needs the first
         # one again, the scheduler has had the answer of the step that used it.
         spec = ChannelSpec(
-            name=f"vllm stages from {stages[0]} on, {stage} to {stage + 1}",
+            name=name,
             source=source,
             destination=destination,
             template=template,
@@ -288,9 +298,35 @@ def open_stage_links(worker: Any, stages: Sequence[int], context: EdgeContext) -
         )
         if rank == source:
             sender = open_sender(spec, context)
-        elif rank == destination:
+        else:
             receiver = open_receiver(spec, context)
-    return StageLinks(template.max_rows, receiver, sender, slices)
+    return StageLinks(max_rows, receiver, sender, slices)
+
+
+def _agreed_template(
+    question: str,
+    destination: int,
+    context: EdgeContext,
+    own_template: Callable[[], SchemaTemplate],
+) -> SchemaTemplate:
+    """Return what the destination's model takes, on both ends of an edge.
+
+    What a model hands over may depend on the stage, so the source's own would be another.
+
+    Raises `IntegrationError` on both ends if the destination's cannot be sent.
+    """
+    control = context.fabric.control
+    if control.rank == destination:
+        try:
+            answer = {"template": own_template().to_json()}
+        except IntegrationError as error:
+            answer = {"refused": str(error)}
+        control.cast(question, json.dumps(answer).encode())
+    (ballot,) = control.collect(question, context.deadline, (destination,))
+    answer = json.loads(ballot)
+    if "refused" in answer:
+        raise IntegrationError(answer["refused"])
+    return SchemaTemplate.from_json(answer["template"])
 
 
 def _open_slice_group(context: WorkerContext, ranks: list[int]) -> SliceGroup | None:

@@ -79,16 +79,6 @@ def test_engine_keeps_tokens_while_layers_are_rewritten_in_place(
 
 
 @pytest.mark.deep
-def test_engine_without_lock_does_not_survive_rewrite_in_place(
-    references: References, run_once: RunOnce
-) -> None:
-    fault = Fault.OUR_UNLOCKED_LAYER
-    case = balanced_case(references[MODEL], commit="in_place", timeout=5.0)
-    outcome = run_once(f"ours-in-place-{fault}", replace(case, fault=fault))
-    assert differs(outcome, references[MODEL], fault)
-
-
-@pytest.mark.deep
 @pytest.mark.parametrize("model", ["qwen3-moe-16", "glm4-moe"])
 def test_engine_keeps_tokens_with_16_experts_or_a_shared_expert(
     model: str, references: References, run_once: RunOnce

@@ -26,8 +26,6 @@ class Fault(StrEnum):
     """Our channel hands out what it is still receiving."""
     OUR_OWN_PICKS = "our_own_picks"
     """Ranks that route the same rows pick replicas each in its own way."""
-    OUR_UNLOCKED_LAYER = "our_unlocked_layer"
-    """A layer that is rewritten in place is read without its lock."""
 
 
 def planted() -> Fault | None:
@@ -80,7 +78,6 @@ def _break_ours(fault: Fault) -> None:
     """Parts of Equipoise are imported where they are broken, and nowhere else."""
     from equipoise.backends.cpu.slots import CpuSlotStore
     from equipoise.integrations.vllm.eplb import state
-    from equipoise.integrations.vllm.eplb.in_place import SlotReads
     from equipoise.pipeline.channel.recv import PendingMessage
 
     match fault:
@@ -90,8 +87,6 @@ def _break_ours(fault: Fault) -> None:
             PendingMessage.wait_on_host = lambda *_: None  # type: ignore[method-assign]
         case Fault.OUR_OWN_PICKS:
             setattr(state, "ranks_sharing_rows", lambda *_: 1)  # noqa: B010 - not exported
-        case Fault.OUR_UNLOCKED_LAYER:
-            SlotReads.enter = lambda *_: None  # type: ignore[method-assign]
 
 
 def _skip_waits() -> None:

@@ -90,6 +90,11 @@ def test_plugin_copies_environment_settings_into_config(
         ("eplb", {}, "need --enable-eplb"),
         ("eplb", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
         ("pp_transport", {}, "--pipeline-parallel-size of at least 2"),
+        (
+            "pp_transport",
+            {"pipeline_parallel_size": 2, "prefill_context_parallel_size": 2},
+            "prefill context parallelism divides them",
+        ),
         ("dp_load_balancer", {}, "--data-parallel-size of at least 2"),
         (
             "dp_load_balancer",

@@ -110,6 +110,8 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
         ("eplb", {"staging_bytes": 0}, "staging_bytes must be whole bytes such as"),
         ("eplb", {"staging_bytes": "64 mib"}, "staging_bytes must be whole bytes such as"),
         ("eplb", {"min_gain": 1e6}, "min_gain must be a number from 0 to 1000"),
+        ("eplb", {"sub_window": 10**30}, "sub_window must be a whole number from 1 to"),
+        ("dp_load_balancer", "", "policy is a name"),
         ("eplb", {"commit": "locked"}, "commit must be staged or in_place"),
         ("eplb", {"layer_updates_per_iter": 2}, "layer_updates_per_iter is for commit in_place"),
         (

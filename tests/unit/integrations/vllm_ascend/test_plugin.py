@@ -1,5 +1,6 @@
 """vllm-ascend from the front end: what the plugin looks at, and what it says."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,26 @@ def test_plugin_refuses_part_that_would_have_no_effect(
 ) -> None:
     with pytest.raises(IntegrationError, match=message):
         prepared_config(parts, additional)
+
+
+@pytest.mark.parametrize("switch", ["key", "variable", "eagle3"])
+def test_plugin_refuses_handover_of_rows_or_tensors_that_no_stage_announces(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    additional: Any = {"enable_flashcomm1": True} if switch == "key" else {}
+    if switch == "variable":
+        monkeypatch.setenv("VLLM_ASCEND_ENABLE_FLASHCOMM1", "1")
+    config = configuration(
+        {SETTINGS_KEY: {"pp_transport": True}, **additional},
+        worker_cls=WORKER,
+        pipeline_parallel_size=2,
+    )
+    if switch == "eagle3":
+        config.speculative_config = SimpleNamespace(method="eagle3")
+    settings = parse_settings(config.additional_config, {})
+    assert settings is not None
+    with pytest.raises(IntegrationError, match="eagle3" if switch == "eagle3" else "flashcomm1"):
+        plugin.prepare(config, settings)
 
 
 @pytest.mark.parametrize(

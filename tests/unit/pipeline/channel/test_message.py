@@ -202,6 +202,23 @@ def test_message_of_mixed_steps_is_hardly_larger_than_its_payload(
     assert max(ratio for rows, ratio in single.items() if rows >= 2) <= 1.02
 
 
+@given(CLASSES, st.integers(0, 99))
+def test_template_survives_serialisation(one: MessageSchema, max_rows: int) -> None:
+    fields = tuple(RowField(f.name, f.shape, f.dtype, f.slice_mode) for f in one.fields)
+    template = SchemaTemplate(fields, max_rows)
+    assert SchemaTemplate.from_json(template.to_json()) == template
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"fields": [["a", [1], "torch.complex7", "whole"]], "max_rows": 1}',
+     '{"fields": [["a", [1], "torch.float32", "halved"]], "max_rows": 1}'],
+)  # fmt: skip
+def test_template_refuses_other_text(text: str) -> None:
+    with pytest.raises(ShapeClassError, match="not a template"):
+        SchemaTemplate.from_json(text)
+
+
 def _values(field: TensorField) -> Tensor:
     count = field.nbytes
     numbers = (torch.arange(count) % 2).to(torch.uint8)

@@ -10,21 +10,25 @@ from typing import Any, cast
 
 import pytest
 import torch
+from helpers.processes.thread_control_plane import ThreadControl, meet
+from helpers.watchdog import WATCHDOG
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.hal.errors import IntegrationError
 from equipoise.hal.stream import Stream
+from equipoise.integrations.vllm.pp import transport as transport_module
 from equipoise.integrations.vllm.pp.transport import (
     StageLinks,
     StageTransport,
     StreamOrderedHandle,
     _open_slice_group,
     _wrap_worker,
+    open_stage_links,
     step_template,
 )
-from equipoise.pipeline.channel.schema import SliceMode
+from equipoise.pipeline.channel.schema import SchemaTemplate, SliceMode
 
 MAX_ROWS = 16
 HIDDEN = {"hidden": torch.zeros(MAX_ROWS, 4), "residual": torch.zeros(MAX_ROWS, 4)}
@@ -223,6 +227,50 @@ def test_step_template_slices_what_can_be_divided_at_any_size() -> None:
 def test_step_template_refuses_other_models(shapes: dict[str, Any], text: str) -> None:
     with pytest.raises(IntegrationError, match=text):
         step_template(worker_of(**shapes), slices=1)
+
+
+def test_stages_agree_on_what_the_later_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model hands over may depend on the stage: the source's own is not asked for."""
+    opened: dict[tuple[int, str], SchemaTemplate] = {}
+
+    def opening(kind: str) -> Any:
+        def open_end(spec: Any, context: Any) -> str:
+            opened[context.fabric.control.rank, kind] = spec.template
+            return kind
+
+        return open_end
+
+    for kind in ("sender", "receiver"):
+        monkeypatch.setattr(transport_module, f"open_{kind}", opening(kind))
+
+    def program(control: ThreadControl) -> object:
+        shapes = {f"aux{n}": ("rows", 4) for n in range(control.rank)}
+        worker = worker_of(hidden=("rows", 4), **shapes)
+        worker.vllm_config = SimpleNamespace(max_concurrent_batches=3)
+        context: Any = SimpleNamespace(
+            fabric=SimpleNamespace(control=control), slice_group=None, deadline=WATCHDOG
+        )
+        links = open_stage_links(worker, [0, 1, 2], context)
+        return links.from_previous, links.to_next
+
+    assert meet(3, program) == [(None, "sender"), ("receiver", "sender"), ("receiver", None)]
+    for stage in (0, 1):
+        sent, received = opened[stage, "sender"], opened[stage + 1, "receiver"]
+        assert sent == received
+        assert [field.name for field in sent.fields] == ["hidden", "aux0", "aux1"][: stage + 2]
+
+
+def test_stages_both_refuse_what_the_later_model_takes() -> None:
+    def program(control: ThreadControl) -> object:
+        worker = worker_of(hidden=("rows", 4), **({"table": (7, 4)} if control.rank else {}))
+        context: Any = SimpleNamespace(
+            fabric=SimpleNamespace(control=control), slice_group=None, deadline=WATCHDOG
+        )
+        return open_stage_links(worker, [0, 1], context)
+
+    for answer in meet(2, program):
+        assert isinstance(answer, IntegrationError)
+        assert "table with shape [7, 4]" in str(answer)
 
 
 class Worker:
