@@ -462,9 +462,9 @@ PIPELINE = Section(
     "transfer takes half of compute or more: 95% of the compute-bound rate, and 1.3 times "
     "blocking if bytes take half of the transfer or more. Elsewhere 0.97 of blocking: there is "
     "less to gain. More than coordinator everywhere. "
-    "**Owed**: a run with *host ahead*, the coordinator with a host that runs ahead of its device, as on "
-    "a GPU, which was added since; at the two points of `--quick` on the emulated link the channel "
-    "came to 1.9 and 2.0 of its throughput.",
+    "**Owed**: a run with *host ahead*, the coordinator with a host that runs ahead of its device, "
+    "as on a GPU, which was added since; at the two points of `--quick` on the emulated link the "
+    "channel came to 1.9 and 2.0 of its throughput.",
     bars=(
         Bar("points with a miss, loopback", "loopback", at_most=0, form=".0f"),
         Bar("points with a miss, emulated link", "emulated link", at_most=0, form=".0f"),
