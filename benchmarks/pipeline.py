@@ -1,6 +1,6 @@
 """Does handing activations over cost a pipeline anything? Stages, one process each.
 
-    python benchmarks/pipeline.py              all points on both links, 3 rounds: 20 minutes
+    python benchmarks/pipeline.py              all points on both links, 3 rounds: 15 minutes
     python benchmarks/pipeline.py --quick      two points, two rounds, a minute: nothing is kept
     python benchmarks/pipeline.py --link emulated --tokens 64    these alone: nothing is kept
 

@@ -455,16 +455,14 @@ PIPELINE = Section(
     "every message's stamps are looked at. *blocking*: rendezvous, a message per tensor, shapes "
     "known (2 messages a step). *coordinator*: pickled metadata that the receiver's host waits "
     "for, then a message per tensor into fresh tensors (4), the host of a stage computing itself. "
-    "*channel*: ours (1). All take turns in "
+    "*host ahead*: the same with a host that runs ahead of its device, as on a GPU, and messages "
+    "ordered as NCCL orders them. *channel*: ours (1). All take turns in "
     "one run, on the same processes; a figure is the median of the rounds. *Compute-bound* is the "
     "rate of a pipeline whose transfers take no time. How it is measured: "
     "[Measuring the pipeline](design/measuring-the-pipeline.md). Bars, of two stages. Where a "
     "transfer takes half of compute or more: 95% of the compute-bound rate, and 1.3 times "
     "blocking if bytes take half of the transfer or more. Elsewhere 0.97 of blocking: there is "
-    "less to gain. More than coordinator everywhere. "
-    "**Owed**: a run with *host ahead*, the coordinator with a host that runs ahead of its device, "
-    "as on a GPU, which was added since; at the two points of `--quick` on the emulated link the "
-    "channel came to 1.9 and 2.0 of its throughput.",
+    "less to gain. More than both coordinators everywhere.",
     bars=(
         Bar("points with a miss, loopback", "loopback", at_most=0, form=".0f"),
         Bar("points with a miss, emulated link", "emulated link", at_most=0, form=".0f"),

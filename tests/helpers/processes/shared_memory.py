@@ -14,12 +14,17 @@ SETTLED = 1.0
 LOOK = 0.05
 
 
+SEMAPHORE = "sem.mp-"
+"""Of Python's multiprocessing, whose resource tracker removes them some time after the processes of
+any other test were killed."""
+
+
 def segments() -> set[Path]:
-    """Of this user, now."""
+    """Of this user, now; without semaphores of multiprocessing."""
     paths = set()
     for path in FOLDER.iterdir():
         with suppress(FileNotFoundError):
-            if path.stat().st_uid == os.getuid():
+            if path.stat().st_uid == os.getuid() and not path.name.startswith(SEMAPHORE):
                 paths.add(path)
     return paths
 
