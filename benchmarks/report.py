@@ -720,6 +720,16 @@ GPU_SUITES = Section(
     ),
 )
 
+POLICY_COLUMNS = (
+    ("policy", "{policy}"),
+    ("moved by the first plan", spread("first", ".1%")),
+    ("in a steady window", spread("steady", ".2%")),
+    ("at a switch", spread("switch", ".1%")),
+    ("layers changed in a steady window", spread("layers", ".1f")),
+    ("imbalance planned", spread("planned", ".3f")),
+    ("of the next window", spread("next", ".3f")),
+)
+"""Of a policy's row, as `lib/policy_trials.py` makes it."""
 SGLANG = Section(
     "SGLang",
     "sglang_policy",
@@ -740,13 +750,7 @@ SGLANG = Section(
     ),
     tables=(
         Table("policies", (
-            ("policy", "{policy}"),
-            ("moved by the first plan", spread("first", ".1%")),
-            ("in a steady window", spread("steady", ".2%")),
-            ("at a switch", spread("switch", ".1%")),
-            ("layers changed in a steady window", spread("layers", ".1f")),
-            ("imbalance planned", spread("planned", ".3f")),
-            ("of the next window", spread("next", ".3f")),
+            *POLICY_COLUMNS,
             ("of that, dispatch `static`", spread("static", ".3f")),
             ("CPU s a plan", spread("seconds", ".2f")),
         )),
@@ -772,13 +776,7 @@ VLLM_ASCEND = Section(
     ),
     tables=(
         Table("policies", (
-            ("policy", "{policy}"),
-            ("moved by the first plan", spread("first", ".1%")),
-            ("in a steady window", spread("steady", ".2%")),
-            ("at a switch", spread("switch", ".1%")),
-            ("layers changed in a steady window", spread("layers", ".1f")),
-            ("imbalance planned", spread("planned", ".3f")),
-            ("of the next window", spread("next", ".3f")),
+            *POLICY_COLUMNS,
             ("CPU s a plan", spread("seconds", ".2f")),
         )),
     ),

@@ -26,14 +26,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from lib.loads import Counts
-from lib.policy_trials import SEEDS, SHAPE, Rival, Table, imbalance, over, row, trial
+from lib.policy_trials import SEEDS, SHAPE, Rival, Table, imbalance, ratio, row, trial
 from lib.results import save
 from report import show
 from sglang_cpu import stand_ins
 
 from equipoise.balancer.experts.placement import logical_maps
+from equipoise.integrations.sglang.load_history import LoadHistory
 from equipoise.integrations.sglang.plugin import policy_settings
-from equipoise.integrations.vllm.eplb.load_history import LoadHistory
 from equipoise.integrations.vllm.eplb.policy_plan import plan_placement
 
 stand_ins.install()
@@ -121,7 +121,7 @@ def main() -> None:
             for name, rival in RIVALS.items()
         }
     figures = {
-        figure: over(trials[OURS], trials[STOCK], figure) for figure in ("moved", "next", "static")
+        figure: ratio(trials[OURS], trials[STOCK], figure) for figure in ("moved", "next", "static")
     }
     rows = [row(name, each, *static) for name, each in trials.items()]
     show("sglang_policy", figures, {"policies": rows})

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from lib.loads import Counts
-from lib.policy_trials import SHAPE, Rival, Table, copies, over, row, trial
+from lib.policy_trials import SHAPE, Rival, Table, copies, ratio, row, trial
 from lib.results import save
 from report import show
 from vllm_ascend_cpu import stand_ins
@@ -80,7 +80,8 @@ def main() -> None:
         name: [list(trial(rival(name), seed, first, {})) for seed in seeds] for name in POLICIES
     }
     figures = {
-        figure: over(trials[OURS], trials[SWIFT], figure) for figure in ("moved", "next", "seconds")
+        figure: ratio(trials[OURS], trials[SWIFT], figure)
+        for figure in ("moved", "next", "seconds")
     }
     tables = {"policies": [row(name, each) for name, each in trials.items()]}
     show("vllm_ascend_policy", figures, tables)

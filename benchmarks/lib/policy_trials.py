@@ -111,7 +111,7 @@ def row(name: str, trials: Trials, *others: str) -> dict[str, Any]:
     }
 
 
-def over(policy: Trials, base: Trials, figure: str) -> list[float]:
+def ratio(policy: Trials, base: Trials, figure: str) -> list[float]:
     """A policy's figure over another's, seed by seed: median, least and most."""
     pairs = zip(by_seed(policy, figure), by_seed(base, figure), strict=True)
     return spread(mine / theirs for mine, theirs in pairs)

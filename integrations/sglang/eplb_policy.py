@@ -18,7 +18,7 @@ import torch
 from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
 from equipoise.balancer.experts.placement import ExpertShape, logical_maps
 from equipoise.hal.errors import IntegrationError
-from equipoise.integrations.vllm.eplb.load_history import LoadHistory
+from equipoise.integrations.sglang.load_history import LoadHistory
 from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 

@@ -11,6 +11,10 @@ from equipoise.integrations.sglang.entry import SETTINGS_VARIABLE
 from equipoise.integrations.vllm.entry import SETTINGS_KEY
 from equipoise.integrations.vllm.settings import EplbPolicySettings, parse_settings
 
+DEFAULT_TARGET = 0.005
+"""Below that of the vLLM integration: a plan is made for several windows here, and has less noise
+to follow. What is worth a change is `min_gain`; the target says how far a change goes."""
+
 
 def install(text: str) -> None:
     """Register the hooks; SGLang applies them when all plugins have run.
@@ -42,11 +46,6 @@ def install(text: str) -> None:
     HookRegistry.register(
         f"{manager}.{compatibility.CHUNKS}", eplb_policy.only_changed_layers, HookType.AROUND
     )
-
-
-DEFAULT_TARGET = 0.005
-"""Below that of the vLLM integration: a plan is made for several windows here, and has less noise
-to follow. What is worth a change is `min_gain`; the target says how far a change goes."""
 
 
 def policy_settings(text: str) -> EplbPolicySettings | None:

@@ -170,6 +170,11 @@ class SlotReads:
             lock.__enter__()
             self._lock = lock
 
+    def leave_in_order(self) -> None:
+        """The same as `leave`, in an ordered section of its own."""
+        with self._streams.ordered_section():
+            self.leave()
+
     def leave(self) -> None:
         """Leave the layer that is held, if one is; within an ordered section."""
         lock, self._lock = self._lock, None

@@ -207,7 +207,7 @@ class BalancedModel:
             ends.callback(self.event_sinks.close)
             ends.callback(self.balancer.close)
             if self.slot_reads is not None:
-                ends.callback(self.slot_reads.leave)
+                ends.callback(self.slot_reads.leave_in_order)
 
 
 def unpadded_row_tensors(micro_batches: int, device: torch.device) -> list[Tensor]:

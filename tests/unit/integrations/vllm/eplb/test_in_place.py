@@ -31,6 +31,7 @@ class Locks:
         self.ordered = 0
         self.log: list[tuple[str, int, int]] = []
         self.broken: int | None = None
+        self.left_in_order = False
 
     @contextmanager
     def ordered_section(self) -> Iterator[None]:
@@ -45,6 +46,7 @@ class Locks:
             raise IntegrationError("the lock is poisoned")
         self.log.append(("enter", layer, step))
         yield
+        self.left_in_order = bool(self.ordered)
         self.log.append(("leave", layer, step))
 
 
@@ -77,6 +79,15 @@ def test_slot_reads_run_the_boundary_when_the_next_step_enters_its_first_layer()
         assert boundaries == list(range(1, step + 1)), "not before the next step"
 
 
+def test_slot_reads_leave_the_last_layer_in_an_ordered_section_at_the_end() -> None:
+    locks = Locks()
+    reads = SlotReads(locks.reading_slots, cast(Any, locks))
+    reads.enter(0, 0)
+    reads.leave_in_order()
+    assert locks.log[-1] == ("leave", 0, 0)
+    assert locks.left_in_order
+
+
 def test_slot_reads_leave_the_layer_before_one_that_cannot_be_entered() -> None:
     locks = Locks()
     reads = SlotReads(locks.reading_slots, cast(Any, locks))
@@ -84,7 +95,7 @@ def test_slot_reads_leave_the_layer_before_one_that_cannot_be_entered() -> None:
     locks.broken = 1
     with pytest.raises(IntegrationError, match="poisoned"):
         reads.enter(1, 7)
-    reads.leave()
+    reads.leave_in_order()
     assert locks.log == [("enter", 0, 7), ("leave", 0, 7)]
 
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.integrations.vllm.eplb.load_history import LoadHistory
+from equipoise.integrations.sglang.load_history import LoadHistory
 
 LAYERS, EXPERTS, STEPS = 4, 32, 4
 Loads = npt.NDArray[np.int64]
