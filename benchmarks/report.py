@@ -727,9 +727,9 @@ POLICY_COLUMNS = (
     ("at a switch", spread("switch", ".1%")),
     ("layers changed in a steady window", spread("layers", ".1f")),
     ("imbalance planned", spread("planned", ".3f")),
-    ("of the next window", spread("next", ".3f")),
 )
 """Of a policy's row, as `lib/policy_trials.py` makes it."""
+NEXT_WINDOW = ("of the next window", spread("next", ".3f"))
 SGLANG = Section(
     "SGLang",
     "sglang_policy",
@@ -738,20 +738,22 @@ SGLANG = Section(
     "[`eplb_policy`](sglang.md), in one run: 58 layers x 256 experts, 288 slots, 32 ranks; twelve "
     "rebalances, each on a window of its own, and the kind of traffic switches twice. *Moved*: "
     "copies that ranks fetch, as part of all slots. Imbalance is max/mean - 1 of the ranks, mean "
-    "over layers: on the window of the plan, and on the next one where that is of the same kind, "
-    "with expert's tokens divided evenly (what SGLang's dispatch `dynamic` draws) and by SGLang's "
-    "own table of dispatch `static`. Median, least and most of five "
-    "seeds, others than those with which the default target was chosen.",
+    "over layers: on the window of the plan with an expert's tokens divided evenly, and on the "
+    "next one, where that is of the same kind, by SGLang's dispatch `dynamic` and `static`, with "
+    "SGLang's own tables or those that the plugin fills by the load. Median, least and most of "
+    "five seeds, others than those with which the default target was chosen.",
     bars=(
         Bar("copies that `eplb_policy` moves in all, over SGLang's", "moved", at_most=0.1,
             index=2),
-        Bar("imbalance of the next window, over SGLang's", "next", at_most=1.0, index=2),
+        Bar("imbalance of the next window by dispatch `dynamic`, over SGLang's", "dynamic",
+            at_most=1.0, index=2),
         Bar("the same by dispatch `static`", "static", at_most=1.0, index=2),
     ),
     tables=(
         Table("policies", (
             *POLICY_COLUMNS,
-            ("of that, dispatch `static`", spread("static", ".3f")),
+            ("of the next window, `dynamic`", spread("dynamic", ".3f")),
+            ("`static`", spread("static", ".3f")),
             ("CPU s a plan", spread("seconds", ".2f")),
         )),
     ),
@@ -777,6 +779,7 @@ VLLM_ASCEND = Section(
     tables=(
         Table("policies", (
             *POLICY_COLUMNS,
+            NEXT_WINDOW,
             ("CPU s a plan", spread("seconds", ".2f")),
         )),
     ),

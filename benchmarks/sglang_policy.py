@@ -9,10 +9,9 @@ switches twice. Each starts from SGLang's trivial map and then from what it had 
 *Moved* is what ranks have to fetch from others, as part of all slots.
 
 Imbalance is max/mean - 1 of the ranks, mean over layers. *Planned* is on the window of the plan,
-*next* on the window after it: both with an expert's tokens divided evenly among its slots, which is
-what SGLang's dispatch `dynamic` draws. *Static* is that next window by SGLang's dispatch `static`,
-where a rank sends an expert's tokens to one slot, its own or one of its node if there is one: by
-SGLang's own table, with as many tokens on every rank.
+with an expert's tokens divided evenly among its slots. *Dynamic* and *static* are on the window
+after it, by SGLang's dispatch of that name and the table that it would have looked up: SGLang's
+own, or the plugin's, which is filled by the load of the plan; with as many tokens on every rank.
 
 Writes benchmarks/results/sglang_policy.json; `python benchmarks/report.py` shows it.
 """
@@ -20,18 +19,22 @@ Writes benchmarks/results/sglang_policy.json; `python benchmarks/report.py` show
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lib.loads import Counts
-from lib.policy_trials import SEEDS, SHAPE, Rival, Table, imbalance, ratio, row, trial
+from lib.policy_trials import SEEDS, SHAPE, Table, copies, imbalance, ratio, row, trial
 from lib.results import save
 from report import show
 from sglang_cpu import stand_ins
 
-from equipoise.balancer.experts.placement import logical_maps
+from equipoise.balancer.experts.placement import SHARE_ONE, logical_maps
+from equipoise.integrations.sglang.eplb_policy import dispatch_table
 from equipoise.integrations.sglang.load_history import LoadHistory
 from equipoise.integrations.sglang.plugin import policy_settings
 from equipoise.integrations.vllm.eplb.policy_plan import plan_placement
@@ -40,67 +43,96 @@ stand_ins.install()
 from sglang.srt.eplb import expert_location  # noqa: E402
 from sglang.srt.eplb.eplb_algorithms import compute_algorithm, rebalance_experts  # noqa: E402
 
+Parts = npt.NDArray[np.float64]
 NODES, GROUPS = 4, 8
 """DeepSeek-V3 has eight groups of experts, which SGLang ties to nodes."""
 
 
-def stock(nodes: int) -> Rival:
-    """SGLang's algorithm for so many nodes; it does not look at what is installed."""
-    algorithm = compute_algorithm(raw_algorithm="auto", num_groups=GROUPS, num_nodes=nodes)
+class Stock:
+    """SGLang's algorithm for so many nodes, which does not look at what is installed."""
 
-    def plan(steps: Counts, installed: Table) -> Table:
+    def __init__(self, nodes: int) -> None:
+        self._algorithm = compute_algorithm(
+            raw_algorithm="auto", num_groups=GROUPS, num_nodes=nodes
+        )
+        self._nodes = nodes
+
+    def plan(self, steps: Counts, installed: Table) -> Table:
+        """Return the next table."""
         placement, _, _ = rebalance_experts(
             tokens_per_expert=torch.from_numpy(steps),
             num_physical_experts=SHAPE.slots,
             num_local_physical_experts=SHAPE.slots_per_rank,
             num_groups=GROUPS,
-            num_nodes=nodes,
-            algorithm=algorithm,
+            num_nodes=self._nodes,
+            algorithm=self._algorithm,
         )
         table: Table = placement.numpy().astype(np.int64)
         return table
 
-    return plan
+    def shares(self, dispatch: str, table: Table) -> Parts:
+        """Return the part of its expert's tokens that each slot gets, (layers, slots)."""
+        logical = logical_maps(table, SHAPE.experts).logical_to_physical
+        if dispatch == "dynamic":
+            return 1 / np.take_along_axis(copies(table), table, axis=1)
+        chosen = expert_location.compute_logical_to_rank_dispatch_physical_map(
+            logical_to_all_physical_map=torch.from_numpy(logical),
+            ep_size=SHAPE.ranks,
+            num_physical_experts=SHAPE.slots,
+            ep_rank=slice(None),  # of all ranks
+        ).numpy()
+        parts = np.zeros((SHAPE.layers, SHAPE.slots))
+        np.add.at(parts, (np.arange(SHAPE.layers)[None, :, None], chosen), 1 / SHAPE.ranks)
+        return parts
 
 
-def ours(**options: float) -> Rival:
-    """The plugin's plan with these options, and its own history."""
-    settings = policy_settings(json.dumps({"eplb_policy": options}))
-    assert settings is not None
-    history = LoadHistory()
+class Plugin:
+    """The plugin's plan with these options, its own history, and its tables of dispatch."""
 
-    def plan(steps: Counts, installed: Table) -> Table:
-        earlier = history.predictive(steps)
-        history.add(steps)
-        return plan_placement(steps, SHAPE, installed.astype(np.int32), settings, earlier).placement
+    def __init__(self, **options: float) -> None:
+        settings = policy_settings(json.dumps({"eplb_policy": options}))
+        assert settings is not None
+        self._settings = settings
+        self._history = LoadHistory()
+        self._load: Counts = np.zeros((SHAPE.layers, SHAPE.experts), np.int64)
 
-    return plan
+    def plan(self, steps: Counts, installed: Table) -> Table:
+        """Return the next table."""
+        earlier = self._history.predictive(steps)
+        self._history.add(steps)
+        self._load = steps.sum(axis=0) + earlier
+        return plan_placement(
+            steps, SHAPE, installed.astype(np.int32), self._settings, earlier
+        ).placement
+
+    def shares(self, dispatch: str, table: Table) -> Parts:
+        """Return the part of its expert's tokens that each slot gets, (layers, slots)."""
+        made = dispatch_table(dispatch, self._load, table, SHAPE, NODES)
+        return made.shares / SHARE_ONE
 
 
 STOCK, OURS = "SGLang, one node", "`eplb_policy`"
-RIVALS: dict[str, Callable[[], Rival]] = {
-    STOCK: lambda: stock(1),
-    "SGLang, four nodes": lambda: stock(NODES),
-    OURS: ours,
-    "`eplb_policy`, `min_gain` 0.05": lambda: ours(min_gain=0.05),
+RIVALS: dict[str, Callable[[], Stock | Plugin]] = {
+    STOCK: lambda: Stock(1),
+    "SGLang, four nodes": lambda: Stock(NODES),
+    OURS: Plugin,
+    "`eplb_policy`, `min_gain` 0.05": lambda: Plugin(min_gain=0.05),
 }
 """By name, made anew for each seed."""
+DISPATCHES = "dynamic", "static"
 
 
-def static_dispatch(load: Counts, table: Table) -> float:
-    """Imbalance by SGLang's table of which slot each rank sends an expert's tokens to."""
-    logical = torch.from_numpy(logical_maps(table, SHAPE.experts).logical_to_physical)
-    chosen = expert_location.compute_logical_to_rank_dispatch_physical_map(
-        logical_to_all_physical_map=logical,
-        ep_size=SHAPE.ranks,
-        num_physical_experts=SHAPE.slots,
-        ep_rank=slice(None),  # of all ranks
-    ).numpy()
-    rows = np.zeros((SHAPE.layers, SHAPE.slots))
-    for of_rank in chosen:
-        for layer, slots in enumerate(of_rank):
-            np.add.at(rows[layer], slots, load[layer] / SHAPE.ranks)
-    return imbalance(rows)
+def dispatched(rival: Stock | Plugin, dispatch: str, load: Counts, table: Table) -> float:
+    """Imbalance of a load by a rival's table of SGLang's dispatch."""
+    rows = np.take_along_axis(load, table, axis=1)
+    return imbalance(rows * rival.shares(dispatch, table))
+
+
+def play(rival: Stock | Plugin, seed: int) -> list[dict[str, Any]]:
+    """Every rebalance of a seed."""
+    first = np.tile(np.arange(SHAPE.slots) % SHAPE.experts, (SHAPE.layers, 1))
+    figures = {dispatch: partial(dispatched, rival, dispatch) for dispatch in DISPATCHES}
+    return list(trial(rival.plan, seed, first, figures))
 
 
 def main() -> None:
@@ -114,16 +146,11 @@ def main() -> None:
         patch.object(expert_location, "_prefer_same_node_experts", lambda: True),
     ):
         seeds = SEEDS[:1] if options.quick else SEEDS
-        first = np.tile(np.arange(SHAPE.slots) % SHAPE.experts, (SHAPE.layers, 1))
-        static = {"static": static_dispatch}
-        trials = {
-            name: [list(trial(rival(), seed, first, static)) for seed in seeds]
-            for name, rival in RIVALS.items()
-        }
+        trials = {name: [play(rival(), seed) for seed in seeds] for name, rival in RIVALS.items()}
     figures = {
-        figure: ratio(trials[OURS], trials[STOCK], figure) for figure in ("moved", "next", "static")
+        figure: ratio(trials[OURS], trials[STOCK], figure) for figure in ("moved", *DISPATCHES)
     }
-    rows = [row(name, each, *static) for name, each in trials.items()]
+    rows = [row(name, each, *DISPATCHES) for name, each in trials.items()]
     show("sglang_policy", figures, {"policies": rows})
     if not options.quick:
         command = ["python", "benchmarks/sglang_policy.py"]

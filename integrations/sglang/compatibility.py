@@ -30,10 +30,14 @@ SYMBOLS = (
     Symbol("sglang.srt.elastic_ep.elastic_ep", "ElasticEPStateManager.instance", ""),
     Symbol(LOCATION, "get_global_expert_location_metadata", ""),
     Symbol(LOCATION, "ExpertLocationMetadata.num_logical_experts", ANY_SIGNATURE),
+    Symbol(LOCATION, "get_exec", ""),
+    Symbol(LOCATION, "get_parallel", ""),
     Symbol(
         LOCATION,
-        "ExpertLocationMetadata._init_raw",
-        "ep_size, physical_to_logical_map, logical_to_all_physical_map, moe_ep_rank=",
+        "ExpertLocationMetadata",
+        "physical_to_logical_map, physical_to_logical_map_cpu, logical_to_all_physical_map, "
+        "logical_to_all_physical_map_cpu, logical_to_all_physical_map_num_valid, ep_size, "
+        "logical_to_rank_dispatch_physical_map",
     ),
 )
 """Used by `eplb_policy`."""

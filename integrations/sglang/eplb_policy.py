@@ -1,8 +1,9 @@
 """`eplb_policy` of SGLang: its rebalances start from the installed placement.
 
 SGLang plans each rebalance from scratch, so that nearly every slot gets another expert. These hooks
-around its `EPLBManager` plan from the placement that is installed, and leave out layers that do not
-change; its recorder, its condition for a rebalance and its transfer of weights stay.
+around its `EPLBManager` plan from the placement that is installed, leave out layers that do not
+change, and fill the tables of its dispatch by the load; its recorder, its condition for a rebalance
+and its transfer of weights stay.
 
 All ranks plan for themselves, from counts that SGLang has summed over ranks and with integers, so
 all get the same. An exception is raised: a rank that fell back alone would serve another placement.
@@ -10,24 +11,57 @@ all get the same. An exception is raised: a rank that fell back alone would serv
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from equipoise.balancer.compat.input_arrays import integer_counts, integer_ids
-from equipoise.balancer.experts.placement import ExpertShape, logical_maps
+from equipoise.balancer.compat.input_arrays import Counts, integer_counts, integer_ids
+from equipoise.balancer.experts.placement import (
+    ABSENT,
+    ExpertShape,
+    Ids,
+    Placement,
+    Shares,
+    even_shares,
+)
 from equipoise.hal.errors import IntegrationError
+from equipoise.integrations.sglang.dispatch_tables import (
+    DispatchTable,
+    even_candidates,
+    rank_dispatch,
+    weighted_candidates,
+)
 from equipoise.integrations.sglang.load_history import LoadHistory
+from equipoise.integrations.sglang.metrics import metrics
 from equipoise.integrations.vllm.eplb.policy_plan import PolicyPlan, plan_placement, valid_placement
 from equipoise.integrations.vllm.settings import EplbPolicySettings
 
 LOG = logging.getLogger("sglang.srt.equipoise")
 """A child of SGLang's logger, whose format and level it inherits."""
-CHANGED_LAYERS = "equipoise_changed_layers"
-"""Attribute of a manager between its plan and its transfer."""
-LOAD_HISTORY = "equipoise_load_history"
-"""Attribute of a manager, a `LoadHistory`."""
+STATE = "equipoise_eplb_policy"
+"""Attribute of a manager, a `PolicyState`."""
+LEVELLED = "static", "dynamic"
+"""Words of `--ep-dispatch-algorithm` whose tables are filled by the load."""
+
+
+@dataclass
+class PolicyState:
+    """What a manager keeps from one rebalance to the next.
+
+    Attributes:
+        history: loads of earlier windows.
+        shares: int32 (layers, slots) of the installed dispatch table, None if SGLang made it.
+        moved_layers: layers whose weights move in the rebalance that was planned last; None if
+            SGLang planned it.
+        levelled: whether the layers that do not move get another dispatch table then.
+    """
+
+    history: LoadHistory = field(default_factory=LoadHistory)
+    shares: Shares | None = None
+    moved_layers: frozenset[int] | None = None
+    levelled: bool = False
 
 
 def check_arguments(_: object, server_args: Any) -> None:
@@ -65,19 +99,16 @@ def plan_from_installed(
         own, whose algorithm knows which ranks are there.
     """
     from sglang.srt.elastic_ep.elastic_ep import ElasticEPStateManager
-    from sglang.srt.eplb.expert_location import (
-        ExpertLocationMetadata,
-        get_global_expert_location_metadata,
-    )
+    from sglang.srt.eplb import expert_location
 
-    setattr(manager, CHANGED_LAYERS, None)
-    history = _load_history(manager)
-    installed = get_global_expert_location_metadata()
+    state = _state(manager)
+    state.moved_layers = None
+    installed = expert_location.get_global_expert_location_metadata()
     elastic = broadcast_over_world or ElasticEPStateManager.instance() is not None
     if elastic:
         LOG.warning("equipoise eplb_policy: ranks may come and go; SGLang plans this rebalance")
     if elastic or installed is None:
-        history.clear()
+        setattr(manager, STATE, PolicyState())
         return stock(manager, logical_count, broadcast_over_world=broadcast_over_world)
     old_map = installed.physical_to_logical_map_cpu
     shape = ExpertShape(
@@ -91,41 +122,111 @@ def plan_from_installed(
     halves = [half.sum(dim=0, dtype=torch.int64) for half in steps.tensor_split(2) if len(half)]
     old = valid_placement(integer_ids(old_map, "physical_to_logical_map"), shape)
     counts = integer_counts(torch.stack(halves))
-    plan = plan_placement(counts, shape, old, settings, history.predictive(counts))
-    history.add(counts)
-    _log_plan(plan, shape)
+    earlier = state.history.predictive(counts)
+    plan = plan_placement(counts, shape, old, settings, earlier)
+    state.history.add(counts)
+    algorithm = expert_location.get_exec().moe.ep_dispatch_algorithm
+    nodes = expert_location.get_parallel().nnodes
+    load = counts.sum(axis=0) + earlier
+    table = dispatch_table(algorithm, load, plan.placement, shape, nodes)
+    before = None if old is None else _balancedness(load, old, state.shares, shape)
+    after = _balancedness(load, plan.placement.astype(np.int32), table.shares, shape)
+    _report(plan, shape, before, after)
     differs = np.ones(shape.layers, bool) if old is None else (plan.placement != old).any(axis=1)
-    setattr(manager, CHANGED_LAYERS, frozenset(np.flatnonzero(differs).tolist()))
-    device = installed.physical_to_logical_map.device
-    # Not by SGLang's own function for that, which reads each slot of a device's tensor by itself.
-    logical_to_slots = logical_maps(plan.placement, shape.experts).logical_to_physical
-    return ExpertLocationMetadata._init_raw(
-        ep_size=shape.ranks,
-        physical_to_logical_map=torch.from_numpy(plan.placement).to(device),
-        logical_to_all_physical_map=torch.from_numpy(logical_to_slots).to(device),
-    )
+    state.shares = table.shares
+    state.moved_layers = frozenset(np.flatnonzero(differs).tolist())
+    state.levelled = algorithm in LEVELLED
+    return _metadata(installed, plan.placement, table, shape)
 
 
 def only_changed_layers(stock: Callable[..., list[list[int]]], manager: Any) -> list[list[int]]:
-    """Leave layers out of `EPLBManager._compute_update_layer_ids_chunks` that do not change."""
-    changed = getattr(manager, CHANGED_LAYERS, None)
+    """Leave layers out of `EPLBManager._compute_update_layer_ids_chunks` that do not change.
+
+    Layers that only get another dispatch table take no weights and hardly any time: where layers
+    are updated in chunks, they are the first one, all together.
+    """
+    state = _state(manager)
     chunks = stock(manager)
-    if changed is None:
+    moved = state.moved_layers
+    if moved is None or (state.levelled and len(chunks) == 1):
         return chunks
-    kept = [[layer for layer in chunk if layer in changed] for chunk in chunks]
-    return [chunk for chunk in kept if chunk]
+    changed = [[layer for layer in chunk if layer in moved] for chunk in chunks]
+    if state.levelled:
+        changed.insert(0, [layer for chunk in chunks for layer in chunk if layer not in moved])
+    return [chunk for chunk in changed if chunk]
 
 
-def _load_history(manager: Any) -> LoadHistory:
-    """Return the manager's history; made at its first rebalance."""
-    if not hasattr(manager, LOAD_HISTORY):
-        setattr(manager, LOAD_HISTORY, LoadHistory())
-    history: LoadHistory = getattr(manager, LOAD_HISTORY)
-    return history
+def dispatch_table(
+    algorithm: str | None, load: Counts, placement: Ids, shape: ExpertShape, nodes: int
+) -> DispatchTable:
+    """Return the table that SGLang's `--ep-dispatch-algorithm` looks up.
+
+    Args:
+        algorithm: SGLang's word; all but `static` and `dynamic` get SGLang's own table.
+        load: int64 (layers, experts), tokens.
+        placement: int64 (layers, slots), the expert in each slot.
+        shape: numbers of layers, experts, slots and ranks.
+        nodes: number of nodes.
+    """
+    match algorithm:
+        case "static":
+            return rank_dispatch(load, placement, shape, nodes)
+        case "dynamic":
+            return weighted_candidates(load, placement, shape)
+    return even_candidates(placement, shape)
 
 
-def _log_plan(plan: PolicyPlan, shape: ExpertShape) -> None:
-    before = "none" if plan.balancedness_before is None else f"{plan.balancedness_before:.4f}"
+def _metadata(installed: Any, placement: Ids, table: DispatchTable, shape: ExpertShape) -> Any:
+    """Return SGLang's `ExpertLocationMetadata`.
+
+    Not by its own functions: they read each slot of a device's tensor by itself, and make a table
+    of dispatch that divides evenly. Where weights are loaded, SGLang goes by the map on the host,
+    in which a slot stands once.
+    """
+    from sglang.srt.eplb.expert_location import ExpertLocationMetadata
+
+    if installed.logical_to_all_physical_map.device.type == "cpu":
+        # There SGLang's map on the host is the same tensor as that of the dispatch.
+        installed.logical_to_all_physical_map_cpu = (
+            installed.logical_to_all_physical_map_cpu.clone()
+        )
+    candidates = even_candidates(placement, shape).slots
+    static = installed.logical_to_rank_dispatch_physical_map
+    device = installed.physical_to_logical_map.device
+    rank = torch.distributed.get_rank() % shape.ranks
+    dispatched = candidates if static is not None else table.slots
+    on_host = torch.from_numpy(placement)
+    return ExpertLocationMetadata(
+        physical_to_logical_map=on_host.to(device),
+        physical_to_logical_map_cpu=on_host,
+        logical_to_all_physical_map=_padded(dispatched, shape).to(device),
+        logical_to_all_physical_map_cpu=_padded(candidates, shape),
+        logical_to_all_physical_map_num_valid=torch.from_numpy(
+            (dispatched != ABSENT).sum(axis=2)
+        ).to(device),
+        ep_size=shape.ranks,
+        logical_to_rank_dispatch_physical_map=(
+            None if static is None else torch.from_numpy(table.slots[rank]).to(device)
+        ),
+    )
+
+
+def _padded(candidates: Ids, shape: ExpertShape) -> torch.Tensor:
+    """Return (layers, experts, slots), SGLang's width."""
+    width = shape.slots - candidates.shape[2]
+    return torch.nn.functional.pad(torch.from_numpy(candidates), (0, width), value=ABSENT)
+
+
+def _state(manager: Any) -> PolicyState:
+    """Return the manager's state; made at its first rebalance."""
+    if not hasattr(manager, STATE):
+        setattr(manager, STATE, PolicyState())
+    state: PolicyState = getattr(manager, STATE)
+    return state
+
+
+def _report(plan: PolicyPlan, shape: ExpertShape, before: float | None, after: float) -> None:
+    """Log a plan; on the first rank, count it."""
     LOG.info(
         "equipoise eplb_policy: %d of %d layers change, %d of %d slots move, "
         "balancedness %s -> %.4f predicted",
@@ -133,6 +234,24 @@ def _log_plan(plan: PolicyPlan, shape: ExpertShape) -> None:
         shape.layers,
         plan.moved_slots,
         shape.layers * shape.slots,
-        before,
-        plan.balancedness_after,
+        "none" if before is None else f"{before:.4f}",
+        after,
     )
+    counted = metrics() if torch.distributed.get_rank() == 0 else None
+    if counted is not None:
+        counted.report(plan.moved_slots, before, after)
+
+
+def _balancedness(
+    load: Counts, placement: Placement, shares: Shares | None, shape: ExpertShape
+) -> float:
+    """Return mean / max of the ranks' tokens, both summed over layers; 1.0 without load.
+
+    `shares` None: SGLang's table, which divides evenly.
+    """
+    if shares is None:
+        shares = even_shares(placement, shape.experts)
+    rows = np.take_along_axis(load, placement.astype(np.int64), axis=1) * shares
+    ranks = rows.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
+    fullest = sum(ranks.max(axis=1).tolist())
+    return sum(ranks.sum(axis=1).tolist()) / shape.ranks / fullest if fullest else 1.0

@@ -12,18 +12,26 @@ pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
 Table = npt.NDArray[np.int64]
 OURS = '{"eplb_policy": true}'
+PREFIX = "equipoise_sglang_"
 LAYERS, EXPERTS, REDUNDANT, RANKS = 3, 16, 4, 2
+DISPATCH_RANKS = 4
+"""As many that `static` can divide an expert."""
 
 
-def load(seed: int, noise: int) -> Any:
+def load(seed: int, noise: int, tail: float) -> Any:
     """(2 steps, layers, experts) of a kind of traffic; `noise` draws the window."""
-    steep = np.sort(np.random.default_rng(seed).pareto(1.2, (LAYERS, EXPERTS)))[:, ::-1]
+    steep = np.sort(np.random.default_rng(seed).pareto(tail, (LAYERS, EXPERTS)))[:, ::-1]
     order = np.random.default_rng(seed + 1).permuted(np.tile(range(EXPERTS), (LAYERS, 1)), axis=1)
     mean = 2000 * np.take_along_axis(steep, order, axis=1) + 50
     return np.random.default_rng(noise).poisson(np.stack([mean, mean])).tolist()
 
 
-TWO_SWITCHES = [load(kind, 10 * kind + window) for kind in (1, 2, 3) for window in range(4)]
+WINDOWS = 4
+TWO_SWITCHES, MILD_SWITCHES = (
+    [load(kind, 10 * kind + window, tail) for kind in (1, 2, 3) for window in range(WINDOWS)]
+    for tail in (1.2, 3)
+)
+"""In the first, one expert may have most of a layer's load: four ranks cannot divide it finely."""
 
 
 def imbalance(window: Any, table: Table) -> float:
@@ -36,6 +44,15 @@ def imbalance(window: Any, table: Table) -> float:
     return float(np.mean(found))
 
 
+def dispatched_imbalance(answers: Any) -> float:
+    """max/mean - 1 of the ranks by SGLang's dispatch, mean over layers and over windows before
+    which traffic did not switch."""
+    rows = np.array([answer["rows"] for answer in answers]).sum(axis=0)
+    steady = [number for number in range(len(rows)) if (number + 1) % WINDOWS]
+    ranks = rows[steady].reshape(len(steady), LAYERS, len(answers), -1).sum(axis=3)
+    return float((ranks.max(axis=2) / ranks.mean(axis=2) - 1).mean())
+
+
 def copies(before: Table, after: Table) -> int:
     """Experts that come to a rank that did not hold them, which the updater fetches from a peer."""
     shape = LAYERS, RANKS, -1
@@ -46,18 +63,32 @@ def copies(before: Table, after: Table) -> int:
     )
 
 
-def serve(play: Play, plugin: str | None, chunk: int | None = None) -> tuple[Any, list[Table]]:
+def serve(
+    play: Play,
+    plugin: str | None,
+    chunk: int | None = None,
+    ranks: int = RANKS,
+    dispatch: str = "dynamic",
+    loads: Any = TWO_SWITCHES,
+) -> list[Any]:
+    """What each rank answers."""
     answers = play(
-        "eplb_manager:balance", RANKS, loads=TWO_SWITCHES, experts=EXPERTS, redundant=REDUNDANT,
-        chunk=chunk, plugin=plugin,
+        "eplb_manager:balance", ranks, loads=loads, experts=EXPERTS, redundant=REDUNDANT,
+        chunk=chunk, plugin=plugin, dispatch=dispatch,
     )  # fmt: skip
     assert all(answer["marks"] for answer in answers)
-    assert answers[0]["maps"] == answers[1]["maps"], "ranks serve different placements"
-    return answers[0], [np.array(table) for table in answers[0]["maps"]]
+    for answer in answers:
+        assert answer["maps"] == answers[0]["maps"], "ranks serve different placements"
+    return answers
+
+
+def installed(answers: list[Any]) -> list[Table]:
+    """The placements, first to last."""
+    return [np.array(table) for table in answers[0]["maps"]]
 
 
 def test_sglang_moves_fewer_experts_at_no_worse_balance(play: Play) -> None:
-    (_, stock), (_, ours) = serve(play, None), serve(play, OURS)
+    stock, ours = (installed(serve(play, plugin)) for plugin in (None, OURS))
     stock_copies, our_copies = (sum(map(copies, maps, maps[1:])) for maps in (stock, ours))
     assert our_copies < stock_copies / 3
     after = [
@@ -69,18 +100,51 @@ def test_sglang_moves_fewer_experts_at_no_worse_balance(play: Play) -> None:
     assert after[1] <= after[0] + 0.01
 
 
+@pytest.mark.parametrize(("dispatch", "fraction"), [("static", 0.75), ("dynamic", 0.9)])
+def test_sglang_dispatch_is_levelled_by_load(play: Play, dispatch: str, fraction: float) -> None:
+    stock, ours = (
+        dispatched_imbalance(
+            serve(play, plugin, ranks=DISPATCH_RANKS, dispatch=dispatch, loads=MILD_SWITCHES)
+        )
+        for plugin in (None, OURS)
+    )
+    assert ours < fraction * stock, (ours, stock)
+
+
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_sglang_updates_only_layers_that_change(play: Play, chunk: int | None) -> None:
-    answer, maps = serve(play, OURS, chunk)
+def test_sglang_moves_weights_only_of_layers_that_change(play: Play, chunk: int | None) -> None:
+    answers = serve(play, OURS, chunk)
+    maps, updates = installed(answers), answers[0]["updates"]
     changed = [
         np.flatnonzero((before != after).any(axis=1)).tolist() for before, after in pairwise(maps)
     ]
+    every = list(range(LAYERS))
+    assert sum(len(layers) < LAYERS for layers in changed) > WINDOWS, "too few layers are left out"
     if chunk is None:
-        assert answer["updates"] == [layers for layers in changed if layers]
-    assert sorted({layer for layers in answer["updates"] for layer in layers}) == sorted(
-        {layer for layers in changed for layer in layers}
+        assert updates == [every] * len(TWO_SWITCHES)
+    else:
+        # Those that only get another table first, all together.
+        assert updates == [
+            layers
+            for moved in changed
+            for layers in (
+                [layer for layer in every if layer not in moved],
+                *([layer] for layer in moved),
+            )
+            if layers
+        ]
+
+
+def test_sglang_metrics_count_what_the_first_rank_planned(play: Play) -> None:
+    answers = serve(play, OURS)
+    moved = sum(int((after != before).sum()) for before, after in pairwise(installed(answers)))
+    counted = answers[0]["metrics"]
+    assert (counted[PREFIX + "rebalances_total"], counted[PREFIX + "moved_slots_total"]) == (
+        len(TWO_SWITCHES),
+        moved,
     )
-    assert len(answer["updates"]) < len(TWO_SWITCHES) * (1 if chunk is None else LAYERS)
+    assert 0.5 < counted[PREFIX + "balancedness"] <= 1
+    assert answers[1]["metrics"] == {}
 
 
 def test_sglang_start_needs_eplb_to_be_enabled(play: Play) -> None:
@@ -92,8 +156,7 @@ def test_sglang_start_needs_eplb_to_be_enabled(play: Play) -> None:
 
 
 def test_sglang_without_settings_is_stock(play: Play) -> None:
-    (first, _), (second, _) = serve(play, None), serve(play, " ")
-    assert first == second
+    assert serve(play, None) == serve(play, " ")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,14 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from prometheus_client import REGISTRY
 from sglang.srt.arg_groups import parallel_hook
-from sglang.srt.eplb import eplb_manager, expert_location, expert_location_updater
+from sglang.srt.eplb import (
+    eplb_manager,
+    expert_location,
+    expert_location_dispatch,
+    expert_location_updater,
+)
 from sglang.srt.eplb.eplb_manager import EPLBManager
 from sglang.srt.eplb.expert_location import ExpertLocationMetadata, ModelConfigForExpertLocation
 from sglang.srt.eplb.expert_location_updater import ExpertLocationUpdater
@@ -24,7 +30,7 @@ from sglang.srt.server_args import ServerArgs
 
 from equipoise.hal.communicator import Fabric
 from equipoise.hal.errors import EquipoiseError
-from equipoise.integrations.sglang import entry
+from equipoise.integrations.sglang import entry, metrics
 
 TIMEOUT = timedelta(seconds=60)
 INTERVAL = 2
@@ -58,18 +64,23 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
         address: a file where the ranks meet, as a URL.
         loads: of each rebalance, (steps, layers, experts).
         case: `experts`, `redundant`, `chunk` (layers of a chunk, or None), `plugin` (what the
-            environment has, or None).
+            environment has, or None), `dispatch` (SGLang's word).
 
     Returns:
         `maps`: the installed placement before the first rebalance and after each; `updates`: layers
-        of each update; `marks`: whether every slot held its expert after every forward pass.
+        of each update; `marks`: whether every slot held its expert after every forward pass;
+        `rows`: after each rebalance, (layers, slots) rows of this rank's part of the next load, by
+        SGLang's own dispatch; `metrics`: what this process counted.
     """
     layers = len(loads[0][0])
     with ExitStack() as stack:
         stack.enter_context(group(fabric, address))
+        stack.enter_context(served_metrics(address))
         stack.enter_context(plugin(case["plugin"]))
         numbers = ModelConfigForExpertLocation(layers, case["experts"], 1)
-        stack.enter_context(configuration(fabric, numbers, case["redundant"], case["chunk"]))
+        stack.enter_context(
+            configuration(fabric, numbers, case["redundant"], case["chunk"], case["dispatch"])
+        )
         first = ExpertLocationMetadata.init_trivial(MODEL_CONFIG, fabric.control.rank)
         expert_location.set_global_expert_location_metadata(first, allow_overwrite=True)
         recorder = Recorder(loads)
@@ -79,8 +90,8 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
         weights = {layer: [expected_weights(layer, fabric.control.rank)] for layer in range(layers)}
         updates: list[list[int]] = []
         manager = make_manager(weights, updates)
-        maps, held = [installed_map()], []
-        for _ in loads:
+        maps, held, rows = [installed_map()], [], []
+        for number in range(len(loads)):
             for _ in range(INTERVAL):
                 manager.on_forward_pass_end()
             # The rebalance, of which every chunk of layers but the first waits for a forward pass.
@@ -90,8 +101,57 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
                 if case["chunk"] is not None and not in_rebalance(manager):
                     break
             maps.append(installed_map())
+            rows += [dispatched(later, fabric) for later in loads[number + 1 : number + 2]]
             manager.reset_generator()
-        return {"maps": maps, "updates": updates, "marks": all(held)}
+        return {
+            "maps": maps,
+            "updates": updates,
+            "marks": all(held),
+            "rows": rows,
+            "metrics": counted(),
+        }
+
+
+def dispatched(load: Any, fabric: Fabric) -> list[list[int]]:
+    """(layers, slots): rows of each, by SGLang's dispatch, of one rank's part of a load.
+
+    A slot that does not hold the expert that was asked for ends the case.
+    """
+    metadata: Any = expert_location.get_global_expert_location_metadata()
+    torch.manual_seed(fabric.control.rank)
+    rows = []
+    for layer, counts in enumerate(torch.tensor(load).sum(dim=0) // fabric.control.size):
+        # In the order of a batch: the experts of neighbouring tokens differ.
+        ids = torch.arange(len(counts)).repeat_interleave(counts)
+        ids = ids[torch.randperm(len(ids))]
+        info = expert_location_dispatch.ExpertLocationDispatchInfo.init_new(layer)
+        slots = expert_location_dispatch.topk_ids_logical_to_physical(ids[:, None], info)[:, 0]
+        assert torch.equal(metadata.physical_to_logical_map[layer][slots], ids)
+        rows.append(torch.bincount(slots, minlength=metadata.num_physical_experts).tolist())
+    return rows
+
+
+@contextmanager
+def served_metrics(address: str) -> Iterator[None]:
+    """As with `--enable-metrics`; what was counted is forgotten afterwards."""
+    with patch.dict(os.environ, {metrics.FOLDER_VARIABLE: f"{address}-metrics"}):
+        metrics.metrics.cache_clear()
+        yield
+        made = metrics.metrics()
+        assert made is not None
+        for metric in vars(made).values():
+            REGISTRY.unregister(metric)
+        metrics.metrics.cache_clear()
+
+
+def counted() -> dict[str, float]:
+    """The plugin's metrics in this process, by name."""
+    return {
+        sample.name: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name.startswith("equipoise_sglang_") and not sample.name.endswith("_created")
+    }
 
 
 def start(fabric: Fabric, address: str, settings: str, **arguments: Any) -> str:
@@ -190,7 +250,11 @@ def plugin(settings: str | None) -> Iterator[None]:
 
 @contextmanager
 def configuration(
-    fabric: Fabric, numbers: ModelConfigForExpertLocation, redundant: int, chunk: int | None
+    fabric: Fabric,
+    numbers: ModelConfigForExpertLocation,
+    redundant: int,
+    chunk: int | None,
+    dispatch: str,
 ) -> Iterator[None]:
     """What SGLang's modules read of its configuration and of the device."""
     moe = SimpleNamespace(
@@ -199,7 +263,7 @@ def configuration(
         expert_distribution_recorder_buffer_size=1,
         eplb_min_rebalancing_utilization_threshold=1.0,
         eplb_algorithm="auto",
-        ep_dispatch_algorithm="dynamic",
+        ep_dispatch_algorithm=dispatch,
         ep_num_redundant_experts=redundant,
         ep_join_mode=None,
         moe_a2a_backend="deepep",
@@ -219,7 +283,8 @@ def configuration(
     }
     cpu = SimpleNamespace(synchronize=lambda: None, empty_cache=lambda: None)
     with ExitStack() as stack:
-        for module in (eplb_manager, expert_location, expert_location_updater):
+        modules = eplb_manager, expert_location, expert_location_dispatch, expert_location_updater
+        for module in modules:
             for name in parts.keys() & vars(module).keys():
                 stack.enter_context(patch.object(module, name, lambda part=parts[name]: part))
         stack.enter_context(patch.object(torch, "get_device_module", lambda: cpu))
