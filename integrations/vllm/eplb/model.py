@@ -1,11 +1,12 @@
 """Reads a vLLM model: which tensors are expert weights, and which expert is in which slot.
 
-vLLM lists the weights of an expert (`get_expert_weights`) and moves no others. The tensors of the
-experts' modules that are not on the list are checked here: a scale that was derived while loading
-and does not move with its expert would make outputs wrong from the first rebalance on.
+vLLM lists the weights of an expert (`get_expert_weights`) and moves no others. The tensors that are
+not on the list are checked here, those of the experts' modules and those that their kernels hold: a
+scale that was derived while loading and does not move with its expert would make outputs wrong from
+the first rebalance on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,22 @@ from equipoise.hal.errors import IntegrationError
 
 SHARED_SCALES = ("w13_input_scale", "w2_input_scale")
 """Not on vLLM's list, since in most formats they repeat one value for all experts."""
+ACTIVATION_SCALES = ("_a1", "_a2")
+"""Parts of what a kernel is configured with, which vLLM derives from those."""
+WEIGHT_SCALES = ("_w1", "_w2")
 
 
 def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
     """Return the scales that must be equal for all experts, by name; the same names on all
     ranks."""
-    return [
-        (f"layers.{number}.{name}", tensor)
-        for number, layer in enumerate(model.moe_layers)
-        for name in SHARED_SCALES
-        if isinstance(tensor := getattr(layer.routed_experts, name, None), Tensor)
-        and tensor.numel()
-    ]
+    found = []
+    for number, layer in enumerate(model.moe_layers):
+        experts = layer.routed_experts
+        named = [(name, getattr(experts, name, None)) for name in SHARED_SCALES]
+        for name, tensor in (*named, *_configured_tensors(experts, ACTIVATION_SCALES)):
+            if isinstance(tensor, Tensor) and tensor.numel():
+                found.append((f"layers.{number}.{name}", tensor))
+    return found
 
 
 def check_shared_scales(scales: Sequence[tuple[str, Tensor]], group: Any) -> None:
@@ -62,6 +67,7 @@ NOT_EXPERT_WEIGHTS = {
     "*e_score_correction_bias": "the router's, by logical expert",
     "*w13_input_scale": "one for all experts, repeated",
     "*w2_input_scale": "one for all experts, repeated",
+    "*quant_config._a[12].*": "of activations: one for all experts, repeated",
     "*hash_indices_table": "the router's",
     "*expert_load*": "counts, by slot",
     "*logical_to_physical_map": "the engine's own table",
@@ -92,7 +98,22 @@ def expert_model(model: Any, name: str, device: torch.device) -> ExpertModel:
     ):
         _check(number, layer)
         registry.register(number, {f"weight {at}": tensor for at, tensor in enumerate(weights)})
-    return registry.finalize(_expert_tensors(model), ignore=NOT_EXPERT_WEIGHTS)
+    return registry.finalize(expert_tensors(model), ignore=NOT_EXPERT_WEIGHTS)
+
+
+def expert_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of the experts' modules, and those that their kernels hold."""
+    for number, layer in enumerate(model.moe_layers):
+        experts = layer.routed_experts
+        for path, module in experts.named_modules():
+            prefix = ".".join(filter(None, (f"layers.{number}", path)))
+            for own in (module._parameters, module._buffers, vars(module)):
+                yield from _tensors(prefix, own)
+        for name, tensor in _configured_tensors(experts, (*ACTIVATION_SCALES, *WEIGHT_SCALES)):
+            yield f"layers.{number}.{name}", tensor
+        yield from _tensors(f"layers.{number}.method", vars(experts.quant_method))
+        kernel = getattr(experts.quant_method, "moe_kernel", None)
+        yield from _tensors(f"layers.{number}.kernel", _attributes(kernel, "fused_experts"))
 
 
 def initial_layout(model: Any) -> Layout:
@@ -142,12 +163,20 @@ def _check(number: int, layer: Any) -> None:
         )
 
 
-def _expert_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of the experts' modules: parameters, buffers and attributes."""
-    for number, layer in enumerate(model.moe_layers):
-        for path, module in layer.routed_experts.named_modules():
-            prefix = ".".join(filter(None, (f"layers.{number}", path)))
-            for own in (module._parameters, module._buffers, vars(module)):
-                for key, value in own.items():
-                    if isinstance(value, Tensor):
-                        yield f"{prefix}.{key}", value
+def _configured_tensors(experts: Any, parts: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that the kernel of a layer is configured with."""
+    config = getattr(getattr(experts, "quant_method", None), "moe_quant_config", None)
+    for part in parts:
+        yield from _tensors(f"quant_config.{part}", _attributes(config, part))
+
+
+def _attributes(holder: object, name: str) -> Mapping[str, object]:
+    """Return the attributes of what `holder` has under a name; none if there is no such thing."""
+    return getattr(getattr(holder, name, None), "__dict__", {})
+
+
+def _tensors(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Yield those values that are tensors."""
+    for key, value in values.items():
+        if isinstance(value, Tensor):
+            yield f"{prefix}.{key}", value
