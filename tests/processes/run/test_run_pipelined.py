@@ -57,8 +57,8 @@ def test_run_in_stages_keeps_outputs_of_one_process(
     assert {v["outputs"] for v in figures["variants"].values()} == {figures["reference_outputs"]}
     assert set(figures["variants"]) == names
     assert figures["ranks"] * figures["stages"] == 4
-    assert figures["rebalances"] > 0
-    assert (figures["copies"] > 0) == (figures["ranks"] > 1)
+    # On one rank there is nothing to move, and a rebalance that moves nothing is not counted.
+    assert (figures["rebalances"] > 0) == (figures["copies"] > 0) == (figures["ranks"] > 1)
     assert figures["rebalances_aborted"] == {}
     assert "4 ranks" in out
 
