@@ -250,6 +250,7 @@ class Bench:
     def __init__(self, name: str, workers: int) -> None:
         settings = RoutingPolicySettings(name=name).native()
         self._router = _native.Router(settings, workers, SLOTS, UNLIMITED)
+        self._router.count_steps_by_caller()
         workload = generate("prop", 20_000, workers)
         self._sizes = [int(size) for size in workload.prompts]
         self._next = 0

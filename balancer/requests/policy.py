@@ -98,10 +98,18 @@ class Decision:
         assignments: to be sent now, in this order.
         lost: requests that had begun on a lost worker. The policy no longer knows them; the caller
             has to fail them.
+        due: requests wait for the rest of a step to be told. If nothing of it comes in time, call
+            `decide`.
     """
 
     assignments: tuple[Assignment, ...] = ()
     lost: tuple[RequestId, ...] = ()
+    due: bool = False
+
+
+PATIENCE_SECONDS = 0.2
+"""How long a caller waits for the rest of a step while a decision is due: longer than the tokens of
+a step take to come, and short for a client."""
 
 
 class RoutingPolicy(Protocol):
@@ -109,6 +117,9 @@ class RoutingPolicy(Protocol):
 
     Each method returns the decisions that follow from the event. A request without an assignment
     waits in the policy and is assigned after a later event.
+
+    The tokens of an engine's step may be told in one event or in several. A policy may put its
+    decision off until it has heard of all requests that run, and says so (`Decision.due`).
 
     Raises RequestError for a request that arrives twice, is unknown, or whose state does not allow
     the event; WorkerError for a worker that does not exist.
@@ -134,4 +145,8 @@ class RoutingPolicy(Protocol):
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         """Handles a change of a worker: its state, its capacity or its report."""
+        ...
+
+    def decide(self) -> Decision:
+        """Decides now, though a step may be told in part."""
         ...

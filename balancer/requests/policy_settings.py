@@ -118,7 +118,7 @@ class RoutingPolicySettings:
         gamma: `brh`: weight of a step relative to the one before; above 0, at most 1.
         points: `fast_phi`: points of the distribution of outputs.
         window: `fit`: number of waiting requests to choose from.
-        wait_bonus: `fit`: bonus, in tokens, for each decision that a request has waited. More is
+        wait_bonus: `fit`: bonus, in tokens, for each step that a request has waited. More is
             fairer, less is more even.
         slack: `fit`: up to which fraction above the mean load a worker still takes requests.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:

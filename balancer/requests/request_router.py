@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 
 from equipoise import _native
@@ -36,6 +37,10 @@ class RequestRouter:
     requests to send now, and `lost`, those that a lost worker had begun. A request that is in no
     assignment waits in the router. Decisions are made by the native core, as in `equipoise
     simulate`. Not to be called by two threads at once.
+
+    The tokens of a step may be told all at once, by rank, or one by one: decisions wait until all
+    requests that made a token in the step before have made another, or left. With several tokens
+    of one request, a step is over too: the others are stuck, or wait to be computed again.
 
     Args:
         settings: which policy, and how it is set.
@@ -105,7 +110,7 @@ class RequestRouter:
             handle = self._native.arrive(size, worker, hits, expected)
         self._handles[request.id] = handle
         self._ids[handle] = request.id
-        return self._decide()
+        return self._decide(arrival=True)
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
@@ -165,7 +170,12 @@ class RequestRouter:
             self._native.report(
                 change.worker, report.waiting, report.running, report.tokens, report.kv_usage
             )
-        return Decision(self._decide().assignments, lost_requests)
+        decision = self._decide()
+        return replace(decision, lost=lost_requests) if lost_requests else decision
+
+    def decide(self) -> Decision:
+        """Decide now, though a step may be told in part."""
+        return self._decision(self._native.dispatch(), due=False)
 
     def _check_worker(self, change: WorkerChange) -> None:
         """Adds a new worker; raises WorkerError for an impossible worker or change of state."""
@@ -189,11 +199,13 @@ class RequestRouter:
             self._forget(name)
         return lost_requests
 
-    def _decide(self) -> Decision:
-        pairs = self._native.dispatch()
+    def _decide(self, *, arrival: bool = False) -> Decision:
+        return self._decision(*self._native.dispatch_between_steps(arrival))
+
+    def _decision(self, pairs: Sequence[tuple[int, int]], due: bool) -> Decision:
         if not pairs:
-            return _NOTHING
-        return Decision(tuple(Assignment(self._ids[handle], w) for handle, w in pairs))
+            return _DUE if due else _NOTHING
+        return Decision(tuple(Assignment(self._ids[handle], w) for handle, w in pairs), due=due)
 
     def _handle(self, name: RequestId) -> int:
         handle = self._handles.get(name)
@@ -206,6 +218,7 @@ class RequestRouter:
 
 
 _NOTHING = Decision()
+_DUE = Decision(due=True)
 
 
 def _native_router(settings: RoutingPolicySettings, workers: int) -> _native.Router:

@@ -62,10 +62,9 @@ std::vector<std::int32_t> lose(Router& router, std::int32_t worker) {
     return gone;
 }
 
-Pairs dispatch(Router& router) {
+Pairs pairs_of(const std::vector<Binding>& bindings) {
     Pairs pairs;
-    for (const Binding& binding : router.dispatch())
-        pairs.emplace_back(binding.request, binding.worker);
+    for (const Binding& binding : bindings) pairs.emplace_back(binding.request, binding.worker);
     return pairs;
 }
 
@@ -114,7 +113,15 @@ void bind_request_events(nb::class_<Router>& router) {
         .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a)
         .def(
             "abort", [](Router& r, std::int32_t request) { r.state().leave(request); }, "request"_a)
-        .def("dispatch", &dispatch)
+        .def("count_steps_by_caller", [](Router& r) { r.state().count_steps_by_caller(); })
+        .def("dispatch", [](Router& r) { return pairs_of(r.dispatch()); })
+        .def(
+            "dispatch_between_steps",
+            [](Router& r, bool arrival) {
+                Pairs pairs = pairs_of(r.dispatch_between_steps(arrival));
+                return std::make_pair(std::move(pairs), r.due());
+            },
+            "arrival"_a)
         .def("pooled", [](const Router& r) {
             return r.state().pooled() + r.state().pinned() + r.state().oversize();
         });

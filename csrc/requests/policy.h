@@ -29,7 +29,7 @@ struct PolicySettings {
     double alpha = 1.0, beta = 0.0, gamma = 0.96;
     // fast_phi: points of the output distribution at which overflow is computed.
     std::int64_t points = 5;
-    // fit. `window`: waiting requests that it chooses from. `wait_bonus`: tokens that a decision of
+    // fit. `window`: waiting requests that it chooses from. `wait_bonus`: tokens that a step of
     // waiting is worth. `slack`: how far above the mean load a worker still takes requests, as a
     // part of it. `prompt_weight`: KV tokens that are read in the time of computing one prompt
     // token. `prefill_wait`: how many times the cost of a prompt that is computed alone may be lost

@@ -63,9 +63,22 @@ void Router::bind_pinned() {
 }
 
 const std::vector<Binding>& Router::dispatch() {
+    state_.end_step();
+    return decide();
+}
+
+const std::vector<Binding>& Router::decide() {
     state_.bindings().clear();
     if (state_.pinned() > 0) bind_pinned();
     if (state_.pooled() > 0) policy_->dispatch(state_);
+    return state_.bindings();
+}
+
+const std::vector<Binding>& Router::dispatch_between_steps(bool arrival) {
+    state_.settle_step();
+    if (!state_.mid_step() || (arrival && state_.free_slots() >= state_.pooled()))
+        return decide();
+    state_.bindings().clear();
     return state_.bindings();
 }
 

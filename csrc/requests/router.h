@@ -19,12 +19,24 @@ class Router {
     const RouterState& state() const { return state_; }
 
     // The request ended by itself; the policy learns how long its output was.
-    void finish(std::int32_t request) { policy_->finished(state_.leave(request)); }
+    void finish(std::int32_t request) {
+        state_.hear_end(request);
+        policy_->finished(state_.leave(request));
+    }
 
-    // Decides, and returns what is to be sent now. Valid until the next call.
+    // Ends the step, decides, and returns what is to be sent now. Valid until the next call.
     const std::vector<Binding>& dispatch();
+    // The same, but nothing is decided before all of a step is told. An arrival need not wait for
+    // that while there are slots for all that wait: there is nothing to choose.
+    const std::vector<Binding>& dispatch_between_steps(bool arrival);
+    // Whether something waits that may be bound when the step is over.
+    bool due() const {
+        return state_.mid_step() && state_.pooled() + state_.pinned() > 0 &&
+               state_.free_slots() > 0;
+    }
 
  private:
+    const std::vector<Binding>& decide();
     void bind_pinned();
 
     std::unique_ptr<Policy> policy_;

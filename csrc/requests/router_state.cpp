@@ -70,7 +70,11 @@ void RouterState::pause(std::int32_t r) {
 
 void RouterState::grow(std::int32_t r, std::int64_t tokens) {
     Request& request = at(r, Stage::bound, Stage::running, "grow");
-    if (request.stage == Stage::bound) start(r);
+    if (request.stage == Stage::bound) {
+        start(r);
+        begins_at_once_ = request.bound_step == step_;
+    }
+    hear(request);
     // As if the worker had ticked that much more for this request.
     request.base -= tokens;
     workers_[request.worker].load += tokens;
@@ -82,6 +86,36 @@ void RouterState::tick(std::int32_t w) {
     ++worker.ticks;
     worker.load += worker.generating;
     made_ += worker.generating;
+}
+
+void RouterState::hear(Request& request) {
+    if (steps_by_caller_) return;
+    if (request.heard_step == step_) end_step();
+    awaited_ -= request.heard_step == step_ - 1;
+    request.heard_step = step_;
+    ++heard_;
+    told_ = true;
+}
+
+// As if it had told of the step before the one that it is expected to tell of.
+void RouterState::expect(Request& request) {
+    request.bound_step = told_ ? step_ + 1 : step_;
+    if (steps_by_caller_ || !begins_at_once_) return;
+    request.heard_step = request.bound_step - 1;
+    ++(told_ ? heard_ : awaited_);
+}
+
+void RouterState::hear_end(std::int32_t r) {
+    Request& request = at(r, Stage::pooled, Stage::running, "end");
+    if (request.stage == Stage::running && request.heard_step != step_) hear(request);
+}
+
+// Who told of this step is expected to tell of the next.
+void RouterState::end_step() {
+    ++step_;
+    awaited_ = heard_;
+    heard_ = 0;
+    told_ = false;
 }
 
 std::int64_t RouterState::leave(std::int32_t r) {
@@ -178,6 +212,7 @@ void RouterState::bind(std::int32_t r, std::int32_t w) {
     worker.load += request.size;
     ++worker.count;
     set_missing(request, request.size - request.cached(w));
+    expect(request);
     bindings_.push_back({r, w});
 }
 
@@ -273,6 +308,9 @@ void RouterState::set_missing(Request& request, std::int64_t missing) {
 void RouterState::detach(std::int32_t r) {
     Request& request = requests_[r];
     Worker& worker = workers_[request.worker];
+    heard_ -= request.heard_step == step_;
+    awaited_ -= request.heard_step == step_ - 1;
+    request.heard_step = kNeverHeard;
     worker.load -= weight(request);
     worker.running -= request.stage == Stage::running || request.made > 0;
     worker.generating -= request.stage == Stage::running;

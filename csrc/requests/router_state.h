@@ -1,5 +1,5 @@
 // What one front end knows of its workers and requests. docs/design/request-balance.md defines the
-// words. // Only RouterState writes to the types below, except that policies add their own picks to
+// words. Only RouterState writes to the types below, except that policies add their own picks to
 // reports.
 #pragma once
 
@@ -11,6 +11,9 @@ namespace equipoise::requests {
 
 // A capacity without bound. An eighth of the largest number, so that sums of a few do not overflow.
 constexpr std::int64_t kUnlimited = INT64_MAX / 8;
+
+// No step, and not the one before the first.
+constexpr std::int64_t kNeverHeard = -2;
 
 enum class WorkerState : std::uint8_t { serving, draining, lost };
 // In order of a request's life, so that a range of stages can be required.
@@ -73,7 +76,9 @@ struct Request {
     std::int64_t base = 0;           // while it runs: tokens made = its worker's ticks - base
     std::int64_t made = 0;           // while it does not run: tokens made
     std::int64_t order = 0;          // of arrival
-    std::int64_t first_seen = -1;    // decision at which it came into a policy's window
+    std::int64_t first_seen = -1;    // step at which it came into a policy's window
+    std::int64_t heard_step = kNeverHeard;  // step in which it made a token last
+    std::int64_t bound_step = 0;            // step that is told next after it was bound
     std::vector<std::int32_t> hits;  // cached tokens by worker, or empty
 
     std::int64_t hit(std::int32_t w) const {
@@ -123,6 +128,25 @@ class RouterState {
     // appended to `gone`. The others return to the pool, in their old order.
     void lose_worker(std::int32_t worker, std::vector<std::int32_t>& gone);
 
+    // Steps. The workers meet at a barrier in each, and each running request makes its tokens; but
+    // the tokens of a step are told one after the other, and what half of them say is no ground
+    // for a decision. A step is over when all requests that told of the one before have told
+    // again, or have left, or when one of them tells a second time: so a worker that is stuck, or
+    // has preempted a request, is not waited for. A request that was just bound is expected to tell
+    // of the next step if the one that began last did so: prompts may take several steps.
+    std::int64_t steps() const { return step_; }
+    // Some have told of this step, and others are expected to.
+    bool mid_step() const { return told_ && awaited_ > 0; }
+    void end_step();
+    // Ends the step if nobody is left to tell of it.
+    void settle_step() {
+        if (told_ && awaited_ == 0) end_step();
+    }
+    // The request ends: its last token, if that was not told apart.
+    void hear_end(std::int32_t request);
+    // From now on, only `end_step` ends steps: a simulation knows when they end.
+    void count_steps_by_caller() { steps_by_caller_ = true; }
+
     // The only way for a request to get to a worker.
     void bind(std::int32_t request, std::int32_t worker);
     std::vector<Binding>& bindings() { return bindings_; }
@@ -138,7 +162,7 @@ class RouterState {
     Worker& worker_at(std::int32_t w);
     const Request& request(std::int32_t r) const { return requests_[r]; }
     const Request& request_at(std::int32_t r) const;
-    void mark_seen(std::int32_t r, std::int64_t decision) { requests_[r].first_seen = decision; }
+    void mark_seen(std::int32_t r) { requests_[r].first_seen = step_; }
     std::int64_t age(const Request& request) const;
     std::int64_t weight(const Request& r) const { return r.size + age(r); }
     bool fits(const Worker& worker, const Request& request) const {
@@ -154,6 +178,8 @@ class RouterState {
     std::int32_t after(std::int32_t r) const { return requests_[r].next; }
 
  private:
+    void hear(Request& request);
+    void expect(Request& request);
     Request& at(std::int32_t r, Stage low, Stage high, const char* event);
     RequestList& list_of(const Request& request) {
         if (request.pinned >= 0) return pinned_;
@@ -172,6 +198,10 @@ class RouterState {
     std::vector<Binding> bindings_;
     RequestList pool_, pinned_, oversize_;
     std::int64_t arrivals_ = 0, made_ = 0, front_ends_;
+    // Steps that are over; requests that told of the present one, and those that are expected to;
+    // whether anybody has; and whether requests tell of the first step after they were bound.
+    std::int64_t step_ = 0, heard_ = 0, awaited_ = 0;
+    bool told_ = false, begins_at_once_ = true, steps_by_caller_ = false;
     std::int64_t largest_room_ =
         kUnlimited;  // of serving workers, if oversize requests are separated
     bool separates_oversize_;

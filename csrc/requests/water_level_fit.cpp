@@ -29,7 +29,6 @@ class WaterLevelFitPolicy final : public Policy {
     explicit WaterLevelFitPolicy(const PolicySettings& settings) : settings_(settings) {}
 
     void dispatch(RouterState& state) override {
-        ++decision_;
         if (should_gather(state)) return;
         for (bool bound = true; bound && state.pooled() > 0;) {
             const std::int64_t free = state.free_slots();
@@ -163,9 +162,9 @@ class WaterLevelFitPolicy final : public Policy {
         std::int64_t left = settings_.window;
         for (std::int32_t r = state.first(); r >= 0 && left-- > 0; r = state.after(r)) {
             const Request& request = state.request(r);
-            if (request.first_seen < 0) state.mark_seen(r, decision_);
+            if (request.first_seen < 0) state.mark_seen(r);
             if (!state.fits(state.worker(w), request)) continue;
-            const auto waited = static_cast<double>(decision_ - request.first_seen);
+            const auto waited = static_cast<double>(state.steps() - request.first_seen);
             const double cost = std::abs(static_cast<double>(request.size) - need) -
                                 settings_.wait_bonus * waited - cache_credit(request, w);
             if (best >= 0 && cost >= least) continue;
@@ -233,7 +232,6 @@ class WaterLevelFitPolicy final : public Policy {
     }
 
     PolicySettings settings_;
-    std::int64_t decision_ = 0;
     // Tokens made when requests were last left in the pool to gather, or -1; and what that has cost
     // so far, in KV tokens read. Time is counted in tokens, because a policy has no clock.
     std::int64_t gathered_at_ = -1;

@@ -26,6 +26,7 @@ Simulation::Simulation(const SimulationSettings& settings, std::vector<Simulated
         FrontEnd front;
         front.router = std::make_unique<Router>(policy, workers_.size(), settings.server.slots,
                                                 settings.server.room);
+        front.router->state().count_steps_by_caller();
         front_ends_.push_back(std::move(front));
     }
 }

@@ -309,8 +309,14 @@ class Router:
     def report(self, worker: int, waiting: int, running: int, tokens: int, kv_usage: float) -> None:
         """What a worker says of itself."""
 
+    def count_steps_by_caller(self) -> None:
+        """From now on a step ends with each call of `dispatch`, and not by what is told."""
+
     def dispatch(self) -> list[tuple[int, int]]:
-        """(request, worker) that are to be sent now."""
+        """Ends the step; (request, worker) that are to be sent now."""
+
+    def dispatch_between_steps(self, arrival: bool) -> tuple[list[tuple[int, int]], bool]:
+        """The same if no step is half told; and whether more is due when it is over."""
 
     def loads(self) -> list[int]:
         """KV tokens by worker."""

@@ -93,6 +93,7 @@ class RequestTable:
         requests: requests that have not ended, by id.
         queued: those of them that wait in the policy, the oldest first.
         assigned: requests that were assigned a rank since `take_assigned`.
+        due: the policy waits for the rest of a step; it decides without it when it is told to.
     """
 
     policy: RoutingPolicy
@@ -100,6 +101,7 @@ class RequestTable:
     requests: dict[str, DpRequest] = field(default_factory=dict)
     queued: dict[str, DpRequest] = field(default_factory=dict)
     assigned: list[DpRequest] = field(default_factory=list)
+    due: bool = False
 
     def add(self, request: DpRequest) -> None:
         """Add a request; `notify_policy` tells the policy."""
@@ -144,6 +146,10 @@ class RequestTable:
         for worker, report in enumerate(reports):
             self._apply(self.policy.on_worker_change(WorkerChange(worker=worker, report=report)))
 
+    def decide(self) -> None:
+        """Have the policy decide without the rest of a step."""
+        self._apply(self.policy.decide())
+
     def remove(self, request: DpRequest) -> None:
         """Remove a request that the engine will not report the end of."""
         was_present = self.requests.pop(request.id, None) is not None
@@ -172,6 +178,7 @@ class RequestTable:
             )
         self.queued.clear()
         self.assigned.clear()
+        self.due = False
         return unsent
 
     def close(self) -> None:
@@ -196,6 +203,7 @@ class RequestTable:
         return True
 
     def _apply(self, decision: Decision) -> None:
+        self.due = decision.due
         for assignment in decision.assignments:
             request = self.queued.pop(str(assignment.request), None)
             invalid = not 0 <= assignment.worker < self.num_ranks

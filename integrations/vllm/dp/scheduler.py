@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.policy import PATIENCE_SECONDS, RoutingPolicy
 from equipoise.integrations.vllm.dp.client_view import ClientView, prompt_length, releases_remote_kv
 from equipoise.integrations.vllm.dp.metrics import RoutingMetrics
 from equipoise.integrations.vllm.dp.request_table import (
@@ -68,6 +68,7 @@ class DpRequestScheduler:
         self._finished: list[str] = []
         self._flush_handle: asyncio.Handle | None = None
         self._poll_task: asyncio.Task[None] | None = None
+        self._due_since: float | None = None
         self._send_tasks: set[asyncio.Task[None]] = set()
         self.mode = RoutingMode.POLICY
 
@@ -197,9 +198,10 @@ class DpRequestScheduler:
         self._client.finish_requests((one.id for one in unsent), "ABORT")
 
     def on_outputs(self, outputs: Any) -> None:
-        """Record the outputs of an engine step.
+        """Record the outputs of a rank's step.
 
-        The policy is notified once per turn of the event loop, of all outputs together.
+        The policy is notified once per turn of the event loop, of all outputs together; it waits
+        for those of the other ranks.
         """
         requests = self._table.requests
         for output in outputs.outputs:
@@ -224,9 +226,12 @@ class DpRequestScheduler:
             self._table.on_reports(self._client.new_reports(self._table.rank_loads))
 
     def poll(self) -> None:
-        """Read reports, and send requests that have waited too long by vLLM's own rule."""
+        """Read reports, have the policy decide if the rest of a step does not come, and send
+        requests that have waited too long by vLLM's own rule."""
         self._apply_event(self._flush_events)
         now = self.clock()
+        if self._due_since is not None and now - self._due_since >= PATIENCE_SECONDS:
+            self._apply_event(self._table.decide)
         for tracked in list(self._table.queued.values()):
             if now - tracked.arrived_at < self._queue_timeout:
                 break
@@ -244,6 +249,10 @@ class DpRequestScheduler:
             ready: Iterable[DpRequest] = self._table.take_assigned()
         except Exception:
             ready = self._fall_back()
+        if not self._table.due:
+            self._due_since = None
+        elif self._due_since is None:
+            self._due_since = self.clock()
         self._send_soon([one for one in ready if one is not apart_from])
         self._metrics.set_queued(len(self._table.queued))
 

@@ -108,7 +108,7 @@ OPTIONS = (
            shown_default="the policy's", help="fit: waiting requests that it chooses from"),
     Option(key="wait_bonus", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
            shown_default="the policy's",
-           help="fit: what having waited for a decision is worth; more is fairer"),
+           help="fit: what having waited for a step is worth; more is fairer"),
     Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
            help="fit: how far above the mean load a worker still takes requests"),

@@ -1,8 +1,8 @@
 """The only caller of the routing policy, and the only writer of request states.
 
 All methods are called on the event loop's thread and return at once. Tokens of one turn of the loop
-are reported together: an engine step yields a token for each of its requests, and a decision after
-each of them would give a free slot away before the others are known.
+are reported together. Where those of a step come in several turns, the policy waits for the rest,
+and is asked to decide without it if that takes too long.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from equipoise.balancer.requests.policy import (
+    PATIENCE_SECONDS,
     Decision,
     Request,
     RequestId,
@@ -72,6 +73,7 @@ class RequestDispatcher:
         self._pending_tokens: dict[RequestId, int] = {}
         self._pending_ends: list[RequestId] = []
         self._flushing = False
+        self._patience: asyncio.TimerHandle | None = None
         self._next = 0
         self.workers = tuple(WorkerView() for _ in range(workers))
         self.queued = 0
@@ -263,8 +265,7 @@ class RequestDispatcher:
     def _schedule(self) -> None:
         if not self._flushing:
             self._flushing = True
-            # At the end of this turn of the loop: a step of an engine yields many tokens at once,
-            # which the policy gets as one event.
+            # At the end of this turn of the loop: one event costs less than many.
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -288,7 +289,21 @@ class RequestDispatcher:
                 raise
             return NO_DECISION
         self._observe(perf_counter() - began)
+        self._wait_for_rest(decision.due)
         return decision
+
+    def _wait_for_rest(self, due: bool) -> None:
+        """Have the policy decide without the rest of a step, if that does not come in time."""
+        if due and self._patience is None:
+            self._patience = self._loop.call_later(PATIENCE_SECONDS, self._decide)
+        elif not due and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _decide(self) -> None:
+        self._patience = None
+        self._flush()
+        self._apply(self._call_policy(self._policy.decide))
 
     def _apply(self, decision: Decision) -> None:
         if decision.lost:

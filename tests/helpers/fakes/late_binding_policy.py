@@ -56,7 +56,7 @@ class LateBinding:
             self._demand(serves, f"{request} is for a worker that takes nothing")
         self._orders += 1
         self._requests[request.id] = TrackedRequest(request, self._orders)
-        return self._decide()
+        return self.decide()
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
@@ -70,7 +70,7 @@ class LateBinding:
             tracked = self._find(name)
             self._demand(tracked.state == "running", f"{name} ended while {tracked.state}")
             del self._requests[name]
-        return self._decide()
+        return self.decide()
 
     def on_finish(self, request: RequestId) -> Decision:
         return self.on_tokens({}, [request])
@@ -78,7 +78,7 @@ class LateBinding:
     def on_abort(self, request: RequestId) -> Decision:
         self._find(request)
         del self._requests[request]
-        return self._decide()
+        return self.decide()
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         lost_requests: list[RequestId] = []
@@ -97,9 +97,9 @@ class LateBinding:
                     del self._requests[name]
                 elif tracked.worker == change.worker:
                     tracked.state, tracked.worker = "pooled", -1
-        return Decision(self._decide().assignments, tuple(lost_requests))
+        return Decision(self.decide().assignments, tuple(lost_requests))
 
-    def _decide(self) -> Decision:
+    def decide(self) -> Decision:
         assignments: list[Assignment] = []
         load = [0] * len(self._slots)
         for tracked in self._requests.values():

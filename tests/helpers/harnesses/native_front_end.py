@@ -16,6 +16,10 @@ class NativeFront:
         self.router = _native.Router(settings.native(), len(workers), slots, room)
         self.handles: dict[int, int] = {}
 
+    def count_steps_by_caller(self) -> None:
+        """Each `dispatch` is a step."""
+        self.router.count_steps_by_caller()
+
     def arrive(
         self, name: int, size: int, pinned: int | None, hits: Sequence[int], expected: int | None
     ) -> None:

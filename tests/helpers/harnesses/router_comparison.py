@@ -26,7 +26,7 @@ KINDS = (
     *("arrive",) * 8,
     *("step",) * 6,
     *("tokens", "finish", "abort", "report", "report", "arrive to one"),
-    *("lose", "drain", "serve", "serve", "resize", "add"),
+    *("lose", "drain", "serve", "serve", "resize", "add", "decide"),
 )
 SLOTS = (None, 0, 1, 2, 3, 5, 9)
 ROOMS = (None, None, 5, 30, 60, 100)
@@ -42,6 +42,7 @@ class Play:
     homes: dict[int, int] = field(default_factory=dict)
     pooled: list[int] = field(default_factory=list)
     finished: int = 0
+    is_forced: bool = False
 
     def difference(self, draws: Sequence[Draw]) -> str | None:
         """What differed first, if anything did."""
@@ -49,13 +50,13 @@ class Play:
             happening = _HAPPENINGS[kind](self, a, b)
             if happening is None:
                 continue
-            mismatch = self.compare(*happening)
+            mismatch = self.compare(*happening, arrival=kind.startswith("arrive"))
             if mismatch is not None:
                 return f"event {number}, {kind}: {mismatch}"
         return None
 
-    def compare(self, decision: Decision, lost_names: set[int]) -> str | None:
-        expected = self.dispatch(decision)
+    def compare(self, decision: Decision, lost_names: set[int], arrival: bool) -> str | None:
+        expected = self.dispatch(decision, arrival)
         actual = [(a.request, a.worker) for a in decision.assignments]
         for name, worker in expected:
             self.pooled.remove(name)
@@ -67,14 +68,27 @@ class Play:
             ("loads", self.native.loads, [self.slow.load(w) for w in size]),
             ("counts", self.native.counts, [self.slow.count(w) for w in size]),
             ("pooled", self.native.unassigned, len(self.pooled)),
+            ("due", decision.due, self.is_due()),
         ]
         return next((f"{what}: {a}, not {b}" for what, a, b in pairs if a != b), None)
 
-    def dispatch(self, decision: Decision) -> list[tuple[int, int]]:
+    def dispatch(self, decision: Decision, arrival: bool) -> list[tuple[int, int]]:
         if isinstance(self.slow.policy, FastPhi):
             workers = {a.request: a.worker for a in decision.assignments}
             self.slow.policy.follow = workers.get
-        return list(self.slow.dispatch())
+        if self.is_forced:
+            self.is_forced = False
+            return list(self.slow.dispatch())
+        return list(self.slow.dispatch_between_steps(arrival))
+
+    def is_due(self) -> bool:
+        """Whether more is decided when the step is over."""
+        waiting = [
+            r for r in self.slow.requests.values() if r.worker is None and r.pinned is not None
+        ]
+        free = sum(self.slow.free(w) for w in range(self.slow.size))
+        is_mid_step = self.slow.told and bool(self.slow.expected)
+        return is_mid_step and bool(self.slow.pool or waiting) and free > 0
 
     def workers(self, *states: WorkerState) -> list[int]:
         return [w for w in range(self.slow.size) if self.slow.workers[w].state in states]
@@ -197,6 +211,11 @@ def _report(play: Play, a: int, b: int) -> Happening:
     return play.native.on_worker_change(WorkerChange(worker=worker, report=report)), set()
 
 
+def _decide(play: Play, a: int, b: int) -> Happening:
+    play.is_forced = True
+    return play.native.decide(), set()
+
+
 _HAPPENINGS: dict[str, Callable[[Play, int, int], Happening | None]] = {
     "arrive": _arrive,
     "arrive to one": _arrive_to_one,
@@ -210,6 +229,7 @@ _HAPPENINGS: dict[str, Callable[[Play, int, int], Happening | None]] = {
     "resize": _resize,
     "add": _add,
     "report": _report,
+    "decide": _decide,
 }
 
 

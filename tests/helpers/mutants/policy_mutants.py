@@ -226,6 +226,30 @@ def _lost_counts(self: SlowFront) -> int:
     return len(self.workers)
 
 
+def _decides_within_steps(self: SlowFront, arrival: bool) -> list[tuple[int, int]]:
+    if self.told and not self.expected:
+        self.end_step()
+    return self.decide()
+
+
+def _arrival_always_waits(self: SlowFront, arrival: bool) -> list[tuple[int, int]]:
+    return SlowFront.dispatch_between_steps(self, False)
+
+
+def _hears_one_token_a_step(self: SlowFront, name: int) -> None:
+    if name not in self.heard:
+        SlowFront.hear(self, name)
+
+
+def _waits_for_the_gone(self: SlowFront, name: int) -> None:
+    del self.requests[name]
+
+
+def _waits_for_everybody(self: SlowFront, request: SlowRequest, worker: int) -> None:
+    self.begins_at_once = True
+    SlowFront.bind(self, request, worker)
+
+
 MUTANTS = (
     Mutant("nothing is drawn", "random", Random, {"choose": Jsq.choose}),
     Mutant("round robin always begins anew", "round_robin", RoundRobin, {"picked": Jsq.picked}),
@@ -287,5 +311,24 @@ MUTANTS = (
         {"pool": property(_nobody_stranded)},
         True,
     ),
+    Mutant(
+        "half of a step is ground enough",
+        "fit",
+        Fit,
+        {"dispatch_between_steps": _decides_within_steps},
+        True,
+    ),
+    Mutant(
+        "an arrival waits where slots are free",
+        "jsq",
+        Jsq,
+        {"dispatch_between_steps": _arrival_always_waits},
+        True,
+    ),
+    Mutant(
+        "a second token ends no step", "jsq_load", JsqLoad, {"hear": _hears_one_token_a_step}, True
+    ),
+    Mutant("who has left is waited for", "br0", Br0, {"forget": _waits_for_the_gone}, True),
+    Mutant("long prompts are waited for", "fit", Fit, {"bind": _waits_for_everybody}, True),
     Mutant("the lost meet at the barrier", "br0", Br0, {"present": property(_lost_counts)}, True),
 )

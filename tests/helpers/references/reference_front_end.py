@@ -27,6 +27,7 @@ class SlowRequest:
     made: int = 0
     begun: bool = False
     seen: int | None = None
+    first_step: int = 0
 
     @property
     def weight(self) -> int:
@@ -60,6 +61,13 @@ class SlowFront:
         self.arrivals = 0
         self.made = 0
         self.bindings: list[tuple[int, int]] = []
+        # Steps: who has told of this one, who is expected to, and whether anybody has.
+        self.steps = 0
+        self.heard: set[int] = set()
+        self.expected: set[int] = set()
+        self.told = False
+        self.begins_at_once = True
+        self.steps_by_caller = False
         for worker, capacity in enumerate(workers):
             self.set_capacity(worker, capacity)
 
@@ -75,24 +83,55 @@ class SlowFront:
     def grow(self, name: int, tokens: int) -> None:
         request = self.requests[name]
         request.made += tokens
-        request.begun |= tokens > 0
+        if tokens and not request.begun:
+            request.begun = True
+            self.begins_at_once = request.first_step == self.steps
         self.made += tokens
+        if tokens:
+            self.hear(name)
 
     def finish(self, name: int) -> None:
-        self.policy.finished(self.requests.pop(name).made)
+        if self.requests[name].begun and name not in self.heard:
+            self.hear(name)
+        self.policy.finished(self.requests[name].made)
+        self.forget(name)
 
     def abort(self, name: int) -> None:
+        self.forget(name)
+
+    def forget(self, name: int) -> None:
         del self.requests[name]
+        self.heard.discard(name)
+        self.expected.discard(name)
+
+    def count_steps_by_caller(self) -> None:
+        """Each `dispatch` is a step."""
+        self.steps_by_caller = True
+
+    def hear(self, name: int) -> None:
+        if self.steps_by_caller:
+            return
+        if name in self.heard:
+            self.end_step()
+        self.expected.discard(name)
+        self.heard.add(name)
+        self.told = True
+
+    def end_step(self) -> None:
+        self.steps += 1
+        self.expected, self.heard, self.told = self.heard, set(), False
 
     def lose(self, worker: int) -> set[int]:
         """Names of requests that are gone with it."""
         lost_names = set()
         for request in list(self.requests.values()):
             if request.pinned == worker or (request.worker == worker and request.begun):
-                del self.requests[request.name]
+                self.forget(request.name)
                 lost_names.add(request.name)
             elif request.worker == worker:
                 request.worker = None
+                self.heard.discard(request.name)
+                self.expected.discard(request.name)
         lost_worker = self.workers[worker]
         lost_worker.state, lost_worker.report, lost_worker.picks, lost_worker.others = (
             WorkerState.LOST,
@@ -174,9 +213,28 @@ class SlowFront:
         # Last among its worker's.
         self.requests[request.name] = self.requests.pop(request.name)
         request.worker = worker
+        # Expected to tell of the next step, if the one that began last did.
+        request.first_step = self.steps + self.told
+        if self.begins_at_once and not self.steps_by_caller:
+            (self.heard if self.told else self.expected).add(request.name)
         self.bindings.append((request.name, worker))
 
+    def dispatch_between_steps(self, arrival: bool) -> list[tuple[int, int]]:
+        """Nothing before all of a step is told, unless what arrives has nothing to wait for."""
+        if self.told and not self.expected:
+            self.end_step()
+        free = sum(self.free(w) for w in range(self.size))
+        if self.told and not (arrival and free >= len(self.pool)):
+            self.bindings = []
+            return self.bindings
+        return self.decide()
+
     def dispatch(self) -> list[tuple[int, int]]:
+        """The step is over."""
+        self.end_step()
+        return self.decide()
+
+    def decide(self) -> list[tuple[int, int]]:
         """Who may go to one worker only goes before those who may go to any."""
         self.bindings = []
         for request in self._waiting(True):

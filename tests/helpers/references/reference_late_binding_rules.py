@@ -132,7 +132,6 @@ class Fit:
     def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
         self.output_lengths: list[int] = []
-        self.decision = 0
         self.looked: int | None = None
         self.lost_work = 0.0
 
@@ -140,7 +139,6 @@ class Fit:
         self.output_lengths.append(made)
 
     def dispatch(self, front: SlowFront) -> None:
-        self.decision += 1
         if self.gathers(front):
             return
         while front.pool:
@@ -208,10 +206,10 @@ class Fit:
     def nearest(self, front: SlowFront, worker: int, need: float) -> SlowRequest | None:
         window = front.pool[: self.settings.window]
         for request in window:
-            request.seen = self.decision if request.seen is None else request.seen
+            request.seen = front.steps if request.seen is None else request.seen
 
         def cost(request: SlowRequest) -> float:
-            waiting_time = self.decision - (request.seen or 0)
+            waiting_time = front.steps - (request.seen or 0)
             aged = abs(request.size - need) - self.settings.wait_bonus * waiting_time
             return aged - self.credit(request, worker)
 

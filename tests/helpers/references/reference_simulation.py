@@ -33,6 +33,7 @@ class Front(Protocol):
     def finish(self, name: int) -> None: ...
     def abort(self, name: int) -> None: ...
     def report(self, worker: int, report: WorkerReport) -> None: ...
+    def count_steps_by_caller(self) -> None: ...
     def dispatch(self) -> list[tuple[int, int]]: ...
 
 
@@ -140,7 +141,9 @@ class SlowSimulation:
         ends = self.scenario.front_ends
         settings = replace(self.scenario.policy, front_ends=ends, front_end=number, seed=seed)
         capacity = Capacity(slots=self.cluster.slots, kv_tokens=self.cluster.kv_tokens)
-        return self.make_front(settings, [capacity] * self.cluster.workers)
+        front = self.make_front(settings, [capacity] * self.cluster.workers)
+        front.count_steps_by_caller()
+        return front
 
     def run(self) -> "SlowSimulation":
         while any(job.state not in ("finished", "failed") for job in self.jobs):

@@ -17,7 +17,7 @@ WORKERS = st.lists(CAPACITIES, min_size=1, max_size=5)
 BUSY = (
     *("arrive",) * 8,
     *("step",) * 6,
-    *("tokens", "report", "report", "abort", "lose", "serve", "drain"),
+    *("tokens", "report", "report", "abort", "lose", "serve", "drain", "decide"),
 )
 """A front end that is always full, and seldom sees anything else."""
 

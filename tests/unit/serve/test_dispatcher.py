@@ -20,6 +20,7 @@ from equipoise.balancer.requests.policy import (
 )
 from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
 from equipoise.balancer.requests.request_router import RequestRouter
+from equipoise.serve import dispatcher as dispatcher_module
 from equipoise.serve import openai_protocol
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RequestRefused
@@ -250,5 +251,30 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
             [0],
             0,
         )
+
+    run(work())
+
+
+def test_policy_decides_without_the_rest_of_a_step_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher_module, "PATIENCE_SECONDS", 0.01)
+
+    async def work() -> None:
+        policy = routing_policy_factory("fit", {})([SLOTS], [None])
+        dispatcher = RequestDispatcher(policy, 1, max_queued=5)
+        states = [dispatcher.submit(7) for _ in range(SLOTS + 1)]
+        first, late = states[0], states[-1]
+        for state in states[:-1]:
+            assert isinstance(state.status, BoundToWorker)
+            dispatcher.start_answer(state, state.status)
+        await asyncio.sleep(0)
+        assert isinstance(first.status, Running)
+        dispatcher.finish(first, BoundToWorker(0), 2)
+        await asyncio.sleep(0)
+        assert isinstance(late.status, Queued), "the others have not told of this step"
+        while isinstance(late.status, Queued):
+            await asyncio.sleep(0.01)
+        assert isinstance(late.status, BoundToWorker)
 
     run(work())

@@ -253,8 +253,8 @@ def test_router_loses_started_requests_with_their_worker() -> None:
     for name in range(4):
         router.on_arrival(request(name, 1))
     router.on_tokens({0: 1, 2: 0})
-    decision = lose_worker(router, 0)
-    assert decision.lost == (0,)
+    assert lose_worker(router, 0) == Decision(lost=(0,), due=True)
+    decision = router.on_tokens({1: 1, 3: 1})
     assert [(a.request, a.worker) for a in decision.assignments] == [(2, 1)]
     with pytest.raises(RequestError, match="not known, or gone"):
         router.on_finish(0)
@@ -424,3 +424,65 @@ def test_router_refuses_bad_settings(bad_settings: dict[str, object]) -> None:
 def test_router_requires_a_worker() -> None:
     with pytest.raises(PolicyError, match="expected 1 to 65536"):
         RequestRouter(RoutingPolicySettings(), [])
+
+
+def half_told_step() -> RequestRouter:
+    """Four requests run on two full workers, a fifth waits; two have told of a step, and one of
+    these has ended."""
+    router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=2)] * 2)
+    for name in range(5):
+        router.on_arrival(request(name, 10))
+    router.on_tokens(dict.fromkeys(range(4), 1))
+    assert router.on_tokens({0: 1, 1: 1}, [0]) == Decision(due=True)
+    return router
+
+
+def assigned(decision: Decision) -> list[object]:
+    assert not decision.due
+    return [assignment.request for assignment in decision.assignments]
+
+
+def test_router_decides_when_all_have_told_of_a_step() -> None:
+    router = half_told_step()
+    assert router.on_tokens({2: 1}).due
+    assert assigned(router.on_tokens({3: 1})) == [4]
+
+
+def test_router_decides_when_the_rest_of_a_step_leaves() -> None:
+    router = half_told_step()
+    router.on_abort(2)
+    assert assigned(router.on_finish(3)) == [4]
+
+
+def test_router_decides_at_second_token_of_a_step() -> None:
+    router = half_told_step()
+    assert assigned(router.on_tokens({1: 1})) == [4]
+    # Those that are stuck are not waited for in the next step either.
+    router.on_arrival(request(5, 10))
+    assert assigned(router.on_tokens({1: 1, 4: 1}, [1])) == [5]
+
+
+def test_router_decides_at_once_when_told_to() -> None:
+    router = half_told_step()
+    assert assigned(router.decide()) == [4]
+
+
+def test_router_binds_arrival_within_step_where_slots_are_free() -> None:
+    router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=9)] * 2)
+    for name in range(2):
+        router.on_arrival(request(name, 10))
+    router.on_tokens({0: 1, 1: 1})
+    router.on_tokens({0: 1})
+    assert assigned(router.on_arrival(request(2, 10))) == [2]
+
+
+def test_router_waits_for_no_first_token_after_one_took_several_steps() -> None:
+    router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=2)] * 2)
+    for name in range(3):
+        router.on_arrival(request(name, 10))
+    for _ in range(3):
+        router.on_tokens({0: 1, 1: 1})
+    router.on_tokens({0: 1, 1: 1, 2: 1})
+    router.on_arrival(request(3, 900))
+    router.on_arrival(request(4, 10))
+    assert assigned(router.on_tokens({0: 1, 1: 1, 2: 1}, [0])) == [4]

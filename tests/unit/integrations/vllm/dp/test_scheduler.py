@@ -14,6 +14,7 @@ from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from equipoise.balancer.requests.policy import PATIENCE_SECONDS
 from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.dp.scheduler import RoutingMode
@@ -141,6 +142,25 @@ def test_scheduler_holds_request_until_a_slot_is_free() -> None:
             assert held_request.late.data_parallel_rank is None, (
                 "a choice is not what was asked for"
             )
+
+    run(work())
+
+
+def test_scheduler_decides_without_a_rank_that_is_stuck() -> None:
+    async def work() -> None:
+        async with HeldRequest() as held_request:
+            scheduler = held_request.client.scheduler
+            for _ in range(8):
+                await held_request.setup.step(0)
+                await held_request.setup.step(1)
+            await held_request.setup.step(0)
+            assert held_request.engine_requests() == [], "rank 1 has not told of this step"
+            now = scheduler.clock()
+            scheduler.poll()
+            scheduler.clock = lambda: now + 2 * PATIENCE_SECONDS
+            scheduler.poll()
+            await turn()
+            assert held_request.engine_requests() == [held_request.late]
 
     run(work())
 
