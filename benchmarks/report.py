@@ -631,6 +631,30 @@ PROXY = Section(
     ),
 )  # fmt: skip
 
+LIVE = Section(
+    "Simulated and live",
+    "live_routing",
+    "python benchmarks/live_routing.py",
+    "`equipoise route` in front of eight workers in lockstep, 16 slots each, in a closed loop; "
+    "every request a stream, the tokens of a step spread over half of it, worker by worker. "
+    "`equipoise simulate` serves the same requests (`prop` with a twentieth of its output tokens). "
+    "Imbalance in thousand KV tokens, mean over steps with nine of ten slots taken; median, least "
+    "and most of three seeds.",
+    bars=(
+        Bar("imbalance of `fit` behind the proxy, over that simulated, of all seeds", "fit",
+            at_most=1.1),
+        Bar("of `br0`", "br0", at_most=1.1),
+    ),
+    tables=(
+        Table("policies", (
+            ("policy", "`{policy}`"),
+            ("live", spread("live", ".1f")),
+            ("simulated", spread("simulated", ".1f")),
+            ("ratio", "{ratio:.2f}"),
+        )),
+    ),
+)  # fmt: skip
+
 GPU = Section(
     "CUDA",
     "gpu_speed",
@@ -786,7 +810,7 @@ VLLM_ASCEND = Section(
 )  # fmt: skip
 
 SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, ABLATIONS, DECISIONS, PROXY, GPU, GPU_SUITES)  # fmt: skip
+            BALANCE, ABLATIONS, DECISIONS, LIVE, PROXY, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

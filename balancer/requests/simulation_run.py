@@ -29,8 +29,10 @@ class SimulationMetrics:
         gap: 1 - throughput / bound.
         tpot_mean: seconds per token from admission to the end, mean over requests.
         tpot_p95: its 95th percentile.
+        tpot_p99: its 99th percentile.
         ttft_mean: seconds from arrival to the first token.
         ttft_p99: its 99th percentile.
+        e2e_p99: seconds from arrival to the last token, 99th percentile.
         wait_mean: seconds from arrival to a slot.
         wait_p99: its 99th percentile.
         wait_max: its largest.
@@ -49,8 +51,10 @@ class SimulationMetrics:
     gap: float
     tpot_mean: float
     tpot_p95: float
+    tpot_p99: float
     ttft_mean: float
     ttft_p99: float
+    e2e_p99: float
     wait_mean: float
     wait_p99: float
     wait_max: float
@@ -154,6 +158,11 @@ class SimulationRun:
         return (self.requests.first - self.requests.arrival)[self.measured]
 
     @property
+    def end_to_end(self) -> FloatArray:
+        """Seconds from arrival to the last token, of the measured requests."""
+        return (self.requests.end - self.requests.arrival)[self.measured]
+
+    @property
     def time_per_output_token(self) -> FloatArray:
         """Seconds per token, of the measured requests."""
         seconds = (self.requests.end - self.requests.admitted)[self.measured]
@@ -194,8 +203,10 @@ class SimulationRun:
         return {
             "tpot_mean": _mean(tpot),
             "tpot_p95": _percentile(tpot, 95),
+            "tpot_p99": _percentile(tpot, 99),
             "ttft_mean": _mean(ttft),
             "ttft_p99": _percentile(ttft, 99),
+            "e2e_p99": _percentile(self.end_to_end, 99),
             "wait_mean": _mean(wait),
             "wait_p99": _percentile(wait, 99),
             "wait_max": _percentile(wait, 100),

@@ -20,6 +20,7 @@ QUICK = {
     "request_routing": "request_routing.py --quick",
     "request_routing speed": "request_routing.py --speed --quick",
     "request_ablations": "request_ablations.py --only drafting",
+    "live_routing": "live_routing.py --quick",
     "proxy": "proxy.py --quick",
     "vllm_policy": "vllm_policy.py --quick",
     "policy_moves": "policy_moves.py --quick",

@@ -85,8 +85,11 @@ COLUMNS = (
     FigureColumn("tpot_mean", "TPOT", "ms", 1e3, _LESS,
            "time per output token, mean over requests"),
     FigureColumn("tpot_p95", "TPOT P95", "ms", 1e3, _LESS, "its 95th percentile"),
+    FigureColumn("tpot_p99", "TPOT P99", "ms", 1e3, _LESS, "its 99th percentile"),
     FigureColumn("ttft_mean", "TTFT", "s", 1.0, _LESS, "from arrival to the first token"),
     FigureColumn("ttft_p99", "TTFT P99", "s", 1.0, _LESS, "its 99th percentile"),
+    FigureColumn("e2e_p99", "E2E P99", "s", 1.0, _LESS,
+           "from arrival to the last token, 99th percentile"),
     FigureColumn("wait_mean", "wait", "s", 1.0, _LESS, "from arrival to a slot"),
     FigureColumn("wait_p99", "wait P99", "s", 1.0, _LESS, "its 99th percentile"),
     FigureColumn("wait_max", "longest wait", "s", 1.0, _LESS, "of any request"),
@@ -96,7 +99,7 @@ COLUMNS = (
     FigureColumn("occupancy", "slots taken", "%", 1e2, _NEITHER, "of all"),
 )  # fmt: skip
 """In the order of tables. Not among them, but in the figures: `preempted` and `steps`."""
-REPORT_ONLY = ("wait_mean",)
+REPORT_ONLY = "bound", "tpot_p95", "wait_mean"
 """For which a terminal has no room."""
 BY_FIGURE = {column.figure: column for column in COLUMNS}
 

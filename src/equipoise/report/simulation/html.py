@@ -61,7 +61,7 @@ ul { margin:0 0 12px; padding-left:1.2em; } .card table + table { margin-top:26p
 """
 PARTS = (
     ("How even, how fast", ("imbalance", "idle", "throughput", "bound", "gap", "occupancy")),
-    ("A token", ("tpot_mean", "tpot_p95", "ttft_mean", "ttft_p99")),
+    ("A token", ("tpot_mean", "tpot_p95", "tpot_p99", "ttft_mean", "ttft_p99", "e2e_p99")),
     ("Waiting for a slot", ("wait_mean", "wait_p99", "wait_max", "fairness", "failed")),
 )
 """The columns, in tables that fit a page."""
