@@ -148,5 +148,6 @@ class RoutingPolicy(Protocol):
         ...
 
     def decide(self) -> Decision:
-        """Decides now, though a step may be told in part."""
+        """Decides now, though a step may be told in part. A policy of which no decision is ever
+        due need not have it."""
         ...

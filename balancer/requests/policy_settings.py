@@ -107,6 +107,9 @@ class RoutingPolicySettings:
             of the others' it knows what workers report, and assumes as many as its own before.
         front_end: number of this process.
         seed: policies that draw: seed of the random numbers.
+        lockstep: the workers meet at a barrier in each step, as the ranks of one engine do, and
+            decisions wait until all have told of it. False, for workers that do not wait for each
+            other: a decision with each event, so that no slot waits.
         greedy_slots: `br0`, `brh`: with more free slots in total than this, requests are bound one
             by one. Not published: 1 reproduces the published imbalances; BF-IO's code has 7.
         subset: `br0`, `brh`: number of waiting requests of which a worker takes the best subset, 1
@@ -134,6 +137,7 @@ class RoutingPolicySettings:
     front_ends: int = 1
     front_end: int = 0
     seed: int = 0
+    lockstep: bool = True
     greedy_slots: int = 1
     subset: int = 4
     candidates: int = 1024

@@ -34,13 +34,15 @@ class RequestRouter:
             send(assignment.request, to=assignment.worker)
 
     Tell it what happens; each method returns the `Decision` that follows: `assignments`, the
-    requests to send now, and `lost`, those that a lost worker had begun. A request that is in no
+    requests to send now, and `lost`, those that a lost worker had begun. Where it is `due`, call
+    `decide` if no event comes for `PATIENCE_SECONDS`. A request that is in no
     assignment waits in the router. Decisions are made by the native core, as in `equipoise
     simulate`. Not to be called by two threads at once.
 
     The tokens of a step may be told all at once, by rank, or one by one: decisions wait until all
-    requests that made a token in the step before have made another, or left. With several tokens
-    of one request, a step is over too: the others are stuck, or wait to be computed again.
+    requests that made a token in the step before have made another, or left, or until one makes a
+    second: the others are stuck then, or wait to be computed again. `lockstep=False` is for workers
+    that do not wait for each other.
 
     Args:
         settings: which policy, and how it is set.

@@ -51,6 +51,10 @@ void advance(Router& router, const std::vector<std::int32_t>& requests,
         router.state().require(r, Stage::bound, Stage::running, "tokens");
     for (const std::int32_t r : ended)
         router.state().require(r, Stage::bound, Stage::running, "end");
+    std::vector<std::int32_t> telling;
+    for (std::size_t i = 0; i < requests.size(); ++i)
+        if (tokens[i] > 0) telling.push_back(requests[i]);
+    router.state().begin_event(telling);
     for (std::size_t i = 0; i < requests.size(); ++i)
         if (tokens[i] > 0) router.state().grow(requests[i], tokens[i]);
     for (const std::int32_t r : ended) router.finish(r);
@@ -89,6 +93,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("front_ends", &PolicySettings::front_ends)
         .def_rw("front_end", &PolicySettings::front_end)
         .def_rw("seed", &PolicySettings::seed)
+        .def_rw("lockstep", &PolicySettings::lockstep)
         .def_rw("greedy_slots", &PolicySettings::greedy_slots)
         .def_rw("subset", &PolicySettings::subset)
         .def_rw("candidates", &PolicySettings::candidates)

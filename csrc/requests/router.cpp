@@ -76,7 +76,7 @@ const std::vector<Binding>& Router::decide() {
 
 const std::vector<Binding>& Router::dispatch_between_steps(bool arrival) {
     state_.settle_step();
-    if (!state_.mid_step() || (arrival && state_.free_slots() >= state_.pooled()))
+    if (!waits_ || !state_.mid_step() || (arrival && state_.free_slots() >= state_.pooled()))
         return decide();
     state_.bindings().clear();
     return state_.bindings();

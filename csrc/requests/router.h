@@ -13,6 +13,7 @@ class Router {
     Router(const PolicySettings& settings, std::size_t workers, std::int64_t slots,
            std::int64_t room)
         : policy_(make_policy(settings, workers)),
+          waits_(settings.lockstep && !policy_->queues()),
           state_(workers, slots, room, settings.front_ends, !policy_->queues()) {}
 
     RouterState& state() { return state_; }
@@ -27,11 +28,12 @@ class Router {
     // Ends the step, decides, and returns what is to be sent now. Valid until the next call.
     const std::vector<Binding>& dispatch();
     // The same, but nothing is decided before all of a step is told. An arrival need not wait for
-    // that while there are slots for all that wait: there is nothing to choose.
+    // that while there are slots for all that wait: there is nothing to choose. A policy that binds
+    // to full workers never waits, nor one of workers without a barrier.
     const std::vector<Binding>& dispatch_between_steps(bool arrival);
     // Whether something waits that may be bound when the step is over.
     bool due() const {
-        return state_.mid_step() && state_.pooled() + state_.pinned() > 0 &&
+        return waits_ && state_.mid_step() && state_.pooled() + state_.pinned() > 0 &&
                state_.free_slots() > 0;
     }
 
@@ -40,6 +42,7 @@ class Router {
     void bind_pinned();
 
     std::unique_ptr<Policy> policy_;
+    bool waits_;  // for the rest of a step
     RouterState state_;
 };
 

@@ -90,11 +90,11 @@ void RouterState::tick(std::int32_t w) {
 
 void RouterState::hear(Request& request) {
     if (steps_by_caller_) return;
-    if (request.heard_step == step_) end_step();
+    told_ = true;
+    if (request.heard_step == step_) return;  // bound within it, and counted then
     awaited_ -= request.heard_step == step_ - 1;
     request.heard_step = step_;
     ++heard_;
-    told_ = true;
 }
 
 // As if it had told of the step before the one that it is expected to tell of.
@@ -107,7 +107,21 @@ void RouterState::expect(Request& request) {
 
 void RouterState::hear_end(std::int32_t r) {
     Request& request = at(r, Stage::pooled, Stage::running, "end");
-    if (request.stage == Stage::running && request.heard_step != step_) hear(request);
+    // While nobody has told of a step, it is an end of the step before.
+    if (told_ && request.stage == Stage::running && request.heard_step != step_) hear(request);
+}
+
+void RouterState::begin_event(const std::vector<std::int32_t>& requests) {
+    const auto tells_again = [this](std::int32_t r) {
+        return requests_[r].heard_step == step_ && requests_[r].stage == Stage::running;
+    };
+    const bool again = std::any_of(requests.begin(), requests.end(), tells_again);
+    overdue_ = again && awaited_ > 0;
+    if (again && !steps_by_caller_) end_step();
+}
+
+void RouterState::settle_step() {
+    if (told_ && awaited_ == 0) end_step();
 }
 
 // Who told of this step is expected to tell of the next.

@@ -132,16 +132,17 @@ class RouterState {
     // the tokens of a step are told one after the other, and what half of them say is no ground
     // for a decision. A step is over when all requests that told of the one before have told
     // again, or have left, or when one of them tells a second time: so a worker that is stuck, or
-    // has preempted a request, is not waited for. A request that was just bound is expected to tell
+    // has preempted a request, is not waited for: the decision comes with that token then. A
+    // request that was just bound is expected to tell
     // of the next step if the one that began last did so: prompts may take several steps.
     std::int64_t steps() const { return step_; }
     // Some have told of this step, and others are expected to.
-    bool mid_step() const { return told_ && awaited_ > 0; }
+    bool mid_step() const { return !overdue_ && told_ && awaited_ > 0; }
     void end_step();
     // Ends the step if nobody is left to tell of it.
-    void settle_step() {
-        if (told_ && awaited_ == 0) end_step();
-    }
+    void settle_step();
+    // These requests are about to tell, in one event: all of one step.
+    void begin_event(const std::vector<std::int32_t>& requests);
     // The request ends: its last token, if that was not told apart.
     void hear_end(std::int32_t request);
     // From now on, only `end_step` ends steps: a simulation knows when they end.
@@ -199,9 +200,10 @@ class RouterState {
     RequestList pool_, pinned_, oversize_;
     std::int64_t arrivals_ = 0, made_ = 0, front_ends_;
     // Steps that are over; requests that told of the present one, and those that are expected to;
-    // whether anybody has; and whether requests tell of the first step after they were bound.
+    // whether anybody has; whether the latest event ended a step that some have not told of; and
+    // whether requests tell of the first step after they were bound.
     std::int64_t step_ = 0, heard_ = 0, awaited_ = 0;
-    bool told_ = false, begins_at_once_ = true, steps_by_caller_ = false;
+    bool told_ = false, overdue_ = false, begins_at_once_ = true, steps_by_caller_ = false;
     std::int64_t largest_room_ =
         kUnlimited;  // of serving workers, if oversize requests are separated
     bool separates_oversize_;

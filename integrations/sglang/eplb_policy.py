@@ -239,7 +239,11 @@ def _report(plan: PolicyPlan, shape: ExpertShape, before: float | None, after: f
     )
     counted = metrics() if torch.distributed.get_rank() == 0 else None
     if counted is not None:
-        counted.report(plan.moved_slots, before, after)
+        try:
+            counted.report(plan.moved_slots, before, after)
+        except OSError as error:
+            # The other ranks go on, and would wait for this one.
+            LOG.warning("equipoise eplb_policy: metrics could not be written: %s", error)
 
 
 def _balancedness(

@@ -256,6 +256,7 @@ class PolicySettings:
     front_ends: int
     front_end: int
     seed: int
+    lockstep: bool
     greedy_slots: int
     subset: int
     candidates: int

@@ -203,7 +203,7 @@ class RequestTable:
         return True
 
     def _apply(self, decision: Decision) -> None:
-        self.due = decision.due
+        self.due = decision.due and hasattr(self.policy, "decide")
         for assignment in decision.assignments:
             request = self.queued.pop(str(assignment.request), None)
             invalid = not 0 <= assignment.worker < self.num_ranks

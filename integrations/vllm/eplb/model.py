@@ -24,6 +24,10 @@ SHARED_SCALES = ("w13_input_scale", "w2_input_scale")
 ACTIVATION_SCALES = ("_a1", "_a2")
 """Parts of what a kernel is configured with, which vLLM derives from those."""
 WEIGHT_SCALES = ("_w1", "_w2")
+KERNEL_PARTS = ("experts", "fallback_experts")
+"""Of a kernel that chooses between two."""
+MAX_CONSTANTS = 64
+"""Most values of a slot that are compared: larger tensors hold weights or scales."""
 
 
 def shared_scales(model: Any) -> list[tuple[str, Tensor]]:
@@ -111,9 +115,9 @@ def expert_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
                 yield from _tensors(prefix, own)
         for name, tensor in _configured_tensors(experts, (*ACTIVATION_SCALES, *WEIGHT_SCALES)):
             yield f"layers.{number}.{name}", tensor
-        yield from _tensors(f"layers.{number}.method", vars(experts.quant_method))
-        kernel = getattr(experts.quant_method, "moe_kernel", None)
-        yield from _tensors(f"layers.{number}.kernel", _attributes(kernel, "fused_experts"))
+        for name, tensor in _kernel_tensors(experts.quant_method):
+            if not _is_uniform(tensor):
+                yield f"layers.{number}.{name}", tensor
 
 
 def initial_layout(model: Any) -> Layout:
@@ -168,6 +172,25 @@ def _configured_tensors(experts: Any, parts: Sequence[str]) -> Iterator[tuple[st
     config = getattr(getattr(experts, "quant_method", None), "moe_quant_config", None)
     for part in parts:
         yield from _tensors(f"quant_config.{part}", _attributes(config, part))
+
+
+def _kernel_tensors(method: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a quantisation method and of its kernel, or of the two of which it takes
+    one by the number of rows."""
+    yield from _tensors("method", vars(method))
+    kernel = getattr(getattr(method, "moe_kernel", None), "fused_experts", None)
+    yield from _tensors("kernel", getattr(kernel, "__dict__", {}))
+    for part in KERNEL_PARTS:
+        yield from _tensors(f"kernel.{part}", _attributes(kernel, part))
+
+
+def _is_uniform(tensor: Tensor) -> bool:
+    """Whether a small tensor is the same for all slots: limits and strides that kernels keep, a
+    copy for each, need not move."""
+    if tensor.dim() == 0 or tensor.numel() > MAX_CONSTANTS * len(tensor):
+        return False
+    rows = tensor.detach().reshape(len(tensor), -1).double()
+    return bool((rows == rows[:1]).all())
 
 
 def _attributes(holder: object, name: str) -> Mapping[str, object]:

@@ -294,7 +294,7 @@ class RequestDispatcher:
 
     def _wait_for_rest(self, due: bool) -> None:
         """Have the policy decide without the rest of a step, if that does not come in time."""
-        if due and self._patience is None:
+        if due and self._patience is None and hasattr(self._policy, "decide"):
             self._patience = self._loop.call_later(PATIENCE_SECONDS, self._decide)
         elif not due and self._patience is not None:
             self._patience.cancel()

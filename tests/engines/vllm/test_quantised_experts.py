@@ -22,6 +22,7 @@ MOVED = (
     "NVFP4_CUTLASS",
     "NVFP4_FLASHINFER",
     "MXFP4_MARLIN",
+    "INT4_TRITON",
 )
 REFUSED = ("INT4_GPTQ", "INT4_AWQ", "INT4_PACKED")
 ORDER = (2, 0, 3, 1)
@@ -117,7 +118,7 @@ def test_vllm_refuses_quantised_experts_that_it_cannot_move(name: str, one_rank:
         load_ranks(name, ORDER)
 
 
-@pytest.mark.parametrize("place", ["kernel", "quant_config._w1", "method"])
+@pytest.mark.parametrize("place", ["kernel", "kernel.experts", "quant_config._w1", "method"])
 def test_expert_model_names_derived_tensor_that_would_stay(place: str, one_rank: None) -> None:
     from vllm_cpu.quantised import SLOTS_PER_RANK, kernels
 
@@ -126,12 +127,14 @@ def test_expert_model_names_derived_tensor_that_would_stay(place: str, one_rank:
     with kernels():
         experts = load_ranks("FP8_TENSOR", ORDER)[0]
     method = experts.quant_method
+    method.moe_kernel.fused_experts.experts = SimpleNamespace()
     holder = {
         "kernel": method.moe_kernel.fused_experts,
+        "kernel.experts": method.moe_kernel.fused_experts.experts,
         "quant_config._w1": method.moe_quant_config._w1,
         "method": method,
     }[place]
-    holder.alpha_or_gscale = torch.ones(SLOTS_PER_RANK)
+    holder.alpha_or_gscale = torch.arange(SLOTS_PER_RANK).float()
     with pytest.raises(ModelIncomplete, match=rf"{place}\.alpha_or_gscale"):
         expert_model(model_of(experts), "derived", torch.device("cpu"))
 
@@ -146,3 +149,17 @@ def test_shared_scales_include_those_that_the_kernel_holds(one_rank: None) -> No
     names = [name for name, _ in shared_scales(model_of(experts))]
     assert "layers.0.w13_input_scale" in names
     assert "layers.0.quant_config._a1.alpha_or_gscale" in names
+
+
+def test_expert_model_takes_constants_of_a_kernel(one_rank: None) -> None:
+    from vllm_cpu.quantised import SLOTS_PER_RANK, kernels
+
+    from equipoise.integrations.vllm.eplb.model import expert_model
+
+    with kernels():
+        experts = load_ranks("FP8_BLOCK", ORDER)[0]
+    # As FlashInfer's: the same limit for every slot.
+    experts.quant_method.moe_kernel.fused_experts.gemm1_clamp_limit = torch.full(
+        (SLOTS_PER_RANK,), 7.0
+    )
+    expert_model(model_of(experts), "constants", torch.device("cpu"))

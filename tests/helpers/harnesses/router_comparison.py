@@ -87,8 +87,7 @@ class Play:
             r for r in self.slow.requests.values() if r.worker is None and r.pinned is not None
         ]
         free = sum(self.slow.free(w) for w in range(self.slow.size))
-        is_mid_step = self.slow.told and bool(self.slow.expected)
-        return is_mid_step and bool(self.slow.pool or waiting) and free > 0
+        return self.slow.is_mid_step and bool(self.slow.pool or waiting) and free > 0
 
     def workers(self, *states: WorkerState) -> list[int]:
         return [w for w in range(self.slow.size) if self.slow.workers[w].state in states]
@@ -133,6 +132,7 @@ def _tokens(play: Play, a: int, b: int) -> Happening | None:
 def _tell(play: Play, counts: dict[int, int], finished: list[int]) -> Happening:
     token_counts: dict[RequestId, int] = {name: tokens for name, tokens in counts.items()}
     decision = play.native.on_tokens(token_counts, finished)
+    play.slow.begin_event([name for name, tokens in counts.items() if tokens])
     for name, tokens in counts.items():
         play.slow.grow(name, tokens)
     for name in finished:
@@ -147,6 +147,7 @@ def _finish(play: Play, a: int, b: int) -> Happening | None:
         return None
     name = names[a % len(names)]
     decision = play.native.on_finish(name)
+    play.slow.begin_event([])
     play.slow.finish(name)
     play.forget(name)
     return decision, set()

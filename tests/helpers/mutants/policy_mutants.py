@@ -3,7 +3,7 @@
 As many ways in which a native policy could be wrong and the rule right.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf
@@ -58,6 +58,7 @@ class Mutant:
         policy = rule(self.misread(settings), len(workers))
         front_end = front(policy, workers, settings.front_ends)
         assert isinstance(front_end, SlowFront)
+        front_end.lockstep = settings.lockstep
         return front_end
 
 
@@ -236,9 +237,19 @@ def _arrival_always_waits(self: SlowFront, arrival: bool) -> list[tuple[int, int
     return SlowFront.dispatch_between_steps(self, False)
 
 
-def _hears_one_token_a_step(self: SlowFront, name: int) -> None:
-    if name not in self.heard:
-        SlowFront.hear(self, name)
+def _hears_one_token_a_step(self: SlowFront, names: Iterable[int]) -> None:
+    self.overdue = False
+
+
+def _always_in_lockstep(self: SlowFront, names: Iterable[int]) -> None:
+    SlowFront.begin_event(self, names)
+    self.overdue = False
+
+
+def _end_is_of_the_next_step(self: SlowFront, name: int) -> None:
+    if self.requests[name].begun and name not in self.heard:
+        self.hear(name)
+    SlowFront.finish(self, name)
 
 
 def _waits_for_the_gone(self: SlowFront, name: int) -> None:
@@ -326,8 +337,20 @@ MUTANTS = (
         True,
     ),
     Mutant(
-        "a second token ends no step", "jsq_load", JsqLoad, {"hear": _hears_one_token_a_step}, True
+        "a second token ends no step",
+        "jsq_load",
+        JsqLoad,
+        {"begin_event": _hears_one_token_a_step},
+        True,
     ),
+    Mutant(
+        "who is stuck delays a decision twice",
+        "br0",
+        Br0,
+        {"begin_event": _always_in_lockstep},
+        True,
+    ),
+    Mutant("an end alone begins a step", "fit", Fit, {"finish": _end_is_of_the_next_step}, True),
     Mutant("who has left is waited for", "br0", Br0, {"forget": _waits_for_the_gone}, True),
     Mutant("long prompts are waited for", "fit", Fit, {"bind": _waits_for_everybody}, True),
     Mutant("the lost meet at the barrier", "br0", Br0, {"present": property(_lost_counts)}, True),

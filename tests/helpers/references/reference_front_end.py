@@ -3,7 +3,7 @@
 Written from docs/design/request-balance.md, not from csrc/requests/router_state.cpp.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,8 @@ class SlowFront:
         self.heard: set[int] = set()
         self.expected: set[int] = set()
         self.told = False
+        self.overdue = False
+        self.lockstep = True
         self.begins_at_once = True
         self.steps_by_caller = False
         for worker, capacity in enumerate(workers):
@@ -91,7 +93,7 @@ class SlowFront:
             self.hear(name)
 
     def finish(self, name: int) -> None:
-        if self.requests[name].begun and name not in self.heard:
+        if self.told and self.requests[name].begun and name not in self.heard:
             self.hear(name)
         self.policy.finished(self.requests[name].made)
         self.forget(name)
@@ -108,14 +110,25 @@ class SlowFront:
         """Each `dispatch` is a step."""
         self.steps_by_caller = True
 
+    def begin_event(self, names: Iterable[int]) -> None:
+        """All of them tell of one step: of another one, if somebody has told of this."""
+        again = [name for name in names if name in self.heard and self.requests[name].begun]
+        self.overdue = bool(again and self.expected)
+        if again and not self.steps_by_caller:
+            self.end_step()
+
     def hear(self, name: int) -> None:
         if self.steps_by_caller:
             return
-        if name in self.heard:
-            self.end_step()
         self.expected.discard(name)
         self.heard.add(name)
         self.told = True
+
+    @property
+    def is_mid_step(self) -> bool:
+        """Whether a decision waits; one that binds to full workers never does."""
+        half = self.lockstep and self.told and bool(self.expected) and not self.overdue
+        return half and not self.policy.queues
 
     def end_step(self) -> None:
         self.steps += 1
@@ -224,7 +237,8 @@ class SlowFront:
         if self.told and not self.expected:
             self.end_step()
         free = sum(self.free(w) for w in range(self.size))
-        if self.told and not (arrival and free >= len(self.pool)):
+        spare = arrival and free >= len(self.pool)
+        if self.is_mid_step and not spare:
             self.bindings = []
             return self.bindings
         return self.decide()

@@ -55,4 +55,6 @@ SLOW: dict[str, Callable[[RoutingPolicySettings, int], SlowPolicy]] = {
 def slow_front(settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> SlowFront:
     """A front end with the policy of these settings."""
     policy = SLOW[settings.name](settings, len(workers))
-    return SlowFront(policy, workers, settings.front_ends)
+    front = SlowFront(policy, workers, settings.front_ends)
+    front.lockstep = settings.lockstep
+    return front

@@ -17,7 +17,7 @@ WORKERS = st.lists(CAPACITIES, min_size=1, max_size=5)
 BUSY = (
     *("arrive",) * 8,
     *("step",) * 6,
-    *("tokens", "report", "report", "abort", "lose", "serve", "drain", "decide"),
+    *("tokens", "report", "report", "abort", "lose", "serve", "drain", "decide", "finish"),
 )
 """A front end that is always full, and seldom sees anything else."""
 
@@ -32,6 +32,7 @@ def choices(draw: st.DrawFn) -> RoutingPolicySettings:
         front_ends=ends,
         front_end=draw(st.integers(0, ends - 1)),
         seed=draw(st.integers(0, 2**64 - 1)),
+        lockstep=draw(st.booleans()),
         greedy_slots=draw(st.sampled_from((0, 2, 7))),
         subset=draw(st.integers(1, 5)),
         candidates=draw(st.sampled_from((1, 3, 1024))),
@@ -55,6 +56,7 @@ def busy(seed: int) -> Case:
         when_full=dice.choice(list(WhenFull)),
         predictor=dice.choice(list(Predictor)),
         front_ends=dice.choice((1, 1, 1, 2)),
+        lockstep=dice.choice((True, False)),
         greedy_slots=dice.choice((0, 2, 7)),
         subset=dice.randint(2, 5),
         horizon=dice.randint(1, 9),

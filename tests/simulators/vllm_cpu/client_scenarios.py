@@ -113,7 +113,7 @@ async def held() -> None:
         await client.add_request_async(engine_request(name))
     assert wire.engines == [b"\0\0", b"\1\0"]
     client.current_wave, woken = 6, wire.woken
-    await step(client, {"b": 3}, {"b"})
+    await step(client, {"a": 1, "b": 3}, {"b"})
     assert wire.messages[2] == (b"\1\0", "ADD", ("late", 6)), "with the wave of the time"
     # Before 0.33 the client wakes the other engines; since then the one that gets a request does.
     assert wire.woken == (len(wire.messages) if woken else 0), "engines that pause are woken"

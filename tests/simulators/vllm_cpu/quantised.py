@@ -74,6 +74,11 @@ class Format(Enum):
         {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
     )
     INT4_AWQ = "auto_awq", "marlin", {"bits": 4, "group_size": 128, "zero_point": True}
+    INT4_TRITON = (
+        "compressed-tensors",
+        "triton",
+        {"format": "pack-quantized", "config_groups": {"all": PACKED}, "ignore": []},
+    )
     INT4_PACKED = (
         "compressed-tensors",
         "marlin",

@@ -253,8 +253,8 @@ def test_router_loses_started_requests_with_their_worker() -> None:
     for name in range(4):
         router.on_arrival(request(name, 1))
     router.on_tokens({0: 1, 2: 0})
-    assert lose_worker(router, 0) == Decision(lost=(0,), due=True)
-    decision = router.on_tokens({1: 1, 3: 1})
+    decision = lose_worker(router, 0)
+    assert decision.lost == (0,)
     assert [(a.request, a.worker) for a in decision.assignments] == [(2, 1)]
     with pytest.raises(RequestError, match="not known, or gone"):
         router.on_finish(0)
@@ -460,6 +460,43 @@ def test_router_decides_at_second_token_of_a_step() -> None:
     # Those that are stuck are not waited for in the next step either.
     router.on_arrival(request(5, 10))
     assert assigned(router.on_tokens({1: 1, 4: 1}, [1])) == [5]
+
+
+def test_router_of_workers_without_a_barrier_waits_for_nobody() -> None:
+    settings = RoutingPolicySettings(name="fit", lockstep=False)
+    router = RequestRouter(settings, [Capacity(slots=2)] * 2)
+    for name in range(5):
+        router.on_arrival(request(name, 10))
+    router.on_tokens(dict.fromkeys(range(4), 1))
+    assert assigned(router.on_tokens({0: 1}, [0])) == [4]
+
+
+def test_router_takes_event_for_one_step_whatever_its_order() -> None:
+    router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=2)] * 2)
+    for name in range(5):
+        router.on_arrival(request(name, 10))
+    router.on_tokens(dict.fromkeys(range(4), 1))
+    router.on_tokens({0: 1, 1: 1, 2: 1})
+    # The one that was late comes first.
+    assert assigned(router.on_tokens({3: 1, 0: 1, 1: 1, 2: 1}, [0])) == [4]
+
+
+def test_router_takes_end_after_its_last_token_for_the_same_step() -> None:
+    router = RequestRouter(RoutingPolicySettings(name="fit"), [Capacity(slots=2)] * 2)
+    for name in range(5):
+        router.on_arrival(request(name, 10))
+    router.on_tokens(dict.fromkeys(range(4), 1))
+    assert assigned(router.on_finish(0)) == [4]
+
+
+@pytest.mark.parametrize("name", ["jsq", "vllm", "dynamo"])
+def test_router_that_queues_at_workers_never_waits(name: str) -> None:
+    router = RequestRouter(RoutingPolicySettings(name=name), [Capacity(slots=1)] * 2)
+    for number in range(2):
+        router.on_arrival(request(number, 10))
+    router.on_tokens({0: 1, 1: 1})
+    router.on_tokens({0: 1})
+    assert assigned(router.on_arrival(request(2, 10))) == [2]
 
 
 def test_router_decides_at_once_when_told_to() -> None:
