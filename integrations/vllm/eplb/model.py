@@ -186,8 +186,12 @@ def _kernel_tensors(method: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _is_uniform(tensor: Tensor) -> bool:
     """Whether a small tensor is the same for all slots: limits and strides that kernels keep, a
-    copy for each, need not move."""
-    if tensor.dim() == 0 or tensor.numel() > MAX_CONSTANTS * len(tensor):
+    copy for each, need not move. One slot says nothing of those of other ranks."""
+    if (
+        tensor.dim() == 0
+        or len(tensor) < 2
+        or not 0 < tensor.numel() <= MAX_CONSTANTS * len(tensor)
+    ):
         return False
     rows = tensor.detach().reshape(len(tensor), -1).double()
     return bool((rows == rows[:1]).all())

@@ -162,4 +162,6 @@ def test_expert_model_takes_constants_of_a_kernel(one_rank: None) -> None:
     experts.quant_method.moe_kernel.fused_experts.gemm1_clamp_limit = torch.full(
         (SLOTS_PER_RANK,), 7.0
     )
+    # As placeholders that a format does not use.
+    experts.quant_method.moe_kernel.fused_experts.unused = torch.empty(0, 3)
     expert_model(model_of(experts), "constants", torch.device("cpu"))
