@@ -107,7 +107,7 @@ class Decision:
     due: bool = False
 
 
-PATIENCE_SECONDS = 0.2
+STEP_TIMEOUT_SECONDS = 0.2
 """How long a caller waits for the rest of a step while a decision is due: longer than the tokens of
 a step take to come, and short for a client."""
 

@@ -35,7 +35,7 @@ class RequestRouter:
 
     Tell it what happens; each method returns the `Decision` that follows: `assignments`, the
     requests to send now, and `lost`, those that a lost worker had begun. Where it is `due`, call
-    `decide` if no event comes for `PATIENCE_SECONDS`. A request that is in no
+    `decide` if no event comes for `STEP_TIMEOUT_SECONDS`. A request that is in no
     assignment waits in the router. Decisions are made by the native core, as in `equipoise
     simulate`. Not to be called by two threads at once.
 

@@ -18,7 +18,7 @@ struct PolicySettings {
     std::int64_t front_ends = 1;         // front ends that share these workers
     std::int64_t front_end = 0;          // which of them this is
     std::uint64_t seed = 0;
-    bool lockstep = true;  // workers meet at a barrier in each step: decide when all have told of it
+    bool lockstep = true;  // workers meet at a barrier in each step: decide when each is over
 
     // br0 and brh: requests are bound one by one while more slots than `greedy_slots` are free,
     // else in subsets. `subset` and `candidates`: how many waiting requests are looked at for

@@ -21,13 +21,13 @@ class Router {
 
     // The request ended by itself; the policy learns how long its output was.
     void finish(std::int32_t request) {
-        state_.hear_end(request);
+        state_.count_end(request);
         policy_->finished(state_.leave(request));
     }
 
     // Ends the step, decides, and returns what is to be sent now. Valid until the next call.
     const std::vector<Binding>& dispatch();
-    // The same, but nothing is decided before all of a step is told. An arrival need not wait for
+    // The same, but nothing is decided in the middle of a step. An arrival need not wait for
     // that while there are slots for all that wait: there is nothing to choose. A policy that binds
     // to full workers never waits, nor one of workers without a barrier.
     const std::vector<Binding>& dispatch_between_steps(bool arrival);

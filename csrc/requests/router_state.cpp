@@ -74,7 +74,7 @@ void RouterState::grow(std::int32_t r, std::int64_t tokens) {
         start(r);
         begins_at_once_ = request.bound_step == step_;
     }
-    hear(request);
+    count_token(request);
     // As if the worker had ticked that much more for this request.
     request.base -= tokens;
     workers_[request.worker].load += tokens;
@@ -88,48 +88,49 @@ void RouterState::tick(std::int32_t w) {
     made_ += worker.generating;
 }
 
-void RouterState::hear(Request& request) {
+void RouterState::count_token(Request& request) {
     if (steps_by_caller_) return;
-    told_ = true;
-    if (request.heard_step == step_) return;  // bound within it, and counted then
-    awaited_ -= request.heard_step == step_ - 1;
-    request.heard_step = step_;
-    ++heard_;
+    step_has_tokens_ = true;
+    if (request.token_step == step_) return;  // bound within it, and counted then
+    awaiting_token_ -= request.token_step == step_ - 1;
+    request.token_step = step_;
+    ++with_token_;
 }
 
-// As if it had told of the step before the one that it is expected to tell of.
+// As if it had a token in the step before the one in which it is expected to get its first.
 void RouterState::expect(Request& request) {
-    request.bound_step = told_ ? step_ + 1 : step_;
+    request.bound_step = step_has_tokens_ ? step_ + 1 : step_;
     if (steps_by_caller_ || !begins_at_once_) return;
-    request.heard_step = request.bound_step - 1;
-    ++(told_ ? heard_ : awaited_);
+    request.token_step = request.bound_step - 1;
+    ++(step_has_tokens_ ? with_token_ : awaiting_token_);
 }
 
-void RouterState::hear_end(std::int32_t r) {
+void RouterState::count_end(std::int32_t r) {
     Request& request = at(r, Stage::pooled, Stage::running, "end");
-    // While nobody has told of a step, it is an end of the step before.
-    if (told_ && request.stage == Stage::running && request.heard_step != step_) hear(request);
+    // While a step has no tokens, it is an end of the step before.
+    if (step_has_tokens_ && request.stage == Stage::running && request.token_step != step_)
+        count_token(request);
 }
 
 void RouterState::begin_event(const std::vector<std::int32_t>& requests) {
-    const auto tells_again = [this](std::int32_t r) {
-        return requests_[r].heard_step == step_ && requests_[r].stage == Stage::running;
+    const auto has_token_already = [this](std::int32_t r) {
+        return requests_[r].token_step == step_ && requests_[r].stage == Stage::running;
     };
-    const bool again = std::any_of(requests.begin(), requests.end(), tells_again);
-    overdue_ = again && awaited_ > 0;
+    const bool again = std::any_of(requests.begin(), requests.end(), has_token_already);
+    overdue_ = again && awaiting_token_ > 0;
     if (again && !steps_by_caller_) end_step();
 }
 
 void RouterState::settle_step() {
-    if (told_ && awaited_ == 0) end_step();
+    if (step_has_tokens_ && awaiting_token_ == 0) end_step();
 }
 
-// Who told of this step is expected to tell of the next.
+// Requests with a token in this step are expected to get one in the next.
 void RouterState::end_step() {
     ++step_;
-    awaited_ = heard_;
-    heard_ = 0;
-    told_ = false;
+    awaiting_token_ = with_token_;
+    with_token_ = 0;
+    step_has_tokens_ = false;
 }
 
 std::int64_t RouterState::leave(std::int32_t r) {
@@ -322,9 +323,9 @@ void RouterState::set_missing(Request& request, std::int64_t missing) {
 void RouterState::detach(std::int32_t r) {
     Request& request = requests_[r];
     Worker& worker = workers_[request.worker];
-    heard_ -= request.heard_step == step_;
-    awaited_ -= request.heard_step == step_ - 1;
-    request.heard_step = kNeverHeard;
+    with_token_ -= request.token_step == step_;
+    awaiting_token_ -= request.token_step == step_ - 1;
+    request.token_step = kNoStep;
     worker.load -= weight(request);
     worker.running -= request.stage == Stage::running || request.made > 0;
     worker.generating -= request.stage == Stage::running;

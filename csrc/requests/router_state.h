@@ -13,7 +13,7 @@ namespace equipoise::requests {
 constexpr std::int64_t kUnlimited = INT64_MAX / 8;
 
 // No step, and not the one before the first.
-constexpr std::int64_t kNeverHeard = -2;
+constexpr std::int64_t kNoStep = -2;
 
 enum class WorkerState : std::uint8_t { serving, draining, lost };
 // In order of a request's life, so that a range of stages can be required.
@@ -77,8 +77,8 @@ struct Request {
     std::int64_t made = 0;           // while it does not run: tokens made
     std::int64_t order = 0;          // of arrival
     std::int64_t first_seen = -1;    // step at which it came into a policy's window
-    std::int64_t heard_step = kNeverHeard;  // step in which it made a token last
-    std::int64_t bound_step = 0;            // step that is told next after it was bound
+    std::int64_t token_step = kNoStep;  // step of its latest token
+    std::int64_t bound_step = 0;        // the first step that may bring it a token
     std::vector<std::int32_t> hits;  // cached tokens by worker, or empty
 
     std::int64_t hit(std::int32_t w) const {
@@ -129,22 +129,22 @@ class RouterState {
     void lose_worker(std::int32_t worker, std::vector<std::int32_t>& gone);
 
     // Steps. The workers meet at a barrier in each, and each running request makes its tokens; but
-    // the tokens of a step are told one after the other, and what half of them say is no ground
-    // for a decision. A step is over when all requests that told of the one before have told
-    // again, or have left, or when one of them tells a second time: so a worker that is stuck, or
-    // has preempted a request, is not waited for: the decision comes with that token then. A
-    // request that was just bound is expected to tell
-    // of the next step if the one that began last did so: prompts may take several steps.
+    // events bring the tokens of a step one after the other, and half of them are no ground for a
+    // decision. A step is over when all requests with a token in the step before have one in this,
+    // or have left; or when one of them gets a second. So nobody waits for a worker that is stuck,
+    // or has preempted a request: the decision comes with the second token. A request that was just
+    // bound counts as having had a token in the step before, if the request that began last had its
+    // first token at once: prompts may take several steps.
     std::int64_t steps() const { return step_; }
-    // Some have told of this step, and others are expected to.
-    bool mid_step() const { return !overdue_ && told_ && awaited_ > 0; }
+    // Some requests have a token in this step, and others are expected to get one.
+    bool mid_step() const { return !overdue_ && step_has_tokens_ && awaiting_token_ > 0; }
     void end_step();
-    // Ends the step if nobody is left to tell of it.
+    // Ends the step if all requests that are expected to have a token in it.
     void settle_step();
-    // These requests are about to tell, in one event: all of one step.
+    // An event brings tokens of these requests, all of one step.
     void begin_event(const std::vector<std::int32_t>& requests);
-    // The request ends: its last token, if that was not told apart.
-    void hear_end(std::int32_t request);
+    // The request ends, which stands for a token if it has none in this step.
+    void count_end(std::int32_t request);
     // From now on, only `end_step` ends steps: a simulation knows when they end.
     void count_steps_by_caller() { steps_by_caller_ = true; }
 
@@ -179,7 +179,7 @@ class RouterState {
     std::int32_t after(std::int32_t r) const { return requests_[r].next; }
 
  private:
-    void hear(Request& request);
+    void count_token(Request& request);
     void expect(Request& request);
     Request& at(std::int32_t r, Stage low, Stage high, const char* event);
     RequestList& list_of(const Request& request) {
@@ -199,11 +199,12 @@ class RouterState {
     std::vector<Binding> bindings_;
     RequestList pool_, pinned_, oversize_;
     std::int64_t arrivals_ = 0, made_ = 0, front_ends_;
-    // Steps that are over; requests that told of the present one, and those that are expected to;
-    // whether anybody has; whether the latest event ended a step that some have not told of; and
-    // whether requests tell of the first step after they were bound.
-    std::int64_t step_ = 0, heard_ = 0, awaited_ = 0;
-    bool told_ = false, overdue_ = false, begins_at_once_ = true, steps_by_caller_ = false;
+    // Steps that are over; requests with a token in the present one, and those that are expected to
+    // get one; whether any has; whether the latest event ended a step without the token of some;
+    // and whether requests get a token in the first step after they were bound.
+    std::int64_t step_ = 0, with_token_ = 0, awaiting_token_ = 0;
+    bool step_has_tokens_ = false, overdue_ = false, begins_at_once_ = true;
+    bool steps_by_caller_ = false;
     std::int64_t largest_room_ =
         kUnlimited;  // of serving workers, if oversize requests are separated
     bool separates_oversize_;

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from equipoise.balancer.requests.policy import PATIENCE_SECONDS, RoutingPolicy
+from equipoise.balancer.requests.policy import STEP_TIMEOUT_SECONDS, RoutingPolicy
 from equipoise.integrations.vllm.dp.client_view import ClientView, prompt_length, releases_remote_kv
 from equipoise.integrations.vllm.dp.metrics import RoutingMetrics
 from equipoise.integrations.vllm.dp.request_table import (
@@ -230,7 +230,7 @@ class DpRequestScheduler:
         requests that have waited too long by vLLM's own rule."""
         self._apply_event(self._flush_events)
         now = self.clock()
-        if self._due_since is not None and now - self._due_since >= PATIENCE_SECONDS:
+        if self._due_since is not None and now - self._due_since >= STEP_TIMEOUT_SECONDS:
             self._apply_event(self._table.decide)
         for tracked in list(self._table.queued.values()):
             if now - tracked.arrived_at < self._queue_timeout:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from equipoise.balancer.requests.policy import (
-    PATIENCE_SECONDS,
+    STEP_TIMEOUT_SECONDS,
     Decision,
     Request,
     RequestId,
@@ -73,7 +73,7 @@ class RequestDispatcher:
         self._pending_tokens: dict[RequestId, int] = {}
         self._pending_ends: list[RequestId] = []
         self._flushing = False
-        self._patience: asyncio.TimerHandle | None = None
+        self._step_timer: asyncio.TimerHandle | None = None
         self._next = 0
         self.workers = tuple(WorkerView() for _ in range(workers))
         self.queued = 0
@@ -294,14 +294,14 @@ class RequestDispatcher:
 
     def _wait_for_rest(self, due: bool) -> None:
         """Have the policy decide without the rest of a step, if that does not come in time."""
-        if due and self._patience is None and hasattr(self._policy, "decide"):
-            self._patience = self._loop.call_later(PATIENCE_SECONDS, self._decide)
-        elif not due and self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if due and self._step_timer is None and hasattr(self._policy, "decide"):
+            self._step_timer = self._loop.call_later(STEP_TIMEOUT_SECONDS, self._decide)
+        elif not due and self._step_timer is not None:
+            self._step_timer.cancel()
+            self._step_timer = None
 
     def _decide(self) -> None:
-        self._patience = None
+        self._step_timer = None
         self._flush()
         self._apply(self._call_policy(self._policy.decide))
 

@@ -228,7 +228,7 @@ def _lost_counts(self: SlowFront) -> int:
 
 
 def _decides_within_steps(self: SlowFront, arrival: bool) -> list[tuple[int, int]]:
-    if self.told and not self.expected:
+    if self.step_has_tokens and not self.expected:
         self.end_step()
     return self.decide()
 
@@ -247,8 +247,8 @@ def _always_in_lockstep(self: SlowFront, names: Iterable[int]) -> None:
 
 
 def _end_is_of_the_next_step(self: SlowFront, name: int) -> None:
-    if self.requests[name].begun and name not in self.heard:
-        self.hear(name)
+    if self.requests[name].begun and name not in self.with_token:
+        self.count_token(name)
     SlowFront.finish(self, name)
 
 

@@ -63,9 +63,9 @@ class SlowFront:
         self.bindings: list[tuple[int, int]] = []
         # Steps: who has told of this one, who is expected to, and whether anybody has.
         self.steps = 0
-        self.heard: set[int] = set()
+        self.with_token: set[int] = set()
         self.expected: set[int] = set()
-        self.told = False
+        self.step_has_tokens = False
         self.overdue = False
         self.lockstep = True
         self.begins_at_once = True
@@ -90,11 +90,11 @@ class SlowFront:
             self.begins_at_once = request.first_step == self.steps
         self.made += tokens
         if tokens:
-            self.hear(name)
+            self.count_token(name)
 
     def finish(self, name: int) -> None:
-        if self.told and self.requests[name].begun and name not in self.heard:
-            self.hear(name)
+        if self.step_has_tokens and self.requests[name].begun and name not in self.with_token:
+            self.count_token(name)
         self.policy.finished(self.requests[name].made)
         self.forget(name)
 
@@ -103,7 +103,7 @@ class SlowFront:
 
     def forget(self, name: int) -> None:
         del self.requests[name]
-        self.heard.discard(name)
+        self.with_token.discard(name)
         self.expected.discard(name)
 
     def count_steps_by_caller(self) -> None:
@@ -112,27 +112,27 @@ class SlowFront:
 
     def begin_event(self, names: Iterable[int]) -> None:
         """All of them tell of one step: of another one, if somebody has told of this."""
-        again = [name for name in names if name in self.heard and self.requests[name].begun]
+        again = [name for name in names if name in self.with_token and self.requests[name].begun]
         self.overdue = bool(again and self.expected)
         if again and not self.steps_by_caller:
             self.end_step()
 
-    def hear(self, name: int) -> None:
+    def count_token(self, name: int) -> None:
         if self.steps_by_caller:
             return
         self.expected.discard(name)
-        self.heard.add(name)
-        self.told = True
+        self.with_token.add(name)
+        self.step_has_tokens = True
 
     @property
     def is_mid_step(self) -> bool:
         """Whether a decision waits; one that binds to full workers never does."""
-        half = self.lockstep and self.told and bool(self.expected) and not self.overdue
+        half = self.lockstep and self.step_has_tokens and bool(self.expected) and not self.overdue
         return half and not self.policy.queues
 
     def end_step(self) -> None:
         self.steps += 1
-        self.expected, self.heard, self.told = self.heard, set(), False
+        self.expected, self.with_token, self.step_has_tokens = self.with_token, set(), False
 
     def lose(self, worker: int) -> set[int]:
         """Names of requests that are gone with it."""
@@ -143,7 +143,7 @@ class SlowFront:
                 lost_names.add(request.name)
             elif request.worker == worker:
                 request.worker = None
-                self.heard.discard(request.name)
+                self.with_token.discard(request.name)
                 self.expected.discard(request.name)
         lost_worker = self.workers[worker]
         lost_worker.state, lost_worker.report, lost_worker.picks, lost_worker.others = (
@@ -227,14 +227,14 @@ class SlowFront:
         self.requests[request.name] = self.requests.pop(request.name)
         request.worker = worker
         # Expected to tell of the next step, if the one that began last did.
-        request.first_step = self.steps + self.told
+        request.first_step = self.steps + self.step_has_tokens
         if self.begins_at_once and not self.steps_by_caller:
-            (self.heard if self.told else self.expected).add(request.name)
+            (self.with_token if self.step_has_tokens else self.expected).add(request.name)
         self.bindings.append((request.name, worker))
 
     def dispatch_between_steps(self, arrival: bool) -> list[tuple[int, int]]:
         """Nothing before all of a step is told, unless what arrives has nothing to wait for."""
-        if self.told and not self.expected:
+        if self.step_has_tokens and not self.expected:
             self.end_step()
         free = sum(self.free(w) for w in range(self.size))
         spare = arrival and free >= len(self.pool)

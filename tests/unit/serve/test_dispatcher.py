@@ -258,7 +258,7 @@ def test_policy_frees_slots_after_largest_token_counts(name: str) -> None:
 def test_policy_decides_without_the_rest_of_a_step_that_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatcher_module, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(dispatcher_module, "STEP_TIMEOUT_SECONDS", 0.01)
 
     async def work() -> None:
         policy = routing_policy_factory("fit", {})([SLOTS], [None])

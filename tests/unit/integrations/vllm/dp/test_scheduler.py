@@ -14,7 +14,7 @@ from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLO
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.policy import PATIENCE_SECONDS
+from equipoise.balancer.requests.policy import STEP_TIMEOUT_SECONDS
 from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.integrations.vllm.counters import COUNTERS
 from equipoise.integrations.vllm.dp.scheduler import RoutingMode
@@ -157,7 +157,7 @@ def test_scheduler_decides_without_a_rank_that_is_stuck() -> None:
             assert held_request.engine_requests() == [], "rank 1 has not told of this step"
             now = scheduler.clock()
             scheduler.poll()
-            scheduler.clock = lambda: now + 2 * PATIENCE_SECONDS
+            scheduler.clock = lambda: now + 2 * STEP_TIMEOUT_SECONDS
             scheduler.poll()
             await turn()
             assert held_request.engine_requests() == [held_request.late]
