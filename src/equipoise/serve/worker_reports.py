@@ -14,8 +14,8 @@ from math import isfinite
 
 import aiohttp
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.settings import ReportSettings, WorkerSettings
 
 LABELS = r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}'
