@@ -550,6 +550,43 @@ BALANCE = Section(
     ),
 )  # fmt: skip
 
+GRID_LOADS = {"at_50": "50 %", "at_80": "80 %", "at_100": "100 %", "at_120": "120 %"}
+GRID = Section(
+    "Requests: where `fit` is behind",
+    "request_grid",
+    "python benchmarks/request_grid.py",
+    "Five seeds; workers x slots of each; part of the capacity, or always requests that wait. "
+    "Tokens a second beside `br0`; and the logarithm of the mean time to the first token over that "
+    "of the best published policy of the cell (0.1: 1.1 times as long), with 95 % intervals.",
+    bars=(
+        Bar("cells", "cells", form=".0f"),
+        Bar("tokens a second beside `br0`, mean", "throughput", form="+.1%"),
+        Bar("imbalance over that of `br0`, geometric mean", "imbalance"),
+        Bar("time to the first token over the best published, geometric mean", "ttft"),
+        Bar("cells more than 1 % behind `br0` in tokens a second", "behind", at_most=0, form=".0f"),
+        Bar("those beyond doubt", "behind_beyond_doubt", at_most=0, form=".0f"),
+        Bar("cells above 1.1 times the best published in mean time to the first token", "late",
+            at_most=0, form=".0f"),
+        Bar("those beyond doubt", "late_beyond_doubt", at_most=0, form=".0f"),
+    ),
+    tables=(
+        Table("cells", (
+            ("tokens a second beside `br0`", "{case}"),
+            *(
+                (head, f"{{{load}[throughput][0]:+.1%}} ± {{{load}[throughput][1]:.1%}}")
+                for load, head in {**GRID_LOADS, "saturated": "saturated"}.items()
+            ),
+        )),
+        Table("cells", (
+            ("time to the first token", "{case}"),
+            *(
+                (head, f"{{{load}[ttft][0]:+.2f}} ± {{{load}[ttft][1]:.2f}}, `{{{load}[best]}}`")
+                for load, head in GRID_LOADS.items()
+            ),
+        )),
+    ),
+)  # fmt: skip
+
 ABLATED = (
     ("policy", "`{policy}`"),
     ("imbalance", half("imbalance", ".1f")),
@@ -583,8 +620,8 @@ ABLATIONS = Section(
               title="**Mooncake in its order, 8 x 16, parts of the capacity of decoding; prompts "
               "computed beside decoding (weight 200), 4,000 blocks cached a worker**"),
         Table("knobs", (("case", "{case}"), *ABLATED),
-              title="**Settings of `fit`, one at a time (window 32, wait_bonus 16, slack 0.07 "
-              "otherwise)**"),
+              title="**Settings of `fit`, one at a time (window 1024, wait_bonus 0.0125, slack "
+              "1.5, overshoot 0.1 otherwise)**"),
     ),
 )  # fmt: skip
 
@@ -810,7 +847,7 @@ VLLM_ASCEND = Section(
 )  # fmt: skip
 
 SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, ABLATIONS, DECISIONS, LIVE, PROXY, GPU, GPU_SUITES)  # fmt: skip
+            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PROXY, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -31,6 +31,8 @@ from equipoise.balancer.requests.workload import Workload
 Rows = list[dict[str, Any]]
 SHOWN_FIGURES = ("imbalance", "throughput", "ttft_mean", "tpot_mean", "wait_p99")
 PROP = CASES[1]
+MANY = Case("ShareGPT, 128 x 8", 128, 8, "sharegpt", count=60_000)
+"""Many workers with few slots each, several of which are free after every step."""
 FEW = ("jsq", "vllm", "jsq_load", "br0", "fit")
 PREFIXES = ("sglang_cache", "dynamo", "llm_d", "tpu_inference")
 PROMPT_WEIGHT = 200.0
@@ -142,11 +144,12 @@ def drafting() -> Rows:
 
 
 def knobs(case: Case) -> Rows:
-    """Window, wait_bonus and slack of `fit`, one at a time."""
+    """Settings of `fit`, one at a time."""
     grid = (
-        *(("window", value) for value in (1, 4, 8, 16, 32, 64)),
-        *(("wait_bonus", value) for value in (0.0, 4.0, 16.0, 64.0)),
-        *(("slack", value) for value in (0.02, 0.04, 0.07, 0.15, 10.0)),
+        *(("window", value) for value in (1, 8, 32, 1024)),
+        *(("wait_bonus", value) for value in (0.0, 0.003, 0.0125, 0.05)),
+        *(("slack", value) for value in (0.0, 1.0, 1.5, 100.0)),
+        *(("overshoot", value) for value in (0.0, 0.1, 0.2)),
     )
     entered = [
         NamedPolicy(f"{name} {value:g}", replace(RoutingPolicySettings(), **{name: value}))
@@ -214,7 +217,7 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "front_ends": front_ends,
     "step_times": step_times,
     "drafting": drafting,
-    "knobs": lambda: [row for case in runnable() for row in knobs(case)],
+    "knobs": lambda: [row for case in (*runnable(), MANY) for row in knobs(case)],
     "prompts": prompts,
     "prefixes": lambda: prefixes() if folder() is not None else [],
 }

@@ -88,8 +88,8 @@ OPTION_POLICIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys(("greedy_slots", "subset", "candidates"), ("br0", "brh")),
         **dict.fromkeys(("horizon", "alpha", "beta", "gamma"), ("brh",)),
         "points": ("fast_phi",),
-        **dict.fromkeys(("window", "wait_bonus", "slack", "prompt_weight"), ("fit",)),
-        "prefill_wait": ("fit",),
+        **dict.fromkeys(("window", "wait_bonus", "slack", "overshoot"), ("fit",)),
+        **dict.fromkeys(("prompt_weight", "prefill_wait"), ("fit",)),
     }
 )
 """Settings that only some policies read, and which."""
@@ -121,9 +121,13 @@ class RoutingPolicySettings:
         gamma: `brh`: weight of a step relative to the one before; above 0, at most 1.
         points: `fast_phi`: points of the distribution of outputs.
         window: `fit`: number of waiting requests to choose from.
-        wait_bonus: `fit`: bonus, in tokens, for each step that a request has waited. More is
-            fairer, less is more even.
-        slack: `fit`: up to which fraction above the mean load a worker still takes requests.
+        wait_bonus: `fit`: what a step of waiting is worth, in mean sizes of the requests that wait:
+            after 80 steps, with 0.0125, a request counts as nearer by one of them. More is fairer,
+            less is more even.
+        slack: `fit`: how far above the mean load a worker still takes requests, in standard
+            deviations of the loads.
+        overshoot: `fit`: what a token above the level costs, in tokens below it, times the number
+            of workers; at least as much as one below.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
             workers do not compute prompts, or their cost is ignored.
         prefill_wait: `fit`, with a `prompt_weight`: requests wait for each other, so that workers
@@ -146,9 +150,10 @@ class RoutingPolicySettings:
     beta: float = 0.0
     gamma: float = 0.96
     points: int = 5
-    window: int = 32
-    wait_bonus: float = 16.0
-    slack: float = 0.07
+    window: int = 1024
+    wait_bonus: float = 0.0125
+    slack: float = 1.5
+    overshoot: float = 0.1
     prompt_weight: float = 0.0
     prefill_wait: float = 1.0
 

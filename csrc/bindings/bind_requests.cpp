@@ -105,6 +105,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("window", &PolicySettings::window)
         .def_rw("wait_bonus", &PolicySettings::wait_bonus)
         .def_rw("slack", &PolicySettings::slack)
+        .def_rw("overshoot", &PolicySettings::overshoot)
         .def_rw("prompt_weight", &PolicySettings::prompt_weight)
         .def_rw("prefill_wait", &PolicySettings::prefill_wait);
 }

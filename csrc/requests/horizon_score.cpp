@@ -37,9 +37,8 @@ void HorizonScore::project(const RouterState& state) {
 }
 
 void HorizonScore::project(const RouterState& state, std::size_t w) {
-    ended_count_.assign(steps_ + 2, 0.0);
     ended_weight_.assign(steps_ + 2, 0.0);
-    double count = 0, weight = static_cast<double>(state.worker(w).others_load);
+    double weight = static_cast<double>(state.worker(w).others_load);
     const auto assumed_front_ends = static_cast<double>(state.worker(w).assumed_front_ends);
     for (const std::int32_t r : state.worker(w).members) {
         const Request& request = state.request(r);
@@ -47,19 +46,15 @@ void HorizonScore::project(const RouterState& state, std::size_t w) {
         // At least one: every request runs in the coming step.
         const auto end = static_cast<std::size_t>(std::max(1.0, std::ceil(left)));
         const double tokens = assumed_front_ends * static_cast<double>(state.weight(request));
-        count += assumed_front_ends;
         weight += tokens;
         if (left >= static_cast<double>(steps_)) continue;  // ends after the horizon
-        ended_count_[end] += assumed_front_ends;
         ended_weight_[end] += tokens;
     }
-    // One pass over the steps instead of one per request: counts and weights of ended requests are
-    // taken off, and those that run have grown by h.
+    // One pass over the steps instead of one per request.
     double* out = loads(w);
     for (std::size_t h = 0; h <= steps_; ++h) {
-        count -= ended_count_[h];
         weight -= ended_weight_[h];
-        out[h] = weight + count * static_cast<double>(h);
+        out[h] = weight;
         envelope_[h] = std::max(envelope_[h], out[h]);
     }
 }

@@ -16,7 +16,8 @@ class HorizonScore {
  public:
     HorizonScore(const PolicySettings& settings, const OutputLengths& lengths);
 
-    // Projects all workers: every request grows by a token per step until it is expected to end.
+    // Projects all workers: every request keeps its weight until it is expected to end. That it
+    // grows by a token a step is left out in the published code too, and makes decisions worse.
     void project(const RouterState& state);
     // A request of this size joins the worker. Its size is taken as constant, as in the paper.
     void add(std::size_t worker, std::int64_t size);
@@ -37,7 +38,7 @@ class HorizonScore {
     std::vector<double> loads_, envelope_;            // [worker][h], [h]
     std::vector<std::pair<double, double>> margins_;  // (margin, weight), ascending
     std::vector<double> weight_sums_, margin_sums_;   // prefix sums over margins_
-    std::vector<double> ended_count_, ended_weight_;  // scratch, by step
+    std::vector<double> ended_weight_;                // scratch, by step
     double total_ = 0;                                // sum of weights_
     double weight_ = 0;                               // of overflow: beta, or the workers
 };

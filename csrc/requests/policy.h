@@ -30,13 +30,15 @@ struct PolicySettings {
     double alpha = 1.0, beta = 0.0, gamma = 0.96;
     // fast_phi: points of the output distribution at which overflow is computed.
     std::int64_t points = 5;
-    // fit. `window`: waiting requests that it chooses from. `wait_bonus`: tokens that a step of
-    // waiting is worth. `slack`: how far above the mean load a worker still takes requests, as a
-    // part of it. `prompt_weight`: KV tokens that are read in the time of computing one prompt
-    // token. `prefill_wait`: how many times the cost of a prompt that is computed alone may be lost
-    // while requests wait for each other.
-    std::int64_t window = 32;
-    double wait_bonus = 16.0, slack = 0.07, prompt_weight = 0.0, prefill_wait = 1.0;
+    // fit. `window`: waiting requests that it chooses from. `wait_bonus`: what a step of waiting is
+    // worth, in mean sizes of the requests that wait. `slack`: how far above the mean load a worker
+    // still takes requests, in standard deviations of the loads. `overshoot`: what a token above
+    // the level costs, in tokens below it and times the number of workers, all of which wait for
+    // the fullest; 1 at least. `prompt_weight`: KV tokens that are read in the time of computing
+    // one prompt token. `prefill_wait`: how many times the cost of a prompt that is computed alone
+    // may be lost while requests wait for each other.
+    std::int64_t window = 1024;
+    double wait_bonus = 0.0125, slack = 1.5, overshoot = 0.1, prompt_weight = 0.0, prefill_wait = 1.0;
 };
 
 class Policy {

@@ -288,6 +288,7 @@ void RouterState::insert(std::int32_t r) {
     (before < 0 ? list.head : requests_[before].next) = r;
     (request.next < 0 ? list.tail : requests_[request.next].previous) = r;
     ++list.size;
+    list.tokens += request.size;
 }
 
 void RouterState::update_largest_room() {
@@ -313,6 +314,7 @@ void RouterState::unlink(Request& request) {
     (request.next < 0 ? list.tail : requests_[request.next].previous) = request.previous;
     request.previous = request.next = -1;
     --list.size;
+    list.tokens -= request.size;
 }
 
 void RouterState::set_missing(Request& request, std::int64_t missing) {

@@ -90,7 +90,7 @@ struct Request {
 // Requests by order of arrival: a linked list through the slab, so that any of them leaves in O(1).
 struct RequestList {
     std::int32_t head = -1, tail = -1;
-    std::int64_t size = 0;
+    std::int64_t size = 0, tokens = 0;  // requests, and the sum of their sizes
 };
 
 struct Binding {
@@ -173,6 +173,7 @@ class RouterState {
     // The pool: requests that any worker may serve; and those pinned to one worker.
     std::int32_t first() const { return pool_.head; }
     std::int64_t pooled() const { return pool_.size; }
+    std::int64_t pooled_tokens() const { return pool_.tokens; }
     std::int64_t oversize() const { return oversize_.size; }
     std::int32_t first_pinned() const { return pinned_.head; }
     std::int64_t pinned() const { return pinned_.size; }

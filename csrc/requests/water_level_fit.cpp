@@ -1,5 +1,6 @@
 // Policy `fit`, the water level: binds the request that brings the emptiest worker nearest to where
 // all workers will stand once their free slots are filled. docs/design/request-balance.md says why.
+// Its settings are in parts of what waits and runs, so that they fit any sizes of requests.
 #include <algorithm>
 #include <cmath>
 
@@ -33,7 +34,7 @@ class WaterLevelFitPolicy final : public Policy {
         for (bool bound = true; bound && state.pooled() > 0;) {
             const std::int64_t free = state.free_slots();
             if (free == 0) return;
-            bound = state.pooled() >= free ? bind_closest(state, free) : bind_largest(state);
+            bound = state.pooled() >= free ? bind_closest(state) : bind_largest(state);
         }
     }
 
@@ -70,7 +71,7 @@ class WaterLevelFitPolicy final : public Policy {
     }
 
     SlotSurvey survey_slots(const RouterState& state) const {
-        const double most = max_load(survey_load(state, 0));
+        const double most = max_load(state, survey_load(state, 0));
         SlotSurvey slots;
         for (std::size_t w = 0; w < state.size(); ++w) {
             const Worker& worker = state.worker(w);
@@ -85,33 +86,46 @@ class WaterLevelFitPolicy final : public Policy {
         return slots;
     }
 
-    // The load above which a worker gets no requests.
-    double max_load(const WaterLevel& level) const {
-        return level.loads / level.serving * (1 + settings_.slack);
+    // The load above which a worker gets no requests. In standard deviations: with few slots, or
+    // outputs of very different lengths, loads lie far apart by nature, and a set part of the mean
+    // would leave slots empty for nothing.
+    double max_load(const RouterState& state, const WaterLevel& level) const {
+        const double mean = level.loads / level.serving;
+        double squares = 0;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            if (!state.worker(w).serves()) continue;
+            const double distance = static_cast<double>(state.worker(w).all_load()) - mean;
+            squares += distance * distance;
+        }
+        return mean + settings_.slack * std::sqrt(squares / level.serving);
     }
 
     // Mean of the prompt tokens that the first requests have to compute, each on the worker that
     // has most of it cached.
     static double mean_missing(const RouterState& state, std::int64_t most) {
-        return mean(state, most, [](const Request& request) {
+        std::int64_t sum = 0, count = 0;
+        for (std::int32_t r = state.first(); r >= 0 && count < most; r = state.after(r), ++count) {
+            const Request& request = state.request(r);
             std::int32_t hit = 0;
             for (const std::int32_t cached : request.hits) hit = std::max(hit, cached);
-            return std::max<std::int64_t>(request.size - hit, 0);
-        });
+            sum += std::max<std::int64_t>(request.size - hit, 0);
+        }
+        return static_cast<double>(sum) / static_cast<double>(count);
     }
 
     // There are at least as many requests as free slots. All slots will be filled, so what matters
     // is where the workers stand then, not now. Binds one request; the next one sees the new loads.
-    bool bind_closest(RouterState& state, std::int64_t free) {
-        const double size = mean_size(state, std::min(free, settings_.window));
+    bool bind_closest(RouterState& state) {
+        const double size = static_cast<double>(state.pooled_tokens()) /
+                            static_cast<double>(state.pooled());
         const WaterLevel level = survey_load(state, size);
-        const double most = max_load(level);
+        const double most = max_load(state, level);
         passed_over_.assign(state.size(), 0);
         for (std::int32_t w = next_worker(state, size, most); w >= 0;
              w = next_worker(state, size, most)) {
             const double need =
                 level.end_loads / level.serving - (end_load(state.worker(w), size) - size);
-            const std::int32_t request = closest_request(state, w, need);
+            const std::int32_t request = closest_request(state, w, need, size);
             if (request >= 0) {
                 state.bind(request, w);
                 return true;
@@ -154,9 +168,14 @@ class WaterLevelFitPolicy final : public Policy {
         return best;
     }
 
-    // Returns the request of the window whose size is nearest to what the worker needs. Requests
-    // that have waited longer, or have tokens cached there, count as nearer.
-    std::int32_t closest_request(RouterState& state, std::int32_t w, double need) {
+    // Returns the request of the window whose size is nearest to what the worker needs: what is
+    // larger counts as further away the more workers there are. Requests that have waited longer,
+    // in steps, by parts of `mean_size`, or have tokens cached there, count as nearer.
+    std::int32_t closest_request(RouterState& state, std::int32_t w, double need,
+                                 double mean_size) {
+        const double overshoot =
+            std::max(1.0, settings_.overshoot * static_cast<double>(state.count_present()));
+        const double step_bonus = settings_.wait_bonus * mean_size;
         std::int32_t best = -1;
         double least = 0;
         std::int64_t left = settings_.window;
@@ -165,8 +184,9 @@ class WaterLevelFitPolicy final : public Policy {
             if (request.first_seen < 0) state.mark_seen(r);
             if (!state.fits(state.worker(w), request)) continue;
             const auto waited = static_cast<double>(state.steps() - request.first_seen);
-            const double cost = std::abs(static_cast<double>(request.size) - need) -
-                                settings_.wait_bonus * waited - cache_credit(request, w);
+            const double distance = static_cast<double>(request.size) - need;
+            const double cost = (distance > 0 ? overshoot * distance : -distance) -
+                                step_bonus * waited - cache_credit(request, w);
             if (best >= 0 && cost >= least) continue;
             best = r;
             least = cost;
@@ -216,19 +236,6 @@ class WaterLevelFitPolicy final : public Policy {
         if (settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
         return settings_.prompt_weight * static_cast<double>(request.hit(w)) / steps;
-    }
-
-    static double mean_size(const RouterState& state, std::int64_t most) {
-        return mean(state, most, [](const Request& request) { return request.size; });
-    }
-
-    // Mean over the first requests of the pool.
-    template <typename Of>
-    static double mean(const RouterState& state, std::int64_t most, Of of) {
-        std::int64_t sum = 0, count = 0;
-        for (std::int32_t r = state.first(); r >= 0 && count < most; r = state.after(r), ++count)
-            sum += of(state.request(r));
-        return static_cast<double>(sum) / static_cast<double>(count);
     }
 
     PolicySettings settings_;

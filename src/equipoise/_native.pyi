@@ -268,6 +268,7 @@ class PolicySettings:
     window: int
     wait_bonus: float
     slack: float
+    overshoot: float
     prompt_weight: float
     prefill_wait: float
 

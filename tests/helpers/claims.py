@@ -349,6 +349,14 @@ SECTIONS: dict[str, Sequence[Family]] = {
             before=18,
         ),
         Family(
+            name="mutants of the request dispatcher",
+            proof="unit/balancer/requests/test_dispatcher.py",
+            token="MUTANTS[name]",
+            members=literal("unit/balancer/requests/test_dispatcher.py", "MUTANTS"),
+            says="a play of requests and workers against a model rejects each",
+            before=0,
+        ),
+        Family(
             name="mutants of vLLM's request routing",
             proof="unit/integrations/vllm/dp/test_mutants.py",
             token="MUTANTS[name]",

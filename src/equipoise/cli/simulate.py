@@ -106,12 +106,16 @@ OPTIONS = (
            shown_default="no end", help="after which a request that waits is given up"),
     Option(key="window", kind=kinds.WHOLE, group=ROUTING, metavar="N",
            shown_default="the policy's", help="fit: waiting requests that it chooses from"),
-    Option(key="wait_bonus", kind=kinds.REAL, group=ROUTING, metavar="TOKENS",
-           shown_default="the policy's",
-           help="fit: what having waited for a step is worth; more is fairer"),
+    Option(key="wait_bonus", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's", help="fit: what having waited for a step is worth, in "
+           "mean sizes of the requests that wait; more is fairer"),
     Option(key="slack", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
-           help="fit: how far above the mean load a worker still takes requests"),
+           help="fit: how far above the mean load a worker still takes requests, in standard "
+           "deviations of the loads"),
+    Option(key="overshoot", kind=kinds.REAL, group=ROUTING, metavar="X",
+           shown_default="the policy's", help="fit: what a token above the level costs, in tokens "
+           "below it and times the workers"),
     Option(key="prefill_wait", kind=kinds.REAL, group=ROUTING, metavar="X",
            shown_default="the policy's",
            help="fit, with --prompt-weight: requests wait for each other, so that prompts are "
@@ -171,6 +175,7 @@ class SimulateRequest:
     window: int | None = None
     wait_bonus: float | None = None
     slack: float | None = None
+    overshoot: float | None = None
     prefill_wait: float | None = None
     sweep: str | None = None
     points: tuple[float, ...] | None = None

@@ -35,7 +35,7 @@ from equipoise.hal.errors import UsageError
 from equipoise.report.simulation.result import DRAWN_STEPS, MAX_KEPT_LOADS
 
 FIT = "fit"
-FIT_OPTIONS = ("window", "wait_bonus", "slack", "prefill_wait")
+FIT_OPTIONS = ("window", "wait_bonus", "slack", "overshoot", "prefill_wait")
 """Options of that policy alone."""
 ORACLE = "brh_oracle"
 MOST_REQUESTS = 10_000_000
@@ -120,6 +120,7 @@ def _amounts(request: SimulateRequest) -> Iterator[tuple[str, float | None, floa
     yield "--queue-timeout", request.queue_timeout, 1e9
     yield "--wait-bonus", request.wait_bonus, 1e12
     yield "--slack", request.slack, 1e6
+    yield "--overshoot", request.overshoot, 1e6
     yield "--prefill-wait", request.prefill_wait, 1e6
 
 
@@ -360,6 +361,7 @@ def _contenders(request: SimulateRequest) -> tuple[NamedPolicy, ...]:
         "window": request.window,
         "wait_bonus": request.wait_bonus,
         "slack": request.slack,
+        "overshoot": request.overshoot,
         "prefill_wait": request.prefill_wait,
     }
     settings: dict[str, Any] = {k: value for k, value in fit_settings.items() if value is not None}

@@ -148,10 +148,10 @@ def _last_best(
     return fitting and [max(reversed(fitting), key=lambda r: self.score(front, worker, r.size))]
 
 
-def _still(self: Brh, front: SlowFront, worker: int, ahead: int) -> int:
+def _growing(self: Brh, front: SlowFront, worker: int, ahead: int) -> int:
     alive = [r for r in front.members(worker) if ahead < self.end(r)]
     others = (front.workers[worker].others or (0, 0))[0]
-    return others + front.alike(worker) * sum(r.weight for r in alive)
+    return others + front.alike(worker) * sum(r.weight + ahead for r in alive)
 
 
 def _endless(self: Brh, request: SlowRequest) -> float:
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant("no subset is looked for", "br0", Br0, {"several": Br0.one}),
     Mutant("of equals the last is taken", "br0", Br0, {"best": _last_best}),
     _misread("a slot more is many", Br0, lambda s: replace(s, greedy_slots=s.greedy_slots + 1)),
-    Mutant("survivors do not grow", "brh", Brh, {"projected": _still}),
+    Mutant("survivors grow", "brh", Brh, {"projected": _growing}),
     Mutant("nobody ends", "brh", Brh, {"end": _endless}),
     Mutant("everybody ends a step early", "brh", Brh, {"end": _ended_early}),
     _misread(
@@ -301,6 +301,7 @@ MUTANTS = (
     _misread("nobody ages", Fit, lambda s: replace(s, wait_bonus=0.0)),
     _misread("the window is wider", Fit, lambda s: replace(s, window=s.window + 1)),
     _misread("there is more slack", Fit, lambda s: replace(s, slack=s.slack + 0.5)),
+    _misread("too much is as bad as too little", Fit, lambda s: replace(s, overshoot=0.0)),
     _misread("cached tokens earn nothing", Fit, lambda s: replace(s, prompt_weight=0.0)),
     Mutant("cached tokens count once", "fit", Fit, {"cost": _saved_once}),
     _misread("nobody waits for others", Fit, lambda s: replace(s, prefill_wait=0.0)),

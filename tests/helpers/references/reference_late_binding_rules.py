@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import reduce
 from itertools import combinations
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from operator import add
 
 from helpers.references.reference_front_end import SlowFront, SlowRequest
@@ -91,10 +91,10 @@ class Brh(Br0):
         self.loads = [[self.projected(front, w, h) for h in steps] for w in range(front.size)]
 
     def projected(self, front: SlowFront, worker: int, ahead: int) -> int:
-        """A request grows by a token a step until it ends; a new one counts as constant."""
+        """A request keeps its weight until it ends, as in the published code."""
         alive = [r for r in front.members(worker) if ahead < self.end(r)]
         others = (front.workers[worker].others or (0, 0))[0]
-        return others + front.alike(worker) * sum(r.weight + ahead for r in alive)
+        return others + front.alike(worker) * sum(r.weight for r in alive)
 
     def end(self, request: SlowRequest) -> float:
         """The step by which it has ended: the present one is still made."""
@@ -145,7 +145,7 @@ class Fit:
             free = sum(front.free(w) for w in range(front.size))
             if not free:
                 return
-            bound = self.fill(front, free) if len(front.pool) >= free else self.spread(front)
+            bound = self.fill(front) if len(front.pool) >= free else self.spread(front)
             if bound is None:
                 return
             front.bind(*bound)
@@ -173,9 +173,16 @@ class Fit:
         """The part of a step that is lost: of the slots, or for somebody who need not wait."""
         serving = self.serving(front)
         slots = total(float(front.workers[w].slots) for w in serving)
-        most = sum(front.load(w) for w in serving) / len(serving) * (1 + self.settings.slack)
+        most = self.max_load(front)
         usable_slots = total(float(front.free(w)) for w in serving if front.load(w) <= most)
         return usable_slots / slots if len(front.pool) >= free else 1.0
+
+    def max_load(self, front: SlowFront) -> float:
+        """So many standard deviations above the mean, a worker gets nothing more."""
+        loads = [front.load(w) for w in self.serving(front)]
+        mean = sum(loads) / len(loads)
+        squares = total((load - mean) * (load - mean) for load in loads)
+        return mean + self.settings.slack * sqrt(squares / len(loads))
 
     def envelope(self, front: SlowFront) -> int:
         return max(front.load(w) for w in self.serving(front))
@@ -185,13 +192,12 @@ class Fit:
         first = front.pool[: min(free, self.settings.window)]
         return sum(max(0, r.size - max(r.hits, default=0)) for r in first) / len(first)
 
-    def fill(self, front: SlowFront, free: int) -> tuple[SlowRequest, int] | None:
-        """The request nearest to what the emptiest needs of those that are not above the mean."""
-        sizes = [request.size for request in front.pool[: min(free, self.settings.window)]]
-        mean = sum(sizes) / len(sizes)
+    def fill(self, front: SlowFront) -> tuple[SlowRequest, int] | None:
+        """The request nearest to what the emptiest needs of those that are not too heavy."""
+        mean = self.mean_size(front)
         ends = {w: front.load(w) + front.free(w) * mean for w in self.serving(front)}
         level = total(ends.values()) / len(ends)
-        most = sum(front.load(w) for w in ends) / len(ends) * (1 + self.settings.slack)
+        most = self.max_load(front)
         for worker in sorted((w for w in ends if front.free(w)), key=lambda w: ends[w]):
             if front.load(worker) > most:
                 continue
@@ -200,6 +206,14 @@ class Fit:
                 return request, worker
         return None
 
+    def mean_size(self, front: SlowFront) -> float:
+        """Of all that wait."""
+        return sum(request.size for request in front.pool) / len(front.pool)
+
+    def overshoot(self, front: SlowFront) -> float:
+        """What a token above the level costs, in tokens below it."""
+        return max(1.0, self.settings.overshoot * front.present)
+
     def serving(self, front: SlowFront) -> list[int]:
         return [w for w in range(front.size) if front.serves(w)]
 
@@ -207,11 +221,13 @@ class Fit:
         window = front.pool[: self.settings.window]
         for request in window:
             request.seen = front.steps if request.seen is None else request.seen
+        step_bonus = self.settings.wait_bonus * self.mean_size(front)
 
         def cost(request: SlowRequest) -> float:
             waiting_time = front.steps - (request.seen or 0)
-            aged = abs(request.size - need) - self.settings.wait_bonus * waiting_time
-            return aged - self.credit(request, worker)
+            distance = request.size - need
+            away = self.overshoot(front) * distance if distance > 0 else -distance
+            return away - step_bonus * waiting_time - self.credit(request, worker)
 
         fitting = [request for request in window if front.fits(worker, request.size)]
         return min(fitting, key=cost, default=None)

@@ -42,8 +42,9 @@ def choices(draw: st.DrawFn) -> RoutingPolicySettings:
         gamma=draw(st.sampled_from((1.0, 0.5))),
         points=draw(st.sampled_from((2, 3, 5))),
         window=draw(st.integers(1, 6)),
-        wait_bonus=draw(st.sampled_from((0.0, 2.0, 8.0))),
-        slack=draw(st.sampled_from((0.0, 0.05, 1.0))),
+        wait_bonus=draw(st.sampled_from((0.0, 0.5, 2.0))),
+        slack=draw(st.sampled_from((0.0, 0.5, 1.5))),
+        overshoot=draw(st.sampled_from((0.0, 1.0, 2.0))),
         prompt_weight=draw(st.sampled_from((0.0, 3.0, 0.25))),
         prefill_wait=draw(st.sampled_from((0.0, 1.0, 0.1))),
     )
@@ -63,8 +64,9 @@ def busy(seed: int) -> Case:
         gamma=dice.choice((1.0, 0.5)),
         points=dice.choice((2, 3, 5)),
         window=dice.randint(2, 6),
-        wait_bonus=dice.choice((0.0, 2.0, 8.0)),
-        slack=dice.choice((0.0, 0.05, 0.5)),
+        wait_bonus=dice.choice((0.0, 0.5, 2.0)),
+        slack=dice.choice((0.0, 0.5, 1.5)),
+        overshoot=dice.choice((0.0, 1.0, 2.0)),
         prompt_weight=dice.choice((0.0, 3.0, 0.25)),
         prefill_wait=dice.choice((0.0, 1.0, 0.1)),
     )

@@ -97,7 +97,8 @@ def policies(draw: st.DrawFn) -> RoutingPolicySettings:
         horizon=draw(st.integers(0, 6)),
         gamma=draw(st.sampled_from((1.0, 0.5))),
         window=draw(st.integers(1, 6)),
-        wait_bonus=draw(st.sampled_from((0.0, 2.0))),
+        wait_bonus=draw(st.sampled_from((0.0, 0.5))),
+        overshoot=draw(st.sampled_from((0.0, 1.0))),
         prompt_weight=draw(st.sampled_from((0.0, 3.0))),
     )
 

@@ -66,7 +66,7 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
     setup = set_up_trial(
         request(
             policies=("jsq", "fit"), when_full="hold", window=9, wait_bonus=3.0, slack=0.2,
-            prefill_wait=0.5, prefill_chunk=8, prompt_weight=2.0, front_ends=3,
+            overshoot=0.3, prefill_wait=0.5, prefill_chunk=8, prompt_weight=2.0, front_ends=3,
             report_interval=50.0, token_delay=20.0, queue_timeout=7.0,
         ),
         None,
@@ -75,7 +75,8 @@ def test_routing_options_reach_every_policy_in_seconds() -> None:
     for contender in setup.contenders:
         policy = contender.policy
         assert (policy.when_full, policy.window, policy.wait_bonus) == (WhenFull.HOLD, 9, 3.0)
-        assert (policy.slack, policy.prompt_weight, policy.prefill_wait) == (0.2, 2.0, 0.5)
+        assert (policy.slack, policy.overshoot) == (0.2, 0.3)
+        assert (policy.prompt_weight, policy.prefill_wait) == (2.0, 0.5)
     scenario = setup.trial.scenario
     assert (scenario.front_ends, scenario.queue_timeout) == (3, 7.0)
     assert (scenario.report_interval, scenario.token_delay) == (0.05, 0.02)

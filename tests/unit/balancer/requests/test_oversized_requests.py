@@ -20,15 +20,17 @@ from equipoise.balancer.requests.request_router import RequestRouter
 
 SMALL = Capacity(slots=100, kv_tokens=10)
 LARGE = Capacity(slots=100, kv_tokens=1_000)
+WINDOW = 32
 GIANTS = range(40)
-"""As many as no policy's window has room for."""
+"""More than the window."""
 NAMES = sorted(POLICIES)
 
 
 def crowded_router(name: str) -> RequestRouter:
     """A router that holds back, with giants at the head of its pool."""
     router = RequestRouter(
-        RoutingPolicySettings(name=name, when_full=WhenFull.HOLD), [SMALL, SMALL]
+        RoutingPolicySettings(name=name, when_full=WhenFull.HOLD, window=WINDOW, candidates=WINDOW),
+        [SMALL, SMALL],
     )
     for giant in GIANTS:
         assert router.on_arrival(Request(id=giant, size=11)).assignments == ()
@@ -59,7 +61,9 @@ def test_oversized_requests_go_to_new_worker_with_room(name: str) -> None:
 
 @pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.LOST])
 def test_oversized_requests_unblock_queue_when_their_worker_leaves(state: WorkerState) -> None:
-    router = RequestRouter(RoutingPolicySettings(), [SMALL, Capacity(slots=1, kv_tokens=1_000)])
+    router = RequestRouter(
+        RoutingPolicySettings(window=WINDOW), [SMALL, Capacity(slots=1, kv_tokens=1_000)]
+    )
     for giant in GIANTS:
         router.on_arrival(Request(id=giant, size=11))
     assert assignments_of(router.on_arrival(Request(id=98, size=5))) == []
