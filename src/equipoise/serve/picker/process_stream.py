@@ -131,7 +131,7 @@ class ProcessStream:
         self._write = context.write
         self._pending: asyncio.Task[Any] | None = None
         self._state: RequestState | None = None
-        self._address = ""
+        self._addresses: tuple[str, ...] = ()
         self._prompt_bytes = 0
         self._request_mode = self._response_mode = 0
         self._answer: AnswerTokens | None = None
@@ -224,9 +224,7 @@ class ProcessStream:
     async def _destination(self, kind: str, head: RequestHead, body: bytes) -> bytes:
         """Wait for an endpoint; returns the answer that names it."""
         if head.method in ("GET", "HEAD", "OPTIONS"):
-            endpoint, subset = self._pool.any_endpoint(head.subset), head.subset
-            self._address = endpoint.address
-            return destination_reply(kind, self._pool.addresses(endpoint, subset), endpoint.headers)
+            return self._named(kind, head, self._pool.any_endpoint(head.subset))
         size = self._size(head, body)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -234,9 +232,11 @@ class ProcessStream:
             endpoint = await self._bound(size, head.subset, began + self._settings.timeouts.queue)
         finally:
             self.queue_seconds = loop.time() - began
-        self._address = endpoint.address
-        addresses = self._pool.addresses(endpoint, head.subset)
-        return destination_reply(kind, addresses, endpoint.headers)
+        return self._named(kind, head, endpoint)
+
+    def _named(self, kind: str, head: RequestHead, endpoint: Endpoint) -> bytes:
+        self._addresses = self._pool.addresses(endpoint, head.subset)
+        return destination_reply(kind, self._addresses, endpoint.headers)
 
     async def _bound(self, size: int, subset: frozenset[str] | None, late: float) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
@@ -247,7 +247,6 @@ class ProcessStream:
                     await self._wait(state, late)
                 return self._pool.endpoint(state.status)
             except ScopeCancelled as cancellation:
-                self._pool.abort(state)
                 if cancellation.reason is CancelReason.NO_FREE_SLOT:
                     raise RequestRefused(QUEUE_TIMEOUT) from None
                 if cancellation.reason is CancelReason.SHUTTING_DOWN:
@@ -297,24 +296,30 @@ class ProcessStream:
     def _response_began(self, message: pb.ProcessingRequest) -> None:
         if self._state is None:
             return
-        status = response_status(message)
+        status, served = response_status(message), served_endpoint(message)
+        self._doubt_failed(status, served)
         if status >= 400:
             # The worker's own refusal, or Envoy's answer where no endpoint could be reached.
             failed = status >= 500
             self.outcome = (
                 RequestOutcome.WORKERS_FAILED if failed else RequestOutcome.REJECTED_BY_WORKER
             )
-            if failed:
-                self._pool.doubt(self._address)
             return
         self.outcome = RequestOutcome.COMPLETED
-        served = served_endpoint(message) or self._address
-        if served != self._address:
-            self._pool.doubt(self._address)
-        self._state = self._pool.start_answer(self._state, served)
+        self._state = self._pool.start_answer(self._state, served or self._addresses[0])
         if self._settings.tokens is TokenSource.CHUNKS:
             kind = response_header(message, "content-type")
             self._answer = AnswerTokens(kind.startswith("text/event-stream"))
+
+    def _doubt_failed(self, status: int, served: str | None) -> None:
+        """Those that Envoy tried in vain: before the one that served, or all."""
+        tried = self._addresses
+        if served in tried:
+            tried = tried[: tried.index(served) + (status >= 500)]
+        elif status < 500:
+            return
+        for address in tried:
+            self._pool.doubt(address)
 
     def _count(self, chunk: bytes) -> None:
         if self._answer is None or self._state is None:
