@@ -41,16 +41,36 @@ class EndpointDispatcher(RequestDispatcher):
 
     serving: tuple[int, ...] = ()
 
+    def __init__(
+        self, policy: RoutingPolicy, max_queued: int, observe: Callable[[float], None]
+    ) -> None:
+        # A policy has one worker at least: this one is lost, and an endpoint takes its number.
+        super().__init__(policy, 1, max_queued, observe)
+        self._removed: list[int] = []
+        self.remove_worker(0)
+
     def add_worker(self, capacity: Capacity) -> int:
-        """A further worker, lost until it is found to serve; returns its number."""
+        """A worker that is lost until it is found to serve; numbers of removed ones come again."""
+        if self._removed:
+            number = heapq.heappop(self._removed)
+            self.workers[number].manually_drained, self.workers[number].report_failures = False, 0
+            self.set_capacity(number, capacity)
+            return number
         number = len(self.workers)
         view = WorkerView(state=WorkerState.LOST, health=WorkerState.LOST)
         self.workers = (*self.workers, view)
         self._change(WorkerChange(worker=number, capacity=capacity, state=WorkerState.LOST))
+        view.kv_tokens = capacity.kv_tokens
         return number
+
+    def remove_worker(self, worker: int) -> None:
+        """It is lost, and its number is free."""
+        self.set_health(worker, WorkerState.LOST)
+        heapq.heappush(self._removed, worker)
 
     def set_capacity(self, worker: int, capacity: Capacity) -> None:
         """A worker takes another number of requests from now on."""
+        self.workers[worker].kv_tokens = capacity.kv_tokens
         self._change(WorkerChange(worker=worker, capacity=capacity))
 
     def _update_worker(self, worker: int) -> None:
@@ -108,11 +128,8 @@ class EndpointPool:
         observe: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._settings = settings
-        # A policy has one worker at least: this one is lost, and an endpoint takes its number.
         policy: RoutingPolicy = factory([1], [None])
-        self.dispatcher = EndpointDispatcher(policy, 1, settings.limits.queued, observe)
-        self.dispatcher.set_health(0, WorkerState.LOST)
-        self._free = [0]
+        self.dispatcher = EndpointDispatcher(policy, settings.limits.queued, observe)
         self._endpoints: dict[int, Endpoint] = {}
         self._leaving: dict[int, asyncio.TimerHandle] = {}
         self._ended: list[tuple[RequestState, int]] = []
@@ -315,14 +332,7 @@ class EndpointPool:
         return len(view.requests), view.load
 
     def _add(self, settings: WorkerSettings) -> None:
-        capacity = Capacity(slots=settings.slots, kv_tokens=settings.kv_tokens)
-        if self._free:
-            number = heapq.heappop(self._free)
-            self.dispatcher.set_capacity(number, capacity)
-        else:
-            number = self.dispatcher.add_worker(capacity)
-        view = self.dispatcher.workers[number]
-        view.kv_tokens, view.manually_drained, view.report_failures = settings.kv_tokens, False, 0
+        number = self.dispatcher.add_worker(_capacity(settings))
         headers = tuple(settings.headers.items())
         self._endpoints[number] = Endpoint(number, settings, address_of(settings), headers)
         LOG.warning("%s: added", settings.name)
@@ -335,9 +345,7 @@ class EndpointPool:
             LOG.warning("%s: back in the list", settings.name)
         if settings == endpoint.settings:
             return
-        capacity = Capacity(slots=settings.slots, kv_tokens=settings.kv_tokens)
-        self.dispatcher.set_capacity(endpoint.number, capacity)
-        self.view(endpoint).kv_tokens = settings.kv_tokens
+        self.dispatcher.set_capacity(endpoint.number, _capacity(settings))
         self._endpoints[endpoint.number] = Endpoint(
             endpoint.number, settings, endpoint.address, endpoint.headers
         )
@@ -364,11 +372,13 @@ class EndpointPool:
         endpoint = self._endpoints.pop(number)
         # Its monitor first: it must not say any more how this number is.
         self.on_change()
-        self.dispatcher.set_health(number, WorkerState.LOST)
-        self.dispatcher.resume_worker(number)
-        heapq.heappush(self._free, number)
+        self.dispatcher.remove_worker(number)
         LOG.warning("%s: removed", endpoint.settings.name)
 
 
 def _key(settings: WorkerSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
     return settings.url, tuple(settings.headers.items())
+
+
+def _capacity(settings: WorkerSettings) -> Capacity:
+    return Capacity(slots=settings.slots, kv_tokens=settings.kv_tokens)

@@ -95,6 +95,11 @@ class AnswerTokens:
         self.prompt = self._events.usage.prompt
         return self._events.tokens
 
+    @property
+    def ended(self) -> bool:
+        """Whether the event that ends a stream has come."""
+        return self._events is not None and self._events.ended
+
     def total(self) -> int:
         """Tokens at the end."""
         if self._events is not None:
@@ -327,6 +332,10 @@ class ProcessStream:
         tokens = self._answer.feed(chunk)
         if tokens:
             self._pool.report_tokens(self._state, tokens)
+        if self._answer.ended:
+            # With the last token, and not with the end of the stream: the policy is to know of the
+            # free slot when it decides after this step.
+            self._end()
 
     def _end(self) -> None:
         state, self._state = self._state, None
