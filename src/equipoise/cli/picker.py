@@ -3,6 +3,7 @@
 import ipaddress
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -94,6 +95,14 @@ OPTIONS = (
     *(option for option in route.OPTIONS if option.group == HEALTH),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+def _listed_from_yaml(value: object) -> object:
+    return () if value == [] else kinds.WORKERS.from_yaml(value)
+
+
+LISTED = replace(BY_KEY["workers"], kind=replace(kinds.WORKERS, from_yaml=_listed_from_yaml))
+"""`workers` of an endpoints file, which may be empty for the time being."""
 
 
 def picker(arguments: Namespace) -> int:
@@ -198,7 +207,7 @@ def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
 
 def read_endpoints(path: Path, slots: int, kv_tokens: int | None) -> tuple[WorkerSettings, ...]:
     """The endpoints of a file; none where its list is empty. Raises UsageError."""
-    entries = read_config(path, {"workers": BY_KEY["workers"]}).get("workers", ())
+    entries = read_config(path, {"workers": LISTED}).get("workers", ())
     return endpoints_of(entries, slots, kv_tokens) if entries else ()
 
 

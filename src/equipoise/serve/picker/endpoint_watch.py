@@ -27,7 +27,7 @@ class GeneratedTokens:
     def __init__(self, pool: EndpointPool) -> None:
         self._pool = pool
         self._last: dict[int, float] = {}
-        self._rest: dict[int, float] = {}
+        self._rest: dict[int, int] = {}
 
     def observe(self, number: int, generated: float, running: int) -> None:
         """A worker has made so many tokens in all, and runs so many requests, also of others."""
@@ -37,11 +37,10 @@ class GeneratedTokens:
         # worker that was started again.
         if last is None or generated <= last or not requests:
             return
-        share = (generated - last) / requests + self._rest.get(number, 0.0)
-        tokens = min(int(share), MOST_SHARE)
-        self._rest[number] = share - int(share)
-        if tokens:
-            self._pool.share_tokens(number, tokens)
+        tokens = int(generated - last) + self._rest.get(number, 0)
+        share, self._rest[number] = divmod(tokens, requests)
+        if share:
+            self._pool.share_tokens(number, min(share, MOST_SHARE))
 
     def forget(self, number: int) -> None:
         """The number belongs to another worker from now on."""
