@@ -42,6 +42,13 @@ CONTINUE = {
 }
 """By kind of message, the answer that changes nothing."""
 
+CONTINUE_WITHOUT_CHUNKS = _bytes(
+    response_headers=pb.HeadersResponse(),
+    mode_override=ProcessingMode(response_body_mode=NO_BODY, response_trailer_mode="SEND"),
+)
+"""The answer to response headers after which Envoy sends the end only, if it lets itself be told
+(`allow_mode_override`; it does not in a full-duplex mode)."""
+
 
 @dataclass(frozen=True)
 class RequestHead:

@@ -31,7 +31,9 @@ from equipoise.serve.outcomes import (
 from equipoise.serve.picker.endpoint_pool import Endpoint, EndpointPool
 from equipoise.serve.picker.messages import (
     CONTINUE,
+    CONTINUE_WITHOUT_CHUNKS,
     FULL_DUPLEX,
+    NO_BODY,
     WHOLE_BODY,
     RequestHead,
     destination_reply,
@@ -286,7 +288,7 @@ class ProcessStream:
         match kind:
             case "response_headers":
                 self._response_began(message)
-                await self._write(CONTINUE[kind])
+                await self._write(self._response_reply())
             case "response_body":
                 body = message.response_body
                 full_duplex = self._response_mode == FULL_DUPLEX
@@ -315,6 +317,12 @@ class ProcessStream:
         if self._settings.tokens is TokenSource.CHUNKS:
             kind = response_header(message, "content-type")
             self._answer = AnswerTokens(kind.startswith("text/event-stream"))
+
+    def _response_reply(self) -> bytes:
+        counted = self._settings.tokens is TokenSource.CHUNKS
+        if counted or self._response_mode in (NO_BODY, FULL_DUPLEX):
+            return CONTINUE["response_headers"]
+        return CONTINUE_WITHOUT_CHUNKS
 
     def _doubt_failed(self, status: int, served: str | None) -> None:
         """Those that Envoy tried in vain: before the one that served, or all."""
