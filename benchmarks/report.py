@@ -635,11 +635,11 @@ PICKER = Section(
     "The endpoint picker",
     "picker",
     "python benchmarks/picker.py",
-    "`equipoise picker`, a process of its own, and a made-up Envoy in a closed loop: 5,000 requests a "
-    "round, 8 workers of 32 slots, 32 requests that wait, answers of 50 tokens and of 2. CPU of the "
-    "picker's process per request; median, least and most of the rounds. Then 5,000 while workers "
-    "are killed, one after another, and others are added: what had a token breaks off with its "
-    "worker, and nothing else may.",
+    "`equipoise picker`, a process of its own, and a made-up Envoy in a closed loop: 5,000 "
+    "requests a round, 8 workers of 32 slots, 32 requests that wait, answers of 50 tokens and "
+    "of 2. CPU of the picker's process per request; median, least and most of the rounds. Then "
+    "5,000 requests while workers are killed, one after another, and others are added: what had"
+    " a token breaks off with its worker, and nothing else may.",
     bars=(
         Bar("CPU per request, milliseconds, where Envoy sends the end of an answer only", "cpu_ms",
             at_most=1.0),

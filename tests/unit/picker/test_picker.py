@@ -12,8 +12,8 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
 
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.picker.settings import PickerLimits, PickerTimeouts
-from equipoise.serve.settings import HealthSettings, WorkerSettings
+from equipoise.serve.picker.settings import PickerLimits, PickerTimeouts, TokenSource
+from equipoise.serve.settings import HealthSettings, ReportSettings, WorkerSettings
 
 BODIES = "NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"
 ANSWERS = "NONE", "STREAMED", "FULL_DUPLEX_STREAMED"
@@ -387,5 +387,81 @@ def test_endpoints_page_and_metrics_name_every_endpoint() -> None:
             _, text = await setup.page("/metrics")
             assert 'equipoise_picker_endpoint_state{endpoint="w1",state="serving"} 1.0' in text
             assert "equipoise_picker_serving_endpoints 2.0" in text
+
+    run(work())
+
+
+def page(generated: int) -> str:
+    return f"w 0\nr 1\nt 0\nmade_total {generated}\n"
+
+
+def test_tokens_come_from_a_counter_of_the_worker() -> None:
+    async def work() -> None:
+        fake = Fake("w0", metrics=page(100))
+        reports = ReportSettings(
+            waiting="w", running="r", tokens="t", generated="made_total", interval=0.02
+        )
+        async with picking(fake, reports=reports, tokens=TokenSource.METRICS) as setup:
+            held = setup.send(prompt(fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            [view] = setup.pool.dispatcher.workers
+            [request] = view.requests.values()
+            await asyncio.sleep(0.1)
+            assert request.reported_tokens == 1
+            fake.metrics = page(140)
+            await setup.until(lambda: request.reported_tokens == 41)
+            assert view.load == request.size + 41
+            fake.metrics = "nothing\n"
+            await setup.until(lambda: view.report_failures)
+            assert request.reported_tokens == 41
+            await until_left(held)
+
+    run(work())
+
+
+@pytest.mark.parametrize("tokens", TokenSource)
+def test_chunks_are_counted_only_where_tokens_come_from_them(tokens: TokenSource) -> None:
+    async def work() -> None:
+        modes = BodyModes(response="FULL_DUPLEX_STREAMED")
+        async with picking(Fake("w0"), modes=modes, tokens=tokens) as setup:
+            held = setup.send(prompt(9, fake={"w0": {"stall": 6}}))
+            await setup.until(lambda: len(setup.fakes[0].events("token")) == 6)
+            [view] = setup.pool.dispatcher.workers
+            [request] = view.requests.values()
+            counted = 6 if tokens is TokenSource.CHUNKS else 1
+            await setup.until(lambda: request.reported_tokens == counted)
+            await until_left(held)
+
+    run(work())
+
+
+@pytest.mark.parametrize("mode", ["NONE", "BUFFERED", "FULL_DUPLEX_STREAMED"])
+def test_size_is_of_the_prompt_where_its_body_is_sent(mode: str) -> None:
+    async def work() -> None:
+        async with picking(Fake("w0"), modes=BodyModes(mode)) as setup:
+            # A body is most often longer than its prompt: 400 tokens, 2,000 letters.
+            body = prompt(prompt=[1000] * 400, fake={"w0": {"stall": 1}})
+            held = setup.send(body)
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            [request] = setup.pool.dispatcher.requests
+            assert request.size == (-(-len(body) // 4) if mode == "NONE" else 400)
+            await until_left(held)
+
+    run(work())
+
+
+def test_ratio_of_bytes_to_tokens_is_learned_from_usage() -> None:
+    async def work() -> None:
+        modes = BodyModes(response="STREAMED")
+        async with picking(Fake("w0"), modes=modes) as setup:
+            text, usage = "even " * 2_000, {"include_usage": True}
+            for _ in range(40):
+                body = prompt(1, prompt=text, prompt_tokens=9_000, stream_options=usage)
+                assert (await setup.send(body)).status == 200
+            held = setup.send(prompt(prompt=text, fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            [request] = setup.pool.dispatcher.requests
+            assert request.size > 8_000  # 2,500 at four bytes a token
+            await until_left(held)
 
     run(work())

@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from equipoise.balancer.requests.policy_factory import PolicyFactory
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.input_files import read_input
+from equipoise.serve.auth import tls_context
 from equipoise.serve.metrics import CONTENT_TYPE
 from equipoise.serve.outcomes import RequestOutcome, overloaded
 from equipoise.serve.picker.endpoint_list import first_endpoints, follow_endpoints
@@ -27,7 +28,7 @@ from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.settings import PickerPorts, PickerSettings
 from equipoise.serve.relay import PromptTokenEstimator
 from equipoise.serve.server import EXIT_CUT_OFF, PrintLine, SignalListener
-from equipoise.serve.settings import MIB, Timeouts
+from equipoise.serve.settings import MIB, AccessSettings, Timeouts
 from equipoise.serve.upstream import open_client
 
 LOG = logging.getLogger("equipoise.picker")
@@ -257,13 +258,13 @@ def _bind(
 
 
 def _credentials(ports: PickerPorts) -> grpc.ServerCredentials | None:
+    """Raises UsageError for files that cannot be taken."""
     if ports.certificate is None:
         return None
-    try:
-        certificate = read_input(ports.certificate)
-        key = read_input(ports.private_key or ports.certificate)
-    except OSError as error:
-        raise UsageError(f"--tls-cert {ports.certificate}: {error.strerror}") from error
+    # gRPC says of files that it does not take only that it cannot listen.
+    tls_context(AccessSettings(certificate=ports.certificate, private_key=ports.private_key))
+    certificate = read_input(ports.certificate)
+    key = read_input(ports.private_key or ports.certificate)
     return grpc.ssl_server_credentials([(key, certificate)])
 
 
