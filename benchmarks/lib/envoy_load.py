@@ -1,6 +1,6 @@
 """Requests of a made-up Envoy to an endpoint picker, and made-up workers that can be killed.
 
-Workers answer `GET /health` and `GET /metrics` over HTTP; their tokens are made within this process,
+Workers answer `GET /health` and `GET /metrics` over HTTP; tokens are made within this process,
 so that it costs the same whatever is measured. A worker sends the head of an answer with its first
 token.
 """

@@ -77,6 +77,10 @@ OPTIONS = (
            shown_default="metrics with --metrics generated=NAME, else chunks",
            help="where tokens of answers are known from: chunks that Envoy sends, a counter of the "
            "worker's metrics, or none"),
+    Option(key="sheddable", kind=kinds.NAME, group=LIMITS, metavar="NAME,...",
+           shown_default="none",
+           help="objectives (x-gateway-inference-objective) whose requests are refused where they "
+           "would have to wait (429)"),
     route.BY_KEY["host"],
     _port("port", _PORTS.grpc, "gRPC port for Envoy; 0 picks a free one"),
     _port("health_port", _PORTS.health, "port for gRPC health checks, without TLS"),
@@ -141,7 +145,9 @@ def policy_of(values: Mapping[str, Any], tokens: TokenSource) -> tuple[str, dict
 def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
     """Raises UsageError naming the option, what it was and what it may be."""
     ranged = {
-        key: value for key, value in values.items() if BY_KEY[key].group in (LIMITS, WAITS)
+        key: value
+        for key, value in values.items()
+        if BY_KEY[key].group in (LIMITS, WAITS) and key != "sheddable"
     } | {
         key: value
         for key, value in values.items()
@@ -171,6 +177,7 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
         timeouts=PickerTimeouts(**of_group(WAITS)),
         health=HealthSettings(**of_group(HEALTH)),  # type: ignore[arg-type]  # as their kinds say
         reports=reports,
+        sheddable=_names(values.get("sheddable")),
         tokens=tokens,
     )
 
@@ -244,6 +251,13 @@ def _examples(source: EndpointSource) -> tuple[WorkerSettings, ...]:
         case DnsEndpoints():
             example = WorkerSettings(url="http://endpoint", name="each", kv_tokens=source.kv_tokens)
             return (example,)
+
+
+def _names(text: str | None) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",")) if text is not None else frozenset()
+    if "" in names:
+        raise UsageError(f"--sheddable: expected names with commas between, got {text!r}")
+    return names
 
 
 def _port_list(text: str) -> tuple[int, ...]:

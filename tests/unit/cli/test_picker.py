@@ -44,6 +44,7 @@ BAD = {
     ONE + "tls_key: k.pem": "--tls-key needs --tls-cert",
     ONE + "tls_cert: none.pem": "--tls-cert none.pem: No such file",
     ONE + "policy_options: {windw: 3}": "unknown option 'windw'",
+    ONE + "sheddable: 'a,,b'": "--sheddable: expected names with commas between",
     ONE + "max_body: 1": "--max-body must be at least 1024",
 }
 
@@ -78,7 +79,7 @@ def test_picker_command_line_overrides_config_file(
 ) -> None:
     (tmp_path / "picker.yaml").write_text(
         ONE + "slots: 16\nport: 7\nmax_queued: 0\nfallbacks: 0\ndrain_timeout: 0\nlost_after: 7\n"
-        "metrics: {waiting: w, running: r, tokens: t, generated: g}\n"
+        "metrics: {waiting: w, running: r, tokens: t, generated: g}\nsheddable: batch, eval\n"
     )
     line = ("--config", "picker.yaml", "--port", "8", "--health-timeout", "0.5")
     assert equipoise("picker", *line).code == 0
@@ -90,6 +91,7 @@ def test_picker_command_line_overrides_config_file(
     assert (settings.limits.queued, settings.limits.fallbacks) == (0, 0)
     assert (settings.timeouts.drain, settings.timeouts.queue) == (0.0, 60.0)
     assert (settings.health.lost_after, settings.health.timeout) == (7, 0.5)
+    assert settings.sheddable == {"batch", "eval"}
     assert settings.tokens is TokenSource.METRICS
     assert settings.reports is not None
     assert settings.reports.names == ("w", "r", "t", "g")

@@ -171,6 +171,24 @@ def test_full_queue_is_429_and_long_wait_503() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("header", ["x-gateway-inference-objective", "x-llm-d-inference-objective"])
+def test_sheddable_request_is_refused_where_it_would_wait(header: str) -> None:
+    async def work() -> None:
+        sheddable = frozenset({"batch"})
+        async with picking(Fake("w0", slots=1), sheddable=sheddable) as setup:
+            assert (await setup.send(headers={header: "batch"})).status == 200
+            held = setup.send(prompt(fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            refused = await setup.send(headers={header: "batch"})
+            assert (refused.status, refused.immediate) == (429, True)
+            late = setup.send(headers={header: "chat"})
+            await setup.until(lambda: setup.pool.dispatcher.queued == 1)
+            await until_left(held)
+            assert (await late).status == 200
+
+    run(work())
+
+
 def test_more_streams_than_allowed_are_refused() -> None:
     async def work() -> None:
         async with picking(Fake("w0"), limits=PickerLimits(concurrency=1)) as setup:

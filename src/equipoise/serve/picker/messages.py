@@ -19,6 +19,8 @@ SERVICE, METHOD = "envoy.service.ext_proc.v3.ExternalProcessor", "Process"
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
+OBJECTIVES = frozenset({"x-gateway-inference-objective", "x-llm-d-inference-objective"})
+"""The header that names the objective of a request: the extension's, and llm-d's name of it."""
 LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"
 
 NO_BODY = ProcessingMode.BodySendMode.Value("NONE")
@@ -60,6 +62,7 @@ class RequestHead:
         content_length: bytes of the body as the client says; 0 where it does not.
         complete: whether no body follows.
         subset: the only endpoints that may be picked; None: any.
+        objective: name of the request's `InferenceObjective`; empty: it names none.
     """
 
     method: str
@@ -67,12 +70,13 @@ class RequestHead:
     content_length: int
     complete: bool
     subset: frozenset[str] | None
+    objective: str
 
 
 def request_head(message: pb.ProcessingRequest) -> RequestHead:
     """Of a message with request headers."""
     headers = message.request_headers
-    method = path = length = ""
+    method = path = length = objective = ""
     for one in headers.headers.headers:
         match one.key:
             case ":method":
@@ -81,6 +85,8 @@ def request_head(message: pb.ProcessingRequest) -> RequestHead:
                 path = _text(one)
             case "content-length":
                 length = _text(one)
+            case name if name in OBJECTIVES:
+                objective = _text(one)
     # A client may claim any length: what is no plain number is none.
     plain = length.isascii() and length.isdigit() and len(length) < 16
     return RequestHead(
@@ -89,6 +95,7 @@ def request_head(message: pb.ProcessingRequest) -> RequestHead:
         int(length) if plain else 0,
         headers.end_of_stream,
         endpoint_subset(message.metadata_context),
+        objective,
     )
 
 

@@ -27,6 +27,7 @@ from equipoise.serve.outcomes import (
     RequestOutcome,
     RequestRefused,
     bad_request,
+    overloaded,
 )
 from equipoise.serve.picker.endpoint_pool import Endpoint, EndpointPool
 from equipoise.serve.picker.messages import (
@@ -236,7 +237,7 @@ class ProcessStream:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            endpoint = await self._bound(size, head.subset, began + self._settings.timeouts.queue)
+            endpoint = await self._bound(size, head, began + self._settings.timeouts.queue)
         finally:
             self.queue_seconds = loop.time() - began
         return self._named(kind, head, endpoint)
@@ -245,10 +246,13 @@ class ProcessStream:
         self._addresses = self._pool.addresses(endpoint, head.subset)
         return destination_reply(kind, self._addresses, endpoint.headers)
 
-    async def _bound(self, size: int, subset: frozenset[str] | None, late: float) -> Endpoint:
+    async def _bound(self, size: int, head: RequestHead, late: float) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
         while True:
-            state = self._state = self._pool.submit(size, subset)
+            state = self._state = self._pool.submit(size, head.subset)
+            waits = not isinstance(state.status, BoundToWorker)
+            if waits and head.objective in self._settings.sheddable:
+                raise overloaded(f"requests of the objective {head.objective!r} do not wait")
             try:
                 while not isinstance(state.status, BoundToWorker):
                     await self._wait(state, late)

@@ -119,7 +119,13 @@ class PickerTimeouts:
 
 @dataclass(frozen=True, kw_only=True)
 class PickerSettings:
-    """All settings of `equipoise picker`."""
+    """All settings of `equipoise picker`.
+
+    Attributes:
+        reports: what endpoints are asked for the policy; None: they are not asked.
+        sheddable: objectives whose requests are refused (429) where they would have to wait.
+        tokens: where tokens of answers are known from.
+    """
 
     endpoints: EndpointSource
     ports: PickerPorts = field(default_factory=PickerPorts)
@@ -127,4 +133,5 @@ class PickerSettings:
     timeouts: PickerTimeouts = field(default_factory=PickerTimeouts)
     health: HealthSettings = field(default_factory=HealthSettings)
     reports: ReportSettings | None = None
+    sheddable: frozenset[str] = frozenset()
     tokens: TokenSource = TokenSource.CHUNKS
