@@ -143,7 +143,6 @@ class ProcessStream:
         self._prompt_bytes = 0
         self._request_mode = self._response_mode = 0
         self._answer: AnswerTokens | None = None
-        self._ended = False
         self.outcome: RequestOutcome | None = None
         self.queue_seconds: float | None = None
 
@@ -168,10 +167,11 @@ class ProcessStream:
 
     def shut_down(self) -> bool:
         """Refuse it if it waits for an endpoint; returns whether it did."""
-        waits = self._state is not None and self._state.scope is not None
-        if waits and self._state is not None:
-            self._state.cancel(CancelReason.SHUTTING_DOWN)
-        return waits
+        state = self._state
+        if state is None or state.scope is None:
+            return False
+        state.cancel(CancelReason.SHUTTING_DOWN)
+        return True
 
     async def _choose(self) -> None:
         """From the head of a request to the answer that names its endpoint."""
