@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from equipoise.balancer.requests.policy import WorkerReport
 from equipoise.integrations.vllm.dp.policy import RankCapacity
-from equipoise.integrations.vllm.dp.request_table import RankLoad
 
 ENGINE_MODULE = "vllm.v1.engine"
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
+
+
+class RankLoad(NamedTuple):
+    """One client's load on a rank: number of requests, and their tokens."""
+
+    requests: int
+    tokens: int
+
 
 RankLoads = Callable[[], Sequence[RankLoad]]
 """Returns loads by rank; called only if they are needed."""

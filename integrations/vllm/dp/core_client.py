@@ -20,7 +20,6 @@ from equipoise.integrations.vllm.dp.policy import (
     policy_factory,
     rank_capacity,
 )
-from equipoise.integrations.vllm.dp.request_table import RequestTable
 from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
 from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
@@ -84,8 +83,7 @@ def attach_scheduler(client: Any) -> None:
         )
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     policy = make_policy(settings, ranks, client.client_count, client.client_index)
-    table = RequestTable(policy, ranks.count)
-    scheduler = DpRequestScheduler(ClientView(client, ranks), table, settings.queue_timeout)
+    scheduler = DpRequestScheduler(ClientView(client, ranks), policy, settings.queue_timeout)
     client.equipoise_scheduler = scheduler
     finalize(client, scheduler.close)
 

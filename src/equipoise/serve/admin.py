@@ -6,11 +6,10 @@ import logging
 
 from aiohttp import web
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher, Running
 from equipoise.serve.auth import check_key
 from equipoise.serve.client_connection import SERVER_NAME
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
-from equipoise.serve.request_state import Running
 from equipoise.serve.settings import RouteSettings
 
 LOG = logging.getLogger("equipoise.route")

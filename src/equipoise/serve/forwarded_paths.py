@@ -5,11 +5,10 @@ import asyncio
 import aiohttp
 from aiohttp import web
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher, least_loaded
 from equipoise.serve.client_connection import SERVER_NAME
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.headers import client_response_headers, worker_request_headers
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
-from equipoise.serve.request_state import least_loaded
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import (
     FAILURES,
@@ -26,8 +25,6 @@ FORWARDED_PATHS = (MODELS_PATH, "/version")
 `/release_memory_occupation`, and the proxy's own key must not open those."""
 ANSWER_TIMEOUT = 60.0
 """Seconds for an answer."""
-NO_WORKER_NUMBER = -1
-"""The number of no worker."""
 NO_WORKER = ErrorResponse(503, RequestOutcome.WORKERS_FAILED, "no worker serves", "no_worker")
 
 
@@ -57,7 +54,7 @@ class GetForwarder:
         if not path.startswith("/"):
             # An absolute target names a server, and a worker's address is not to be made of it.
             raise bad_request("the target of a request has to begin with a slash")
-        failed, avoided = NO_WORKER, NO_WORKER_NUMBER
+        failed, avoided = NO_WORKER, None
         for _ in range(self._settings.limits.attempts):
             worker = least_loaded(self._dispatcher.workers, avoided)
             if worker is None:

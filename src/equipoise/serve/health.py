@@ -11,8 +11,8 @@ from enum import Enum, unique
 
 import aiohttp
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.settings import HealthSettings
 
 

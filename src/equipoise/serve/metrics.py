@@ -18,11 +18,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from equipoise.balancer.observe.wandb_sink import MODULE, require_wandb
+from equipoise.balancer.requests.dispatcher import RequestDispatcher, Running, load_imbalance
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.request_log import RequestLog, RequestStats
-from equipoise.serve.request_state import Running, load_imbalance
 from equipoise.serve.settings import RouteSettings
 
 LOG = logging.getLogger("equipoise.route")

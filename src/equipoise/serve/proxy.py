@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import ClientSession, web
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
@@ -21,7 +22,6 @@ from equipoise.serve.client_connection import (
     ClientDisconnected,
     ClientListener,
 )
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.forwarded_paths import GetForwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.health import HealthMonitor
@@ -35,6 +35,7 @@ from equipoise.serve.outcomes import (
     bad_request,
     overloaded,
 )
+from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
 from equipoise.serve.relay import Relay
 from equipoise.serve.request_log import RequestStats
 from equipoise.serve.settings import ClientRank, RouteSettings, WorkerSettings
@@ -121,15 +122,21 @@ class Proxy:
         self._tls = tls_context(settings.access)
         self._stats = StatLogger(settings)
         workers, limits = settings.workers, settings.limits
+        self._loop = asyncio.get_running_loop()
         self.dispatcher = RequestDispatcher(
-            policy, len(workers), limits.queued, self._stats.metrics.observe_decision
+            policy,
+            len(workers),
+            self._loop,
+            skip_failed_event,
+            limits.queued,
+            settings.timeouts.queue,
+            self._stats.metrics.observe_decision,
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
             view.kv_tokens = worker.kv_tokens
         self._stats.watch_dispatcher(self.dispatcher)
         self._admin = Admin(settings, self.dispatcher)
         self._bodies = BodyReader(limits, settings.timeouts)
-        self._loop = asyncio.get_running_loop()
         self._phase = ProxyPhase.SERVING
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -204,8 +211,9 @@ class Proxy:
         cut_off = self._in_flight
         end = self._loop.time() + ERROR_EVENT_TIMEOUT
         while self._in_flight and self._loop.time() < end:
-            for state in self.dispatcher.requests:
-                state.cancel(CancelReason.SHUTTING_DOWN)
+            for one in self.dispatcher.requests:
+                assert isinstance(one, ProxyRequest)
+                one.cancel(CancelReason.SHUTTING_DOWN)
             await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()

@@ -8,13 +8,14 @@ queued -> bound -> sent -> passed on -> finished
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import aiohttp
 from aiohttp import web
 
+from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestDispatcher
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.client_connection import SERVER_NAME, ClientDisconnected, ClientStream
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.headers import client_response_headers, worker_request_headers
 from equipoise.serve.openai_protocol import (
     MOST_TOKENS,
@@ -24,8 +25,8 @@ from equipoise.serve.openai_protocol import (
     read_usage,
 )
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
+from equipoise.serve.proxy_request import ProxyRequest
 from equipoise.serve.request_log import RequestStats
-from equipoise.serve.request_state import BoundToWorker, RequestState
 from equipoise.serve.settings import RouteSettings
 from equipoise.serve.upstream import (
     FAILURES,
@@ -47,14 +48,14 @@ class RequestContext:
         http_request: the client's.
         parsed: what it wants.
         stats: what is noted of it.
-        state: of the dispatcher.
+        state: what the dispatcher knows of it.
         deadline: loop's time by which it has to be over.
     """
 
     http_request: web.BaseRequest
     parsed: ParsedRequest
     stats: RequestStats
-    state: RequestState
+    state: ProxyRequest
     deadline: float
 
 
@@ -197,7 +198,7 @@ class StreamRelay:
             stats.pass_on_seconds = stats.first_answer_at - came
 
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
-        if not self._dispatcher.start_answer(self._context.state, self._binding):
+        if not self._dispatcher.start(self._context.state, self._binding):
             raise AttemptFailed(CancelReason.LOST_BEFORE_FIRST_TOKEN.value)
         await self._client.send_head(answer)
 
@@ -250,6 +251,7 @@ class Relay:
         self._settings, self._dispatcher, self._client = settings, dispatcher, client
         self._doubt = doubt
         self._loop = asyncio.get_running_loop()
+        self._numbers = count()
         self.token_estimator = PromptTokenEstimator()
 
     async def answer(
@@ -264,10 +266,13 @@ class Relay:
         Raises: RequestRefused; ClientDisconnected.
         """
         stats.prompt = parsed.prompt_tokens or self.token_estimator.estimate(parsed.prompt_bytes)
-        state = self._dispatcher.submit(self._size(parsed, stats.prompt, wanted), wanted)
+        size = self._size(parsed, stats.prompt, wanted)
+        state = ProxyRequest(next(self._numbers), size, wanted)
         end = stats.arrival + self._settings.timeouts.total
         context = RequestContext(request, parsed, stats, state, end)
         try:
+            self._dispatcher.submit(state)
+            state.check_open()
             return await self._attempts(context)
         except ScopeCancelled as cancellation:
             raise RequestRefused(ERROR_RESPONSES[cancellation.reason]) from None
@@ -317,26 +322,24 @@ class Relay:
             return _whole_response(context, failure.answer)
 
     async def _binding(self, context: RequestContext) -> BoundToWorker:
-        """Wait for a worker."""
+        """Wait for a worker, as long as the dispatcher lets it."""
         stats, state, began = context.stats, context.state, self._loop.time()
-        late = began + self._settings.timeouts.queue
         try:
             while True:
-                binding = await self._wait_for_binding(context, late)
+                binding = await self._wait_for_binding(context)
                 if binding is not None and state.status is binding:
                     break  # else its worker was lost before this task ran
         finally:
             state.scope = None
             stats.queue_seconds += self._loop.time() - began
-        stats.worker, stats.bound_at = self._settings.workers[binding.worker].name, state.bound_at
+        stats.worker, stats.bound_at = self._settings.workers[binding.worker].name, binding.at
         return binding
 
-    async def _wait_for_binding(self, context: RequestContext, late: float) -> BoundToWorker | None:
+    async def _wait_for_binding(self, context: RequestContext) -> BoundToWorker | None:
         """None: it was bound, and its worker was lost."""
         try:
             async with CancelScope(context.deadline) as scope:
                 context.state.scope = scope
-                scope.set_timeout(late - self._loop.time(), CancelReason.NO_FREE_SLOT)
                 return await context.state.wait_until_bound()
         except ScopeCancelled as cancellation:
             if cancellation.reason is not CancelReason.LOST_BEFORE_FIRST_TOKEN:
@@ -427,7 +430,10 @@ class Relay:
         stats, parsed = context.stats, context.parsed
         stats.set_usage(usage)
         stats.outcome = RequestOutcome.COMPLETED
-        self._dispatcher.finish(context.state, binding, stats.output)
+        if stats.output:
+            self._dispatcher.start(context.state, binding)
+            self._dispatcher.report_tokens(context.state, stats.output)
+        self._dispatcher.finish(context.state)
         if usage.prompt is not None and not parsed.prompt_tokens:
             self.token_estimator.update(parsed.prompt_bytes, usage.prompt)
 

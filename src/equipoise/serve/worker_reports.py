@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import aiohttp
 
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.settings import ReportSettings, WorkerSettings
 
 LABELS = r'\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\}'

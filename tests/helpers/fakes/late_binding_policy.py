@@ -82,6 +82,12 @@ class LateBinding:
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         lost_requests: list[RequestId] = []
+        self._demand(change.worker <= len(self._slots), f"there is no worker {change.worker}")
+        if change.worker == len(self._slots):
+            self._slots.append(0)
+            self._states.append(WorkerState.SERVING)
+        if change.capacity is not None:
+            self._slots[change.worker] = change.capacity.slots or 0
         if change.report is not None:
             self.reports.append((change.worker, change.report))
         if change.state is not None:
@@ -119,6 +125,10 @@ class LateBinding:
                 load[tracked.worker] += 1
                 assignments.append(Assignment(tracked.request.id, tracked.worker))
         return Decision(tuple(assignments))
+
+    def knows(self, name: RequestId) -> bool:
+        """Whether this request has arrived and not ended."""
+        return name in self._requests
 
     def _find(self, name: RequestId) -> TrackedRequest:
         self._demand(name in self._requests, f"{name} is not known")

@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
+from helpers.fakes.manual_clock import LoopTurns
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.request_router import RequestRouter
-from equipoise.integrations.vllm.dp.request_table import POLICY_TRACKED_STATES, UNSENT_STATES
-from equipoise.integrations.vllm.dp.scheduler import RoutingMode
+from equipoise.integrations.vllm.dp.scheduler import Delivery, RoutingMode
 
 ENGINES, SLOTS, LATER = 2, 2, 1e9
 INDEX = st.integers(0, 99)
@@ -46,6 +46,9 @@ class Play:
 
     def __init__(self, setup: Deployment) -> None:
         self.setup = setup
+        self.clock = LoopTurns()
+        for client in setup.clients:
+            client.scheduler.dispatcher.clock = self.clock
         self.sent: dict[str, list[FakeRequest]] = {}
         self.client: dict[str, Routed] = {}
         self.given_up: set[str] = set()
@@ -64,10 +67,8 @@ class Play:
             case "turn":
                 await turn()
             case "tick" | "late":
-                scheduler = setup.clients[index % len(setup.clients)].scheduler
-                now = scheduler.clock() + 10 * (what == "late")
-                scheduler.clock = lambda: now
-                scheduler.poll()
+                setup.clients[index % len(setup.clients)].scheduler.poll()
+                self.clock.advance(10 * (what == "late"))
             case _ if self.sent:
                 await self.touch(what, sorted(self.sent)[index % len(self.sent)])
         self.look()
@@ -85,7 +86,7 @@ class Play:
             await self.go_on(name, len(self.sent) % 3 > 0)
             return
         if any(
-            one.id == name and one.state in UNSENT_STATES
+            one.id == name and one.delivery is not Delivery.SENT
             for one in self.client[name].scheduler.requests
         ):
             self.never.add(name)
@@ -105,8 +106,8 @@ class Play:
         """Invariants."""
         for client in self.setup.clients:
             for tracked in client.scheduler.requests:
-                if tracked.state in POLICY_TRACKED_STATES and tracked.assigned_rank is not None:
-                    there = client.core_engines[tracked.assigned_rank]
+                if tracked.delivery is Delivery.SENT and tracked.worker is not None:
+                    there = client.core_engines[tracked.worker]
                     assert client.reqs_in_flight[tracked.id] == there, "where the policy said"
             books = list(client.reqs_in_flight.values())
             assert {one: n for one, n in client.engine_inflight.items() if n} == {

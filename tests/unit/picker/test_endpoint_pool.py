@@ -10,6 +10,7 @@ from helpers.harnesses.picker_setup import run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.balancer.requests.dispatcher import BoundToWorker, Running
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.serve.outcomes import RequestRefused
@@ -22,7 +23,7 @@ from equipoise.serve.picker.settings import (
     StaticEndpoints,
     TokenSource,
 )
-from equipoise.serve.request_state import BoundToWorker, RequestState, Running
+from equipoise.serve.proxy_request import ProxyRequest
 from equipoise.serve.settings import WorkerSettings
 
 ADDRESSES = tuple(f"10.0.0.{n}:8000" for n in range(4))
@@ -64,7 +65,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.pool = pool_of()
-        self.requests: list[RequestState] = []
+        self.requests: list[ProxyRequest] = []
         self.most_endpoints = 0
 
     async def apply(self, event: str, how: Any) -> None:
@@ -99,7 +100,7 @@ class Driver:
             case "abort", _:
                 pool.abort(state)
 
-    def check_subset(self, state: RequestState, subset: frozenset[str] | None) -> None:
+    def check_subset(self, state: ProxyRequest, subset: frozenset[str] | None) -> None:
         if subset is not None and isinstance(state.status, BoundToWorker):
             assert self.pool.endpoint(state.status).address in subset
 
@@ -225,11 +226,11 @@ def test_ends_of_a_step_are_told_as_one_event() -> None:
     run(work())
 
 
-def fill(pool: EndpointPool, count: int) -> list[RequestState]:
+def fill(pool: EndpointPool, count: int) -> list[ProxyRequest]:
     return [pool.submit(7) for _ in range(count)]
 
 
-def address_of(pool: EndpointPool, state: RequestState) -> str:
+def address_of(pool: EndpointPool, state: ProxyRequest) -> str:
     assert isinstance(state.status, BoundToWorker)
     return pool.endpoint(state.status).address
 
@@ -253,7 +254,7 @@ def test_tokens_of_a_counter_are_divided(readings: list[tuple[float, int]], made
         for generated, running in readings:
             counter.observe(0, generated, running)
         # One each, by which the policy knows that it began.
-        assert [one.reported_tokens for one in states] == [1 + made] * 3
+        assert [one.tokens for one in states] == [1 + made] * 3
 
     run(work())
 
@@ -266,9 +267,9 @@ def test_counter_of_a_worker_that_runs_nothing_is_remembered() -> None:
         counter.observe(0, 900, 0)
         state = pool.start_answer(pool.submit(7), ADDRESSES[0])
         counter.observe(0, 904, 1)
-        assert state.reported_tokens == 1 + 4
+        assert state.tokens == 1 + 4
         counter.forget(0)
         counter.observe(0, 5_000, 1)
-        assert state.reported_tokens == 1 + 4
+        assert state.tokens == 1 + 4
 
     run(work())

@@ -425,13 +425,13 @@ def test_tokens_come_from_a_counter_of_the_worker() -> None:
             [view] = setup.pool.dispatcher.workers
             [request] = view.requests.values()
             await asyncio.sleep(0.1)
-            assert request.reported_tokens == 1
+            assert request.tokens == 1
             fake.metrics = page(140)
-            await setup.until(lambda: request.reported_tokens == 41)
+            await setup.until(lambda: request.tokens == 41)
             assert view.load == request.size + 41
             fake.metrics = "nothing\n"
             await setup.until(lambda: view.report_failures)
-            assert request.reported_tokens == 41
+            assert request.tokens == 41
             await until_left(held)
 
     run(work())
@@ -447,7 +447,7 @@ def test_chunks_are_counted_only_where_tokens_come_from_them(tokens: TokenSource
             [view] = setup.pool.dispatcher.workers
             [request] = view.requests.values()
             counted = 6 if tokens is TokenSource.CHUNKS else 1
-            await setup.until(lambda: request.reported_tokens == counted)
+            await setup.until(lambda: request.tokens == counted)
             await until_left(held)
 
     run(work())

@@ -7,13 +7,13 @@ import pytest
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.harnesses.proxy_setup import run
 
+from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.cancel_scope import CancelScope
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.openai_protocol import CHAT, ParsedRequest
+from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
 from equipoise.serve.relay import RequestContext, StreamRelay
 from equipoise.serve.request_log import RequestStats
-from equipoise.serve.request_state import BoundToWorker
 from equipoise.serve.upstream import AttemptFailed
 
 TOKEN = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -51,8 +51,10 @@ class Client:
 
 def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
     async def work() -> None:
-        dispatcher = RequestDispatcher(LateBinding([1, 1]), 2, max_queued=9)
-        state = dispatcher.submit(5)
+        loop = asyncio.get_running_loop()
+        dispatcher = RequestDispatcher(LateBinding([1, 1]), 2, loop, skip_failed_event)
+        state = ProxyRequest(0, 5)
+        dispatcher.submit(state)
         old = state.status
         assert isinstance(old, BoundToWorker)
         client: Any = Client()

@@ -16,8 +16,8 @@ from helpers.harnesses.proxy_setup import (
     tokens_of,
 )
 
+from equipoise.balancer.requests.dispatcher import Running
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.serve.request_state import Running
 from equipoise.serve.settings import HealthSettings, Limits, Timeouts
 
 STUBBORN = HealthSettings(interval=3600, timeout=30)

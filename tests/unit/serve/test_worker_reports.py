@@ -1,13 +1,16 @@
 """Reports of workers: what a server tells is what the policy hears, and failures stop nothing."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import asked, proxied, run, settings_of
 
+from equipoise.balancer.requests.dispatcher import DispatchedRequest, RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
+from equipoise.serve.proxy_request import skip_failed_event
 from equipoise.serve.settings import RANK_HEADER, ReportSettings, WorkerSettings
 from equipoise.serve.worker_reports import InvalidMetrics, Sample, worker_report
 
@@ -92,15 +95,15 @@ def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
 
 
 def test_jsq_with_two_front_ends_counts_reported_requests() -> None:
-    from equipoise.serve.dispatcher import RequestDispatcher
-
     async def work() -> None:
         factory = routing_policy_factory("jsq", {"front_ends": 2})
-        dispatcher = RequestDispatcher(factory([4, 4], [None, None]), 2, max_queued=99)
+        loop = asyncio.get_running_loop()
+        policy = factory([4, 4], [None, None])
+        dispatcher = RequestDispatcher(policy, 2, loop, skip_failed_event)
         dispatcher.report_worker(0, replace(REPORT, waiting=0, running=3, tokens=900))
         dispatcher.report_worker(1, replace(REPORT, waiting=0, running=0, tokens=0))
-        for _ in range(5):
-            dispatcher.submit(100)
+        for number in range(5):
+            dispatcher.submit(DispatchedRequest(number, 100))
         assert [len(one.requests) for one in dispatcher.workers] == [1, 4]
         assert dispatcher.policy_errors == 0
 

@@ -4,12 +4,18 @@ The only module of the picker that calls the dispatcher.
 """
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from urllib.parse import urlsplit
 
+from equipoise.balancer.requests.dispatcher import (
+    BoundToWorker,
+    RequestDispatcher,
+    Running,
+    WorkerView,
+)
 from equipoise.balancer.requests.policy import (
     Capacity,
     RoutingPolicy,
@@ -18,10 +24,9 @@ from equipoise.balancer.requests.policy import (
     WorkerState,
 )
 from equipoise.balancer.requests.policy_factory import PolicyFactory
-from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.outcomes import RETRY_AFTER, ErrorResponse, RequestOutcome, RequestRefused
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
-from equipoise.serve.request_state import BoundToWorker, RequestState, Running, WorkerView
+from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
 from equipoise.serve.settings import WorkerSettings
 
 LOG = logging.getLogger("equipoise.picker")
@@ -42,45 +47,34 @@ class EndpointDispatcher(RequestDispatcher):
     serving: tuple[int, ...] = ()
 
     def __init__(
-        self, policy: RoutingPolicy, max_queued: int, observe: Callable[[float], None]
+        self,
+        policy: RoutingPolicy,
+        settings: PickerSettings,
+        observe: Callable[[float], None],
     ) -> None:
         # A policy has one worker at least: this one is lost, and an endpoint takes its number.
-        super().__init__(policy, 1, max_queued, observe)
-        self._removed: list[int] = []
+        super().__init__(
+            policy,
+            1,
+            asyncio.get_running_loop(),
+            skip_failed_event,
+            settings.limits.queued,
+            settings.timeouts.queue,
+            observe,
+        )
         self.remove_worker(0)
-
-    def add_worker(self, capacity: Capacity) -> int:
-        """A worker that is lost until it is found to serve; numbers of removed ones come again."""
-        if self._removed:
-            number = heapq.heappop(self._removed)
-            self.workers[number].manually_drained, self.workers[number].report_failures = False, 0
-            self.set_capacity(number, capacity)
-            return number
-        number = len(self.workers)
-        view = WorkerView(state=WorkerState.LOST, health=WorkerState.LOST)
-        self.workers = (*self.workers, view)
-        self._change(WorkerChange(worker=number, capacity=capacity, state=WorkerState.LOST))
-        view.kv_tokens = capacity.kv_tokens
-        return number
-
-    def remove_worker(self, worker: int) -> None:
-        """It is lost, and its number is free."""
-        self.set_health(worker, WorkerState.LOST)
-        heapq.heappush(self._removed, worker)
 
     def set_capacity(self, worker: int, capacity: Capacity) -> None:
         """A worker takes another number of requests from now on."""
         self.workers[worker].kv_tokens = capacity.kv_tokens
-        self._change(WorkerChange(worker=worker, capacity=capacity))
+        change = WorkerChange(worker=worker, capacity=capacity)
+        self._flush()
+        self._tell(lambda policy: policy.on_worker_change(change))
 
     def _update_worker(self, worker: int) -> None:
         super()._update_worker(worker)
         views = enumerate(self.workers)
         self.serving = tuple(n for n, view in views if view.state is WorkerState.SERVING)
-
-    def _change(self, change: WorkerChange) -> None:
-        self._flush()
-        self._apply(self._call_policy(lambda: self._policy.on_worker_change(change)))
 
 
 @dataclass(frozen=True)
@@ -129,13 +123,13 @@ class EndpointPool:
     ) -> None:
         self._settings = settings
         policy: RoutingPolicy = factory([1], [None])
-        self.dispatcher = EndpointDispatcher(policy, settings.limits.queued, observe)
+        self.dispatcher = EndpointDispatcher(policy, settings, observe)
         self._endpoints: dict[int, Endpoint] = {}
         self._leaving: dict[int, asyncio.TimerHandle] = {}
-        self._ended: list[tuple[RequestState, int]] = []
+        self._ended: list[tuple[ProxyRequest, int]] = []
         self._settle: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._turn = 0
+        self._turn, self._names = 0, count()
         self.on_change: Callable[[], None] = lambda: None
         self.on_doubt: Callable[[int], None] = lambda number: None
 
@@ -171,7 +165,7 @@ class EndpointPool:
                 self._add(settings)
         self.on_change()
 
-    def submit(self, size: int, subset: frozenset[str] | None = None) -> RequestState:
+    def submit(self, size: int, subset: frozenset[str] | None = None) -> ProxyRequest:
         """A request that goes to one of `subset`, or to any endpoint; see `RequestDispatcher`.
 
         Raises: RequestRefused: 503 where none of them serves, 429 where too many wait.
@@ -180,7 +174,7 @@ class EndpointPool:
         # The policy knows "any" and "this one". What may not go everywhere waits for the lightest.
         restricted = len(eligible) < self.serving
         wanted = min(eligible, key=self._weight) if restricted else None
-        return self.dispatcher.submit(self._bounded(size), wanted)
+        return self._submit(self._bounded(size), wanted)
 
     def any_endpoint(self, subset: frozenset[str] | None = None) -> Endpoint:
         """For a request that makes no tokens. Raises RequestRefused (503) where none serves."""
@@ -209,7 +203,7 @@ class EndpointPool:
                 addresses.append(one.address)
         return tuple(addresses)
 
-    def start_answer(self, state: RequestState, address: str) -> RequestState:
+    def start_answer(self, state: ProxyRequest, address: str) -> ProxyRequest:
         """The endpoint at `address` answers.
 
         Returns the request as the dispatcher has it from now on: another one, where another
@@ -217,7 +211,7 @@ class EndpointPool:
         """
         bound = state.status
         if isinstance(bound, BoundToWorker) and self._endpoints[bound.worker].address == address:
-            self.dispatcher.start_answer(state, bound)
+            self.dispatcher.start(state, bound)
             return state
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
@@ -226,14 +220,14 @@ class EndpointPool:
         if not numbers or not self._serves(numbers[0]):
             return state
         try:
-            state = self.dispatcher.submit(state.size, numbers[0])
+            state = self._submit(state.size, numbers[0])
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
             return state
         # Where no slot is free there it waits for one in the policy, as it does in the worker.
         if isinstance(state.status, BoundToWorker):
-            self.dispatcher.start_answer(state, state.status)
+            self.dispatcher.start(state, state.status)
         return state
 
     def doubt(self, address: str) -> None:
@@ -242,7 +236,7 @@ class EndpointPool:
             if endpoint.address == address:
                 self.on_doubt(endpoint.number)
 
-    def report_tokens(self, state: RequestState, tokens: int) -> None:
+    def report_tokens(self, state: ProxyRequest, tokens: int) -> None:
         """So many tokens so far."""
         self.dispatcher.report_tokens(state, tokens)
 
@@ -250,14 +244,14 @@ class EndpointPool:
         """Each request that runs at a worker has made so many more."""
         for state in self.dispatcher.workers[number].requests.values():
             if isinstance(state.status, Running):
-                self.dispatcher.report_tokens(state, state.reported_tokens + tokens)
+                self.dispatcher.report_tokens(state, state.tokens + tokens)
 
     def running(self, number: int) -> int:
         """Requests of a worker that are being answered."""
         requests = self.dispatcher.workers[number].requests.values()
         return sum(isinstance(one.status, Running) for one in requests)
 
-    def finish(self, state: RequestState, tokens: int) -> None:
+    def finish(self, state: ProxyRequest, tokens: int) -> None:
         """Its answer ended; `tokens` is 0 where they were not counted."""
         if self._settings.tokens is TokenSource.CHUNKS:
             self._finish(state, tokens)
@@ -266,7 +260,7 @@ class EndpointPool:
         if self._settle is None:
             self._settle = self._loop.call_later(SETTLE_SECONDS, self._finish_all)
 
-    def abort(self, state: RequestState) -> None:
+    def abort(self, state: ProxyRequest) -> None:
         """It ended without an answer, wherever it was."""
         self.dispatcher.abort(state)
         self._release_empty()
@@ -292,16 +286,20 @@ class EndpointPool:
         for state, tokens in ended:
             self._finish(state, tokens)
 
-    def _finish(self, state: RequestState, tokens: int) -> None:
-        match state.status:
-            case BoundToWorker() as bound:
-                self.dispatcher.finish(state, bound, tokens)
-            case Running(worker):
-                made = max(tokens, state.reported_tokens)
-                self.dispatcher.finish(state, BoundToWorker(worker), made)
-            case _:
-                self.dispatcher.abort(state)
+    def _finish(self, state: ProxyRequest, tokens: int) -> None:
+        if tokens:
+            bound = state.status
+            if isinstance(bound, BoundToWorker):
+                self.dispatcher.start(state, bound)
+            self.dispatcher.report_tokens(state, tokens)
+        self.dispatcher.finish(state)
         self._release_empty()
+
+    def _submit(self, size: int, worker: int | None) -> ProxyRequest:
+        state = ProxyRequest(next(self._names), size, worker)
+        self.dispatcher.submit(state)
+        state.check_open()
+        return state
 
     def _bounded(self, size: int) -> int:
         """A size that some endpoint can hold: it is an estimate, and the worker knows."""
@@ -332,7 +330,7 @@ class EndpointPool:
         return len(view.requests), view.load
 
     def _add(self, settings: WorkerSettings) -> None:
-        number = self.dispatcher.add_worker(_capacity(settings))
+        number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST)
         headers = tuple(settings.headers.items())
         self._endpoints[number] = Endpoint(number, settings, address_of(settings), headers)
         LOG.warning("%s: added", settings.name)

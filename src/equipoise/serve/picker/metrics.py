@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from equipoise.balancer.requests.dispatcher import Running, load_imbalance
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.metrics import DECISION_SECONDS, WAIT_SECONDS
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.picker.endpoint_pool import EndpointPool
-from equipoise.serve.request_state import Running, load_imbalance
 
 PREFIX = "equipoise_picker_"
 

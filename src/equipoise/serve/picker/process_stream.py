@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 
+from equipoise.balancer.requests.dispatcher import BoundToWorker
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.openai_protocol import (
     CHAT,
@@ -46,8 +47,8 @@ from equipoise.serve.picker.messages import (
     streamed_reply,
 )
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
+from equipoise.serve.proxy_request import ProxyRequest
 from equipoise.serve.relay import PromptTokenEstimator
-from equipoise.serve.request_state import BoundToWorker, RequestState
 
 LOG = logging.getLogger("equipoise.picker")
 PARSED_BYTES = 1 << 20
@@ -138,7 +139,7 @@ class ProcessStream:
         self._read: Callable[[], Awaitable[Any]] = context.read
         self._write = context.write
         self._pending: asyncio.Task[Any] | None = None
-        self._state: RequestState | None = None
+        self._state: ProxyRequest | None = None
         self._addresses: tuple[str, ...] = ()
         self._prompt_bytes = 0
         self._request_mode = self._response_mode = 0
@@ -237,7 +238,7 @@ class ProcessStream:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            endpoint = await self._bound(size, head, began + self._settings.timeouts.queue)
+            endpoint = await self._bound(size, head)
         finally:
             self.queue_seconds = loop.time() - began
         return self._named(kind, head, endpoint)
@@ -246,7 +247,7 @@ class ProcessStream:
         self._addresses = self._pool.addresses(endpoint, head.subset)
         return destination_reply(kind, self._addresses, endpoint.headers)
 
-    async def _bound(self, size: int, head: RequestHead, late: float) -> Endpoint:
+    async def _bound(self, size: int, head: RequestHead) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
         while True:
             state = self._state = self._pool.submit(size, head.subset)
@@ -255,7 +256,7 @@ class ProcessStream:
                 raise overloaded(f"requests of the objective {head.objective!r} do not wait")
             try:
                 while not isinstance(state.status, BoundToWorker):
-                    await self._wait(state, late)
+                    await self._wait(state)
                 return self._pool.endpoint(state.status)
             except ScopeCancelled as cancellation:
                 if cancellation.reason is CancelReason.NO_FREE_SLOT:
@@ -264,7 +265,7 @@ class ProcessStream:
                     raise RequestRefused(SHUTTING_DOWN) from None
                 # The only endpoint that it could go to was lost: another one of its subset.
 
-    async def _wait(self, state: RequestState, late: float) -> None:
+    async def _wait(self, state: ProxyRequest) -> None:
         """Until it is bound. Envoy says nothing meanwhile, unless the client leaves."""
         if self._pending is None:
             self._pending = asyncio.ensure_future(self._read())
@@ -272,9 +273,6 @@ class ProcessStream:
         try:
             async with CancelScope(None) as scope:
                 state.scope = scope
-                scope.set_timeout(
-                    late - asyncio.get_running_loop().time(), CancelReason.NO_FREE_SLOT
-                )
                 # What came before the answer is kept: only the end of the stream is news.
                 waits = {binding} if self._pending.done() else {binding, self._pending}
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from equipoise.balancer.requests.policy import WorkerReport
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm.compatibility import CLIENT_ATTRIBUTES
-from equipoise.integrations.vllm.dp.client_view import ClientView
+from equipoise.integrations.vllm.dp.client_view import ClientView, RankLoad
 from equipoise.integrations.vllm.dp.policy import RankCapacity
-from equipoise.integrations.vllm.dp.request_table import RankLoad
 
 ROOM = 1000
 COUNTS = st.tuples(st.integers(0, 50), st.integers(0, 50))

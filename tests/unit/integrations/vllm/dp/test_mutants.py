@@ -8,30 +8,27 @@ import pytest
 from helpers.fakes.fake_core_client import Release, deploy
 from helpers.harnesses.request_routing_scenario import ENGINES, LATER, SLOTS, Play, drawn, run
 
-from equipoise.integrations.vllm.dp import scheduler
-from equipoise.integrations.vllm.dp.client_view import ClientView
-from equipoise.integrations.vllm.dp.request_table import (
-    UNSENT_STATES,
-    DpRequest,
-    DpRequestState,
-    RequestTable,
-    mark_sent,
+from equipoise.balancer.requests.dispatcher import (
+    CloseReason,
+    DispatchedRequest,
+    RequestClosed,
+    RequestDispatcher,
 )
-from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
+from equipoise.integrations.vllm.dp.client_view import ClientView
+from equipoise.integrations.vllm.dp.scheduler import Delivery, DpRequest, DpRequestScheduler
 
 SEEDS = range(60)
 
 
-def _policy_not_notified(self: RequestTable, request: DpRequest) -> None:
+def _policy_not_notified(self: DpRequestScheduler, request: DpRequest) -> None:
     """Removes the request without notifying the policy."""
-    self.requests.pop(request.id)
-    self.queued.pop(request.id, None)
+    self._requests.pop(request.id)
     request.messages.clear()
 
 
-def _sent_all_the_same(self: RequestTable, request: DpRequest) -> None:
-    self.requests.pop(request.id)
-    self.policy.on_abort(request.id)
+def _sent_all_the_same(self: DpRequestScheduler, request: DpRequest) -> None:
+    self._requests.pop(request.id)
+    self.dispatcher.abort(request)
 
 
 async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
@@ -42,13 +39,13 @@ async def _at_once(self: DpRequestScheduler, request: Any, send: Any) -> None:
         await self._enter(request, send)
 
 
-def _elsewhere(request: DpRequest) -> int | None:
-    rank = mark_sent(request)
+def _elsewhere(self: DpRequestScheduler, request: DpRequest) -> int | None:
+    rank = RANK_FOR(self, request)
     return None if rank is None else (rank + 1) % ENGINES
 
 
-def _never_sent(request: DpRequest) -> int | None:
-    return request.assigned_rank
+def _never_sent(self: DpRequestScheduler, request: DpRequest) -> int | None:
+    return request.worker
 
 
 def _ended_unheard(self: DpRequestScheduler, outputs: Any) -> None:
@@ -74,49 +71,50 @@ async def _aborted_by_the_engine(self: DpRequestScheduler, requests: Any, abort:
 
 def _parts_by_the_rule(self: DpRequestScheduler, request: DpRequest) -> int | None:
     """What older clients need is left out."""
-    return mark_sent(request) if request.state in UNSENT_STATES else None
+    return None if request.delivery is Delivery.SENT else RANK_FOR(self, request)
 
 
-def _still_known(self: RequestTable, request: DpRequest) -> None:
-    del self.queued[request.id]
-    request.state = DpRequestState.FALLBACK_QUEUED
+def _still_known(
+    self: RequestDispatcher, request: DispatchedRequest, closed: RequestClosed
+) -> None:
+    self._cancel(request, closed)
 
 
-def _overdue_twice(self: RequestTable, request: DpRequest) -> None:
-    BESIDE(self, request)
-    request.messages.append(request.messages[0])
+def _overdue_twice(self: DpRequest, reason: CloseReason) -> None:
+    CLOSED(self, reason)
+    self.messages.append(self.messages[0])
 
 
-def _finished_all(self: RequestTable, counts: Any, ended: Any) -> None:
-    """Reports aborted requests to the policy as finished."""
-    ended_names = [name for name in dict.fromkeys(ended) if name in self.requests]
-    STEP(self, counts, ())
-    for name in ended_names:
-        if self.requests.pop(name).state not in UNSENT_STATES:
-            self.policy.on_finish(name)
+def _finished_all(self: RequestDispatcher, request: DispatchedRequest) -> None:
+    """Reports requests that were taken from the policy as finished, too."""
+    if isinstance(request.status, RequestClosed):
+        self._pending_ends.append(request.request_id)
+        self._schedule_flush()
+    FINISH(self, request)
 
 
-OBSERVE, BESIDE, STEP = DpRequestScheduler.on_outputs, RequestTable.fall_back, RequestTable.on_step
+OBSERVE, RANK_FOR = DpRequestScheduler.on_outputs, DpRequestScheduler._rank_for
+CLOSED, FINISH = DpRequest.on_closed, RequestDispatcher.finish
 REPORTS = ClientView.new_reports
 FIRST: WeakKeyDictionary[ClientView, Any] = WeakKeyDictionary()
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "an abort does not reach the policy": (RequestTable, "remove", _policy_not_notified),
-    "what was given up is sent": (RequestTable, "remove", _sent_all_the_same),
+    "an abort does not reach the policy": (DpRequestScheduler, "_remove", _policy_not_notified),
+    "what was given up is sent": (DpRequestScheduler, "_remove", _sent_all_the_same),
     "an abort of what is held is left to the engine": (
         DpRequestScheduler,
         "abort",
         _aborted_by_the_engine,
     ),
     "a part overtakes the one before": (DpRequestScheduler, "add", _at_once),
-    "another rank than the policy chose": (scheduler, "mark_sent", _elsewhere),
-    "what is sent is not noted": (scheduler, "mark_sent", _never_sent),
+    "another rank than the policy chose": (DpRequestScheduler, "_rank_for", _elsewhere),
+    "what is sent is not noted": (DpRequestScheduler, "_rank_for", _never_sent),
     "what the policy bound is not sent": (
         DpRequestScheduler,
-        "_send_soon",
-        lambda self, requests: None,
+        "_may_be_sent",
+        lambda self, request, closed: None,
     ),
     "the end of a request is not told": (DpRequestScheduler, "on_outputs", _ended_unheard),
-    "what is given up is told as finished": (RequestTable, "on_step", _finished_all),
+    "what is given up is told as finished": (RequestDispatcher, "finish", _finished_all),
     "a rank that was asked for is not told": (ClientView, "required_rank", _unpinned),
     "a report stands for ever": (ClientView, "new_reports", _first_report),
     "parts of an input go by the older rule": (
@@ -124,8 +122,8 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "_rank_for",
         _parts_by_the_rule,
     ),
-    "what is overdue stays in the policy": (RequestTable, "fall_back", _still_known),
-    "what is overdue is sent twice": (RequestTable, "fall_back", _overdue_twice),
+    "what is overdue stays in the policy": (RequestDispatcher, "_give_up", _still_known),
+    "what is overdue is sent twice": (DpRequest, "on_closed", _overdue_twice),
 }
 
 

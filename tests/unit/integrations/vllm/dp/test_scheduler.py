@@ -10,6 +10,7 @@ import pytest
 from helpers.fakes.failing_policies import Failing
 from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
 from helpers.fakes.late_binding_policy import LateBinding
+from helpers.fakes.manual_clock import LoopTurns
 from helpers.harnesses.request_routing_scenario import ACTS, ENGINES, LATER, SLOTS, Act, Play, run
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from equipoise.balancer.requests.policy import STEP_TIMEOUT_SECONDS
 from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.dp.scheduler import RoutingMode
+from equipoise.integrations.vllm.dp.scheduler import Delivery, RoutingMode
 
 
 @pytest.fixture
@@ -108,6 +109,8 @@ class HeldRequest:
         options = {"policy": "fit", "queue_timeout": LATER, **routing}
         self.setup = deploy(1, 2, **options)
         self.client = self.setup.clients[0]
+        self.clock = LoopTurns()
+        self.client.scheduler.dispatcher.clock = self.clock
         self.late = asked("late", length=3)
 
     async def __aenter__(self) -> "HeldRequest":
@@ -149,18 +152,34 @@ def test_scheduler_holds_request_until_a_slot_is_free() -> None:
 def test_scheduler_decides_without_a_rank_that_is_stuck() -> None:
     async def work() -> None:
         async with HeldRequest() as held_request:
-            scheduler = held_request.client.scheduler
             for _ in range(8):
                 await held_request.setup.step(0)
                 await held_request.setup.step(1)
             await held_request.setup.step(0)
             assert held_request.engine_requests() == [], "rank 1 has not told of this step"
-            now = scheduler.clock()
-            scheduler.poll()
-            scheduler.clock = lambda: now + 2 * STEP_TIMEOUT_SECONDS
-            scheduler.poll()
+            held_request.clock.advance(2 * STEP_TIMEOUT_SECONDS)
             await turn()
             assert held_request.engine_requests() == [held_request.late]
+
+    run(work())
+
+
+def test_scheduler_loads_are_of_requests_that_ranks_have_got() -> None:
+    async def work() -> None:
+        async with HeldRequest() as held_request:
+            scheduler, [_, rank] = held_request.client.scheduler, held_request.setup.engines
+            for _ in range(8):
+                await held_request.setup.step(0)
+                await held_request.setup.step(1)
+            assert scheduler._rank_loads() == [(1, 4 + 8), (1, 4 + 8)]
+            for outputs in (*held_request.setup.engines[0].step().values(), *rank.step().values()):
+                scheduler.on_outputs(outputs)
+            held_request.clock.end_turn()
+            [late] = scheduler.requests
+            assert (late.delivery, late.worker) == (Delivery.READY, 0)
+            assert scheduler._rank_loads() == [(0, 0), (0, 0)]
+            await turn()
+            assert scheduler._rank_loads() == [(1, 4), (0, 0)]
 
     run(work())
 
@@ -197,14 +216,11 @@ def test_scheduler_shows_aborted_request_with_kv_transfer_to_engine() -> None:
 def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
     async def work() -> None:
         async with HeldRequest(queue_timeout=5) as held_request:
-            scheduler, before = held_request.client.scheduler, COUNTERS.read()
-            now = scheduler.clock()
-            scheduler.clock = lambda: now + 4
-            scheduler.poll()
+            before = COUNTERS.read()
+            held_request.clock.advance(4)
             await turn()
             assert held_request.engine_requests() == []
-            scheduler.clock = lambda: now + 6
-            scheduler.poll()
+            held_request.clock.advance(2)
             await turn()
             assert held_request.engine_requests() == [held_request.late]
             after = COUNTERS.read()
@@ -218,10 +234,12 @@ def test_scheduler_sends_overdue_request_by_the_engine_rule() -> None:
 
 def test_scheduler_sends_overdue_request_without_further_events() -> None:
     async def work() -> None:
-        async with HeldRequest(queue_timeout=0) as held_request:
-            while not held_request.engine_requests():
-                await asyncio.sleep(0.01)
-            assert held_request.engine_requests() == [held_request.late]
+        setup = deploy(1, 2, policy="fit", queue_timeout=0)
+        for name in ("busy0", "busy1", "late"):
+            await setup.clients[0].add_request_async(asked(name, length=9))
+        while len([one for each in setup.engines for one in each.seen]) < 3:
+            await asyncio.sleep(0.01)
+        assert setup.clients[0].scheduler.mode is RoutingMode.POLICY
 
     run(work())
 
@@ -231,9 +249,7 @@ def test_scheduler_sends_overdue_request_to_its_pinned_rank() -> None:
         async with HeldRequest(queue_timeout=5) as held_request:
             pinned_request = asked("pinned", rank=1)
             await held_request.client.add_request_async(pinned_request)
-            now = held_request.client.scheduler.clock()
-            held_request.client.scheduler.clock = lambda: now + 6
-            held_request.client.scheduler.poll()
+            held_request.clock.advance(6)
             await turn()
             assert held_request.setup.engines[1].seen[-1] == pinned_request
 
@@ -406,6 +422,6 @@ def test_scheduler_caps_request_size_at_room_of_a_rank(room: int | None, size: i
         setup = deploy(1, 2, policy="helpers.fakes.late_binding_policy:LateBinding", kv_tokens=room)
         await setup.clients[0].add_request_async(asked("one", size=size))
         [request] = setup.clients[0].scheduler.requests
-        assert request.prompt_tokens == max(1, size if room is None else min(size, room))
+        assert request.size == max(1, size if room is None else min(size, room))
 
     run(work())
