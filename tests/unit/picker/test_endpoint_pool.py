@@ -242,7 +242,7 @@ def address_of(pool: EndpointPool, state: ProxyRequest) -> str:
         ([(100, 0), (109, 0)], 3),
         ([(100, 0), (104, 0), (108, 0), (109, 0)], 3),  # what is left of a division counts later
         ([(100, 0), (112, 6)], 2),  # others have requests there too
-        ([(100, 0), (5, 0), (11, 0)], 2),  # it was started again
+        ([(100, 0), (5, 0), (10, 0)], 1),  # it was started again
         ([(100, 0), (100, 0)], 0),
     ],
 )
