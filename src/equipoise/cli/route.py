@@ -202,6 +202,8 @@ def route_settings(request: RouteRequest) -> RouteSettings:
     }  # fmt: skip
     workers = worker_settings(request.workers, request.slots, request.kv_tokens)
     reports = report_settings(dict(request.metrics), workers)
+    if reports is not None and reports.generated is not None:
+        raise UsageError("--metrics: generated is for `equipoise picker`: a proxy counts tokens")
     if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_interval:
         # It would go on by its own picks, which count for ever: a worker that comes back has none.
         raise UsageError(
