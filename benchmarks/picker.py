@@ -149,7 +149,8 @@ async def measure(answers: Answers, requests: int, rounds: int) -> Row:
         "killed": workers - WORKERS,
         "complete": outcomes["complete"],
         "broken": outcomes["broken off after a token"],
-        "lost": outcomes["lost without a token"] + outcomes["refused by the picker"],
+        "lost": outcomes["lost without a token"],
+        "refused": outcomes["refused by the picker"],
     }
 
 
@@ -166,7 +167,7 @@ def main() -> int:
     figures: Row = {
         "cpu_ms": ends["cpu_ms"],
         "cpu_us_per_token": ends["cpu_us_per_token"],
-        "lost": sum(row["lost"] for row in rows),
+        "lost": sum(row["lost"] + row["refused"] for row in rows),
     }
     show("picker", figures, {"answers": rows})
     if not quick:

@@ -140,12 +140,26 @@ def test_subset_that_names_every_endpoint_binds_late() -> None:
 def test_no_ready_endpoint_is_answered_at_once() -> None:
     async def work() -> None:
         async with picking(Fake("w0")) as setup:
-            setup.fakes[0].health = 503
-            await setup.until(lambda: setup.state_of("w0") is WorkerState.DRAINING)
+            await setup.runners["w0"].cleanup()
+            await setup.until(lambda: setup.state_of("w0") is WorkerState.LOST)
             answer = await setup.send()
             assert (answer.status, answer.immediate) == (503, True)
             assert answer.headers["retry-after"] == "1"
             assert (await setup.page("/ready"))[0] == 503
+
+    run(work())
+
+
+def test_request_waits_while_every_endpoint_is_in_doubt() -> None:
+    async def work() -> None:
+        async with picking(Fake("w0")) as setup:
+            setup.fakes[0].health = 503
+            await setup.until(lambda: setup.state_of("w0") is WorkerState.DRAINING)
+            late = setup.send()
+            await setup.until(lambda: setup.pool.dispatcher.queued == 1)
+            assert (await setup.send(subset=[setup.address("w0")])).status == 503
+            setup.fakes[0].health = 200
+            assert (await late).status == 200
 
     run(work())
 

@@ -170,6 +170,10 @@ class EndpointPool:
 
         Raises: RequestRefused: 503 where none of them serves, 429 where too many wait.
         """
+        if subset is None and not self.serving and self._in_doubt():
+            # A missed health check may be the picker's own slowness, and then it is all of them at
+            # once: requests wait for the next check, and are not refused.
+            return self.dispatcher.submit(self._bounded(size))
         eligible = self._eligible(subset)
         # The policy knows "any" and "this one". What may not go everywhere waits for the lightest.
         restricted = len(eligible) < self.serving
@@ -321,6 +325,14 @@ class EndpointPool:
                 )
             )
         return numbers
+
+    def _in_doubt(self) -> bool:
+        """Whether an endpoint drains because of its health, and not because it left the list."""
+        return any(
+            self.dispatcher.workers[number].state is WorkerState.DRAINING
+            for number in self._endpoints
+            if number not in self._leaving
+        )
 
     def _serves(self, number: int) -> bool:
         return self.dispatcher.workers[number].state is WorkerState.SERVING
