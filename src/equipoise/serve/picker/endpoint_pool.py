@@ -173,7 +173,7 @@ class EndpointPool:
         if subset is None and not self.serving and self._in_doubt():
             # A missed health check may be the picker's own slowness, and then it is all of them at
             # once: requests wait for the next check, and are not refused.
-            return self.dispatcher.submit(self._bounded(size))
+            return self._submit(self._bounded(size), None)
         eligible = self._eligible(subset)
         # The policy knows "any" and "this one". What may not go everywhere waits for the lightest.
         restricted = len(eligible) < self.serving
