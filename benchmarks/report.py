@@ -668,6 +668,35 @@ PROXY = Section(
     ),
 )  # fmt: skip
 
+PICKER = Section(
+    "The endpoint picker",
+    "picker",
+    "python benchmarks/picker.py",
+    "`equipoise picker`, a process of its own, and a made-up Envoy in a closed loop: 5,000 "
+    "requests a round, 8 workers of 32 slots, 32 requests that wait, answers of 50 tokens and "
+    "of 2. CPU of the picker's process per request; median, least and most of the rounds. Then "
+    "5,000 requests while workers are killed, one after another, and others are added: what had"
+    " a token breaks off with its worker, and nothing else may.",
+    bars=(
+        Bar("CPU per request, milliseconds, where Envoy sends the end of an answer only", "cpu_ms",
+            at_most=1.0),
+        Bar("requests that were lost without a token", "lost", at_most=0, form=".0f"),
+    ),
+    tables=(
+        Table("answers", (
+            ("Envoy sends of answers", "{answers}"),
+            ("CPU, ms", spread("cpu_ms")),
+            ("CPU with 2 tokens, ms", spread("cpu_ms_short")),
+            ("a token more, microseconds", "{cpu_us_per_token:.1f}"),
+            ("most requests at a worker", "{most_at_a_worker}"),
+            ("workers killed", "{killed}"),
+            ("complete", "{complete:,}"),
+            ("broken off", "{broken:,}"),
+            ("lost", "{lost}"),
+        )),
+    ),
+)  # fmt: skip
+
 LIVE = Section(
     "Simulated and live",
     "live_routing",
@@ -847,7 +876,7 @@ VLLM_ASCEND = Section(
 )  # fmt: skip
 
 SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PROXY, GPU, GPU_SUITES)  # fmt: skip
+            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PICKER, PROXY, GPU, GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -391,6 +391,13 @@ class RequestDispatcher:
         self._apply(decision)
         return worker
 
+    def set_capacity(self, worker: int, capacity: Capacity) -> None:
+        """A worker takes another number of requests from now on."""
+        self._member(worker).kv_tokens = capacity.kv_tokens
+        change = WorkerChange(worker=worker, capacity=capacity)
+        self._flush()
+        self._tell(lambda policy: policy.on_worker_change(change))
+
     def remove_worker(self, worker: int) -> None:
         """Remove a worker as if it were lost; drain it before, to let its requests end."""
         self.set_health(worker, WorkerState.LOST)

@@ -16,6 +16,8 @@ from equipoise.balancer.requests.policy_settings import (
 from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.hal.errors import PolicyError, UsageError
 
+SWITCHES = {"true": True, "false": False}
+"""By the texts of a command line; `bool("false")` would be true."""
 POLICY_METHODS = ("on_arrival", "on_tokens", "on_finish", "on_abort", "on_worker_change")
 
 
@@ -118,12 +120,15 @@ def _coerce(key: str, value: Any, default: object) -> object:
     try:
         if isinstance(default, Enum):
             return kind(value)
+        if kind is bool:
+            return SWITCHES[str(value).lower()]
         if isinstance(value, bool) or (kind is int and isinstance(value, float)):
             raise ValueError(value)
         return kind(value)
-    except (ValueError, TypeError):
-        choices = (
-            [str(choice.value) for choice in kind] if issubclass(kind, Enum) else [kind.__name__]
-        )
+    except (KeyError, ValueError, TypeError):
+        if issubclass(kind, Enum):
+            choices = [str(choice.value) for choice in kind]
+        else:
+            choices = list(SWITCHES) if kind is bool else [kind.__name__]
         expected = " or ".join(choices)
         raise UsageError(f"--policy-options: {key} has to be {expected}, got {value!r}") from None

@@ -25,11 +25,19 @@ if TYPE_CHECKING:
     from equipoise.hal.capabilities import Probe
 
 TORCH = "torch"
-CHECKED_PACKAGES = (TORCH, "numpy", "safetensors", "matplotlib", "prometheus_client")
+CHECKED_PACKAGES = (
+    *(TORCH, "numpy", "safetensors", "matplotlib", "prometheus_client"),
+    *("grpcio", "xds-protos"),
+)
 NO_TORCH = "torch does not import: see it below `checks`"
 HOST_BACKENDS = ("cpu", "virtual")
 """Accelerators that need no device."""
-EXTRAS = {"matplotlib": "plots", "prometheus_client": "serve"}
+EXTRAS = {
+    "matplotlib": "plots",
+    "prometheus_client": "serve",
+    "grpcio": "picker",
+    "xds-protos": "picker",
+}
 """What brings a package that is optional."""
 
 

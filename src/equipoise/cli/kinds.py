@@ -25,6 +25,7 @@ from equipoise.hal.conformance.clauses import FAMILIES
 from equipoise.hal.conformance.profile import Profile
 from equipoise.hal.errors import UsageError
 from equipoise.input_files import read_input
+from equipoise.serve.picker.settings import TokenSource
 from equipoise.serve.settings import ClientRank
 
 POWER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
@@ -296,4 +297,9 @@ CLIENT_RANK = OptionKind(
     " or ".join(ClientRank),
     lambda text: ClientRank(text),
     lambda value: ClientRank(_str_from_yaml(value)),
+)
+TOKEN_SOURCE = OptionKind(
+    " or ".join(TokenSource),
+    lambda text: TokenSource(text),
+    lambda value: TokenSource(_str_from_yaml(value)),
 )

@@ -100,6 +100,10 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.route import route
 
         return route(arguments)
+    if arguments.command == "picker":
+        from equipoise.cli.picker import picker
+
+        return picker(arguments)
     from equipoise.cli.run import run
 
     return run(arguments, command)

@@ -14,6 +14,7 @@ from equipoise.cli import (
     conformance_options,
     convert,
     engines,
+    picker,
     plan,
     record,
     report,
@@ -136,6 +137,17 @@ examples:
 
 exit code: 0 ended by a signal after all requests had ended, 1 some were cut
 off, 2 bad input, 3 a part of it failed"""
+PICKER = """\
+An endpoint picker of the Gateway API Inference Extension: Envoy asks it which worker a
+request goes to, and waits until one has a free slot. Takes equipoise[picker]."""
+PICKER_EXAMPLES = """\
+examples:
+  equipoise picker --workers http://10.0.0.1:8000 http://10.0.0.2:8000 --slots 128
+  equipoise picker --endpoints-file endpoints.yaml --host 0.0.0.0
+  equipoise picker --endpoints-name workers.default.svc --endpoints-ports 8000,8001
+
+exit code: 0 ended by a signal, 1 requests that waited for a worker were refused then,
+2 bad input, 3 a part of it failed"""
 BENCH = """\
 Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
 to answer: time to first token, time per output token, latency, throughput. Takes
@@ -222,6 +234,7 @@ def build_parser() -> Parser:
     _add_convert(commands)
     _add_route(commands)
     _add_route_report(commands)
+    _add_picker(commands)
     _add_bench(commands)
     _add_simulate(commands)
     _add_doctor(commands)
@@ -295,6 +308,12 @@ def _add_route(commands: Any) -> None:
         commands, "route", "a proxy that balances requests over servers", ROUTE, ROUTE_EXAMPLES
     )
     _add_options(command, route.OPTIONS)
+
+
+def _add_picker(commands: Any) -> None:
+    about = "which worker a request goes to, for Envoy"
+    command = _command(commands, "picker", about, PICKER, PICKER_EXAMPLES)
+    _add_options(command, picker.OPTIONS)
 
 
 def _add_route_report(commands: Any) -> None:

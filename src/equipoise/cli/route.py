@@ -190,18 +190,20 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
 
 def route_settings(request: RouteRequest) -> RouteSettings:
     """Raises UsageError naming the option, what it was and what it may be."""
-    _check(request.others)
+    check_ranges(request.others, BY_KEY)
     if not 0 <= request.port <= MOST_PORT:
         raise UsageError(f"--port must be 0 to {MOST_PORT}, got {request.port}")
     if request.tls_key is not None and request.tls_cert is None:
         raise UsageError("--tls-key needs --tls-cert")
     by_group = {
-        group: {_field(o.key): request.others[o.key] for o in OPTIONS
+        group: {settings_field(o.key): request.others[o.key] for o in OPTIONS
                 if o.group == group and o.key in request.others}
         for group in (LIMITS, WAITS, HEALTH)
     }  # fmt: skip
     workers = worker_settings(request.workers, request.slots, request.kv_tokens)
     reports = report_settings(dict(request.metrics), workers)
+    if reports is not None and reports.generated is not None:
+        raise UsageError("--metrics: generated is for `equipoise picker`: a proxy counts tokens")
     if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_interval:
         # It would go on by its own picks, which count for ever: a worker that comes back has none.
         raise UsageError(
@@ -211,7 +213,7 @@ def route_settings(request: RouteRequest) -> RouteSettings:
         workers=workers,
         reports=reports,
         access=_access(request),
-        limits=Limits(**_whole(by_group[LIMITS])),
+        limits=Limits(**whole_numbers(by_group[LIMITS])),
         timeouts=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
@@ -220,18 +222,21 @@ def route_settings(request: RouteRequest) -> RouteSettings:
     )
 
 
-def _field(key: str) -> str:
+def settings_field(key: str) -> str:
+    """The field of settings that an option of a limit, a timeout or health is for."""
     return key.removeprefix("max_").removeprefix("health_").removesuffix("_timeout")
 
 
-def _whole(values: Mapping[str, float]) -> dict[str, int]:
+def whole_numbers(values: Mapping[str, float]) -> dict[str, int]:
+    """Of options whose kinds are whole numbers."""
     return {key: int(value) for key, value in values.items()}
 
 
-def _check(limits: Mapping[str, float]) -> None:
-    for key, value in limits.items():
-        option = BY_KEY[key]
-        least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout") else 1)
+def check_ranges(values: Mapping[str, float], options: Mapping[str, Option]) -> None:
+    """Raises UsageError for a limit, a timeout or a setting of health that is out of range."""
+    for key, value in values.items():
+        option = options[key]
+        least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout", "fallbacks") else 1)
         if option.group == WAITS or key.startswith("health_"):
             if not 0 <= value <= MAX_SECONDS or (not value and key != "drain_timeout"):
                 raise UsageError(

@@ -112,7 +112,8 @@ def _headers(where: str, headers: object) -> dict[str, str]:
     return dict(headers)
 
 
-METRIC_NAME_KEYS = "waiting", "running", "kv_usage", "tokens"
+METRIC_NAME_KEYS = "waiting", "running", "kv_usage", "tokens", "generated"
+"""`generated` is read by the endpoint picker only."""
 SECONDS = "interval", "timeout"
 OTHERS = "path", "rank_label"
 METRICS_KEYS = (*METRIC_NAME_KEYS, *SECONDS, *OTHERS)

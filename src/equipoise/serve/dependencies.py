@@ -1,4 +1,4 @@
-"""What the proxy and the load client need beyond the package's own dependencies."""
+"""What the proxy, the picker and the load client need beyond the package's own dependencies."""
 
 from importlib.util import find_spec
 
@@ -6,6 +6,7 @@ from equipoise import install_command
 from equipoise.hal.errors import UsageError
 
 NEEDED = ("aiohttp", "prometheus_client")
+PICKER_NEEDED = ("grpc", "grpc_health.v1", "envoy.service.ext_proc.v3")
 
 
 class ServeMissing(UsageError):
@@ -14,6 +15,19 @@ class ServeMissing(UsageError):
 
 def require() -> None:
     """Raises ServeMissing; imports nothing."""
-    for name in NEEDED:
-        if find_spec(name) is None:
-            raise ServeMissing(f"{name} is missing: {install_command('serve')}")
+    _require(NEEDED, "serve")
+
+
+def require_picker() -> None:
+    """Raises ServeMissing; imports nothing."""
+    _require((*NEEDED, *PICKER_NEEDED), "picker")
+
+
+def _require(names: tuple[str, ...], extra: str) -> None:
+    for name in names:
+        try:
+            found = find_spec(name)
+        except ModuleNotFoundError:  # of the package that it would be in
+            found = None
+        if found is None:
+            raise ServeMissing(f"{name} is missing: {install_command(extra)}")

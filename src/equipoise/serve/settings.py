@@ -117,6 +117,8 @@ class ReportSettings:
         running: requests that it has.
         kv_usage: the part of its KV cache that is taken, 0 to 1; None: tokens / kv_tokens.
         tokens: in its KV cache; None: kv_usage x kv_tokens.
+        generated: counter of the tokens that it has made; None: tokens are counted in answers. Read
+            by the endpoint picker only.
         rank_label: label that distinguishes several ranks on one page.
         path: of the page.
         interval: seconds from an answer to the next question.
@@ -127,6 +129,7 @@ class ReportSettings:
     running: str
     kv_usage: str | None = None
     tokens: str | None = None
+    generated: str | None = None
     rank_label: str | None = None
     path: str = "/metrics"
     interval: float = 0.5
@@ -135,7 +138,7 @@ class ReportSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """Those that are asked for."""
-        metrics = (self.waiting, self.running, self.kv_usage, self.tokens)
+        metrics = (self.waiting, self.running, self.kv_usage, self.tokens, self.generated)
         return tuple(name for name in metrics if name is not None)
 
 

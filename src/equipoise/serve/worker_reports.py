@@ -8,9 +8,10 @@ second. Format: https://prometheus.io/docs/instrumenting/exposition_formats/, th
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import TypeAlias
 
 import aiohttp
 
@@ -71,6 +72,8 @@ PIECE = 1 << 16
 """Bytes per read."""
 MAX_VALUE = float(1 << 48)
 """A larger value is no count of tokens or requests, and policies take no larger one."""
+GeneratedTokens: TypeAlias = Callable[[int, float, int], None]
+"""Gets a worker's number, the tokens that it has made so far, and the requests that it runs."""
 FAILURES = (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError, InvalidMetrics)
 
 
@@ -83,6 +86,7 @@ class MetricsScraper:
         dispatcher: gets every report.
         settings: what is asked for, and how often.
         key: sent with the question; None: none is.
+        on_generated: told of each worker's counter of tokens, where settings name one.
     """
 
     def __init__(
@@ -92,11 +96,13 @@ class MetricsScraper:
         dispatcher: RequestDispatcher,
         settings: ReportSettings,
         key: str | None = None,
+        on_generated: GeneratedTokens | None = None,
     ) -> None:
         self._client, self._workers, self._dispatcher = client, workers, dispatcher
         self._settings, self._reader = settings, MetricsParser(settings.names)
         self._url = next(iter(workers.values())).url + settings.path
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._on_generated = on_generated
         self._failing = False
 
     async def run(self) -> None:
@@ -116,6 +122,7 @@ class MetricsScraper:
                 number: worker_report(samples, worker, self._settings)
                 for number, worker in self._workers.items()
             }
+            generated = self._generated(samples)
         except FAILURES as error:
             self._failed(error)
             return
@@ -123,7 +130,21 @@ class MetricsScraper:
             self._failing = False
             LOG.warning("%s: reports again", self._url)
         for number, report in reports.items():
+            # Tokens first: the policy compares the report with what it knows of its own requests.
+            if self._on_generated is not None and number in generated:
+                self._on_generated(number, generated[number], report.running)
             self._dispatcher.report_worker(number, report)
+
+    def _generated(self, samples: Sequence[Sample]) -> dict[int, float]:
+        name = self._settings.generated
+        if name is None:
+            return {}
+        return {
+            number: sum(
+                _values([one for one in samples if _is_of(one, worker, self._settings)], name)
+            )
+            for number, worker in self._workers.items()
+        }
 
     async def _page(self) -> str:
         async with (

@@ -69,6 +69,7 @@ BAD = {
     ONE + "metrics: {waiting: w, running: r}": "--metrics: tokens are needed",
     ONE + "metrics: {waiting: w, running: r, kv_usage: k}": "kv_usage and kv_tokens of worker a:1",
     ONE + "metrics: {waiting: w, running: r, tokens: t, path: x}": "path has to be a path",
+    ONE + "metrics: {waiting: w, running: r, tokens: t, generated: g}": "generated is for",
     ONE + "metrics: {waiting: w, running: r, interval: 0}": "interval must be 0.01 to 3600 seconds",
     ONE + "metrics: {waiting: w, running: r, timeout: .nan}": "timeout must be 0.01 to 3600",
     "workers: [{url: 'http://a:1', name: x}, {url: 'http://a:1', name: y}]\n"

@@ -1,0 +1,288 @@
+"""`equipoise picker`: its options, its checks, and the settings that the picker runs with."""
+
+import ipaddress
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from equipoise.balancer.requests.policy_settings import POLICIES
+from equipoise.cli import kinds, route
+from equipoise.cli.config import read_config
+from equipoise.cli.option import REQUIRED, Option
+from equipoise.cli.process import print_stderr
+from equipoise.cli.route import (
+    HEALTH,
+    LIMITS,
+    WAITS,
+    WHERE,
+    WORKERS,
+    check_ranges,
+    settings_field,
+    whole_numbers,
+)
+from equipoise.cli.route_workers import report_settings, worker_settings
+from equipoise.cli.validation import MOST_PORT
+from equipoise.hal.errors import UsageError
+from equipoise.serve.picker.settings import (
+    DnsEndpoints,
+    EndpointsFile,
+    EndpointSource,
+    PickerLimits,
+    PickerPorts,
+    PickerSettings,
+    PickerTimeouts,
+    StaticEndpoints,
+    TokenSource,
+)
+from equipoise.serve.settings import HealthSettings, WorkerSettings
+
+_PORTS, _LIMITS, _TIMEOUTS = PickerPorts(), PickerLimits(), PickerTimeouts()
+MOST_FALLBACKS = 8
+
+
+def _port(key: str, default: int, about: str) -> Option:
+    return Option(key=key, kind=kinds.WHOLE, group=WHERE, metavar="PORT",
+                  shown_default=str(default), help=about)  # fmt: skip
+
+
+def _count(key: str, default: int, about: str) -> Option:
+    return Option(key=key, kind=kinds.WHOLE, group=LIMITS, metavar="N",
+                  shown_default=str(default), help=about)  # fmt: skip
+
+
+def _wait(key: str, default: float, about: str) -> Option:
+    return Option(key=key, kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
+                  shown_default=f"{default:g}", help=about)  # fmt: skip
+
+
+OPTIONS = (
+    Option(key="workers", kind=kinds.WORKERS, group=WORKERS, metavar="URL",
+           shown_default=f"{REQUIRED}, or --endpoints-file, or --endpoints-name",
+           help="endpoints, http://IP:PORT each; in a file also objects with url, name, slots, "
+           "kv_tokens and headers, as of `equipoise route`"),
+    Option(key="endpoints_file", kind=kinds.PATH, group=WORKERS, metavar="FILE",
+           shown_default="none",
+           help="YAML with `workers:`, which is read again when it changes"),
+    Option(key="endpoints_name", kind=kinds.NAME, group=WORKERS, metavar="NAME",
+           shown_default="none",
+           help="a name in DNS, whose addresses are the endpoints, such as a headless service"),
+    Option(key="endpoints_ports", kind=kinds.NAME, group=WORKERS, metavar="PORT,...",
+           shown_default="8000",
+           help="ports of each address of --endpoints-name, one for each data-parallel rank"),
+    *(route.BY_KEY[key] for key in ("policy", "policy_options", "slots", "kv_tokens")),
+    Option(key="tokens", kind=kinds.TOKEN_SOURCE, group=WORKERS, metavar="|".join(TokenSource),
+           shown_default="metrics with --metrics generated=NAME, else chunks",
+           help="where tokens of answers are known from: chunks that Envoy sends, a counter of the "
+           "worker's metrics, or none"),
+    Option(key="sheddable", kind=kinds.NAME, group=LIMITS, metavar="NAME,...",
+           shown_default="none",
+           help="objectives (x-gateway-inference-objective) whose requests are refused where they "
+           "would have to wait (429)"),
+    route.BY_KEY["host"],
+    _port("port", _PORTS.grpc, "gRPC port for Envoy; 0 picks a free one"),
+    _port("health_port", _PORTS.health, "port for gRPC health checks, without TLS"),
+    _port("metrics_port", _PORTS.http, "port for /metrics, /ready, /health and /endpoints"),
+    *(route.BY_KEY[key] for key in ("tls_cert", "tls_key")),
+    _count("max_queued", _LIMITS.queued, "requests that wait for an endpoint (429)"),
+    _count("max_concurrency", _LIMITS.concurrency, "requests at once (429)"),
+    Option(key="max_body", kind=kinds.BYTES, group=LIMITS, metavar="SIZE",
+           shown_default=f"{_LIMITS.body >> 20}MiB",
+           help="longest body of a request, where Envoy sends it (413)"),
+    _count("fallbacks", _LIMITS.fallbacks,
+           "endpoints that an answer names after the first, for Envoy's retries"),
+    _wait("queue_timeout", _TIMEOUTS.queue, "for an endpoint with a free slot (503)"),
+    _wait("drain_timeout", _TIMEOUTS.drain, "for requests under way, of an endpoint that left the "
+          "list, and of the picker after a signal to end"),
+    *(option for option in route.OPTIONS if option.group == HEALTH),
+)  # fmt: skip
+BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
+
+
+def _listed_from_yaml(value: object) -> object:
+    return () if value == [] else kinds.WORKERS.from_yaml(value)
+
+
+LISTED = replace(BY_KEY["workers"], kind=replace(kinds.WORKERS, from_yaml=_listed_from_yaml))
+"""`workers` of an endpoints file, which may be empty for the time being."""
+
+
+def picker(arguments: Namespace) -> int:
+    """Serve until a signal ends it; 0, or 1 if requests were refused then.
+
+    Raises UsageError before anything listens.
+    """
+    values = option_values(vars(arguments))
+    settings = picker_settings(values)
+    # Here, not above: what it imports is optional.
+    from equipoise.serve.dependencies import require_picker
+
+    require_picker()
+    from equipoise.balancer.requests.policy_factory import routing_policy_factory
+    from equipoise.serve.picker.server import serve_picker
+
+    policy, options = policy_of(values, settings.tokens)
+    return serve_picker(settings, routing_policy_factory(policy, options), print_stderr)
+
+
+def option_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line asks for, its configuration file included."""
+    file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
+    return file | {key: value for key, value in arguments.items() if key in BY_KEY}
+
+
+def policy_of(values: Mapping[str, Any], tokens: TokenSource) -> tuple[str, dict[str, object]]:
+    """The name of the policy, and its options."""
+    policy, options = values.get("policy", "fit"), dict(values.get("policy_options", ()))
+    if policy in POLICIES and tokens is not TokenSource.CHUNKS:
+        # Without chunks nobody says when a step is over: the policy would wait for it in vain.
+        options.setdefault("lockstep", False)
+    return policy, options
+
+
+def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
+    """Raises UsageError naming the option, what it was and what it may be."""
+    ranged = {
+        key: value
+        for key, value in values.items()
+        if BY_KEY[key].group in (LIMITS, WAITS) and key != "sheddable"
+    } | {
+        key: value
+        for key, value in values.items()
+        if BY_KEY[key].group == HEALTH and key != "metrics"
+    }
+    check_ranges(ranged, BY_KEY)
+    if ranged.get("fallbacks", 0) > MOST_FALLBACKS:
+        raise UsageError(f"--fallbacks must be 0 to {MOST_FALLBACKS}, got {ranged['fallbacks']}")
+
+    def of_group(group: str) -> dict[str, float]:
+        chosen = {key: value for key, value in ranged.items() if BY_KEY[key].group == group}
+        return {settings_field(key): value for key, value in chosen.items()}
+
+    source = endpoint_source(values)
+    reports = report_settings(dict(values.get("metrics", ())), _examples(source))
+    counted = reports is not None and reports.generated is not None
+    tokens = values.get("tokens", TokenSource.METRICS if counted else TokenSource.CHUNKS)
+    if tokens is TokenSource.METRICS and not counted:
+        raise UsageError("--tokens metrics needs --metrics generated=NAME: the counter to read")
+    policy = values.get("policy", "fit")
+    if reports is None and policy in POLICIES and POLICIES[policy].report_interval:
+        raise UsageError(f"--policy {policy} decides by reports of workers: --metrics is needed")
+    return PickerSettings(
+        endpoints=source,
+        ports=_ports(values),
+        limits=PickerLimits(**whole_numbers(of_group(LIMITS))),
+        timeouts=PickerTimeouts(**of_group(WAITS)),
+        health=HealthSettings(**of_group(HEALTH)),  # type: ignore[arg-type]  # as their kinds say
+        reports=reports,
+        sheddable=_names(values.get("sheddable")),
+        tokens=tokens,
+    )
+
+
+def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
+    """Where the endpoints are known from. Raises UsageError unless it is one place."""
+    sources = [key for key in ("workers", "endpoints_file", "endpoints_name") if key in values]
+    if len(sources) != 1:
+        given = " and ".join(BY_KEY[key].name for key in sources) or "none"
+        raise UsageError(
+            f"one of --workers, --endpoints-file, --endpoints-name is needed, got {given}"
+        )
+    if "endpoints_ports" in values and sources != ["endpoints_name"]:
+        raise UsageError("--endpoints-ports needs --endpoints-name")
+    slots, kv_tokens = values.get("slots", 256), values.get("kv_tokens")
+    match sources[0]:
+        case "workers":
+            return StaticEndpoints(workers=endpoints_of(values["workers"], slots, kv_tokens))
+        case "endpoints_file":
+
+            def read(path: Path) -> tuple[WorkerSettings, ...]:
+                return read_endpoints(path, slots, kv_tokens)
+
+            return EndpointsFile(path=values["endpoints_file"], read=read)
+    # Slots and KV tokens are checked as those of a worker are.
+    [example] = worker_settings(["http://127.0.0.1:8000"], slots, kv_tokens)
+    return DnsEndpoints(
+        name=values["endpoints_name"],
+        ports=_port_list(values.get("endpoints_ports", "8000")),
+        slots=example.slots,
+        kv_tokens=example.kv_tokens,
+    )
+
+
+def read_endpoints(path: Path, slots: int, kv_tokens: int | None) -> tuple[WorkerSettings, ...]:
+    """The endpoints of a file; none where its list is empty. Raises UsageError."""
+    entries = read_config(path, {"workers": LISTED}).get("workers", ())
+    return endpoints_of(entries, slots, kv_tokens) if entries else ()
+
+
+def endpoints_of(
+    entries: Sequence[object], slots: int, kv_tokens: int | None
+) -> tuple[WorkerSettings, ...]:
+    """Raises UsageError naming the entry, where one is no IP:PORT."""
+    workers = worker_settings(entries, slots, kv_tokens)
+    for one in workers:
+        parts = urlsplit(one.url)
+        try:
+            ipaddress.ip_address(parts.hostname or "")
+            has_address = parts.port is not None and not parts.path
+        except ValueError:
+            has_address = False
+        if not has_address:
+            raise UsageError(
+                f"workers: {one.url} has to be http://IP:PORT: Envoy takes no names and no paths"
+            )
+    pairs = [(one.url, tuple(sorted(one.headers.items()))) for one in workers]
+    for pair in pairs:
+        if pairs.count(pair) > 1:
+            raise UsageError(f"workers: {pair[0]} is there twice: give them headers of their ranks")
+    return workers
+
+
+def _examples(source: EndpointSource) -> tuple[WorkerSettings, ...]:
+    """Endpoints to check the names of metrics with: a file is read again, and may be empty yet."""
+    match source:
+        case StaticEndpoints(workers=workers):
+            return workers
+        case EndpointsFile():
+            return source.read(source.path)
+        case DnsEndpoints():
+            example = WorkerSettings(url="http://endpoint", name="each", kv_tokens=source.kv_tokens)
+            return (example,)
+
+
+def _names(text: str | None) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",")) if text is not None else frozenset()
+    if "" in names:
+        raise UsageError(f"--sheddable: expected names with commas between, got {text!r}")
+    return names
+
+
+def _port_list(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    ports = tuple(int(word) for word in words if word.isascii() and word.isdigit())
+    valid = len(ports) == len(words) == len(set(ports))
+    if not valid or not all(1 <= port <= MOST_PORT for port in ports):
+        raise UsageError(f"--endpoints-ports: expected ports such as 8000,8001, got {text!r}")
+    return ports
+
+
+def _ports(values: Mapping[str, Any]) -> PickerPorts:
+    numbers = {
+        "grpc": values.get("port", _PORTS.grpc),
+        "health": values.get("health_port", _PORTS.health),
+        "http": values.get("metrics_port", _PORTS.http),
+    }
+    for key, port in zip(("port", "health_port", "metrics_port"), numbers.values(), strict=True):
+        if not 0 <= port <= MOST_PORT:
+            raise UsageError(f"{BY_KEY[key].name} must be 0 to {MOST_PORT}, got {port}")
+    if "tls_key" in values and "tls_cert" not in values:
+        raise UsageError("--tls-key needs --tls-cert")
+    return PickerPorts(
+        host=values.get("host", _PORTS.host),
+        certificate=values.get("tls_cert"),
+        private_key=values.get("tls_key"),
+        **numbers,
+    )

@@ -1,0 +1,96 @@
+"""Where the endpoints are known from: options, a watched file, or a name in DNS."""
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TypeAlias
+
+from equipoise.hal.errors import UsageError
+from equipoise.serve.picker.endpoint_pool import EndpointPool
+from equipoise.serve.picker.settings import (
+    DnsEndpoints,
+    EndpointsFile,
+    EndpointSource,
+    StaticEndpoints,
+)
+from equipoise.serve.settings import WorkerSettings
+
+LOG = logging.getLogger("equipoise.picker")
+FileVersion: TypeAlias = tuple[int, int, int]
+
+
+async def first_endpoints(source: EndpointSource) -> tuple[WorkerSettings, ...]:
+    """The endpoints to begin with. Raises UsageError for a file that cannot be taken."""
+    match source:
+        case StaticEndpoints(workers=workers):
+            return workers
+        case EndpointsFile():
+            return source.read(source.path)
+        case DnsEndpoints():
+            return await _resolved(source) or ()
+
+
+async def follow_endpoints(source: EndpointSource, pool: EndpointPool) -> None:
+    """Tell the pool of changes, until cancelled; ends at once where there can be none."""
+    match source:
+        case EndpointsFile():
+            await _follow_file(source, pool)
+        case DnsEndpoints():
+            while True:
+                await asyncio.sleep(source.interval)
+                workers = await _resolved(source)
+                if workers is not None:
+                    pool.set_endpoints(workers)
+
+
+async def _follow_file(source: EndpointsFile, pool: EndpointPool) -> None:
+    version: FileVersion | None = None
+    while True:
+        # The first look is at once: the file may have changed since it was read.
+        found = _version(source.path)
+        if found is not None and found != version:
+            version = found
+            try:
+                pool.set_endpoints(source.read(source.path))
+            except UsageError as error:
+                # A file that is being written, or a mistake: what serves goes on.
+                LOG.warning("the list of endpoints stays as it is: %s", error)
+        await asyncio.sleep(source.interval)
+
+
+def _version(path: Path) -> FileVersion | None:
+    """Changes with the file: Kubernetes replaces a link, an editor replaces or writes the file."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        LOG.debug("%s: %s", path, error)
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
+    """None: the name has no answer, which says nothing of the endpoints that are known."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(source.interval):
+            found = await loop.getaddrinfo(source.name, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError) as error:
+        LOG.warning("%s is not resolved, the endpoints stay: %s", source.name, error)
+        return None
+    addresses = sorted({str(address[0]) for *_, address in found})
+    return tuple(
+        _worker(f"[{address}]" if ":" in address else address, port, source)
+        for address in addresses
+        for port in source.ports
+    )
+
+
+def _worker(host: str, port: int, source: DnsEndpoints) -> WorkerSettings:
+    return WorkerSettings(
+        url=f"http://{host}:{port}",
+        name=f"{host}:{port}",
+        slots=source.slots,
+        kv_tokens=source.kv_tokens,
+    )

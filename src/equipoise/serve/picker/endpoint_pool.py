@@ -1,0 +1,386 @@
+"""Endpoints by address, over a dispatcher's worker numbers.
+
+The only module of the picker that calls the dispatcher.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from urllib.parse import urlsplit
+
+from equipoise.balancer.requests.dispatcher import (
+    BoundToWorker,
+    RequestDispatcher,
+    Running,
+    WorkerView,
+)
+from equipoise.balancer.requests.policy import (
+    Capacity,
+    RoutingPolicy,
+    WorkerReport,
+    WorkerState,
+)
+from equipoise.balancer.requests.policy_factory import PolicyFactory
+from equipoise.serve.outcomes import RETRY_AFTER, ErrorResponse, RequestOutcome, RequestRefused
+from equipoise.serve.picker.settings import PickerSettings, TokenSource
+from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
+from equipoise.serve.settings import WorkerSettings
+
+LOG = logging.getLogger("equipoise.picker")
+SETTLE_SECONDS = 0.005
+"""Within it the ends of one step reach the picker; they are told to the policy as one event, where
+no tokens say when a step is over."""
+MOST_FALLBACK_LOOKS = 16
+"""Endpoints that are looked at for a fallback: each request pays for them."""
+
+
+class EndpointDispatcher(RequestDispatcher):
+    """A dispatcher whose workers come and go.
+
+    Attributes:
+        serving: numbers of the workers that serve; kept, because each request asks for it.
+    """
+
+    serving: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        policy: RoutingPolicy,
+        settings: PickerSettings,
+        observe: Callable[[float], None],
+    ) -> None:
+        # A policy has one worker at least: this one is lost, and an endpoint takes its number.
+        super().__init__(
+            policy,
+            1,
+            asyncio.get_running_loop(),
+            skip_failed_event,
+            settings.limits.queued,
+            settings.timeouts.queue,
+            observe,
+        )
+        self.remove_worker(0)
+
+    def _update_worker(self, worker: int) -> None:
+        super()._update_worker(worker)
+        views = enumerate(self.workers)
+        self.serving = tuple(n for n, view in views if view.state is WorkerState.SERVING)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint with its worker number.
+
+    Attributes:
+        address: IP:PORT, as the data plane knows it.
+        headers: to be sent to it with every request.
+    """
+
+    number: int
+    settings: WorkerSettings
+    address: str
+    headers: tuple[tuple[str, str], ...]
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """What makes it the same endpoint in two lists."""
+        return self.settings.url, self.headers
+
+
+def address_of(settings: WorkerSettings) -> str:
+    """IP:PORT of an endpoint."""
+    return urlsplit(settings.url).netloc
+
+
+class EndpointPool:
+    """Requests in, endpoints out.
+
+    Args:
+        factory: makes the policy.
+        settings: limits and timeouts.
+        observe: called with the seconds that each decision took.
+
+    Attributes:
+        on_change: called when endpoints were added or removed.
+        on_doubt: called with the number of a worker that may not be well.
+    """
+
+    def __init__(
+        self,
+        factory: PolicyFactory,
+        settings: PickerSettings,
+        observe: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._settings = settings
+        policy: RoutingPolicy = factory([1], [None])
+        self.dispatcher = EndpointDispatcher(policy, settings, observe)
+        self._endpoints: dict[int, Endpoint] = {}
+        self._leaving: dict[int, asyncio.TimerHandle] = {}
+        self._ended: list[tuple[ProxyRequest, int]] = []
+        self._settle: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._turn, self._names = 0, count()
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_doubt: Callable[[int], None] = lambda number: None
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them, those that are leaving included, by worker number."""
+        return tuple(self._endpoints[number] for number in sorted(self._endpoints))
+
+    @property
+    def serving(self) -> int:
+        """How many get requests."""
+        return len(self.dispatcher.serving)
+
+    def view(self, endpoint: Endpoint) -> WorkerView:
+        """What the dispatcher knows of it."""
+        return self.dispatcher.workers[endpoint.number]
+
+    def is_leaving(self, endpoint: Endpoint) -> bool:
+        """Whether it left the list, and has requests still."""
+        return endpoint.number in self._leaving
+
+    def set_endpoints(self, listed: Sequence[WorkerSettings]) -> None:
+        """The endpoints from now on. Those that are gone keep their requests until these end."""
+        wanted = {_key(one): one for one in listed}
+        known = {one.key: one for one in self._endpoints.values()}
+        for key, endpoint in known.items():
+            if key not in wanted and endpoint.number not in self._leaving:
+                self._leave(endpoint)
+        for key, settings in wanted.items():
+            if key in known:
+                self._keep(known[key], settings)
+            else:
+                self._add(settings)
+        self.on_change()
+
+    def submit(self, size: int, subset: frozenset[str] | None = None) -> ProxyRequest:
+        """A request that goes to one of `subset`, or to any endpoint; see `RequestDispatcher`.
+
+        Raises: RequestRefused: 503 where none of them serves, 429 where too many wait.
+        """
+        if subset is None and not self.serving and self._in_doubt():
+            # A missed health check may be the picker's own slowness, and then it is all of them at
+            # once: requests wait for the next check, and are not refused.
+            return self._submit(self._bounded(size), None)
+        eligible = self._eligible(subset)
+        # The policy knows "any" and "this one". What may not go everywhere waits for the lightest.
+        restricted = len(eligible) < self.serving
+        wanted = min(eligible, key=self._weight) if restricted else None
+        return self._submit(self._bounded(size), wanted)
+
+    def any_endpoint(self, subset: frozenset[str] | None = None) -> Endpoint:
+        """For a request that makes no tokens. Raises RequestRefused (503) where none serves."""
+        return self._endpoints[min(self._eligible(subset), key=self._weight)]
+
+    def endpoint(self, binding: BoundToWorker) -> Endpoint:
+        """The endpoint that a request is bound to."""
+        return self._endpoints[binding.worker]
+
+    def addresses(self, endpoint: Endpoint, subset: frozenset[str] | None) -> tuple[str, ...]:
+        """The addresses to try: that of the endpoint, then those to fall back to."""
+        addresses = [endpoint.address]
+        serving, most = self.dispatcher.serving, self._settings.limits.fallbacks
+        # In turns: what a lost worker had must not fall upon one other.
+        self._turn += 1
+        for offset in range(min(len(serving), MOST_FALLBACK_LOOKS)):
+            if len(addresses) > most:
+                break
+            one = self._endpoints[serving[(self._turn + offset) % len(serving)]]
+            if (
+                one.address not in addresses
+                # A fallback gets the same headers: with a rank of its own, another's.
+                and one.headers == endpoint.headers
+                and (subset is None or one.address in subset)
+            ):
+                addresses.append(one.address)
+        return tuple(addresses)
+
+    def start_answer(self, state: ProxyRequest, address: str) -> ProxyRequest:
+        """The endpoint at `address` answers.
+
+        Returns the request as the dispatcher has it from now on: another one, where another
+        endpoint answers than it is bound to.
+        """
+        bound = state.status
+        if isinstance(bound, BoundToWorker) and self._endpoints[bound.worker].address == address:
+            self.dispatcher.start(state, bound)
+            return state
+        # The data plane went down the list, or the worker was found lost since: whatever the policy
+        # has made of that, the request is where it is answered.
+        self.dispatcher.abort(state)
+        numbers = [one.number for one in self._endpoints.values() if one.address == address]
+        if not numbers or not self._serves(numbers[0]):
+            return state
+        try:
+            state = self._submit(state.size, numbers[0])
+        except Exception as error:
+            # The books lack it; the answer itself has to go on.
+            LOG.warning("a request is answered by %s and not counted there: %s", address, error)
+            return state
+        # Where no slot is free there it waits for one in the policy, as it does in the worker.
+        if isinstance(state.status, BoundToWorker):
+            self.dispatcher.start(state, state.status)
+        return state
+
+    def doubt(self, address: str) -> None:
+        """An answer from there failed: its health is to be checked at once."""
+        for endpoint in self._endpoints.values():
+            if endpoint.address == address:
+                self.on_doubt(endpoint.number)
+
+    def report_tokens(self, state: ProxyRequest, tokens: int) -> None:
+        """So many tokens so far."""
+        self.dispatcher.report_tokens(state, tokens)
+
+    def share_tokens(self, number: int, tokens: int) -> None:
+        """Each request that runs at a worker has made so many more."""
+        for state in self.dispatcher.workers[number].requests.values():
+            if isinstance(state.status, Running):
+                self.dispatcher.report_tokens(state, state.tokens + tokens)
+
+    def running(self, number: int) -> int:
+        """Requests of a worker that are being answered."""
+        requests = self.dispatcher.workers[number].requests.values()
+        return sum(isinstance(one.status, Running) for one in requests)
+
+    def finish(self, state: ProxyRequest, tokens: int) -> None:
+        """Its answer ended; `tokens` is 0 where they were not counted."""
+        if self._settings.tokens is TokenSource.CHUNKS:
+            self._finish(state, tokens)
+            return
+        self._ended.append((state, tokens))
+        if self._settle is None:
+            self._settle = self._loop.call_later(SETTLE_SECONDS, self._finish_all)
+
+    def abort(self, state: ProxyRequest) -> None:
+        """It ended without an answer, wherever it was."""
+        self.dispatcher.abort(state)
+        self._release_empty()
+
+    def set_health(self, number: int, state: WorkerState) -> None:
+        """A worker was found to serve, or not to."""
+        self.dispatcher.set_health(number, state)
+
+    def report_worker(self, number: int, report: WorkerReport) -> None:
+        """What a worker says of itself."""
+        self.dispatcher.report_worker(number, report)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for timer in (*self._leaving.values(), self._settle):
+            if timer is not None:
+                timer.cancel()
+
+    def _finish_all(self) -> None:
+        self._settle = None
+        ended, self._ended = self._ended, []
+        # In one turn of the loop: the dispatcher tells them as one event.
+        for state, tokens in ended:
+            self._finish(state, tokens)
+
+    def _finish(self, state: ProxyRequest, tokens: int) -> None:
+        if tokens:
+            bound = state.status
+            if isinstance(bound, BoundToWorker):
+                self.dispatcher.start(state, bound)
+            self.dispatcher.report_tokens(state, tokens)
+        self.dispatcher.finish(state)
+        self._release_empty()
+
+    def _submit(self, size: int, worker: int | None) -> ProxyRequest:
+        state = ProxyRequest(next(self._names), size, worker)
+        self.dispatcher.submit(state)
+        state.check_open()
+        return state
+
+    def _bounded(self, size: int) -> int:
+        """A size that some endpoint can hold: it is an estimate, and the worker knows."""
+        limits = [one.settings.kv_tokens for one in self._endpoints.values()]
+        known = [limit for limit in limits if limit is not None]
+        return max(1, size if len(known) < len(limits) else min(size, max(known, default=size)))
+
+    def _eligible(self, subset: frozenset[str] | None) -> list[int]:
+        numbers = [
+            number
+            for number in self.dispatcher.serving
+            if subset is None or self._endpoints[number].address in subset
+        ]
+        if not numbers:
+            of = "no endpoint" if subset is None else "no endpoint of the subset"
+            raise RequestRefused(
+                ErrorResponse(
+                    503, RequestOutcome.WORKERS_FAILED, f"{of} is ready", "no_endpoint", RETRY_AFTER
+                )
+            )
+        return numbers
+
+    def _in_doubt(self) -> bool:
+        """Whether an endpoint drains because of its health, and not because it left the list."""
+        return any(
+            self.dispatcher.workers[number].state is WorkerState.DRAINING
+            for number in self._endpoints
+            if number not in self._leaving
+        )
+
+    def _serves(self, number: int) -> bool:
+        return self.dispatcher.workers[number].state is WorkerState.SERVING
+
+    def _weight(self, number: int) -> tuple[int, int]:
+        view = self.dispatcher.workers[number]
+        return len(view.requests), view.load
+
+    def _add(self, settings: WorkerSettings) -> None:
+        number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST)
+        headers = tuple(settings.headers.items())
+        self._endpoints[number] = Endpoint(number, settings, address_of(settings), headers)
+        LOG.warning("%s: added", settings.name)
+
+    def _keep(self, endpoint: Endpoint, settings: WorkerSettings) -> None:
+        timer = self._leaving.pop(endpoint.number, None)
+        if timer is not None:
+            timer.cancel()
+            self.dispatcher.resume_worker(endpoint.number)
+            LOG.warning("%s: back in the list", settings.name)
+        if settings == endpoint.settings:
+            return
+        self.dispatcher.set_capacity(endpoint.number, _capacity(settings))
+        self._endpoints[endpoint.number] = Endpoint(
+            endpoint.number, settings, endpoint.address, endpoint.headers
+        )
+
+    def _leave(self, endpoint: Endpoint) -> None:
+        number = endpoint.number
+        LOG.warning("%s: left the list", endpoint.settings.name)
+        self._leaving[number] = self._loop.call_later(
+            self._settings.timeouts.drain, self._remove, number
+        )
+        self.dispatcher.drain_worker(number)
+        self._release_empty()
+
+    def _release_empty(self) -> None:
+        """Remove what left the list and has no request any more."""
+        if not self._leaving:
+            return
+        empty = [one for one in self._leaving if not self.dispatcher.workers[one].requests]
+        for number in empty:
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        self._leaving.pop(number).cancel()
+        endpoint = self._endpoints.pop(number)
+        # Its monitor first: it must not say any more how this number is.
+        self.on_change()
+        self.dispatcher.remove_worker(number)
+        LOG.warning("%s: removed", endpoint.settings.name)
+
+
+def _key(settings: WorkerSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return settings.url, tuple(settings.headers.items())
+
+
+def _capacity(settings: WorkerSettings) -> Capacity:
+    return Capacity(slots=settings.slots, kv_tokens=settings.kv_tokens)
