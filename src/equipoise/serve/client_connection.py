@@ -205,8 +205,9 @@ class ClientConnection(web.RequestHandler):
                 self.transport.abort()
             raise ConnectionError("the client did not take what was sent to it") from None
         finally:
-            # What comes from now on is the head of the next request.
-            self._heading = True
+            # A head follows the body, not the answer: of a request that was refused early the
+            # body still comes, and is no head that is too long.
+            request.content.on_eof(self._expect_head)
 
     def handle_error(
         self,
@@ -231,6 +232,10 @@ class ClientConnection(web.RequestHandler):
         )
         response.force_close()
         return response
+
+    def _expect_head(self) -> None:
+        """What comes from now on is the head of the next request."""
+        self._heading = True
 
     def _start_head_timer(self) -> None:
         self._timer = self._loop.call_later(self._listener.timeouts.header, self._head_timed_out)
