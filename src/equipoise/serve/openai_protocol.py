@@ -118,8 +118,9 @@ def _prompt(fields: Mapping[str, Any]) -> tuple[int, int]:
     raise bad_request("'prompt' mixes kinds, or has tokens that are not whole numbers")
 
 
-def _tokens(values: Sequence[object]) -> bool:
-    return all(_whole(value) for value in values)
+def _tokens(values: Sequence[Any]) -> bool:
+    # As `_whole` of each, without a call a token: prompts have a hundred thousand of them.
+    return set(map(type, values)) == {int} and min(values) >= 0
 
 
 def _whole(value: object) -> bool:

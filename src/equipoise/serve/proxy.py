@@ -13,6 +13,7 @@ from aiohttp import ClientSession, web
 from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
+from equipoise.serve.body_parser import BodyParser
 from equipoise.serve.cancel_scope import CancelReason
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
@@ -26,7 +27,7 @@ from equipoise.serve.forwarded_paths import GetForwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.health import HealthMonitor
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
-from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest
 from equipoise.serve.outcomes import (
     RETRY_AFTER,
     ErrorResponse,
@@ -129,6 +130,7 @@ class Proxy:
         self._stats.watch_dispatcher(self.dispatcher)
         self._admin = Admin(settings, self.dispatcher)
         self._bodies = BodyReader(limits, settings.timeouts)
+        self._parser = BodyParser()
         self._loop = asyncio.get_running_loop()
         self._phase = ProxyPhase.SERVING
         self._in_flight = 0
@@ -213,6 +215,7 @@ class Proxy:
             self._listener.pre_shutdown()
             await self._listener.shutdown(1.0)
         await self.tasks.cancel_all()
+        await self._parser.close()
         await self._stack.aclose()
         self._stats.close()
         return cut_off
@@ -324,7 +327,7 @@ class Proxy:
             raise overloaded(f"{most} requests are under way already")
         body = await self._bodies.read(request)
         try:
-            parsed = parse_request(request.path, body, request.headers)
+            parsed = await self._parser.parse(request.path, body, request.headers)
             stats.model, stats.streamed = parsed.model, parsed.streamed
             stats.ready_at = self._loop.time()
             return await self._relay.answer(request, parsed, stats, self._required_worker(parsed))
