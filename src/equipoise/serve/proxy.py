@@ -25,7 +25,7 @@ from equipoise.serve.client_connection import (
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.forwarded_paths import GetForwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
-from equipoise.serve.health import HealthMonitor
+from equipoise.serve.health import HealthBoard, HealthMonitor, LoopStalls
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
 from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest
 from equipoise.serve.outcomes import (
@@ -127,7 +127,9 @@ class Proxy:
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
             view.kv_tokens = worker.kv_tokens
-        self._stats.watch_dispatcher(self.dispatcher)
+        self.health = HealthBoard(self.dispatcher)
+        self._stalls = LoopStalls()
+        self._stats.watch(self.dispatcher, self._stalls)
         self._admin = Admin(settings, self.dispatcher)
         self._bodies = BodyReader(limits, settings.timeouts)
         self._parser = BodyParser()
@@ -163,6 +165,7 @@ class Proxy:
             self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
         )
         self.port = self._server.sockets[0].getsockname()[1]
+        self.tasks.start("stalls", self._stalls.run())
         self.tasks.start("metrics", self._stats.run())
         for monitor in set(monitors):
             self.tasks.start("monitor", monitor.run())
@@ -189,7 +192,13 @@ class Proxy:
         for url in urls:
             numbers = [number for number, one in enumerate(urls) if one == url]
             monitors[url] = HealthMonitor(
-                client, url, numbers, self.dispatcher, self._settings.health
+                client,
+                url,
+                numbers,
+                self.dispatcher,
+                self.health,
+                self._stalls,
+                self._settings.health,
             )
         return [monitors[url] for url in urls]
 
