@@ -96,6 +96,10 @@ OPTIONS = (
     _wait("body", _TIMEOUTS.body, "for the body of a request (408)"),
     _wait("idle", _TIMEOUTS.idle, "for the next request of a connection"),
     _wait("drain", _TIMEOUTS.drain, "for requests in the proxy, after a signal to end"),
+    Option(key="heartbeat_interval", kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
+           shown_default=f"{_TIMEOUTS.heartbeat:g}",
+           help="after which a stream to which nothing was sent gets a comment; with the first one "
+           "goes status 200, and errors are events from then on; 0: none"),
     Option(key="health_interval", kind=kinds.SECONDS, group=HEALTH, metavar="SECONDS",
            shown_default=f"{_HEALTH.interval:g}",
            help="from one GET /health to the next; a tenth of it while in doubt"),
@@ -146,6 +150,7 @@ class RouteRequest:
 MAX_COUNT = 1 << 31
 MAX_SECONDS = 7 * 86_400.0
 """Seconds: a week."""
+MAY_BE_ZERO = ("max_queued", "drain_timeout", "heartbeat_interval")
 MIN_BYTES = {"max_body": 1 << 10, "max_header": 1 << 10}
 
 
@@ -221,7 +226,8 @@ def route_settings(request: RouteRequest) -> RouteSettings:
 
 
 def _field(key: str) -> str:
-    return key.removeprefix("max_").removeprefix("health_").removesuffix("_timeout")
+    short = key.removeprefix("max_").removeprefix("health_").removesuffix("_timeout")
+    return short.removesuffix("_interval")
 
 
 def _whole(values: Mapping[str, float]) -> dict[str, int]:
@@ -231,9 +237,9 @@ def _whole(values: Mapping[str, float]) -> dict[str, int]:
 def _check(limits: Mapping[str, float]) -> None:
     for key, value in limits.items():
         option = BY_KEY[key]
-        least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout") else 1)
+        least = MIN_BYTES.get(key, 0 if key in MAY_BE_ZERO else 1)
         if option.group == WAITS or key.startswith("health_"):
-            if not 0 <= value <= MAX_SECONDS or (not value and key != "drain_timeout"):
+            if not 0 <= value <= MAX_SECONDS or (not value and key not in MAY_BE_ZERO):
                 raise UsageError(
                     f"{option.name} must be above 0, up to {MAX_SECONDS:g} seconds, got {value:g}"
                 )

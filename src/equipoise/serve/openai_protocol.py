@@ -241,6 +241,16 @@ def read_usage(body: bytes) -> TokenUsage:
     return usage_from(_json_object(body))
 
 
+def whole_as_event(status: int, body: bytes) -> bytes:
+    """An answer that is no stream, for a client that was sent the head of one."""
+    content = _json_object(body)
+    if status >= 300 and "error" not in content:
+        message = f"the worker answered {status}"
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        content = {"error": content or error}
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
 def _last_end(data: bytes) -> int:
     """Behind the last blank line; 0: there is none."""
     ends = (data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n", b"\r\r"))

@@ -17,6 +17,7 @@ from equipoise.serve.body_parser import BodyParser
 from equipoise.serve.cancel_scope import CancelReason
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
+    PROXY_FAILED,
     SERVER_NAME,
     BodyReader,
     ClientDisconnected,
@@ -87,7 +88,6 @@ SHUTTING_DOWN = ErrorResponse(
     "shutting_down",
     RETRY_AFTER,
 )
-PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)
 OWN_PATHS = ("/health", "/ready", "/metrics", WORKERS)
 STATUS_CLIENT_GONE = 499

@@ -76,6 +76,7 @@ class Timeouts:
         body: for the body of a request (408).
         idle: for the next request of a connection.
         drain: for the requests under way, once the proxy is asked to end.
+        heartbeat: after which a stream to which nothing was sent gets a comment; 0: none.
     """
 
     connect: float = 5.0
@@ -87,6 +88,7 @@ class Timeouts:
     body: float = 60.0
     idle: float = 75.0
     drain: float = 30.0
+    heartbeat: float = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
