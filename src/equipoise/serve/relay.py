@@ -7,7 +7,7 @@ queued -> bound -> sent -> passed on -> finished
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -40,6 +40,7 @@ from equipoise.serve.upstream import (
     FAILURES,
     AttemptFailed,
     BufferedAnswer,
+    body_reader,
     describe_failure,
     is_framed,
     is_stream,
@@ -153,7 +154,8 @@ class StreamRelay:
         Raises: AttemptFailed where it must not be passed on any more; aiohttp's errors where the
         worker breaks off; ClientDisconnected.
         """
-        while chunk := await self._next(answer):
+        read = body_reader(answer)
+        while chunk := await self._next(read):
             await self._pass(answer, self._reader.feed(chunk), self._loop.time())
         if not is_framed(answer) and not self._reader.ended:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
@@ -177,12 +179,12 @@ class StreamRelay:
         if not self._reader.tokens and not self._reader.ended:
             raise AttemptFailed("its stream is empty")
 
-    async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def _next(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The next bytes; none after `[DONE]`, whether the worker then closes its stream or not."""
         at_end = self._reader.ended
         try:
             async with asyncio.timeout(CLOSING if at_end else None):
-                return await answer.content.readany()
+                return await read()
         except (*FAILURES, TimeoutError):
             if at_end:
                 return b""

@@ -29,7 +29,7 @@ STALLED = asked(stream=True, fake={"w0": {"stall": 1}, "w1": {"stall": 1}})
 
 @asynccontextmanager
 async def waiting_stream(
-    setup: ProxySetup, **more: object
+    setup: ProxySetup, **more: Any
 ) -> AsyncIterator[tuple[asyncio.Task[Any], aiohttp.ClientResponse]]:
     """A stream that waits behind another one and has got a comment, and that other one."""
     first = asyncio.create_task(setup.post(STALLED))
