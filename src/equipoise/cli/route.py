@@ -78,6 +78,9 @@ OPTIONS = (
            help="certificates, as PEM"),
     Option(key="tls_key", kind=kinds.PATH, group=WHERE, metavar="FILE",
            shown_default="in --tls-cert", help="private key, as PEM"),
+    Option(key="allowed_origins", kind=kinds.ORIGINS, group=WHERE, metavar="ORIGIN",
+           shown_default="*",
+           help="origins of web pages that browsers let use the API; * for all, none for none"),
     _bytes("max_body", _LIMITS.body, "longest body of a request (413)"),
     _bytes("max_header", _LIMITS.header, "longest head of a request (431)"),
     _bytes("max_buffered", _LIMITS.buffered, "bodies of all requests together (429)"),
@@ -141,6 +144,7 @@ class RouteRequest:
     port: int = _ACCESS.port
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    allowed_origins: tuple[str, ...] = _ACCESS.allowed_origins
     log: Path | None = None
     wandb: str | None = None
     others: Mapping[str, float] = field(default_factory=dict)
@@ -182,7 +186,7 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     values = file | options
     own = {field.name for field in fields(RouteRequest)}
     limits = {key: values.pop(key) for key in set(values) - own}
-    for key in ("workers", "policy_options", "metrics"):
+    for key in ("workers", "policy_options", "metrics", "allowed_origins"):
         if key in values:
             values[key] = tuple(values[key])
     for key in ("policy_options", "metrics"):
@@ -259,6 +263,7 @@ def _access(request: RouteRequest) -> AccessSettings:
         worker_key=worker_keys[0] if worker_keys else None,
         certificate=request.tls_cert,
         private_key=request.tls_key,
+        allowed_origins=() if request.allowed_origins == ("none",) else request.allowed_origins,
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
-from equipoise.serve.openai_protocol import ParsedRequest, parse_request
+from equipoise.serve.openai_protocol import UNREAD_PATHS, ParsedRequest, parse_request
 from equipoise.serve.outcomes import (
     ErrorResponse,
     RequestOutcome,
@@ -52,7 +52,7 @@ class BodyParser:
 
     async def parse(self, path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
         """Raises RequestRefused: 400 as `parse_request`, 429 where large ones pile up, 500."""
-        if len(body) < LARGE_BODY:
+        if len(body) < LARGE_BODY or path in UNREAD_PATHS:
             return parse_request(path, body, headers)
         rank = headers.get(RANK_HEADER)
         head = {"path": path, "headers": {} if rank is None else {RANK_HEADER: rank}}

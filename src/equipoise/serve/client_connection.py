@@ -7,7 +7,7 @@ a comment where a stream has been silent for long.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, unique
 from typing import Any
 
@@ -313,13 +313,14 @@ class ClientStream:
     Args:
         request: the client's.
         name: its id.
+        own_headers: of the proxy, beside the worker's.
 
     Attributes:
         phase: see `StreamPhase`.
     """
 
-    def __init__(self, request: web.BaseRequest, name: str) -> None:
-        self._request, self._name = request, name
+    def __init__(self, request: web.BaseRequest, name: str, own_headers: Mapping[str, str]) -> None:
+        self._request, self._name, self._own_headers = request, name, own_headers
         self._loop = asyncio.get_running_loop()
         self._response: web.StreamResponse | None = None
         self._interval = 0.0
@@ -394,6 +395,7 @@ class ClientStream:
         self._response = web.StreamResponse(
             status=status, reason=reason, headers=[*headers, ("Server", SERVER_NAME)]
         )
+        self._response.headers.update(self._own_headers)
         try:
             await self._response.prepare(self._request)
         except ConnectionError as error:

@@ -22,6 +22,8 @@ PROXY_REQUEST_HEADERS = frozenset(
 """Of a request: the proxy's own to set towards a worker."""
 PROXY_RESPONSE_HEADERS = frozenset(
     {"content-length", "content-encoding", "server", "date", REQUEST_ID.lower()}
+    | {"access-control-allow-origin", "access-control-allow-credentials"}
+    | {"access-control-expose-headers"}
 )
 """Of an answer: the proxy's own to set towards a client; what was compressed has been read."""
 ID = re.compile(r"[!-~]+", re.ASCII)

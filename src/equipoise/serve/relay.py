@@ -22,13 +22,16 @@ from equipoise.serve.client_connection import (
     ClientDisconnected,
     ClientStream,
 )
+from equipoise.serve.cors import cors_headers
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.headers import client_response_headers, worker_request_headers
 from equipoise.serve.openai_protocol import (
     MOST_TOKENS,
+    UNREAD_PATHS,
     EventReader,
     ParsedRequest,
     TokenUsage,
+    error_event,
     read_usage,
     whole_as_event,
 )
@@ -279,7 +282,8 @@ class Relay:
         stats.prompt = parsed.prompt_tokens or self.token_estimator.estimate(parsed.prompt_bytes)
         state = self._dispatcher.submit(self._size(parsed, stats.prompt, wanted), wanted)
         end = stats.arrival + self._settings.timeouts.total
-        client = ClientStream(request, stats.id)
+        origins = self._settings.access.allowed_origins
+        client = ClientStream(request, stats.id, cors_headers(origins, request.headers))
         context = RequestContext(request, parsed, stats, state, client, end)
         try:
             if parsed.streamed and self._settings.timeouts.heartbeat:
@@ -313,7 +317,7 @@ class Relay:
         context.stats.outcome = error_response.outcome
         # Given up before the event is sent: a client that takes it slowly must not keep a slot.
         self._dispatcher.abort(context.state)
-        return await context.client.end_with(error_response.sse_event())
+        return await context.client.end_with(error_event(context.parsed.path, error_response))
 
     def _size(self, parsed: ParsedRequest, prompt: int, required_worker: int | None) -> int:
         """Prompt size that the policy gets: at most what the largest worker holds.
@@ -451,7 +455,8 @@ class Relay:
         stats.set_usage(usage)
         stats.outcome = RequestOutcome.COMPLETED
         self._dispatcher.finish(context.state, binding, stats.output)
-        if usage.prompt is not None and not parsed.prompt_tokens:
+        text_known = not parsed.prompt_tokens and parsed.path not in UNREAD_PATHS
+        if usage.prompt is not None and text_known:
             self.token_estimator.update(parsed.prompt_bytes, usage.prompt)
 
 

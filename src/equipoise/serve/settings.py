@@ -160,6 +160,7 @@ class AccessSettings:
         worker_key: sent to workers instead of the client's.
         certificate: PEM; None: no TLS.
         private_key: PEM; None: it is in the file of the certificate.
+        allowed_origins: of web pages that browsers let ask; `*`: of all.
     """
 
     host: str = "127.0.0.1"
@@ -168,6 +169,7 @@ class AccessSettings:
     worker_key: str | None = None
     certificate: Path | None = None
     private_key: Path | None = None
+    allowed_origins: tuple[str, ...] = ("*",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -196,7 +196,9 @@ def test_decompressed_answer_is_bounded() -> None:
     run(work())
 
 
-@pytest.mark.parametrize("body", [gzip.compress(b"{}" * 99)[:-9], b"no gzip"])
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b"{}" * 99)[:-9], b"no gzip"], ids=["cut off", "no gzip"]
+)
 def test_broken_compressed_answer_is_retried(body: bytes) -> None:
     async def work() -> None:
         async with proxied_worker(answer_with(whole_answer(body)), Fake("w1")) as setup:
