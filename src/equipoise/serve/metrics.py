@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from equipoise.balancer.observe.wandb_sink import MODULE, require_wandb
+from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.dispatcher import RequestDispatcher
 from equipoise.serve.health import LoopStalls
