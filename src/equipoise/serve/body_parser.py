@@ -104,7 +104,7 @@ class BodyParser:
             __name__,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            process_group=0,  # Ctrl-C is for the proxy, which ends this process itself
+            start_new_session=True,  # Ctrl-C is for the proxy, which ends this process itself
         )
 
     def _kill(self, process: asyncio.subprocess.Process) -> None:

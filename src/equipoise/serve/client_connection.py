@@ -188,6 +188,9 @@ class ClientConnection(web.RequestHandler):
             if self._timer is None:
                 self._start_head_timer()
         super().data_received(data)
+        # Now, not when its task runs: uvloop brings more of a body in the same turn of the loop.
+        if self._heading and self._messages:
+            self.head_received()
 
     def head_received(self) -> None:
         """The head of a request has come."""

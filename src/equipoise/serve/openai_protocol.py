@@ -229,6 +229,7 @@ def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
     return int(rank)
 
 
+DECODER = json.JSONDecoder()
 MOST_EVENT = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
 MOST_TOKENS = 1 << 28
@@ -364,6 +365,8 @@ def whole_as_event(status: int, body: bytes) -> bytes:
 
 def _last_end(data: bytes) -> int:
     """Behind the last blank line; 0: there is none."""
+    if data.endswith(b"\n\n"):
+        return len(data)  # nearly always: a piece is one event
     ends = (data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n", b"\r\r"))
     # `rfind` says -1 where it finds nothing, which comes out as less than a blank line is long.
     lengths = (2, 4, 2)
@@ -372,7 +375,8 @@ def _last_end(data: bytes) -> int:
 
 def _json_object(value: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(value)
+        # Events are UTF-8, so that nothing has to be found out about them, as `json.loads` does.
+        content = DECODER.decode(value.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

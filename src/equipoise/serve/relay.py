@@ -184,14 +184,13 @@ class StreamRelay:
 
     async def _next(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The next bytes; none after `[DONE]`, whether the worker then closes its stream or not."""
-        at_end = self._reader.ended
+        if not self._reader.ended:
+            return await read()
         try:
-            async with asyncio.timeout(CLOSING if at_end else None):
+            async with asyncio.timeout(CLOSING):
                 return await read()
         except (*FAILURES, TimeoutError):
-            if at_end:
-                return b""
-            raise
+            return b""
 
     async def _pass(self, answer: aiohttp.ClientResponse, whole: bytes, came: float) -> None:
         """Pass whole events on, once there is a token among those that have come."""
