@@ -1,6 +1,7 @@
 """What the proxy adds to a request: the same request with and without it, in turns.
 
     python benchmarks/proxy.py
+    python benchmarks/proxy.py --cpu       seconds of CPU that a streamed token costs instead
     python benchmarks/proxy.py --quick     one short round; nothing is kept
 
 One client on one connection, one worker that answers at once, all on this machine's loopback
@@ -8,16 +9,23 @@ address, each a process of its own. A pair is one request straight to the worker
 proxy, in an order that alternates; rounds are interleaved pairs. Added is the difference of the
 percentiles of both, in one round; of rounds there is the median, the lowest and the highest.
 
-Writes benchmarks/results/proxy.json; `python benchmarks/report.py` shows it.
+With `--cpu`: 64 streams at once of a worker that makes a token for each of them in every step of
+40 ms, through the proxy, through one of aiohttp that passes bytes on, and through the proxy under
+uvloop where that is installed. CPU time is that of the proxy's process, user and system, from the
+first request to the last; a core's tokens a second are what one core could relay at that cost.
+
+Writes benchmarks/results/proxy.json or proxy_cpu.json; `python benchmarks/report.py` shows them.
 """
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +39,16 @@ READY_TIMEOUT = 60.0
 WORKER = Path(__file__).parent / "lib" / "answering_worker.py"
 MESSAGE = {"role": "user", "content": "how long does it take? " * 20}
 KINDS = {"whole answer": False, "first token": True}
+STEPPING_WORKER = Path(__file__).parent / "lib" / "stepping_worker.py"
+PLAIN_PROXY = Path(__file__).parent / "lib" / "plain_proxy.py"
+PLAIN = "plain aiohttp"
+CPU_ROUNDS, STREAMS, TOKENS, STEP_SECONDS = 5, 64, 150, 0.04
+WITHOUT_UVLOOP = """
+import sys
+sys.modules["uvloop"] = None
+from equipoise.cli.main import main
+sys.exit(main())
+"""
 
 
 @contextmanager
@@ -107,6 +125,77 @@ async def ready(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def stream(client: aiohttp.ClientSession, url: str, tokens: int) -> None:
+    """Read one stream to its end."""
+    request = {"model": "m", "messages": [MESSAGE], "stream": True, "max_tokens": tokens}
+    async with client.post(f"{url}/v1/chat/completions", json=request) as answer:
+        events = (await answer.read()).count(b"data: {")
+        assert (answer.status, events) == (200, tokens)
+
+
+async def stream_all(url: str, tokens: int) -> None:
+    """All streams at once."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as client:
+        await asyncio.gather(*(stream(client, url, tokens) for _ in range(STREAMS)))
+
+
+def cpu_seconds(process: int) -> float:
+    """Of a process so far, user and system."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_per_token(process: int, url: str, tokens: int) -> float:
+    """Microseconds of CPU of the proxy."""
+    before = cpu_seconds(process)
+    asyncio.run(stream_all(url, tokens))
+    return (cpu_seconds(process) - before) * 1e6 / (STREAMS * tokens)
+
+
+def measure_cpu(rounds: int, tokens: int) -> list[Row]:
+    """A row for each proxy; they take turns."""
+    with ExitStack() as stack:
+        worker = stack.enter_context(running(str(STEPPING_WORKER), str(STEP_SECONDS)))
+        direct = f"http://127.0.0.1:{first_line_with(worker, '').strip()}"
+        plain = stack.enter_context(running(str(PLAIN_PROXY), direct))
+        port = first_line_with(plain, "").strip()
+        proxies = {PLAIN: (plain.pid, f"http://127.0.0.1:{port}")}
+        kinds = {"equipoise": ("-c", WITHOUT_UVLOOP)}
+        if find_spec("uvloop") is not None:
+            kinds["equipoise, uvloop"] = ("-m", "equipoise")
+        for name, start in kinds.items():
+            command = (*start, "route", "--workers", direct, "--port", "0")
+            child = stack.enter_context(running(*command))
+            proxies[name] = (child.pid, first_line_with(child, "serving on").split()[3].rstrip(","))
+            asyncio.run(ready(proxies[name][1]))
+        costs: dict[str, list[float]] = {name: [] for name in proxies}
+        for number in range(rounds + 1):
+            for name, (process, url) in proxies.items():
+                cost = cpu_per_token(process, url, tokens)
+                if number or not rounds:
+                    costs[name].append(cost)  # the first round warms up
+    return [
+        {
+            "proxy": name,
+            "cpu_us": spread(each),
+            "tokens_per_core": spread(1e6 / one for one in each),
+            "ratio": spread(one / base for one, base in zip(each, costs[PLAIN], strict=True)),
+        }
+        for name, each in costs.items()
+    ]
+
+
+def main_cpu(quick: bool) -> int:
+    """Measure, print, keep."""
+    rows = measure_cpu(0 if quick else CPU_ROUNDS, 5 if quick else TOKENS)
+    kept = {"per_core": next(row for row in rows if row["proxy"] == "equipoise")["tokens_per_core"]}
+    show("proxy_cpu", kept, {"proxies": rows})
+    if not quick:
+        save("proxy_cpu", ["python", "benchmarks/proxy.py", "--cpu"], kept, {"proxies": rows})
+    return 0
+
+
 def figures(rows: list[Row]) -> Row:
     """What the bar is about."""
     return {"added": max((row["added_p50_ms"] for row in rows), key=lambda values: values[0])}
@@ -118,7 +207,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one round; nothing is kept")
-    quick = parser.parse_args().quick
+    parser.add_argument("--cpu", action="store_true", help="CPU a streamed token")
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    if arguments.cpu:
+        return main_cpu(quick)
     rows: list[Row] = []
     with running(str(WORKER)) as worker:
         direct = f"http://127.0.0.1:{first_line_with(worker, '').strip()}"

@@ -697,6 +697,24 @@ PICKER = Section(
     ),
 )  # fmt: skip
 
+PROXY_CPU = Section(
+    "What a token costs the proxy",
+    "proxy_cpu",
+    "python benchmarks/proxy.py --cpu",
+    "64 streams at once, a token of each in a step of 40 ms, chat; worker, proxy and client are a "
+    "process each. CPU time of the proxy's process, and tokens a second of one core at that cost; "
+    "beside it one of aiohttp that passes bytes on unread.",
+    bars=(Bar("tokens a second and core", "per_core", at_least=5000, form=",.0f"),),
+    tables=(
+        Table("proxies", (
+            ("proxy", "{proxy}"),
+            ("CPU a token, microseconds", spread("cpu_us", ".0f")),
+            ("tokens a second and core", spread("tokens_per_core", ",.0f")),
+            ("over plain aiohttp", spread("ratio")),
+        )),
+    ),
+)  # fmt: skip
+
 LIVE = Section(
     "Simulated and live",
     "live_routing",
@@ -876,7 +894,8 @@ VLLM_ASCEND = Section(
 )  # fmt: skip
 
 SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PICKER, PROXY, GPU, GPU_SUITES)  # fmt: skip
+            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PICKER, PROXY, PROXY_CPU, GPU,
+            GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(
     "",

@@ -2,19 +2,11 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-from equipoise import install_command
 from equipoise.balancer.experts.runtime.events import BalanceMeasured, Event, RebalanceMeasured
 from equipoise.balancer.observe.log_lines import rebalance_fields
-from equipoise.hal.errors import UsageError
-
-MODULE = "wandb"
-
-
-class WandbMissing(UsageError):
-    """The optional package wandb is not installed."""
+from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 
 
 class WandbSink:
@@ -55,9 +47,3 @@ class WandbSink:
         if self._run is None:
             self._run = import_module(MODULE).init(project=self._project, config=self._settings)
         self._run.log({f"{group}/{name}": value for name, value in fields.items()})
-
-
-def require_wandb() -> None:
-    """Raises `WandbMissing` if wandb is not installed; does not import it."""
-    if find_spec(MODULE) is None:
-        raise WandbMissing(f"wandb is missing: {install_command('wandb')}")

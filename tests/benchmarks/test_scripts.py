@@ -22,6 +22,7 @@ QUICK = {
     "request_ablations": "request_ablations.py --only drafting",
     "live_routing": "live_routing.py --quick",
     "proxy": "proxy.py --quick",
+    "proxy cpu": "proxy.py --cpu --quick",
     "vllm_policy": "vllm_policy.py --quick",
     "policy_moves": "policy_moves.py --quick",
     "gpu_speed": "gpu_speed.py --backend cpu",

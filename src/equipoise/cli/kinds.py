@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from equipoise.balancer.formats.iterations import IterationRange
 from equipoise.balancer.requests.catalogue import WORKLOADS
@@ -233,6 +234,22 @@ def _settings_from_yaml(value: object) -> tuple[tuple[str, object], ...]:
     return tuple(value.items())
 
 
+def _origin(value: object) -> str:
+    """`*`, `none`, or the origin of a web page, as browsers send it."""
+    text = _str_from_yaml(value)
+    parts = urlsplit(text)
+    if text in ("*", "none") or (parts.netloc and text == f"{parts.scheme}://{parts.netloc}"):
+        return text
+    raise ValueError(value)
+
+
+def _origins_from_yaml(value: object) -> tuple[str, ...]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not values:
+        raise ValueError(value)
+    return tuple(_origin(item) for item in values)
+
+
 WHOLE = OptionKind("a whole number", int, _int_from_yaml)
 SECONDS = OptionKind("a number of seconds", lambda text: _finite(float(text)), _real_from_yaml)
 REAL = OptionKind("a number", lambda text: _finite(float(text)), _real_from_yaml)
@@ -292,6 +309,9 @@ NUMBERS = OptionKind(
     numbers_of_yaml,
 )
 WORKERS = OptionKind("a list of URLs or of mappings", _str_from_text, _workers_from_yaml)
+ORIGINS = OptionKind(
+    "*, none, or origins such as https://chat.example", _origin, _origins_from_yaml
+)
 SETTINGS = OptionKind("NAME=VALUE, or a mapping", _setting_from_text, _settings_from_yaml)
 CLIENT_RANK = OptionKind(
     " or ".join(ClientRank),

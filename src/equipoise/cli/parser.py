@@ -24,6 +24,7 @@ from equipoise.cli import (
 )
 from equipoise.cli.kinds import (
     FAMILY_NAMES,
+    ORIGINS,
     PATH,
     SETTINGS,
     SWITCH,
@@ -164,7 +165,7 @@ DOCTOR = "Say what was found on this machine, what is missing and why."
 
 
 STATISTICS = "recorded statistics: a file or a folder"
-LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS)
+LISTS = (TEXTS, VARIANTS, FAMILY_NAMES, WORKERS, SETTINGS, ORIGINS)
 """Kinds of which an option takes several."""
 
 

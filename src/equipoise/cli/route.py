@@ -78,6 +78,9 @@ OPTIONS = (
            help="certificates, as PEM"),
     Option(key="tls_key", kind=kinds.PATH, group=WHERE, metavar="FILE",
            shown_default="in --tls-cert", help="private key, as PEM"),
+    Option(key="allowed_origins", kind=kinds.ORIGINS, group=WHERE, metavar="ORIGIN",
+           shown_default="*",
+           help="origins of web pages that browsers let use the API; * for all, none for none"),
     _bytes("max_body", _LIMITS.body, "longest body of a request (413)"),
     _bytes("max_header", _LIMITS.header, "longest head of a request (431)"),
     _bytes("max_buffered", _LIMITS.buffered, "bodies of all requests together (429)"),
@@ -96,6 +99,10 @@ OPTIONS = (
     _wait("body", _TIMEOUTS.body, "for the body of a request (408)"),
     _wait("idle", _TIMEOUTS.idle, "for the next request of a connection"),
     _wait("drain", _TIMEOUTS.drain, "for requests in the proxy, after a signal to end"),
+    Option(key="heartbeat_interval", kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
+           shown_default=f"{_TIMEOUTS.heartbeat:g}",
+           help="after which a stream to which nothing was sent gets a comment; with the first one "
+           "goes status 200, and errors are events from then on; 0: none"),
     Option(key="health_interval", kind=kinds.SECONDS, group=HEALTH, metavar="SECONDS",
            shown_default=f"{_HEALTH.interval:g}",
            help="from one GET /health to the next; a tenth of it while in doubt"),
@@ -137,6 +144,7 @@ class RouteRequest:
     port: int = _ACCESS.port
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    allowed_origins: tuple[str, ...] = _ACCESS.allowed_origins
     log: Path | None = None
     wandb: str | None = None
     others: Mapping[str, float] = field(default_factory=dict)
@@ -146,6 +154,7 @@ class RouteRequest:
 MAX_COUNT = 1 << 31
 MAX_SECONDS = 7 * 86_400.0
 """Seconds: a week."""
+MAY_BE_ZERO = ("max_queued", "drain_timeout", "heartbeat_interval", "fallbacks")
 MIN_BYTES = {"max_body": 1 << 10, "max_header": 1 << 10}
 
 
@@ -177,7 +186,7 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     values = file | options
     own = {field.name for field in fields(RouteRequest)}
     limits = {key: values.pop(key) for key in set(values) - own}
-    for key in ("workers", "policy_options", "metrics"):
+    for key in ("workers", "policy_options", "metrics", "allowed_origins"):
         if key in values:
             values[key] = tuple(values[key])
     for key in ("policy_options", "metrics"):
@@ -224,7 +233,8 @@ def route_settings(request: RouteRequest) -> RouteSettings:
 
 def settings_field(key: str) -> str:
     """The field of settings that an option of a limit, a timeout or health is for."""
-    return key.removeprefix("max_").removeprefix("health_").removesuffix("_timeout")
+    short = key.removeprefix("max_").removeprefix("health_").removesuffix("_timeout")
+    return short.removesuffix("_interval")
 
 
 def whole_numbers(values: Mapping[str, float]) -> dict[str, int]:
@@ -236,9 +246,9 @@ def check_ranges(values: Mapping[str, float], options: Mapping[str, Option]) -> 
     """Raises UsageError for a limit, a timeout or a setting of health that is out of range."""
     for key, value in values.items():
         option = options[key]
-        least = MIN_BYTES.get(key, 0 if key in ("max_queued", "drain_timeout", "fallbacks") else 1)
+        least = MIN_BYTES.get(key, 0 if key in MAY_BE_ZERO else 1)
         if option.group == WAITS or key.startswith("health_"):
-            if not 0 <= value <= MAX_SECONDS or (not value and key != "drain_timeout"):
+            if not 0 <= value <= MAX_SECONDS or (not value and key not in MAY_BE_ZERO):
                 raise UsageError(
                     f"{option.name} must be above 0, up to {MAX_SECONDS:g} seconds, got {value:g}"
                 )
@@ -258,6 +268,7 @@ def _access(request: RouteRequest) -> AccessSettings:
         worker_key=worker_keys[0] if worker_keys else None,
         certificate=request.tls_cert,
         private_key=request.tls_key,
+        allowed_origins=() if request.allowed_origins == ("none",) else request.allowed_origins,
     )
 
 

@@ -395,7 +395,7 @@ def _check_watching(settings: RunSettings) -> None:
     if settings.metrics_port is not None:
         _check_ports(settings.metrics_port, settings)
     if settings.wandb:
-        from equipoise.balancer.observe.wandb_sink import require_wandb as require_wandb
+        from equipoise.balancer.observe.wandb_module import require_wandb as require_wandb
 
         require_wandb()
 

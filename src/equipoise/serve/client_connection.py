@@ -1,20 +1,21 @@
 """Connections from clients: limits on heads and bodies, and the stream of an answer.
 
 aiohttp bounds a line of a head and the wait for the next request. A head that comes a byte at a
-time, or never ends, is bounded here. The head of an answer goes out with its first bytes, not
-before: until then the request can still be tried at another worker.
+time, or never ends, is bounded here. The head of an answer goes out with its first bytes, or with
+a comment where a stream has been silent for long.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum, unique
 from typing import Any
 
 from aiohttp import ClientResponse, web
 from aiohttp.http_exceptions import LineTooLong
 
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
-from equipoise.serve.headers import client_response_headers
+from equipoise.serve.headers import REQUEST_ID, client_response_headers
 from equipoise.serve.outcomes import (
     ErrorResponse,
     RequestOutcome,
@@ -187,6 +188,9 @@ class ClientConnection(web.RequestHandler):
             if self._timer is None:
                 self._start_head_timer()
         super().data_received(data)
+        # Now, not when its task runs: uvloop brings more of a body in the same turn of the loop.
+        if self._heading and self._messages:
+            self.head_received()
 
     def head_received(self) -> None:
         """The head of a request has come."""
@@ -205,8 +209,9 @@ class ClientConnection(web.RequestHandler):
                 self.transport.abort()
             raise ConnectionError("the client did not take what was sent to it") from None
         finally:
-            # What comes from now on is the head of the next request.
-            self._heading = True
+            # A head follows the body, not the answer: of a request that was refused early the
+            # body still comes, and is no head that is too long.
+            request.content.on_eof(self._expect_head)
 
     def handle_error(
         self,
@@ -231,6 +236,10 @@ class ClientConnection(web.RequestHandler):
         )
         response.force_close()
         return response
+
+    def _expect_head(self) -> None:
+        """What comes from now on is the head of the next request."""
+        self._heading = True
 
     def _start_head_timer(self) -> None:
         self._timer = self._loop.call_later(self._listener.timeouts.header, self._head_timed_out)
@@ -277,57 +286,103 @@ class ClientDisconnected(Exception):
     """Nobody is there any more to pass an answer on to."""
 
 
+HEARTBEAT = b": waiting\n\n"
+"""A comment of server-sent events, which clients skip."""
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+EARLY_HEADERS = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+)
+
+
+@unique
+class StreamPhase(Enum):
+    """What a client has got of its answer."""
+
+    NOTHING_SENT = "nothing"
+    """A status can still be chosen, and another worker."""
+    HELD_OPEN = "a head and comments"
+    """Its status is 200, and errors are events; another worker can still be chosen."""
+    ANSWERING = "a part of one worker's answer"
+    """No other answer can follow it."""
+
+
+NOTHING_SENT, HELD_OPEN, ANSWERING = StreamPhase
+
+
 class ClientStream:
     """What one client gets of one answer.
 
     Args:
         request: the client's.
         name: its id.
+        own_headers: of the proxy, beside the worker's.
 
     Attributes:
-        response: None until something has been passed on.
+        phase: see `StreamPhase`.
     """
 
-    def __init__(self, request: web.BaseRequest, name: str) -> None:
-        self._request, self._name = request, name
-        self.response: web.StreamResponse | None = None
+    def __init__(self, request: web.BaseRequest, name: str, own_headers: Mapping[str, str]) -> None:
+        self._request, self._name, self._own_headers = request, name, own_headers
+        self._loop = asyncio.get_running_loop()
+        self._response: web.StreamResponse | None = None
+        self._interval = 0.0
+        self._last, self._written_at = b"\n\n", self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._beat: asyncio.Task[None] | None = None
+        self.phase = NOTHING_SENT
 
-    async def send_head(self, answer: ClientResponse) -> None:
-        """Send the head."""
-        response = web.StreamResponse(
-            status=answer.status,
-            reason=answer.reason,
-            headers=[*client_response_headers(answer.headers, self._name), ("Server", SERVER_NAME)],
-        )
-        self.response = response
-        try:
-            await response.prepare(self._request)
-        except ConnectionError as error:
-            raise ClientDisconnected from error
+    def hold_open(self, interval: float) -> None:
+        """Send a comment whenever nothing was sent for so many seconds, until it is closed.
+
+        The first one brings the head, with status 200: what waits between the client and the proxy
+        closes connections that are silent, and whoever waits for a worker would begin anew. What
+        is refused sooner than that keeps its status.
+        """
+        self._interval = interval
+        self._timer = self._loop.call_later(interval, self._tick)
+
+    def close(self) -> None:
+        """Send no more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._interval = 0.0
+
+    async def begin(self, answer: ClientResponse) -> None:
+        """Send the head, if it has not gone out already; from now on it is this answer's."""
+        await self._settle()
+        before, self.phase = self.phase, ANSWERING
+        if before is NOTHING_SENT:
+            headers = client_response_headers(answer.headers, self._name)
+            await self._send_head(answer.status, answer.reason, headers)
 
     async def write(self, data: bytes) -> None:
         """Send so many bytes; waits while the client takes none."""
-        assert self.response is not None
+        assert self._response is not None
+        self._last, self._written_at = data, self._loop.time()
         try:
-            await self.response.write(data)
+            await self._response.write(data)
         except ConnectionError as error:
             raise ClientDisconnected from error
 
     async def finish(self) -> web.StreamResponse:
         """It is complete."""
-        assert self.response is not None
+        self.close()
+        assert self._response is not None
         try:
-            await self.response.write_eof()
+            await self._response.write_eof()
         except ConnectionError as error:
             raise ClientDisconnected from error
-        return self.response
+        return self._response
 
-    async def end_with_error(self, error_response: ErrorResponse) -> web.StreamResponse:
-        """Say why it is not complete, and end it."""
+    async def end_with(self, event: bytes) -> web.StreamResponse:
+        """End it by this event, such as why it is not complete."""
         try:
             async with CancelScope() as scope:
                 scope.set_timeout(ERROR_EVENT_TIMEOUT, CancelReason.CLIENT_STALLED)
-                await self.write(error_response.sse_event())
+                await self._settle()
+                await self.write(event)
                 return await self.finish()
         except ScopeCancelled:
             raise ClientDisconnected from None
@@ -336,3 +391,51 @@ class ClientStream:
         """The client takes nothing: close its connection."""
         if self._request.transport is not None:
             self._request.transport.abort()
+
+    async def _send_head(
+        self, status: int, reason: str | None, headers: Sequence[tuple[str, str]]
+    ) -> None:
+        self._response = web.StreamResponse(
+            status=status, reason=reason, headers=[*headers, ("Server", SERVER_NAME)]
+        )
+        self._response.headers.update(self._own_headers)
+        try:
+            await self._response.prepare(self._request)
+        except ConnectionError as error:
+            raise ClientDisconnected from error
+
+    async def _settle(self) -> None:
+        """Wait for a comment that is being sent: a head must be whole before what follows it."""
+        if self._beat is not None:
+            await self._beat
+
+    def _tick(self) -> None:
+        self._timer = None
+        silent = self._loop.time() - self._written_at
+        if silent >= self._interval and self._last.endswith(EVENT_ENDS):
+            self._beat = asyncio.create_task(self._send_comment())
+            self._beat.add_done_callback(self._beat_sent)
+        else:
+            # Not amid an event, of which a very long one is passed on in pieces.
+            self._rearm(max(self._interval - silent, self._interval / 8))
+
+    async def _send_comment(self) -> None:
+        if not self._interval:
+            return  # closed in the turn of the loop in which this began
+        try:
+            if self.phase is NOTHING_SENT:
+                self.phase = HELD_OPEN
+                await self._send_head(200, None, [*EARLY_HEADERS, (REQUEST_ID, self._name)])
+            await self.write(HEARTBEAT)
+        except ClientDisconnected:
+            LOG.debug("%s: its client has gone, which ends its task", self._name)
+
+    def _beat_sent(self, task: "asyncio.Task[None]") -> None:
+        self._beat = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("%s: no comment could be sent", self._name, exc_info=error)
+        self._rearm(self._interval)
+
+    def _rearm(self, seconds: float) -> None:
+        if self._interval:
+            self._timer = self._loop.call_later(seconds, self._tick)

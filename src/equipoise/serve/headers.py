@@ -20,8 +20,12 @@ PROXY_REQUEST_HEADERS = frozenset(
     | {RANK_HEADER.lower()}
 )
 """Of a request: the proxy's own to set towards a worker."""
-PROXY_RESPONSE_HEADERS = frozenset({"content-length", "server", "date", REQUEST_ID.lower()})
-"""Of an answer: the proxy's own to set towards a client."""
+PROXY_RESPONSE_HEADERS = frozenset(
+    {"content-length", "content-encoding", "server", "date", REQUEST_ID.lower()}
+    | {"access-control-allow-origin", "access-control-allow-credentials"}
+    | {"access-control-expose-headers"}
+)
+"""Of an answer: the proxy's own to set towards a client; what was compressed has been read."""
 ID = re.compile(r"[!-~]+", re.ASCII)
 
 

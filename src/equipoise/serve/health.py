@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, unique
+from itertools import count
 
 import aiohttp
 
@@ -22,9 +23,14 @@ class HealthCheckResult(Enum):
 
     HEALTHY = "well"
     UNHEALTHY = "unwell"
-    """It answered, and not well; or it did not, but goes on with what it has."""
-    NO_ANSWER = "silent"
-    """No answer, or no connection."""
+    """It answered, and not well."""
+    BUSY = "busy"
+    """No answer in time, but it goes on with what it has."""
+    SILENT = "silent"
+    """No answer in time, and nothing else either."""
+    NO_CONNECTION = "no connection"
+    PROXY_LATE = "the proxy was late"
+    """No answer in time, of which the proxy itself was stalled for too long: nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +38,39 @@ class WorkerHealth:
     """What is believed of a worker, and what speaks against it.
 
     Attributes:
-        state: as the policy gets it.
+        state: as it would be if there were no other server.
         successes: good answers in a row.
         failures: questions without a good answer in a row.
         unanswered: questions without any answer in a row.
+        late: questions in a row that were not answered in time.
     """
 
     state: WorkerState
     successes: int = 0
     failures: int = 0
     unanswered: int = 0
+    late: int = 0
 
     def after(self, seen: HealthCheckResult, settings: HealthSettings) -> "WorkerHealth":
         """What is believed after another question."""
         match seen:
+            case HealthCheckResult.PROXY_LATE:
+                return self
             case HealthCheckResult.HEALTHY:
-                health = WorkerHealth(self.state, successes=self.successes + 1)
+                # To be late is weak evidence: one answer in time outweighs it.
+                was_late = self.state is WorkerState.DRAINING and self.only_late
+                state = WorkerState.SERVING if was_late else self.state
+                health = WorkerHealth(state, successes=self.successes + 1)
             case HealthCheckResult.UNHEALTHY:
                 health = WorkerHealth(self.state, failures=self.failures + 1)
-            case HealthCheckResult.NO_ANSWER:
+            case HealthCheckResult.BUSY:
+                health = WorkerHealth(self.state, failures=self.failures + 1, late=self.late + 1)
+            case HealthCheckResult.SILENT | HealthCheckResult.NO_CONNECTION:
                 health = WorkerHealth(
-                    self.state, failures=self.failures + 1, unanswered=self.unanswered + 1
+                    self.state,
+                    failures=self.failures + 1,
+                    unanswered=self.unanswered + 1,
+                    late=self.late + 1 if seen is HealthCheckResult.SILENT else 0,
                 )
         return replace(health, state=_state(health, settings))
 
@@ -63,6 +81,11 @@ class WorkerHealth:
             return self.failures > 0
         return self.successes > 0 or (self.state is WorkerState.DRAINING and self.unanswered > 0)
 
+    @property
+    def only_late(self) -> bool:
+        """Whether nothing speaks against it but answers that did not come in time."""
+        return self.failures > 0 and self.late == self.failures
+
 
 UNKNOWN_HEALTH = WorkerHealth(WorkerState.LOST)
 """What is believed before anybody has asked."""
@@ -70,13 +93,10 @@ UNKNOWN_HEALTH = WorkerHealth(WorkerState.LOST)
 
 def initial_health(seen: HealthCheckResult) -> WorkerHealth:
     """The first answer is believed at once: there is nothing to hold on to."""
-    match seen:
-        case HealthCheckResult.HEALTHY:
-            return WorkerHealth(WorkerState.SERVING, successes=1)
-        case HealthCheckResult.UNHEALTHY:
-            return WorkerHealth(WorkerState.LOST, failures=1)  # it has nothing that it could drain
-        case HealthCheckResult.NO_ANSWER:
-            return WorkerHealth(WorkerState.LOST, failures=1, unanswered=1)
+    if seen is HealthCheckResult.HEALTHY:
+        return WorkerHealth(WorkerState.SERVING, successes=1)
+    # It has nothing that it could drain.
+    return UNKNOWN_HEALTH.after(seen, HealthSettings())
 
 
 def _state(health: WorkerHealth, settings: HealthSettings) -> WorkerState:
@@ -89,12 +109,105 @@ def _state(health: WorkerHealth, settings: HealthSettings) -> WorkerState:
     return health.state
 
 
+def effective_states(beliefs: Sequence[WorkerHealth]) -> list[WorkerState]:
+    """What the policy gets of each server.
+
+    Where most of those that are not lost are late, the cause is common to them (the network, a
+    machine that is full, the proxy), and to drain them all would refuse what they can still serve.
+    So none is drained for that; who says that it is unwell, or is lost, is believed.
+    """
+    known = [one for one in beliefs if one.state is not WorkerState.LOST]
+    most_late = 2 * sum(one.late > 0 for one in known) > len(known)
+    return [
+        WorkerState.SERVING
+        if most_late and one.state is WorkerState.DRAINING and one.only_late
+        else one.state
+        for one in beliefs
+    ]
+
+
+STALL_TICK = 0.1
+"""Seconds from one look at the clock to the next."""
+
+
+class LoopStalls:
+    """Measures for how long the event loop was late: then no answer could be read.
+
+    Its own work, or other processes on the same cores, may be what holds it up.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._total = 0.0
+        self._due = self._loop.time() + STALL_TICK
+
+    @property
+    def seconds(self) -> float:
+        """In all, the stall that has just ended included."""
+        return self._total + max(0.0, self._loop.time() - self._due)
+
+    async def run(self) -> None:
+        """Measure for ever."""
+        self._due = self._loop.time() + STALL_TICK
+        while True:
+            await asyncio.sleep(max(0.0, self._due - self._loop.time()))
+            now = self._loop.time()
+            self._total += max(0.0, now - self._due)
+            self._due = now + STALL_TICK
+
+
 LOG = logging.getLogger("equipoise.route")
 HEALTH_PATH = "/health"
 RECHECK_FRACTION = 0.1
 """Part of the interval from one question to the next, while it is not clear how a worker is."""
 MIN_INTERVAL = 0.02
 """Seconds: a short interval must not become a busy loop while a worker is in doubt."""
+MAX_STALLED_FRACTION = 0.25
+"""Part of the time for an answer; if the loop was late for more of it, a missing answer says
+nothing of the server."""
+
+
+class HealthBoard:
+    """What is believed of all servers; the dispatcher is told what follows from it.
+
+    Args:
+        dispatcher: every change is reported to it.
+
+    Attributes:
+        beliefs: of each server that was asked, by its number.
+    """
+
+    def __init__(self, dispatcher: RequestDispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._names = count()
+        self._workers: dict[int, Sequence[int]] = {}
+        self.beliefs: dict[int, WorkerHealth] = {}
+        self._states: dict[int, WorkerState] = {}
+
+    def add(self, workers: Sequence[int]) -> int:
+        """A server that these workers share; returns its number."""
+        server = next(self._names)
+        self._workers[server] = workers
+        return server
+
+    def remove(self, server: int) -> None:
+        """It is asked no more; its workers keep the state that they have."""
+        for known in (self._workers, self.beliefs, self._states):
+            known.pop(server, None)
+
+    def update(self, server: int, health: WorkerHealth) -> None:
+        """It was asked; what is made of others may change with it."""
+        self.beliefs[server] = health
+        states = effective_states(list(self.beliefs.values()))
+        before, self._states = self._states, dict(zip(self.beliefs, states, strict=True))
+        for one, state in self._states.items():
+            if state is not before.get(one):
+                for worker in self._workers[one]:
+                    self._dispatcher.set_health(worker, state)
+
+    def state(self, server: int) -> WorkerState:
+        """What the dispatcher was told of it last."""
+        return self._states.get(server, UNKNOWN_HEALTH.state)
 
 
 class HealthMonitor:
@@ -104,7 +217,9 @@ class HealthMonitor:
         client: to ask with.
         url: of the server.
         workers: numbers of the workers that have this url.
-        dispatcher: every change is reported to it.
+        dispatcher: knows when something of an answer came last.
+        board: gets the results.
+        stalls: of the loop that asks.
         settings: how often, and what is concluded.
     """
 
@@ -114,16 +229,23 @@ class HealthMonitor:
         url: str,
         workers: Sequence[int],
         dispatcher: RequestDispatcher,
+        board: HealthBoard,
+        stalls: LoopStalls,
         settings: HealthSettings,
     ) -> None:
         self._client, self._url, self._workers = client, url, workers
-        self._dispatcher, self._settings = dispatcher, settings
+        self._dispatcher, self._settings, self._stalls = dispatcher, settings, stalls
+        self._board, self._number = board, board.add(workers)
         self._doubt = asyncio.Event()
         self.health = UNKNOWN_HEALTH
 
     def check_soon(self) -> None:
         """A request came to nothing there: ask at once."""
         self._doubt.set()
+
+    def close(self) -> None:
+        """Have nothing that was found count any more."""
+        self._board.remove(self._number)
 
     async def run(self) -> None:
         """Ask for ever."""
@@ -133,10 +255,11 @@ class HealthMonitor:
         while True:
             await self._pause()
             self._doubt.clear()
-            before = self.health.state
+            before = self._board.state(self._number)
             self._conclude(self.health.after(await self._ask(), self._settings))
-            if self.health.state is not before:
-                LOG.warning("%s: %s, was %s", self._url, self.health.state.value, before.value)
+            now = self._board.state(self._number)
+            if now is not before:
+                LOG.warning("%s: %s, was %s", self._url, now.value, before.value)
 
     async def _pause(self) -> None:
         seconds = self._settings.interval
@@ -150,7 +273,7 @@ class HealthMonitor:
             return
 
     async def _ask(self) -> HealthCheckResult:
-        began = asyncio.get_running_loop().time()
+        began, stalled = asyncio.get_running_loop().time(), self._stalls.seconds
         try:
             async with (
                 asyncio.timeout(self._settings.timeout),
@@ -161,16 +284,17 @@ class HealthMonitor:
                     if answer.status < 300
                     else HealthCheckResult.UNHEALTHY
                 )
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except TimeoutError:
+            stalled = self._stalls.seconds - stalled
+            if stalled > MAX_STALLED_FRACTION * self._settings.timeout:
+                LOG.warning("%s: not asked in time, this process stood still", self._url)
+                return HealthCheckResult.PROXY_LATE
             # A server that is busy may answer late, and be well: tokens are an answer too.
             last_answer = max(self._dispatcher.workers[one].last_answer_at for one in self._workers)
-            return (
-                HealthCheckResult.UNHEALTHY if last_answer > began else HealthCheckResult.NO_ANSWER
-            )
+            return HealthCheckResult.BUSY if last_answer > began else HealthCheckResult.SILENT
+        except (aiohttp.ClientError, OSError):
+            return HealthCheckResult.NO_CONNECTION
 
     def _conclude(self, health: WorkerHealth) -> None:
-        before, self.health = self.health, health
-        if health.state is before.state:
-            return
-        for worker in self._workers:
-            self._dispatcher.set_health(worker, health.state)
+        self.health = health
+        self._board.update(self._number, health)

@@ -14,12 +14,19 @@ from importlib import import_module
 from queue import Full, Queue
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from equipoise.balancer.observe.wandb_sink import MODULE, require_wandb
+from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 from equipoise.balancer.requests.dispatcher import RequestDispatcher, Running, load_imbalance
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.health import LoopStalls
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.request_log import RequestLog, RequestStats
 from equipoise.serve.settings import RouteSettings
@@ -90,6 +97,8 @@ class ProxyMetrics:
 
     def __init__(self, workers: Sequence[str]) -> None:
         self._registry = CollectorRegistry()
+        # CPU seconds and memory of this process: beside the tokens they say what one costs.
+        ProcessCollector(registry=self._registry)
         self._workers = tuple(workers)
         counter = self._counter("requests", "requests that ended", ["outcome"])
         self._end_counters = {
@@ -130,9 +139,11 @@ class ProxyMetrics:
         """A client came no further than its connection."""
         self._end_counters[outcome].inc()
 
-    def watch_dispatcher(self, dispatcher: RequestDispatcher, dropped: Callable[[], int]) -> None:
-        """Show what `dispatcher` knows, and how many records were dropped, from now on."""
-        self._registry.register(_LiveCollector(dispatcher, self._workers, dropped))
+    def watch(
+        self, dispatcher: RequestDispatcher, stalls: LoopStalls, dropped: Callable[[], int]
+    ) -> None:
+        """Show what `dispatcher` and `stalls` know, and how many records were dropped."""
+        self._registry.register(_LiveCollector(dispatcher, stalls, self._workers, dropped))
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
@@ -149,9 +160,14 @@ class _LiveCollector:
     """What others count, and gauges, read when they are asked for."""
 
     def __init__(
-        self, dispatcher: RequestDispatcher, names: Sequence[str], dropped: Callable[[], int]
+        self,
+        dispatcher: RequestDispatcher,
+        stalls: LoopStalls,
+        names: Sequence[str],
+        dropped: Callable[[], int],
     ) -> None:
         self._dispatcher, self._names, self._dropped = dispatcher, names, dropped
+        self._stalls = stalls
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
@@ -167,6 +183,9 @@ class _LiveCollector:
             "policy_errors", "events that the policy could not take", dispatcher.policy_errors
         )
         yield _count("log_dropped_records", "records that were not written", self._dropped())
+        yield _count(
+            "loop_stall_seconds", "for which the event loop was late", self._stalls.seconds
+        )
         yield from self._by_worker()
 
     def _by_worker(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -221,10 +240,10 @@ class StatLogger:
         self._counts = dict.fromkeys(RequestOutcome, 0)
         self._dispatcher: RequestDispatcher | None = None
 
-    def watch_dispatcher(self, dispatcher: RequestDispatcher) -> None:
-        """Show what `dispatcher` knows, from now on."""
+    def watch(self, dispatcher: RequestDispatcher, stalls: LoopStalls) -> None:
+        """Show what these know, from now on."""
         self._dispatcher = dispatcher
-        self.metrics.watch_dispatcher(dispatcher, self._dropped)
+        self.metrics.watch(dispatcher, stalls, self._dropped)
 
     def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""

@@ -1,18 +1,34 @@
-"""The OpenAI API as the proxy reads it: bodies of requests, and events of streamed answers.
+"""The APIs of engines as the proxy reads them: bodies of requests, and events of streamed answers.
+
+The OpenAI API, Anthropic's messages, and what vLLM and SGLang serve besides.
 
 Bodies are read and checked before any worker sees them; events are passed on as bytes and counted
 as tokens. Server-sent events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from equipoise.serve.outcomes import bad_request
+from equipoise.serve.outcomes import ErrorResponse, bad_request
 from equipoise.serve.settings import RANK_HEADER
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+GENERATE, TOKENS_IN_OUT = "/generate", "/inference/v1/generate"
+"""SGLang's own, and vLLM's."""
+UNREAD_PATHS = frozenset(
+    {"/v1/embeddings", "/v2/embed", "/encode", "/pooling"}
+    | {"/v1/classify", "/classify", "/v1/score", "/score", "/generative_scoring"}
+    | {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/decisions", "/v1/chat/completions/batch"}
+    | {"/v1/audio/transcriptions", "/v1/audio/translations"}
+)
+"""Bound to a worker by the length of their bodies, which only the worker reads."""
+MODEL_PATHS = (CHAT, COMPLETIONS)
+"""Where a model has to be named: elsewhere engines do without."""
+TEXT_KEYS = frozenset({"text", "content", "input", "output", "arguments"})
+"""Of a content part, or of an item of a conversation: what goes into the prompt as text."""
 RANK_KEY = "data_parallel_rank"
 MOST_RANK = 1 << 20
 """Bound of a data-parallel rank in a request: far more than there are, and no huge integer."""
@@ -25,8 +41,8 @@ class ParsedRequest:
     """A request for tokens.
 
     Attributes:
-        path: one of `CHAT` and `COMPLETIONS`.
-        model: its name.
+        path: one of `BOUND_PATHS`.
+        model: its name; empty where none is named.
         streamed: whether the answer is to come event by event.
         body: bytes for the worker.
         prompt_tokens: prompt tokens, where the prompt is a list of them; 0 where it is text.
@@ -45,14 +61,20 @@ class ParsedRequest:
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
     """Raises RequestRefused (400) for what no worker could answer."""
-    fields = _mapping(body)
-    model = fields.get("model")
-    if not isinstance(model, str) or not 1 <= len(model) <= LONGEST_MODEL:
-        raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
-    if not isinstance(fields.get("stream"), bool | None):
-        raise bad_request("'stream' has to be true or false")
-    _check_counts(fields)
-    exact, text = _chat(fields) if path == CHAT else _prompt(fields)
+    if path in UNREAD_PATHS:
+        return _unread_request(path, body, headers)
+    try:
+        fields = _mapping(body)
+        model = fields.get("model", None if path in MODEL_PATHS else "")
+        shortest = 1 if path in MODEL_PATHS else 0
+        if not isinstance(model, str) or not shortest <= len(model) <= LONGEST_MODEL:
+            raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
+        if not isinstance(fields.get("stream"), bool | None):
+            raise bad_request("'stream' has to be true or false")
+        _check_counts(fields)
+        exact, text = PROMPT_SIZES[path](fields)
+    except RecursionError:
+        raise bad_request("the body is JSON that is nested too deeply") from None
     rank = _rank(fields, headers)
     if RANK_KEY in fields:
         # The worker has ranks of its own: those that the client means are the proxy's workers.
@@ -60,10 +82,16 @@ def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedR
     return ParsedRequest(path, model, fields.get("stream") is True, body, exact, text, rank)
 
 
+def _unread_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
+    # How many tokens a sound has, or another file, its bytes do not say.
+    is_file = headers.get("Content-Type", "").startswith("multipart/")
+    return ParsedRequest(path, "", False, body, 0, 0 if is_file else len(body), _rank({}, headers))
+
+
 def _mapping(body: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(body)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise bad_request("the body is not JSON") from None
     if not isinstance(fields, dict):
         raise bad_request("the body has to be a JSON object")
@@ -102,24 +130,79 @@ def _message(number: int, message: object) -> int:
     return sum(_bytes(text) for text in texts if isinstance(text, str))
 
 
+def _messages(fields: Mapping[str, Any]) -> tuple[int, int]:
+    exact, text = _chat(fields)
+    return exact, text + _text_bytes(fields.get("system"))
+
+
+def _response(fields: Mapping[str, Any]) -> tuple[int, int]:
+    for key in ("background", "previous_response_id"):
+        if fields.get(key):
+            # Workers keep responses in their own memory, and the next request is another worker's.
+            raise bad_request(f"{key!r} is not served here: no response is kept")
+    if not isinstance(fields.get("input"), str | list) or not fields["input"]:
+        raise bad_request("'input' has to be a text or a list of items")
+    return 0, _text_bytes(fields["input"]) + _text_bytes(fields.get("instructions"))
+
+
+def _text_bytes(value: object) -> int:
+    """Bytes of all text in it, wherever it stands; pictures and the like are none."""
+    if isinstance(value, str):
+        return _bytes(value)
+    if isinstance(value, list):
+        return sum(map(_text_bytes, value))
+    if isinstance(value, dict):
+        return sum(_text_bytes(part) for key, part in value.items() if key in TEXT_KEYS)
+    return 0
+
+
+def _generate(fields: Mapping[str, Any]) -> tuple[int, int]:
+    if fields.get("input_ids") is not None:
+        return _prompt_size("input_ids", fields["input_ids"])
+    if fields.get("input_embeds") is not None:
+        return 0, 0
+    return _prompt_size("text", fields.get("text"))
+
+
+def _tokens_in_out(fields: Mapping[str, Any]) -> tuple[int, int]:
+    return _prompt_size("token_ids", fields.get("token_ids"))
+
+
 def _prompt(fields: Mapping[str, Any]) -> tuple[int, int]:
+    return _prompt_size("prompt", fields.get("prompt"))
+
+
+def _prompt_size(key: str, prompt: object) -> tuple[int, int]:
     """Tokens where they are given, and bytes of text where not."""
-    prompt = fields.get("prompt")
     if isinstance(prompt, str):
         return 0, _bytes(prompt)
     if not isinstance(prompt, list) or not prompt:
-        raise bad_request("'prompt' has to be a text, a list of tokens, or a list of these")
+        raise bad_request(f"{key!r} has to be a text, a list of tokens, or a list of these")
     if all(isinstance(one, str) for one in prompt):
         return 0, sum(_bytes(one) for one in prompt)
     if _tokens(prompt):
         return len(prompt), 0
     if all(isinstance(one, list) and one and _tokens(one) for one in prompt):
         return sum(len(one) for one in prompt), 0
-    raise bad_request("'prompt' mixes kinds, or has tokens that are not whole numbers")
+    raise bad_request(f"{key!r} mixes kinds, or has tokens that are not whole numbers")
 
 
-def _tokens(values: Sequence[object]) -> bool:
-    return all(_whole(value) for value in values)
+PROMPT_SIZES: Mapping[str, Callable[[Mapping[str, Any]], tuple[int, int]]] = {
+    CHAT: _chat,
+    COMPLETIONS: _prompt,
+    RESPONSES: _response,
+    MESSAGES: _messages,
+    GENERATE: _generate,
+    TOKENS_IN_OUT: _tokens_in_out,
+}
+"""Of what is read, tokens where they are given, and bytes of text where not."""
+BOUND_PATHS = frozenset(PROMPT_SIZES) | UNREAD_PATHS
+"""What is bound to a worker by the policy."""
+
+
+def _tokens(values: Sequence[Any]) -> bool:
+    # As `_whole` of each, without a call a token: prompts have a hundred thousand of them.
+    return set(map(type, values)) == {int} and min(values) >= 0
 
 
 def _whole(value: object) -> bool:
@@ -146,6 +229,7 @@ def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
     return int(rank)
 
 
+DECODER = json.JSONDecoder()
 MOST_EVENT = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
 MOST_TOKENS = 1 << 28
@@ -161,6 +245,12 @@ class TokenUsage:
 
 
 NO_USAGE = TokenUsage()
+LAST_EVENTS = frozenset(
+    {"response.completed", "response.incomplete", "response.failed", "message_stop"}
+)
+"""Types of events that end a stream, where `[DONE]` does not."""
+USAGE_HOLDERS = ("response", "message")
+"""Of an event: the answer as it stands, with its usage."""
 
 
 class EventReader:
@@ -213,25 +303,40 @@ class EventReader:
                 self._count(_json_object(value))
 
     def _count(self, event: dict[str, Any]) -> None:
-        choices = event.get("choices")
+        choices, kind = event.get("choices"), event.get("type")
         if isinstance(choices, list):
             self.tokens += sum(_brings_token(choice) for choice in choices)
+        elif isinstance(kind, str):
+            # `response.output_text.delta` and its like, and Anthropic's one.
+            self.tokens += kind.endswith(".delta") or kind == "content_block_delta"
+            self.ended = self.ended or kind in LAST_EVENTS
         self.failed_before_token = self.failed_before_token or (
             not self.tokens and _is_fault(event.get("error"))
         )
         usage = usage_from(event)
-        if usage.completion is not None:
+        if usage is NO_USAGE:
+            return
+        # Anthropic's first event counts a token that has not come.
+        if usage.completion is not None and kind != "message_start":
             self.tokens = usage.completion
-        if usage is not NO_USAGE:
-            self.usage = usage
+        # Each may come in an event of its own.
+        prompt = self.usage.prompt if usage.prompt is None else usage.prompt
+        self.usage = TokenUsage(prompt, usage.completion)
 
 
 def usage_from(answer: dict[str, Any]) -> TokenUsage:
     """What an answer, or an event, says of usage."""
     usage = answer.get("usage")
+    if not isinstance(usage, dict) and "choices" not in answer:
+        holders = (answer.get(key) for key in USAGE_HOLDERS)
+        nested = (one.get("usage") for one in holders if isinstance(one, dict))
+        usage = next((one for one in nested if one), answer.get("meta_info"))
     if not isinstance(usage, dict):
         return NO_USAGE
-    counts = _count_of(usage.get("prompt_tokens")), _count_of(usage.get("completion_tokens"))
+    counts = (
+        _count_of(usage.get("prompt_tokens", usage.get("input_tokens"))),
+        _count_of(usage.get("completion_tokens", usage.get("output_tokens"))),
+    )
     return NO_USAGE if counts == (None, None) else TokenUsage(*counts)
 
 
@@ -240,8 +345,28 @@ def read_usage(body: bytes) -> TokenUsage:
     return usage_from(_json_object(body))
 
 
+def error_event(path: str, error_response: ErrorResponse) -> bytes:
+    """An error as an event of a stream whose headers were sent, in the words of its API."""
+    content: dict[str, Any] = {"error": error_response.error}
+    if path != MESSAGES:
+        return b"data: " + json.dumps(content).encode() + b"\n\n"
+    return b"event: error\ndata: " + json.dumps({"type": "error", **content}).encode() + b"\n\n"
+
+
+def whole_as_event(status: int, body: bytes) -> bytes:
+    """An answer that is no stream, for a client that was sent the head of one."""
+    content = _json_object(body)
+    if status >= 300 and "error" not in content:
+        message = f"the worker answered {status}"
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        content = {"error": content or error}
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
 def _last_end(data: bytes) -> int:
     """Behind the last blank line; 0: there is none."""
+    if data.endswith(b"\n\n"):
+        return len(data)  # nearly always: a piece is one event
     ends = (data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n", b"\r\r"))
     # `rfind` says -1 where it finds nothing, which comes out as less than a blank line is long.
     lengths = (2, 4, 2)
@@ -250,7 +375,8 @@ def _last_end(data: bytes) -> int:
 
 def _json_object(value: bytes) -> dict[str, Any]:
     try:
-        content = json.loads(value)
+        # Events are UTF-8, so that nothing has to be found out about them, as `json.loads` does.
+        content = DECODER.decode(value.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

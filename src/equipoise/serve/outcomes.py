@@ -58,17 +58,14 @@ class ErrorResponse:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
+    @property
+    def error(self) -> dict[str, str | None]:
+        """As the API has it."""
+        return {"message": self.message, "type": self.error_type, "param": None, "code": self.code}
+
     def body(self) -> bytes:
         """As a whole answer."""
-        return self._json().encode()
-
-    def sse_event(self) -> bytes:
-        """As an event of a stream, after its headers were sent."""
-        return f"data: {self._json()}\n\n".encode()
-
-    def _json(self) -> str:
-        error = {"message": self.message, "type": self.error_type, "param": None, "code": self.code}
-        return json.dumps({"error": error})
+        return json.dumps({"error": self.error}).encode()
 
 
 class RequestRefused(Exception):

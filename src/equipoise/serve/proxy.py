@@ -14,19 +14,22 @@ from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
+from equipoise.serve.body_parser import BodyParser
 from equipoise.serve.cancel_scope import CancelReason
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
+    PROXY_FAILED,
     SERVER_NAME,
     BodyReader,
     ClientDisconnected,
     ClientListener,
 )
-from equipoise.serve.forwarded_paths import GetForwarder, is_forwarded
+from equipoise.serve.cors import cors_headers, is_preflight, preflight_headers
+from equipoise.serve.forwarded_paths import TOKENIZER_PATHS, Forwarder, is_forwarded
 from equipoise.serve.headers import REQUEST_ID, request_id
-from equipoise.serve.health import HealthMonitor
+from equipoise.serve.health import HealthBoard, HealthMonitor, LoopStalls
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
-from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
+from equipoise.serve.openai_protocol import BOUND_PATHS, ParsedRequest
 from equipoise.serve.outcomes import (
     RETRY_AFTER,
     ErrorResponse,
@@ -87,7 +90,6 @@ SHUTTING_DOWN = ErrorResponse(
     "shutting_down",
     RETRY_AFTER,
 )
-PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "internal_error")
 READ, WRITE = ("GET", "HEAD"), ("POST",)
 OWN_PATHS = ("/health", "/ready", "/metrics", WORKERS)
 STATUS_CLIENT_GONE = 499
@@ -134,9 +136,12 @@ class Proxy:
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
             view.kv_tokens = worker.kv_tokens
-        self._stats.watch_dispatcher(self.dispatcher)
+        self.health = HealthBoard(self.dispatcher)
+        self._stalls = LoopStalls()
+        self._stats.watch(self.dispatcher, self._stalls)
         self._admin = Admin(settings, self.dispatcher)
         self._bodies = BodyReader(limits, settings.timeouts)
+        self._parser = BodyParser()
         self._phase = ProxyPhase.SERVING
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -157,7 +162,7 @@ class Proxy:
         self._relay = Relay(
             self._settings, self.dispatcher, client, lambda worker: monitors[worker].check_soon()
         )
-        self._forward = GetForwarder(self._settings, self.dispatcher, client)
+        self._forward = Forwarder(self._settings, self.dispatcher, client)
         access, limits, timeouts = (
             self._settings.access,
             self._settings.limits,
@@ -168,6 +173,7 @@ class Proxy:
             self._listener, access.host, access.port, ssl=self._tls, backlog=BACKLOG
         )
         self.port = self._server.sockets[0].getsockname()[1]
+        self.tasks.start("stalls", self._stalls.run())
         self.tasks.start("metrics", self._stats.run())
         for monitor in set(monitors):
             self.tasks.start("monitor", monitor.run())
@@ -194,7 +200,13 @@ class Proxy:
         for url in urls:
             numbers = [number for number, one in enumerate(urls) if one == url]
             monitors[url] = HealthMonitor(
-                client, url, numbers, self.dispatcher, self._settings.health
+                client,
+                url,
+                numbers,
+                self.dispatcher,
+                self.health,
+                self._stalls,
+                self._settings.health,
             )
         return [monitors[url] for url in urls]
 
@@ -221,6 +233,7 @@ class Proxy:
             self._listener.pre_shutdown()
             await self._listener.shutdown(1.0)
         await self.tasks.cancel_all()
+        await self._parser.close()
         await self._stack.aclose()
         self._stats.close()
         return cut_off
@@ -247,6 +260,9 @@ class Proxy:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer anything at all."""
         response = await self._answer(request)
+        if not response.prepared and is_api_path(request.path):
+            origins = self._settings.access.allowed_origins
+            response.headers.update(cors_headers(origins, request.headers))
         # A head that is out has promised to keep the connection: a client that uses it again is
         # answered by 503, where a client with a closed connection would learn nothing.
         if self._phase is ProxyPhase.DRAINING and not response.prepared:
@@ -256,6 +272,9 @@ class Proxy:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         name = request_id(request.headers)
         try:
+            if is_preflight(request) and is_api_path(request.path):
+                allowed = preflight_headers(allowed_methods(request.path), request.headers)
+                return web.Response(status=204, headers=allowed)
             _check_method(request)
             if request.path in OWN_PATHS or request.path.startswith(PREFIX):
                 return self._answer_locally(request)
@@ -273,17 +292,32 @@ class Proxy:
 
     async def _forward_request(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
         """What a worker answers."""
-        if request.path in (CHAT, COMPLETIONS):
+        if request.path in BOUND_PATHS:
             return await self._answer_generation(
                 request, RequestStats(name, request.path, self._loop.time())
             )
         try:
-            if self._phase is ProxyPhase.DRAINING:
-                raise RequestRefused(SHUTTING_DOWN)
-            check_key(self._settings.access, request.headers)
-            return await self._forward.answer(request, name)
+            self._admit(request)
+            if request.method not in WRITE:
+                return await self._forward.answer(request, name)
+            body = await self._bodies.read(request)
+            try:
+                return await self._forward.answer(request, name, body)
+            finally:
+                self._bodies.release(len(body))
         except RequestRefused as refusal:
             return _refusal(refusal.error_response, name)
+        except ConnectionError:
+            return web.Response(status=STATUS_CLIENT_GONE)
+
+    def _admit(self, request: web.BaseRequest) -> None:
+        """Raises RequestRefused: 503 while it drains, 401 without a key, 429 beyond its limit."""
+        if self._phase is ProxyPhase.DRAINING:
+            raise RequestRefused(SHUTTING_DOWN)
+        check_key(self._settings.access, request.headers)
+        most = self._settings.limits.concurrency
+        if self._in_flight > most:
+            raise overloaded(f"{most} requests are under way already")
 
     def _answer_locally(self, request: web.BaseRequest) -> web.Response:
         """What the proxy answers itself."""
@@ -324,15 +358,10 @@ class Proxy:
 
     async def _tokens(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
-        if self._phase is ProxyPhase.DRAINING:
-            raise RequestRefused(SHUTTING_DOWN)
-        check_key(self._settings.access, request.headers)
-        most = self._settings.limits.concurrency
-        if self._in_flight > most:
-            raise overloaded(f"{most} requests are under way already")
+        self._admit(request)
         body = await self._bodies.read(request)
         try:
-            parsed = parse_request(request.path, body, request.headers)
+            parsed = await self._parser.parse(request.path, body, request.headers)
             stats.model, stats.streamed = parsed.model, parsed.streamed
             stats.ready_at = self._loop.time()
             return await self._relay.answer(request, parsed, stats, self._required_worker(parsed))
@@ -360,9 +389,14 @@ def worker_of_rank(rank: int, workers: tuple[WorkerSettings, ...]) -> int:
     return ranks.index(rank)
 
 
+def is_api_path(path: str) -> bool:
+    """Whether a worker answers there, and not the proxy."""
+    return path in BOUND_PATHS or path in TOKENIZER_PATHS or is_forwarded(path)
+
+
 def allowed_methods(path: str) -> tuple[str, ...]:
     """What can be asked of `path`; nothing where it is not served."""
-    if path in (CHAT, COMPLETIONS) or path.startswith(PREFIX):
+    if path in BOUND_PATHS or path in TOKENIZER_PATHS or path.startswith(PREFIX):
         return WRITE
     return READ if path in OWN_PATHS or is_forwarded(path) else ()
 

@@ -6,7 +6,8 @@ queued -> bound -> sent -> passed on -> finished
 """
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 
@@ -15,14 +16,25 @@ from aiohttp import web
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestDispatcher
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
-from equipoise.serve.client_connection import SERVER_NAME, ClientDisconnected, ClientStream
+from equipoise.serve.client_connection import (
+    ANSWERING,
+    NOTHING_SENT,
+    PROXY_FAILED,
+    SERVER_NAME,
+    ClientDisconnected,
+    ClientStream,
+)
+from equipoise.serve.cors import cors_headers
 from equipoise.serve.headers import client_response_headers, worker_request_headers
 from equipoise.serve.openai_protocol import (
     MOST_TOKENS,
+    UNREAD_PATHS,
     EventReader,
     ParsedRequest,
     TokenUsage,
+    error_event,
     read_usage,
+    whole_as_event,
 )
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
 from equipoise.serve.proxy_request import ProxyRequest
@@ -32,12 +44,15 @@ from equipoise.serve.upstream import (
     FAILURES,
     AttemptFailed,
     BufferedAnswer,
+    body_reader,
     describe_failure,
     is_framed,
     is_stream,
     read_answer,
     send_request,
 )
+
+LOG = logging.getLogger("equipoise.route")
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,7 @@ class RequestContext:
         parsed: what it wants.
         stats: what is noted of it.
         state: what the dispatcher knows of it.
+        client: what its client gets.
         deadline: loop's time by which it has to be over.
     """
 
@@ -56,6 +72,7 @@ class RequestContext:
     parsed: ParsedRequest
     stats: RequestStats
     state: ProxyRequest
+    client: ClientStream
     deadline: float
 
 
@@ -114,7 +131,6 @@ class StreamRelay:
         context: the request.
         bound: the binding by which it was sent.
         scope: what runs here runs within it.
-        client: towards the client.
         token_timeout: seconds from one token to the next, and for the client to take one.
     """
 
@@ -124,11 +140,10 @@ class StreamRelay:
         context: RequestContext,
         bound: BoundToWorker,
         scope: CancelScope,
-        client: ClientStream,
         token_timeout: float,
     ) -> None:
         self._dispatcher, self._context, self._binding = dispatcher, context, bound
-        self._scope, self._client, self._token_timeout = scope, client, token_timeout
+        self._scope, self._client, self._token_timeout = scope, context.client, token_timeout
         self._reader = EventReader()
         self._prelude = b""
         self._loop = asyncio.get_running_loop()
@@ -143,12 +158,13 @@ class StreamRelay:
         Raises: AttemptFailed where it must not be passed on any more; aiohttp's errors where the
         worker breaks off; ClientDisconnected.
         """
-        while chunk := await self._next(answer):
+        read = body_reader(answer)
+        while chunk := await self._next(read):
             await self._pass(answer, self._reader.feed(chunk), self._loop.time())
         if not is_framed(answer) and not self._reader.ended:
             raise aiohttp.ServerDisconnectedError("the stream has no end")
         rest = self._prelude + self._reader.flush()
-        if self._client.response is None:
+        if self._client.phase is not ANSWERING:
             self._check_beginning()
             await self._begin(answer)
         self._context.stats.output = self._reader.tokens
@@ -167,20 +183,19 @@ class StreamRelay:
         if not self._reader.tokens and not self._reader.ended:
             raise AttemptFailed("its stream is empty")
 
-    async def _next(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def _next(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         """The next bytes; none after `[DONE]`, whether the worker then closes its stream or not."""
-        at_end = self._reader.ended
+        if not self._reader.ended:
+            return await read()
         try:
-            async with asyncio.timeout(CLOSING if at_end else None):
-                return await answer.content.readany()
+            async with asyncio.timeout(CLOSING):
+                return await read()
         except (*FAILURES, TimeoutError):
-            if at_end:
-                return b""
-            raise
+            return b""
 
     async def _pass(self, answer: aiohttp.ClientResponse, whole: bytes, came: float) -> None:
         """Pass whole events on, once there is a token among those that have come."""
-        if self._client.response is None:
+        if self._client.phase is not ANSWERING:
             self._prelude += whole
             if not self._reader.tokens and len(self._prelude) < MOST_PRELUDE:
                 return
@@ -200,7 +215,7 @@ class StreamRelay:
     async def _begin(self, answer: aiohttp.ClientResponse) -> None:
         if not self._dispatcher.start(self._context.state, self._binding):
             raise AttemptFailed(CancelReason.LOST_BEFORE_FIRST_TOKEN.value)
-        await self._client.send_head(answer)
+        await self._client.begin(answer)
 
 
 ERROR_RESPONSES = {
@@ -269,16 +284,44 @@ class Relay:
         size = self._size(parsed, stats.prompt, wanted)
         state = ProxyRequest(next(self._numbers), size, wanted)
         end = stats.arrival + self._settings.timeouts.total
-        context = RequestContext(request, parsed, stats, state, end)
+        origins = self._settings.access.allowed_origins
+        client = ClientStream(request, stats.id, cors_headers(origins, request.headers))
+        context = RequestContext(request, parsed, stats, state, client, end)
         try:
             self._dispatcher.submit(state)
             state.check_open()
+            if parsed.streamed and self._settings.timeouts.heartbeat:
+                client.hold_open(self._settings.timeouts.heartbeat)
             return await self._attempts(context)
         except ScopeCancelled as cancellation:
-            raise RequestRefused(ERROR_RESPONSES[cancellation.reason]) from None
+            return await self._refuse(context, ERROR_RESPONSES[cancellation.reason])
+        except RequestRefused as refusal:
+            return await self._refuse(context, refusal.error_response)
+        except (ClientDisconnected, ConnectionError):
+            raise
+        except Exception:
+            if client.phase is NOTHING_SENT:
+                raise
+            LOG.exception("request %s failed", stats.id)
+            return await self._refuse(context, PROXY_FAILED)
         finally:
+            client.close()
             # However it ends, the policy has to learn of it; after `finish` this does nothing.
             self._dispatcher.abort(state)
+
+    async def _refuse(
+        self, context: RequestContext, error_response: ErrorResponse
+    ) -> web.StreamResponse:
+        """By its status, or by an event where a status has gone out already.
+
+        Raises: RequestRefused: the caller makes an answer of it.
+        """
+        if context.client.phase is NOTHING_SENT:
+            raise RequestRefused(error_response)
+        context.stats.outcome = error_response.outcome
+        # Given up before the event is sent: a client that takes it slowly must not keep a slot.
+        self._dispatcher.abort(context.state)
+        return await context.client.end_with(error_event(context.parsed.path, error_response))
 
     def _size(self, parsed: ParsedRequest, prompt: int, required_worker: int | None) -> int:
         """Prompt size that the policy gets: at most what the largest worker holds.
@@ -319,7 +362,7 @@ class Relay:
             if failure.answer is None:
                 raise RequestRefused(failure.error_response) from failure
             context.stats.outcome = RequestOutcome.WORKERS_FAILED
-            return _whole_response(context, failure.answer)
+            return await _send_whole(context, failure.answer)
 
     async def _binding(self, context: RequestContext) -> BoundToWorker:
         """Wait for a worker, as long as the dispatcher lets it."""
@@ -348,50 +391,35 @@ class Relay:
 
     async def _attempt(self, context: RequestContext, binding: BoundToWorker) -> web.StreamResponse:
         """Raises AttemptFailed where it may be tried again."""
-        client = ClientStream(context.http_request, context.stats.id)
         try:
             async with CancelScope(context.deadline) as scope:
                 context.state.scope = scope
-                return await self._exchange(context, binding, scope, client)
+                return await self._exchange(context, binding, scope)
         except ScopeCancelled as cancellation:
-            return await self._answer_interruption(context, client, cancellation.reason)
+            return await self._answer_interruption(context, cancellation.reason)
         except FAILURES as error:
             self._doubt(binding.worker)
-            # Once the head is out, the client has part of this answer: another cannot follow it.
-            if client.response is None:
+            if context.client.phase is not ANSWERING:
                 raise AttemptFailed(describe_failure(error)) from error
             message = f"the worker failed: {describe_failure(error)}"
             error_response = ErrorResponse(502, RequestOutcome.WORKER_LOST, message, "worker_lost")
-            return await self._broken_off(context, client, error_response)
+            return await self._refuse(context, error_response)
         finally:
             context.state.scope = None
 
     async def _answer_interruption(
-        self, context: RequestContext, client: ClientStream, reason: CancelReason
+        self, context: RequestContext, reason: CancelReason
     ) -> web.StreamResponse:
         if reason is CancelReason.CLIENT_STALLED:
             context.stats.outcome = RequestOutcome.CLIENT_STALLED
-            client.abort()
+            context.client.abort()
             raise ClientDisconnected
-        if client.response is not None:
-            return await self._broken_off(context, client, ERROR_RESPONSES[reason])
-        if reason is CancelReason.LOST_BEFORE_FIRST_TOKEN:
+        if reason is CancelReason.LOST_BEFORE_FIRST_TOKEN and context.client.phase is not ANSWERING:
             raise AttemptFailed(reason.value)
-        raise ScopeCancelled(reason)
-
-    async def _broken_off(
-        self, context: RequestContext, client: ClientStream, error_response: ErrorResponse
-    ) -> web.StreamResponse:
-        context.stats.outcome = error_response.outcome
-        self._dispatcher.abort(context.state)
-        return await client.end_with_error(error_response)
+        return await self._refuse(context, ERROR_RESPONSES[reason])
 
     async def _exchange(
-        self,
-        context: RequestContext,
-        binding: BoundToWorker,
-        scope: CancelScope,
-        client: ClientStream,
+        self, context: RequestContext, binding: BoundToWorker, scope: CancelScope
     ) -> web.StreamResponse:
         worker = self._settings.workers[binding.worker]
         stats, timeouts = context.stats, self._settings.timeouts
@@ -406,25 +434,23 @@ class Relay:
         async with send_request(self._client, "POST", url, headers, context.parsed.body) as answer:
             if answer.status < 300 and is_stream(answer):
                 scope.set_timeout(timeouts.first_token, CancelReason.FIRST_TOKEN)
-                stream = StreamRelay(
-                    self._dispatcher, context, binding, scope, client, timeouts.token
-                )
+                stream = StreamRelay(self._dispatcher, context, binding, scope, timeouts.token)
                 return await stream.relay(answer, self._complete)
             whole = await read_answer(answer, self._settings.limits)
         if whole.status >= 500:
             raise AttemptFailed(f"it answered {whole.status}", whole)
-        return self._whole(context, binding, whole)
+        return await self._whole(context, binding, whole)
 
-    def _whole(
+    async def _whole(
         self, context: RequestContext, binding: BoundToWorker, whole: BufferedAnswer
-    ) -> web.Response:
+    ) -> web.StreamResponse:
         stats = context.stats
         stats.first_answer_at = self._loop.time()
         if whole.status >= 300:
             stats.outcome = RequestOutcome.REJECTED_BY_WORKER
-            return _whole_response(context, whole)
+            return await _send_whole(context, whole)
         self._complete(context, binding, read_usage(whole.body))
-        return _whole_response(context, whole)
+        return await _send_whole(context, whole)
 
     def _complete(self, context: RequestContext, binding: BoundToWorker, usage: TokenUsage) -> None:
         stats, parsed = context.stats, context.parsed
@@ -434,10 +460,13 @@ class Relay:
             self._dispatcher.start(context.state, binding)
             self._dispatcher.report_tokens(context.state, stats.output)
         self._dispatcher.finish(context.state)
-        if usage.prompt is not None and not parsed.prompt_tokens:
+        text_known = not parsed.prompt_tokens and parsed.path not in UNREAD_PATHS
+        if usage.prompt is not None and text_known:
             self.token_estimator.update(parsed.prompt_bytes, usage.prompt)
 
 
-def _whole_response(context: RequestContext, whole: BufferedAnswer) -> web.Response:
+async def _send_whole(context: RequestContext, whole: BufferedAnswer) -> web.StreamResponse:
+    if context.client.phase is not NOTHING_SENT:
+        return await context.client.end_with(whole_as_event(whole.status, whole.body))
     headers = [*client_response_headers(whole.headers, context.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -76,6 +76,7 @@ class Timeouts:
         body: for the body of a request (408).
         idle: for the next request of a connection.
         drain: for the requests under way, once the proxy is asked to end.
+        heartbeat: after which a stream to which nothing was sent gets a comment; 0: none.
     """
 
     connect: float = 5.0
@@ -87,6 +88,7 @@ class Timeouts:
     body: float = 60.0
     idle: float = 75.0
     drain: float = 30.0
+    heartbeat: float = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +163,7 @@ class AccessSettings:
         worker_key: sent to workers instead of the client's.
         certificate: PEM; None: no TLS.
         private_key: PEM; None: it is in the file of the certificate.
+        allowed_origins: of web pages that browsers let ask; `*`: of all.
     """
 
     host: str = "127.0.0.1"
@@ -169,6 +172,7 @@ class AccessSettings:
     worker_key: str | None = None
     certificate: Path | None = None
     private_key: Path | None = None
+    allowed_origins: tuple[str, ...] = ("*",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,23 @@
 
 import io
 import logging
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
 import yarl
 
-from equipoise.serve.outcomes import ErrorResponse, RequestOutcome
+from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused
 from equipoise.serve.settings import Limits, Timeouts
 
 LOG = logging.getLogger("equipoise.route")
 PIECE = 1 << 16
 """Bytes per read."""
+GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+"""As zlib has it: either of both heads."""
+MOST_DECOMPRESSED = 1 << 20
+"""Bytes at a time: a few that are compressed may stand for very many."""
 LARGE = 1 << 20
 """Bytes of a body."""
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
@@ -90,11 +95,56 @@ async def send_request(
             answer.close()
 
 
+class _Decompressor:
+    """Reads an answer that is compressed, piece by piece."""
+
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        self._read = answer.content.readany
+        self._zlib = zlib.decompressobj(GZIP_OR_ZLIB)
+        self._rest, self._begun = b"", False
+
+    async def read(self) -> bytes:
+        """The next bytes; none at its end."""
+        while chunk := self._rest or await self._read():
+            self._begun = True
+            try:
+                data = self._zlib.decompress(chunk, MOST_DECOMPRESSED)
+            except zlib.error as error:
+                raise aiohttp.ClientPayloadError("it cannot be decompressed") from error
+            self._rest = self._zlib.unconsumed_tail
+            if data:
+                return data
+        if self._begun and not self._zlib.eof:
+            raise aiohttp.ClientPayloadError("it ends within what was compressed")
+        return b""
+
+
+def body_reader(answer: aiohttp.ClientResponse) -> Callable[[], Awaitable[bytes]]:
+    """Reads the next bytes of an answer, decompressed; none at its end.
+
+    Workers are asked not to compress, and some do all the same, or a proxy before them does.
+
+    Raises: RequestRefused (502) for what cannot be read here: another attempt would be made in
+        vain, and each makes the worker generate.
+    """
+    encoding = answer.headers.get("Content-Encoding", "identity").lower()
+    if encoding == "identity":
+        return answer.content.readany
+    if encoding in ("gzip", "x-gzip", "deflate"):
+        return _Decompressor(answer).read
+    message = f"the worker compresses its answers by {encoding[:20]!r}, which cannot be read"
+    LOG.error("%s", message)
+    raise RequestRefused(
+        ErrorResponse(502, RequestOutcome.WORKERS_FAILED, message, "worker_failed")
+    )
+
+
 async def read_answer(answer: aiohttp.ClientResponse, limits: Limits) -> BufferedAnswer:
-    """Raises AttemptFailed where it is longer than it may be."""
+    """Raises AttemptFailed where it is longer than it may be; RequestRefused as `body_reader`."""
     pieces: list[bytes] = []
     size = 0
-    while piece := await answer.content.readany():
+    read = body_reader(answer)
+    while piece := await read():
         pieces.append(piece)
         size += len(piece)
         if size > limits.answer:

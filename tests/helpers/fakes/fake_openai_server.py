@@ -16,6 +16,15 @@ from typing import Any
 from aiohttp import web
 
 NAME_OF_ID = "X-Request-Id"
+GENERATING = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/generate",
+    "/inference/v1/generate",
+)
+"""Paths that are answered by tokens; any other is echoed."""
 
 
 @dataclass
@@ -59,12 +68,12 @@ class Fake:
     def application(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
         self._free = asyncio.Semaphore(self.slots)
-        app.router.add_post("/v1/chat/completions", self._generate)
-        app.router.add_post("/v1/completions", self._generate)
+        for path in GENERATING:
+            app.router.add_post(path, self._generate)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/{tail:.*}", self._echo)
+        app.router.add_route("*", "/{tail:.*}", self._echo)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -84,7 +93,8 @@ class Fake:
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _echo(self, request: web.Request) -> web.Response:
-        self.note("echo", "", path=request.path_qs, headers=dict(request.headers))
+        headers, size = dict(request.headers), len(await request.read())
+        self.note("echo", "", path=request.path_qs, headers=headers, body=size)
         return web.json_response({"path": request.path_qs, "headers": dict(request.headers)})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

@@ -152,7 +152,7 @@ def test_route_marks_frozen_worker_lost_and_serves_it_again(
         await begun.wait()
         assert fake.process is not None
         fake.process.child.send_signal(signal.SIGSTOP)
-        await asyncio.to_thread(process.line, ": lost, was draining")
+        await asyncio.to_thread(process.line, ": lost, was serving")
         bodies.append(await call)
         fake.process.child.send_signal(signal.SIGCONT)
         await asyncio.to_thread(process.line, ": serving, was lost")
@@ -164,3 +164,18 @@ def test_route_marks_frozen_worker_lost_and_serves_it_again(
     assert error["code"] == "worker_lost"
     assert len(tokens_of(bodies[1])) == 3
     assert json.dumps(process.said).count("policy") == 0
+
+
+def test_route_process_loads_neither_torch_nor_numpy(
+    processes: list[Process], fake: FakeProcess
+) -> None:
+    """The command line included, with a request that is streamed."""
+    process, url = route(processes, fake)
+    asyncio.run(stream_body(url, 2, asyncio.Event()))
+    maps = Path(f"/proc/{process.child.pid}/maps")
+    if not maps.exists():
+        pytest.skip("/proc is not there")
+    libraries = {Path(line.split()[-1]).name for line in maps.read_text().splitlines()}
+    assert any(name.startswith("_native") for name in libraries)
+    loaded = [one for one in libraries if one.startswith(("libtorch", "libc10", "_multiarray"))]
+    assert loaded == []

@@ -74,6 +74,8 @@ BAD = {
     ONE + "metrics: {waiting: w, running: r, timeout: .nan}": "timeout must be 0.01 to 3600",
     "workers: [{url: 'http://a:1', name: x}, {url: 'http://a:1', name: y}]\n"
     "metrics: {waiting: w, running: r, tokens: t}": "several workers are http://a:1: rank_label",
+    ONE + "allowed_origins: [https://a.example/path]": "expected *, none, or origins",
+    ONE + "allowed_origins: chat.example": "expected *, none, or origins",
     ONE + "log: .": "--log: . cannot be written: Is a directory",
     ONE + "tls_cert: none.pem": "--tls-cert none.pem: ",
 }
@@ -117,7 +119,8 @@ def test_route_command_line_overrides_config_file(
         "  - {url: 'https://b:2/base', name: b3, slots: 8, kv_tokens: 99,"
         " headers: {X-data-parallel-rank: '3'}}\n"
         "slots: 16\nport: 7\nmax_queued: 0\ntoken_timeout: 5\nlost_after: 7\nmax_body: 2MiB\n"
-        "api_key_file: keys\nclient_rank: forbid\n"
+        "api_key_file: keys\nclient_rank: forbid\nheartbeat_interval: 0\n"
+        "allowed_origins: [https://a.example, https://b.example:8]\n"
     )
     line = ("--config", "route.yaml", "--port", "8", "--health-timeout", "0.5")
     assert equipoise("route", *line).code == 0
@@ -131,6 +134,14 @@ def test_route_command_line_overrides_config_file(
     assert (settings.timeouts.token, settings.timeouts.queue) == (5.0, 60.0)
     assert (settings.health.lost_after, settings.health.timeout) == (7, 0.5)
     assert settings.client_rank is ClientRank.FORBID
+    assert settings.timeouts.heartbeat == 0.0
+    assert settings.access.allowed_origins == ("https://a.example", "https://b.example:8")
+
+
+def test_route_allows_no_origin_by_none() -> None:
+    line = ["route", "--workers", "http://a:1", "--allowed-origins", "none"]
+    arguments = build_parser().parse_args(line)
+    assert route_settings(request_of(vars(arguments))).access.allowed_origins == ()
 
 
 def test_route_help_defaults_match_settings() -> None:

@@ -79,6 +79,52 @@ def test_proxy_rejects_oversized_body_with_413() -> None:
     run(work())
 
 
+def test_proxy_takes_rest_of_refused_body_for_no_head(caplog: pytest.LogCaptureFixture) -> None:
+    """What came after the refusal was counted as a head: 431, a reset, and a traceback."""
+
+    async def work() -> None:
+        async with proxied(Fake("w0"), limits=Limits(header=2048)) as setup:
+            reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
+            writer.write(b"POST /nope HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n{")
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404 ")
+            for _ in range(3):
+                writer.write(b"x" * 20_000)
+                await writer.drain()
+                await setup.get("/health")
+            writer.write(b"x" * 29_999 + b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+            # The bound of a head holds for what follows a body that was read late.
+            writer.write(b"GET /health HTTP/1.1\r\n")
+            for _ in range(6):
+                writer.write(b"X-A: %s\r\n" % (b"y" * 500))
+                await setup.get("/health")
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+            writer.close()
+
+    run(work())
+    assert [one for one in caplog.records if one.name == "aiohttp.server"] == []
+
+
+def test_proxy_takes_no_body_for_a_head_within_one_turn_of_the_loop() -> None:
+    """As uvloop brings it: pieces of a body before the task of its request has run."""
+
+    async def work() -> None:
+        async with proxied(Fake("w0"), limits=Limits(header=2048)) as setup:
+            reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
+            listener = setup.proxy._listener
+            assert listener is not None
+            await setup.until(lambda: listener.connections)
+            [connection] = listener.connections
+            body = json.dumps(asked(1, padding="x" * 9000)).encode()
+            head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+            for piece in (head + body[:4000], body[4000:8000], body[8000:]):
+                connection.data_received(piece)
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+            writer.close()
+
+    run(work())
+
+
 def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(buffered=5000)) as setup:

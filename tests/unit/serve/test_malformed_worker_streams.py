@@ -1,6 +1,9 @@
 """Workers whose answers are odd HTTP, or none, or do not end as they should."""
 
 import asyncio
+import gzip
+import json
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -141,5 +144,83 @@ def test_worker_without_http_answers_as_failed() -> None:
         async with proxied_worker(answer_with(b"\x00\xffhello\r\n\r\n")) as setup:
             answer = await setup.post(asked())
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
+
+    run(work())
+
+
+def compressed(*pieces: bytes, wbits: int) -> list[bytes]:
+    """Each piece flushed, as a server does that compresses a stream."""
+    compressor = zlib.compressobj(wbits=wbits)
+    parts = [compressor.compress(one) + compressor.flush(zlib.Z_SYNC_FLUSH) for one in pieces]
+    return [*parts, compressor.flush()]
+
+
+@pytest.mark.parametrize(("encoding", "wbits"), [("gzip", 31), ("x-gzip", 31), ("deflate", 15)])
+def test_compressed_stream_is_passed_on_decompressed(encoding: str, wbits: int) -> None:
+    async def work() -> None:
+        parts = compressed(EVENT, EVENT, DONE, wbits=wbits)
+        head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: %s\r\n\r\n")
+        received = head % encoding.encode() + b"".join(map(chunk, parts)) + b"0\r\n\r\n"
+        async with proxied_worker(answer_with(received)) as setup:
+            answer = await setup.post(asked(stream=True))
+            assert (answer.status, answer.body) == (200, EVENT + EVENT + DONE)
+            assert "Content-Encoding" not in answer.headers
+            assert await setup.metric("output_tokens_total") == 2
+            assert await setup.metric("retries_total") == 0
+
+    run(work())
+
+
+def whole_answer(body: bytes, encoding: bytes = b"gzip") -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %s\r\nContent-Length: %d\r\n\r\n"
+    return head % (encoding, len(body)) + body
+
+
+def test_compressed_whole_answer_is_passed_on_decompressed() -> None:
+    async def work() -> None:
+        body = json.dumps({"usage": {"prompt_tokens": 3, "completion_tokens": 9}}).encode()
+        async with proxied_worker(answer_with(whole_answer(gzip.compress(body)))) as setup:
+            answer = await setup.post(asked())
+            assert (answer.status, answer.body) == (200, body)
+            assert await setup.metric("output_tokens_total") == 9
+
+    run(work())
+
+
+def test_decompressed_answer_is_bounded() -> None:
+    async def work() -> None:
+        bomb = gzip.compress(bytes(1 << 27))
+        async with proxied_worker(answer_with(whole_answer(bomb))) as setup:
+            assert (await setup.post(asked())).status == 502
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "body", [gzip.compress(b"{}" * 99)[:-9], b"no gzip"], ids=["cut off", "no gzip"]
+)
+def test_broken_compressed_answer_is_retried(body: bytes) -> None:
+    async def work() -> None:
+        async with proxied_worker(answer_with(whole_answer(body)), Fake("w1")) as setup:
+            answers = [await setup.post(asked(1)) for _ in range(2)]
+            assert [one.text for one in answers] == ["w1:0 "] * 2
+
+    run(work())
+
+
+def test_answer_compressed_in_unknown_way_is_generated_once() -> None:
+    begun = []
+
+    async def brotli(reader: Reader, writer: Writer) -> None:
+        begun.append(reader)
+        writer.write(whole_answer(b"...", b"br"))
+        await writer.drain()
+
+    async def work() -> None:
+        async with proxied_worker(brotli) as setup:
+            answer = await setup.post(asked(1))
+            assert (answer.status, answer.error["code"]) == (502, "worker_failed")
+            assert "'br'" in answer.error["message"]
+            assert len(begun) == 1
 
     run(work())

@@ -119,7 +119,7 @@ def test_proxy_forwards_get_requests_to_a_worker() -> None:
 def test_proxy_unknown_path_is_404_in_api_format() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            for path in ("/v1/embeddings", "/", "/healthy"):
+            for path in ("/v1/files", "/", "/healthy", "/abort_request", "/v1/load_lora_adapter"):
                 answer = await setup.post(asked(), path)
                 assert (answer.status, answer.error["code"]) == (404, "not_found")
 

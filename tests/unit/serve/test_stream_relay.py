@@ -10,6 +10,7 @@ from helpers.harnesses.proxy_setup import run
 from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.cancel_scope import CancelScope
+from equipoise.serve.client_connection import ANSWERING, NOTHING_SENT
 from equipoise.serve.openai_protocol import CHAT, ParsedRequest
 from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
 from equipoise.serve.relay import RequestContext, StreamRelay
@@ -36,11 +37,11 @@ class Client:
     """Records the response and the bytes that it receives."""
 
     def __init__(self) -> None:
-        self.response: object = None
+        self.phase = NOTHING_SENT
         self.received = b""
 
-    async def send_head(self, answer: object) -> None:
-        self.response = answer
+    async def begin(self, answer: object) -> None:
+        self.phase = ANSWERING
 
     async def write(self, data: bytes) -> None:
         self.received += data
@@ -60,20 +61,20 @@ def test_stream_drops_bytes_of_worker_lost_before_first_byte() -> None:
         client: Any = Client()
         request: Any = None
         parsed_request = ParsedRequest(CHAT, "m", True, b"", 5, 0, None)
-        context = RequestContext(request, parsed_request, RequestStats("a", CHAT, 0.0), state, 1e9)
+        context = RequestContext(
+            request, parsed_request, RequestStats("a", CHAT, 0.0), state, client, 1e9
+        )
         dispatcher.set_health(old.worker, WorkerState.LOST)
         assert isinstance(state.status, BoundToWorker)
         assert state.status is not old
         answer: Any = Answer(TOKEN)
         async with CancelScope() as scope:
             with pytest.raises(AttemptFailed):
-                await StreamRelay(dispatcher, context, old, scope, client, 9.0).relay(
-                    answer, _never
-                )
+                await StreamRelay(dispatcher, context, old, scope, 9.0).relay(answer, _never)
             assert client.received == b""
             again: Any = Answer(TOKEN, b"data: [DO", b"NE]\n\n")
             new = state.status
-            outcome = await StreamRelay(dispatcher, context, new, scope, client, 9.0).relay(
+            outcome = await StreamRelay(dispatcher, context, new, scope, 9.0).relay(
                 again, _on_complete
             )
         assert (str(outcome), client.received) == ("ended", TOKEN + b"data: [DONE]\n\n")

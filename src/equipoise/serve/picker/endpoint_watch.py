@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from equipoise.serve.health import HealthMonitor
+from equipoise.serve.health import HealthBoard, HealthMonitor, LoopStalls
 from equipoise.serve.picker.endpoint_pool import EndpointPool
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
 from equipoise.serve.settings import WorkerSettings
@@ -80,6 +80,8 @@ class EndpointWatch:
     ) -> None:
         self._pool, self._client, self._settings, self._group = pool, client, settings, tasks
         self._servers: dict[str, WatchedServer] = {}
+        self._health, self._stalls = HealthBoard(pool.dispatcher), LoopStalls()
+        self._stalls_task = tasks.create_task(self._stalls.run(), name="stalls")
         counted = settings.tokens is TokenSource.METRICS
         self._generated = GeneratedTokens(pool) if counted else None
         pool.on_change = self.update
@@ -107,10 +109,19 @@ class EndpointWatch:
         """Watch nothing any more."""
         for url in list(self._servers):
             self._stop(url)
+        self._stalls_task.cancel()
 
     def _start(self, url: str, workers: dict[int, WorkerSettings]) -> WatchedServer:
         dispatcher, settings = self._pool.dispatcher, self._settings
-        monitor = HealthMonitor(self._client, url, list(workers), dispatcher, settings.health)
+        monitor = HealthMonitor(
+            self._client,
+            url,
+            list(workers),
+            dispatcher,
+            self._health,
+            self._stalls,
+            settings.health,
+        )
         tasks = [self._group.create_task(monitor.run(), name=f"health of {url}")]
         if settings.reports is not None:
             scraper = MetricsScraper(
@@ -125,6 +136,7 @@ class EndpointWatch:
 
     def _stop(self, url: str) -> None:
         server = self._servers.pop(url)
+        server.monitor.close()
         for task in server.tasks:
             task.cancel()
         for number in server.workers:

@@ -9,7 +9,8 @@ import pytest
 from helpers.strategies.engine_events import record, state_changed
 
 from equipoise.balancer.experts.runtime.events import BalanceMeasured, RebalanceMeasured
-from equipoise.balancer.observe.wandb_sink import WandbMissing, WandbSink
+from equipoise.balancer.observe.wandb_module import WandbMissing
+from equipoise.balancer.observe.wandb_sink import WandbSink
 
 
 class FakeRun:
@@ -70,6 +71,6 @@ def test_wandb_run_is_not_started_without_log(wandb: SimpleNamespace) -> None:
 
 
 def test_wandb_sink_without_wandb_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.balancer.observe.wandb_sink.find_spec", lambda name: None)
+    monkeypatch.setattr("equipoise.balancer.observe.wandb_module.find_spec", lambda name: None)
     with pytest.raises(WandbMissing, match=r"\.\[wandb\]"):
         WandbSink("mine", {})

@@ -1,0 +1,296 @@
+"""What engines serve beside chat and completions: bound to a worker, or passed on, or refused."""
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from helpers.fakes.fake_openai_server import Fake
+from helpers.harnesses.proxy_setup import ProxySetup, asked, proxied, run
+
+from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
+from equipoise.serve.openai_protocol import (
+    MESSAGES,
+    UNREAD_PATHS,
+    EventReader,
+    TokenUsage,
+    parse_request,
+    read_usage,
+)
+from equipoise.serve.outcomes import RequestRefused
+from equipoise.serve.settings import AccessSettings, Limits
+
+
+def sse(*events: dict[str, Any]) -> list[str]:
+    return [f"event: {one.get('type')}\ndata: {json.dumps(one)}\n\n" for one in events]
+
+
+RESPONSE_STREAM = sse(
+    {"type": "response.created", "response": {"usage": None}},
+    {"type": "response.output_text.delta", "delta": "a"},
+    {"type": "response.output_text.delta", "delta": "b"},
+    {"type": "response.output_text.done", "text": "ab"},
+    {
+        "type": "response.completed",
+        "response": {"usage": {"input_tokens": 11, "output_tokens": 2, "total_tokens": 13}},
+    },
+)
+MESSAGE_STREAM = sse(
+    {"type": "message_start", "message": {"usage": {"input_tokens": 11, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0},
+    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
+    {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}},
+    {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 2}},
+    {"type": "message_stop"},
+)
+GENERATE_STREAM = [
+    *sse(
+        {"text": "a", "meta_info": {"prompt_tokens": 11, "completion_tokens": 1}},
+        {"text": "ab", "meta_info": {"prompt_tokens": 11, "completion_tokens": 2}},
+    ),
+    "data: [DONE]\n\n",
+]
+USER = {"role": "user", "content": "hello"}
+REQUESTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "/v1/responses": ({"model": "m", "input": "hello"}, RESPONSE_STREAM),
+    "/v1/messages": ({"model": "m", "messages": [USER], "max_tokens": 9}, MESSAGE_STREAM),
+    "/generate": ({"text": "hello"}, GENERATE_STREAM),
+}
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_stream_of_other_api_is_relayed_and_counted(path: str) -> None:
+    fields, events = REQUESTS[path]
+
+    async def work() -> None:
+        async with proxied(Fake("w0")) as setup:
+            answer = await setup.post(
+                {**fields, "stream": True, "fake": {"w0": {"raw": events}}}, path
+            )
+            assert (answer.status, answer.body) == (200, "".join(events).encode())
+            assert await setup.metric("output_tokens_total") == 2
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_events_of_other_api_give_tokens_usage_and_end(path: str) -> None:
+    reader = EventReader()
+    tokens = []
+    for event in REQUESTS[path][1]:
+        reader.feed(event.encode())
+        tokens.append(reader.tokens)
+    assert tokens[0] == (1 if path == "/generate" else 0)
+    assert 1 in tokens
+    assert (reader.tokens, reader.ended, reader.usage) == (2, True, TokenUsage(11, 2))
+
+
+def test_usage_of_whole_answers_is_read_in_every_api() -> None:
+    answers = (
+        {"usage": {"prompt_tokens": 11, "completion_tokens": 2}, "choices": []},
+        {"usage": {"input_tokens": 11, "output_tokens": 2}, "object": "response"},
+        {"text": "ab", "meta_info": {"prompt_tokens": 11, "completion_tokens": 2}},
+    )
+    for answer in answers:
+        assert read_usage(json.dumps(answer).encode()) == TokenUsage(11, 2)
+
+
+SIZES: tuple[tuple[str, dict[str, Any], tuple[int, int]], ...] = (
+    ("/v1/responses", {"input": "hello", "instructions": "be short"}, (0, 13)),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+                {"type": "function_call_output", "call_id": "1234", "output": "42"},
+                {"role": "user", "content": [{"type": "input_image", "image_url": "data:long"}]},
+            ]
+        },
+        (0, 7),
+    ),
+    ("/v1/messages", {"messages": [USER], "system": [{"type": "text", "text": "ab"}]}, (0, 7)),
+    ("/generate", {"input_ids": [1, 2, 3]}, (3, 0)),
+    ("/generate", {"text": ["ab", "c"]}, (0, 3)),
+    ("/inference/v1/generate", {"token_ids": [1, 2]}, (2, 0)),
+)
+
+
+@pytest.mark.parametrize(("path", "fields", "size"), SIZES)
+def test_prompt_size_is_read_in_every_api(
+    path: str, fields: dict[str, Any], size: tuple[int, int]
+) -> None:
+    parsed = parse_request(path, json.dumps(fields).encode(), {})
+    assert (parsed.prompt_tokens, parsed.prompt_bytes) == size
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "word"),
+    [
+        ("/v1/responses", {"model": "m"}, "input"),
+        ("/v1/responses", {"input": "a", "background": True}, "background"),
+        ("/v1/responses", {"input": "a", "previous_response_id": "r"}, "previous_response_id"),
+        ("/v1/responses", {"input": "a", "model": 7}, "model"),
+        ("/v1/messages", {"messages": []}, "messages"),
+        ("/generate", {}, "text"),
+        ("/generate", {"input_ids": ["a", 1]}, "input_ids"),
+        ("/inference/v1/generate", {"token_ids": [True]}, "token_ids"),
+    ],
+)  # fmt: skip
+def test_malformed_request_of_other_api_is_refused(
+    path: str, fields: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(RequestRefused, match=word):
+        parse_request(path, json.dumps(fields).encode(), {})
+
+
+def test_text_nested_too_deeply_is_refused() -> None:
+    body = f'{{"input": {"[" * 99_999}{"]" * 99_999}}}'.encode()
+    with pytest.raises(RequestRefused, match="nested"):
+        parse_request("/v1/responses", body, {})
+    # Near the interpreter's limit the decoder may take what is then too deep to be measured.
+    for depth in range(900, 1000):
+        with suppress(RequestRefused):
+            parse_request("/v1/responses", f'{{"input": {"[" * depth}{"]" * depth}}}'.encode(), {})
+
+
+@pytest.mark.parametrize("path", sorted(UNREAD_PATHS))
+def test_proxy_passes_unread_body_on(path: str) -> None:
+    async def work() -> None:
+        access = AccessSettings(worker_key="theirs")
+        async with proxied(fake := Fake("w0"), access=access) as setup:
+            answer = await setup.post(b"not { read", path, Content_Type="application/json")
+            assert answer.status == 200
+            [echo] = fake.events("echo")
+            assert (echo["path"], echo["body"]) == (path, 10)
+            assert echo["headers"]["Authorization"] == "Bearer theirs"
+            assert setup.proxy.dispatcher.requests == ()
+
+    run(work())
+
+
+def test_embedding_waits_for_a_slot_of_a_worker() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0", slots=1)) as setup:
+            first = asyncio.create_task(setup.post(asked(stream=True, fake={"w0": {"stall": 1}})))
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            call = asyncio.create_task(setup.post({"input": "a"}, "/v1/embeddings"))
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
+            assert setup.fakes[0].events("echo") == []
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert (await call).status == 200
+
+    run(work())
+
+
+def test_size_of_sound_file_does_not_count_as_text() -> None:
+    body = b"x" * 5000
+    for kind, size in (("multipart/form-data; boundary=b", 0), ("application/json", 5000)):
+        parsed = parse_request("/v1/audio/transcriptions", body, {"Content-Type": kind})
+        assert (parsed.prompt_tokens, parsed.prompt_bytes) == (0, size)
+
+
+def test_tokenizer_requests_go_to_workers_in_turn() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0"), Fake("w1")) as setup:
+            for path in sorted(TOKENIZER_PATHS):
+                assert (await setup.post({"prompt": "a"}, path)).status == 200
+            counts = [len(one.events("echo")) for one in setup.fakes]
+            assert sum(counts) == len(TOKENIZER_PATHS)
+            assert max(counts) - min(counts) <= 1
+            assert {one["body"] for one in setup.fakes[0].events("echo")} == {15}
+
+    run(work())
+
+
+def test_tokenizer_request_needs_a_key_and_is_bounded() -> None:
+    async def work() -> None:
+        access, limits = AccessSettings(keys=("one",)), Limits(body=2000)
+        async with proxied(fake := Fake("w0"), access=access, limits=limits) as setup:
+            assert (await setup.post({"prompt": "a"}, "/tokenize")).status == 401
+            key = {"Authorization": "Bearer one"}
+            compressed = await setup.post(b"x", "/tokenize", Content_Encoding="gzip", **key)
+            assert compressed.status == 415
+            assert (await setup.post(b"x" * 3000, "/tokenize", **key)).status == 413
+            assert fake.events("echo") == []
+
+    run(work())
+
+
+def test_lost_worker_ends_stream_of_messages_as_their_api_has_it() -> None:
+    async def work() -> None:
+        async with proxied(Fake("w0")) as setup:
+            broken = {**REQUESTS[MESSAGES][0], "stream": True, "fake": {"w0": {"hang_up": 1}}}
+            answer = await setup.post(broken, MESSAGES)
+            event, data = answer.body.decode().strip().splitlines()[-2:]
+            assert event == "event: error"
+            content = json.loads(data.removeprefix("data: "))
+            assert (content["type"], content["error"]["code"]) == ("error", "worker_lost")
+
+    run(work())
+
+
+PAGE = "https://chat.example"
+
+
+async def preflight(setup: ProxySetup, path: str, **headers: str) -> tuple[int, dict[str, str]]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with setup.client.options(setup.url + path, headers=names) as answer:
+        own = {k: v for k, v in answer.headers.items() if k.startswith("Access-Control")}
+        return answer.status, own
+
+
+def test_preflight_is_answered_without_a_key() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0"), access=AccessSettings(keys=("one",))) as setup:
+            asked_for = {
+                "Origin": PAGE,
+                "Access_Control_Request_Method": "POST",
+                "Access_Control_Request_Headers": "authorization, content-type",
+            }
+            status, headers = await preflight(setup, "/v1/chat/completions", **asked_for)
+            assert (status, headers) == (
+                204,
+                {
+                    "Access-Control-Allow-Origin": "*",
+                    "Access-Control-Allow-Methods": "POST",
+                    "Access-Control-Allow-Headers": "authorization, content-type",
+                    "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+                    "Access-Control-Max-Age": "600",
+                },
+            )
+            for path in ("/workers", "/workers/w0/drain", "/metrics", "/flush_cache"):
+                status, headers = await preflight(setup, path, **asked_for)
+                assert (status in (404, 405), headers) == (True, {})
+            assert (await preflight(setup, "/v1/models"))[0] == 405
+            assert fake.served == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"), [(("*",), "*"), ((PAGE,), PAGE), (("https://a",), None), ((), None)]
+)
+def test_answers_name_the_origin_that_may_read_them(
+    allowed: tuple[str, ...], expected: str | None
+) -> None:
+    async def work() -> None:
+        access = AccessSettings(keys=("one",), allowed_origins=allowed)
+        async with proxied(Fake("w0"), access=access) as setup:
+            key = {"Authorization": "Bearer one", "Origin": PAGE}
+            answers = [
+                await setup.post(asked(1, stream=True), **key),
+                await setup.post(asked(1), **key),
+                await setup.post(asked(1, n=0), **key),
+                await setup.post(asked(1), Origin=PAGE),
+                await setup.get("/v1/models", **key),
+            ]
+            assert [one.status for one in answers] == [200, 200, 400, 401, 200]
+            for one in answers:
+                assert one.headers.get("Access-Control-Allow-Origin") == expected
+            without = await setup.post(asked(1), Authorization="Bearer one")
+            assert "Access-Control-Allow-Origin" not in without.headers
+            assert "Access-Control-Allow-Origin" not in (await setup.get("/metrics", **key)).headers
+
+    run(work())
