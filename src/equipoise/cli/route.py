@@ -65,7 +65,7 @@ OPTIONS = (
     Option(key="worker_key_file", kind=kinds.PATH, group=WORKERS, metavar="FILE",
            shown_default="the client's own is passed on", help="API key that workers are sent"),
     Option(key="client_rank", kind=kinds.CLIENT_RANK, group=WORKERS, metavar="|".join(ClientRank),
-           shown_default=ClientRank.HONOUR.value,
+           shown_default=ClientRank.FORBID.value,
            help="whether a client may choose a worker, by X-data-parallel-rank or by "
            "data_parallel_rank in its body"),
     Option(key="host", kind=kinds.NAME, group=WHERE, metavar="ADDRESS",
@@ -139,7 +139,7 @@ class RouteRequest:
     kv_tokens: int | None = None
     worker_key_file: Path | None = None
     api_key_file: Path | None = None
-    client_rank: ClientRank = ClientRank.HONOUR
+    client_rank: ClientRank = ClientRank.FORBID
     host: str = _ACCESS.host
     port: int = _ACCESS.port
     tls_cert: Path | None = None

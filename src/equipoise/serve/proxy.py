@@ -372,7 +372,9 @@ class Proxy:
         if parsed.data_parallel_rank is None:
             return None
         if self._settings.client_rank is ClientRank.FORBID:
-            raise bad_request("a data-parallel rank cannot be chosen here")
+            raise bad_request(
+                "a data-parallel rank cannot be chosen here: the proxy has client_rank: forbid"
+            )
         return worker_of_rank(parsed.data_parallel_rank, self._settings.workers)
 
 

@@ -149,6 +149,7 @@ class ClientRank(StrEnum):
     """What becomes of a client's wish for one data-parallel rank."""
 
     HONOUR = "honour"
+    """It goes to that worker, and before requests that may go anywhere."""
     FORBID = "forbid"
 
 
@@ -190,7 +191,7 @@ class RouteSettings:
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
     health: HealthSettings = field(default_factory=HealthSettings)
-    client_rank: ClientRank = ClientRank.HONOUR
+    client_rank: ClientRank = ClientRank.FORBID
     reports: ReportSettings | None = None
     log: Path | None = None
     wandb: str | None = None

@@ -18,7 +18,7 @@ from equipoise.serve import body_parser
 from equipoise.serve.body_parser import LARGE_BODY, BodyParser
 from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, ParsedRequest, parse_request
 from equipoise.serve.outcomes import ErrorResponse, RequestRefused
-from equipoise.serve.settings import RANK_HEADER
+from equipoise.serve.settings import RANK_HEADER, ClientRank
 
 LARGE = {"model": "m", "prompt": [7] * LARGE_BODY}
 
@@ -148,7 +148,7 @@ def test_parser_survives_client_that_leaves_amid_its_body() -> None:
 
 def test_proxy_passes_large_body_on_without_rank() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0")) as setup:
+        async with proxied(fake := Fake("w0"), client_rank=ClientRank.HONOUR) as setup:
             large = asked(2, padding="x" * LARGE_BODY)
             assert (await setup.post(large)).text == "w0:0 w0:1 "
             assert (await setup.post(large | {"data_parallel_rank": 0})).status == 200

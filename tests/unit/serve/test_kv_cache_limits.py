@@ -12,7 +12,7 @@ from helpers.harnesses.proxy_setup import ProxySetup, run, settings_of
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.serve.proxy import Proxy
-from equipoise.serve.settings import Timeouts
+from equipoise.serve.settings import ClientRank, Timeouts
 
 ROOMS = (100, 200)
 PATH = "/v1/completions"
@@ -25,7 +25,9 @@ async def _site(*rooms: int | None) -> AsyncIterator[ProxySetup]:
     runners = [await start(fake) for fake in fakes]
     workers = settings_of(fakes).workers
     workers = tuple(replace(one, kv_tokens=room) for one, room in zip(workers, rooms, strict=True))
-    settings = settings_of(fakes, workers=workers, timeouts=Timeouts(queue=5))
+    settings = settings_of(
+        fakes, workers=workers, timeouts=Timeouts(queue=5), client_rank=ClientRank.HONOUR
+    )
     policy = routing_policy_factory("fit", {})([one.slots for one in workers], rooms)
     proxy = Proxy(settings, policy)
     await proxy.start()

@@ -235,7 +235,7 @@ def test_proxy_routes_data_parallel_ranks_as_workers() -> None:
                 WorkerSettings(url=one.url, name=f"rank {n}", headers={RANK_HEADER: str(n)})
                 for n in (3, 1)
             )
-            async with proxied(workers=ranks) as setup:
+            async with proxied(workers=ranks, client_rank=ClientRank.HONOUR) as setup:
                 await _ask_for_ranks(setup, fake)
             assert (await first.get("/health")).status == 200
 
@@ -258,9 +258,11 @@ def test_worker_of_rank_is_index_without_rank_headers() -> None:
         worker_of_rank(3, plain)
 
 
-def test_proxy_can_forbid_client_rank() -> None:
+def test_client_rank_does_not_jump_the_queue_unless_it_is_honoured() -> None:
     async def work() -> None:
-        async with proxied(fake := Fake("w0"), client_rank=ClientRank.FORBID) as setup:
+        async with proxied(fake := Fake("w0")) as setup:
+            answer = await setup.post(asked(), X_data_parallel_rank="0")
+            assert (answer.status, "client_rank" in answer.error["message"]) == (400, True)
             assert (await setup.post(asked(data_parallel_rank=0))).status == 400
             assert (await setup.post(asked())).status == 200
             assert len(fake.events("begin")) == 1
