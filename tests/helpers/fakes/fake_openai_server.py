@@ -24,7 +24,8 @@ GENERATING = (
     "/generate",
     "/inference/v1/generate",
 )
-"""Paths that are answered by tokens; any other is echoed."""
+"""Paths that are answered by tokens; any other is echoed, but for POST below `NOWHERE`: 405."""
+NOWHERE = "/nowhere"
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Fake:
         return web.json_response({"object": "list", "data": [{"id": "fake"}]})
 
     async def _echo(self, request: web.Request) -> web.Response:
+        if request.method == "POST" and request.path.startswith(NOWHERE):
+            raise web.HTTPMethodNotAllowed("POST", ["GET"])
         headers, size = dict(request.headers), len(await request.read())
         self.note("echo", "", path=request.path_qs, headers=headers, body=size)
         return web.json_response({"path": request.path_qs, "headers": dict(request.headers)})
