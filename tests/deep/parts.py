@@ -306,7 +306,7 @@ PARTS = (
         name="backends",
         proves="our backends keep the contract with the profile `deep`, on one rank to eight, over "
         "gloo and MPI",
-        takes="two hours (estimate)",
+        takes="two hours",
         steps=backends,
     ),
     Part(
