@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,8 +14,16 @@ from helpers.harnesses.proxy_setup import PATIENCE, QUICK
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
+from equipoise.serve.picker.endpoint_pool import EndpointPool
 from equipoise.serve.picker.server import Picker
-from equipoise.serve.picker.settings import PickerPorts, PickerSettings, StaticEndpoints
+from equipoise.serve.picker.settings import (
+    PickerLimits,
+    PickerPorts,
+    PickerSettings,
+    PickerTimeouts,
+    StaticEndpoints,
+    TokenSource,
+)
 from equipoise.serve.settings import WorkerSettings
 
 T = TypeVar("T")
@@ -26,6 +34,33 @@ def worker_of(fake: Fake, **fields: Any) -> WorkerSettings:
     """The endpoint that a server is."""
     url = f"http://127.0.0.1:{fake.port}"
     return replace(WorkerSettings(url=url, name=fake.name, slots=fake.slots), **fields)
+
+
+def endpoint_at(address: str, **fields: Any) -> WorkerSettings:
+    """An endpoint that nothing is sent to."""
+    return WorkerSettings(url=f"http://{address}", name=address, **fields)
+
+
+def pool_of(
+    *addresses: str, slots: int = 2, tokens: TokenSource = TokenSource.CHUNKS, **timeouts: float
+) -> EndpointPool:
+    """A pool without a picker, whose endpoints all serve."""
+    settings = PickerSettings(
+        endpoints=StaticEndpoints(workers=()),
+        limits=PickerLimits(queued=5),
+        timeouts=PickerTimeouts(**timeouts),
+        tokens=tokens,
+    )
+    pool = EndpointPool(routing_policy_factory("fit", {"lockstep": False}), settings)
+    set_endpoints(pool, [endpoint_at(one, slots=slots) for one in addresses])
+    return pool
+
+
+def set_endpoints(pool: EndpointPool, endpoints: Sequence[WorkerSettings]) -> None:
+    """List them, and find all of them well."""
+    pool.set_endpoints(endpoints)
+    for one in pool.endpoints:
+        pool.dispatcher.set_health(one.number, WorkerState.SERVING)
 
 
 def prompt(tokens: int = 4, **more: object) -> bytes:

@@ -6,25 +6,17 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from helpers.harnesses.picker_setup import run
+from helpers.harnesses.picker_setup import endpoint_at, pool_of, run, set_endpoints
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, Running
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.serve.outcomes import RequestRefused
 from equipoise.serve.picker.endpoint_pool import SETTLE_SECONDS, EndpointPool
 from equipoise.serve.picker.endpoint_watch import GeneratedTokens
-from equipoise.serve.picker.settings import (
-    PickerLimits,
-    PickerSettings,
-    PickerTimeouts,
-    StaticEndpoints,
-    TokenSource,
-)
+from equipoise.serve.picker.settings import TokenSource
 from equipoise.serve.proxy_request import ProxyRequest
-from equipoise.serve.settings import WorkerSettings
 
 ADDRESSES = tuple(f"10.0.0.{n}:8000" for n in range(4))
 PORTS = st.integers(0, len(ADDRESSES) - 1)
@@ -40,26 +32,6 @@ EVENTS = st.lists(
 )
 
 
-def worker(address: str, **fields: Any) -> WorkerSettings:
-    return WorkerSettings(url=f"http://{address}", name=address, **fields)
-
-
-def pool_of(
-    *addresses: str, slots: int = 2, tokens: TokenSource = TokenSource.CHUNKS, **timeouts: float
-) -> EndpointPool:
-    settings = PickerSettings(
-        endpoints=StaticEndpoints(workers=()),
-        limits=PickerLimits(queued=5),
-        timeouts=PickerTimeouts(**timeouts),
-        tokens=tokens,
-    )
-    pool = EndpointPool(routing_policy_factory("fit", {"lockstep": False}), settings)
-    pool.set_endpoints([worker(one, slots=slots) for one in addresses])
-    for one in pool.endpoints:
-        pool.set_health(one.number, WorkerState.SERVING)
-    return pool
-
-
 class Driver:
     """A pool, and the requests that were submitted to it."""
 
@@ -73,11 +45,11 @@ class Driver:
         match event:
             case "list":
                 listed = {ADDRESSES[n]: slots for n, slots in how}
-                pool.set_endpoints([worker(one, slots=listed[one]) for one in listed])
+                pool.set_endpoints([endpoint_at(one, slots=listed[one]) for one in listed])
             case "health":
                 for one in pool.endpoints:
                     if one.address == ADDRESSES[how[0]]:
-                        pool.set_health(one.number, how[1])
+                        pool.dispatcher.set_health(one.number, how[1])
             case "submit":
                 subset = None if how is None else frozenset(ADDRESSES[n] for n in how)
                 with suppress(RequestRefused):
@@ -120,16 +92,14 @@ class Driver:
         pool = self.pool
         for state in self.requests:
             pool.abort(state)
-        pool.set_endpoints([worker(one) for one in ADDRESSES])
+        pool.set_endpoints([endpoint_at(one) for one in ADDRESSES])
         await asyncio.sleep(0)
         assert not pool.dispatcher.requests
         assert not pool.dispatcher.queued
         assert all(not view.requests and not view.load for view in pool.dispatcher.workers)
         # Numbers come again: as many as there ever were endpoints at a time.
         assert len(pool.dispatcher.workers) <= max(1, self.most_endpoints, len(ADDRESSES))
-        pool.set_endpoints([worker(one, slots=2) for one in ADDRESSES])
-        for one in pool.endpoints:
-            pool.set_health(one.number, WorkerState.SERVING)
+        set_endpoints(pool, [endpoint_at(one, slots=2) for one in ADDRESSES])
         states = [pool.submit(7) for _ in range(2 * len(ADDRESSES))]
         assert all(isinstance(one.status, BoundToWorker) for one in states)
         pool.close()
@@ -168,7 +138,7 @@ def test_endpoint_that_comes_back_in_time_gets_requests_again() -> None:
         pool.set_endpoints([])
         with pytest.raises(RequestRefused, match="no endpoint is ready"):
             pool.submit(7)
-        pool.set_endpoints([worker(ADDRESSES[0])])
+        pool.set_endpoints([endpoint_at(ADDRESSES[0])])
         assert isinstance(pool.submit(7).status, BoundToWorker)
         assert isinstance(state.status, BoundToWorker)
         pool.close()
@@ -180,15 +150,14 @@ def test_fallback_needs_the_same_headers_and_another_address() -> None:
     async def work() -> None:
         pool = pool_of()
         first, second = ({"x-data-parallel-rank": str(rank)} for rank in (0, 1))
-        pool.set_endpoints(
+        set_endpoints(
+            pool,
             [
-                worker(ADDRESSES[0], headers=first),
-                worker(ADDRESSES[0], headers=second),
-                worker(ADDRESSES[1], headers=second),
-            ]
+                endpoint_at(ADDRESSES[0], headers=first),
+                endpoint_at(ADDRESSES[0], headers=second),
+                endpoint_at(ADDRESSES[1], headers=second),
+            ],
         )
-        for one in pool.endpoints:
-            pool.set_health(one.number, WorkerState.SERVING)
         addresses = [pool.addresses(one, None) for one in pool.endpoints]
         assert addresses == [
             (ADDRESSES[0],),
@@ -202,9 +171,7 @@ def test_fallback_needs_the_same_headers_and_another_address() -> None:
 def test_size_is_at_most_what_the_largest_endpoint_holds() -> None:
     async def work() -> None:
         pool = pool_of()
-        pool.set_endpoints([worker(ADDRESSES[0], kv_tokens=100)])
-        for one in pool.endpoints:
-            pool.set_health(one.number, WorkerState.SERVING)
+        set_endpoints(pool, [endpoint_at(ADDRESSES[0], kv_tokens=100)])
         state = pool.submit(5_000)
         assert (state.size, type(state.status)) == (100, BoundToWorker)
 

@@ -1,6 +1,6 @@
 """Endpoints by address, over a dispatcher's worker numbers.
 
-The only module of the picker that calls the dispatcher.
+Requests reach the dispatcher only here; health checks and load reports call it by themselves.
 """
 
 import asyncio
@@ -19,7 +19,6 @@ from equipoise.balancer.requests.dispatcher import (
 from equipoise.balancer.requests.policy import (
     Capacity,
     RoutingPolicy,
-    WorkerReport,
     WorkerState,
 )
 from equipoise.balancer.requests.policy_factory import PolicyFactory
@@ -260,14 +259,6 @@ class EndpointPool:
         """It ended without an answer, wherever it was."""
         self.dispatcher.abort(state)
         self._release_empty()
-
-    def set_health(self, number: int, state: WorkerState) -> None:
-        """A worker was found to serve, or not to."""
-        self.dispatcher.set_health(number, state)
-
-    def report_worker(self, number: int, report: WorkerReport) -> None:
-        """What a worker says of itself."""
-        self.dispatcher.report_worker(number, report)
 
     def close(self) -> None:
         """Stop the timers."""
