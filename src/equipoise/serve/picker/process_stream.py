@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 
-from equipoise.balancer.requests.dispatcher import BoundToWorker
+from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestClosed
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.openai_protocol import (
     CHAT,
@@ -249,21 +249,23 @@ class ProcessStream:
 
     async def _bound(self, size: int, head: RequestHead) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
-        while True:
-            state = self._state = self._pool.submit(size, head.subset)
-            waits = not isinstance(state.status, BoundToWorker)
-            if waits and head.objective in self._settings.sheddable:
+        state = self._state = self._pool.submit(size, head.subset)
+        while not isinstance(state.status, BoundToWorker):
+            if head.objective in self._settings.sheddable:
                 raise overloaded(f"requests of the objective {head.objective!r} do not wait")
             try:
-                while not isinstance(state.status, BoundToWorker):
-                    await self._wait(state)
-                return self._pool.endpoint(state.status)
+                await self._wait(state)
             except ScopeCancelled as cancellation:
                 if cancellation.reason is CancelReason.NO_FREE_SLOT:
                     raise RequestRefused(QUEUE_TIMEOUT) from None
                 if cancellation.reason is CancelReason.SHUTTING_DOWN:
                     raise RequestRefused(SHUTTING_DOWN) from None
-                # The only endpoint that it could go to was lost: another one of its subset.
+                # A worker was lost. Where the policy has this request still it waits again, or has
+                # another worker already: a second request would take a slot that nobody frees.
+                if isinstance(state.status, RequestClosed):
+                    # The only endpoint that it could go to: another one of its subset.
+                    state = self._state = self._pool.submit(size, head.subset)
+        return self._pool.endpoint(state.status)
 
     async def _wait(self, state: ProxyRequest) -> None:
         """Until it is bound. Envoy says nothing meanwhile, unless the client leaves."""
