@@ -190,6 +190,14 @@ class HealthBoard:
         self._workers[server] = workers
         return server
 
+    def set_workers(self, server: int, workers: Sequence[int]) -> None:
+        """These share it from now on: those that are new get the state that it has."""
+        self._workers[server] = workers
+        state = self._states.get(server)
+        if state is not None:
+            for worker in workers:
+                self._dispatcher.set_health(worker, state)
+
     def remove(self, server: int) -> None:
         """It is asked no more; its workers keep the state that they have."""
         for known in (self._workers, self.beliefs, self._states):
@@ -242,6 +250,11 @@ class HealthMonitor:
     def check_soon(self) -> None:
         """A request came to nothing there: ask at once."""
         self._doubt.set()
+
+    def set_workers(self, workers: Sequence[int]) -> None:
+        """It serves as these from now on; what is known of it stays, and holds for all of them."""
+        self._workers = workers
+        self._board.set_workers(self._number, workers)
 
     def close(self) -> None:
         """Have nothing that was found count any more."""

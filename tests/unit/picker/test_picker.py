@@ -360,6 +360,62 @@ def test_endpoint_with_other_slots_takes_more_requests() -> None:
     run(work())
 
 
+def test_late_health_check_after_a_changed_list_loses_no_worker() -> None:
+    async def work() -> None:
+        fakes = Fake("w0"), Fake("w1")
+        health = HealthSettings(interval=0.05, timeout=0.05, lost_after=1000)
+        async with picking(*fakes, health=health) as setup:
+            held = setup.send(prompt(fake={name: {"stall": 1} for name in ("w0", "w1")}))
+            await setup.until(lambda: setup.pool.dispatcher.requests)
+            [request] = setup.pool.dispatcher.requests
+            late = fakes[request.worker]
+            late.health = 0
+            setup.pool.set_endpoints([worker_of(one, slots=5) for one in fakes])
+            await setup.until(lambda: setup.state_of(late.name) is not WorkerState.SERVING)
+            assert setup.state_of(late.name) is WorkerState.DRAINING
+            assert request.worker is not None
+            late.health = 200
+            await until_left(held)
+
+    run(work())
+
+
+def test_rank_that_is_added_to_a_server_has_its_health() -> None:
+    async def work() -> None:
+        fake = Fake("w0")
+
+        def rank(number: int) -> WorkerSettings:
+            headers = {"x-data-parallel-rank": str(number)}
+            return worker_of(fake, name=f"rank {number}", headers=headers)
+
+        async with picking(fake, health=SLOW, workers=lambda _: rank(0)) as setup:
+            setup.pool.set_endpoints([rank(0), rank(1)])
+            assert setup.pool.serving == 2
+            setup.pool.set_endpoints([rank(1)])
+            assert setup.pool.serving == 1
+
+    run(work())
+
+
+def test_counter_of_tokens_goes_on_across_a_changed_list() -> None:
+    async def work() -> None:
+        fake = Fake("w0", metrics=page(100))
+        reports = ReportSettings(
+            waiting="w", running="r", tokens="t", generated="made_total", interval=0.02
+        )
+        async with picking(fake, reports=reports, tokens=TokenSource.METRICS) as setup:
+            held = setup.send(prompt(fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            await asyncio.sleep(0.1)
+            [request] = setup.pool.dispatcher.requests
+            fake.metrics = page(140)
+            setup.pool.set_endpoints([worker_of(fake, slots=5)])
+            await setup.until(lambda: request.tokens == 41)
+            await until_left(held)
+
+    run(work())
+
+
 def test_drain_lets_answers_end_and_refuses_what_waits() -> None:
     async def work() -> None:
         timeouts = PickerTimeouts(drain=0.3)

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -54,11 +55,14 @@ class WatchedServer:
 
     Attributes:
         workers: the endpoints that it has, by worker number.
+        health_task: runs the monitor.
+        reports_task: reads reports; None: none are read.
     """
 
     workers: dict[int, WorkerSettings]
     monitor: HealthMonitor
-    tasks: tuple[asyncio.Task[None], ...]
+    health_task: asyncio.Task[None]
+    reports_task: asyncio.Task[None] | None
 
 
 class EndpointWatch:
@@ -92,12 +96,15 @@ class EndpointWatch:
         wanted: dict[str, dict[int, WorkerSettings]] = {}
         for endpoint in self._pool.endpoints:
             wanted.setdefault(endpoint.settings.url, {})[endpoint.number] = endpoint.settings
-        for url, server in list(self._servers.items()):
-            if wanted.get(url) != server.workers:
+        for url in list(self._servers):
+            if url not in wanted:
                 self._stop(url)
         for url, workers in wanted.items():
-            if url not in self._servers:
+            server = self._servers.get(url)
+            if server is None:
                 self._servers[url] = self._start(url, workers)
+            elif server.workers != workers:
+                self._servers[url] = self._change(url, server, workers)
 
     def check_soon(self, number: int) -> None:
         """A request came to nothing there: ask at once."""
@@ -112,33 +119,54 @@ class EndpointWatch:
         self._stalls_task.cancel()
 
     def _start(self, url: str, workers: dict[int, WorkerSettings]) -> WatchedServer:
-        dispatcher, settings = self._pool.dispatcher, self._settings
         monitor = HealthMonitor(
             self._client,
             url,
             list(workers),
-            dispatcher,
+            self._pool.dispatcher,
             self._health,
             self._stalls,
-            settings.health,
+            self._settings.health,
         )
-        tasks = [self._group.create_task(monitor.run(), name=f"health of {url}")]
-        if settings.reports is not None:
-            scraper = MetricsScraper(
-                self._client,
-                workers,
-                dispatcher,
-                settings.reports,
-                on_generated=None if self._generated is None else self._generated.observe,
-            )
-            tasks.append(self._group.create_task(scraper.run(), name=f"reports of {url}"))
-        return WatchedServer(workers, monitor, tuple(tasks))
+        health_task = self._group.create_task(monitor.run(), name=f"health of {url}")
+        return WatchedServer(workers, monitor, health_task, self._read_reports(url, workers))
+
+    def _change(
+        self, url: str, server: WatchedServer, workers: dict[int, WorkerSettings]
+    ) -> WatchedServer:
+        # The monitor stays: another one would begin with nothing known, and take a server that is
+        # late once for one that is lost.
+        server.monitor.set_workers(list(workers))
+        if server.reports_task is not None:
+            server.reports_task.cancel()
+        self._forget(server.workers.keys() - workers.keys())
+        reports_task = self._read_reports(url, workers)
+        return replace(server, workers=workers, reports_task=reports_task)
+
+    def _read_reports(
+        self, url: str, workers: dict[int, WorkerSettings]
+    ) -> asyncio.Task[None] | None:
+        if self._settings.reports is None:
+            return None
+        scraper = MetricsScraper(
+            self._client,
+            workers,
+            self._pool.dispatcher,
+            self._settings.reports,
+            on_generated=None if self._generated is None else self._generated.observe,
+        )
+        return self._group.create_task(scraper.run(), name=f"reports of {url}")
 
     def _stop(self, url: str) -> None:
         server = self._servers.pop(url)
         server.monitor.close()
-        for task in server.tasks:
-            task.cancel()
-        for number in server.workers:
-            if self._generated is not None:
+        server.health_task.cancel()
+        if server.reports_task is not None:
+            server.reports_task.cancel()
+        self._forget(server.workers.keys())
+
+    def _forget(self, numbers: Iterable[int]) -> None:
+        """Another endpoint may get such a number."""
+        if self._generated is not None:
+            for number in numbers:
                 self._generated.forget(number)
