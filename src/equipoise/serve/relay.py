@@ -7,7 +7,7 @@ queued -> bound -> sent -> passed on -> finished
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestDispatcher
+from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.client_connection import (
     ANSWERING,
@@ -324,29 +325,31 @@ class Relay:
         return await context.client.end_with(error_event(context.parsed.path, error_response))
 
     def _size(self, parsed: ParsedRequest, prompt: int, required_worker: int | None) -> int:
-        """Prompt size that the policy gets: at most what the largest worker holds.
+        """Prompt size that the policy gets.
 
-        An estimate may be wrong, and the worker knows: once it is empty it gets
-        what seems too long.
+        A size that is known stays as it is: it may wait for the only worker that has room. An
+        estimate may be wrong, and the worker knows: it is at most what the largest that serves
+        holds, which gets what seems too long once it is empty.
 
-        Raises: RequestRefused (400) for a prompt that is known to be longer.
+        Raises: RequestRefused (400) for a prompt that is known to be too long for any worker.
         """
-        workers = self._settings.workers
-        limits = [
-            one.kv_tokens
-            for one in (
-                workers
-                if required_worker is None
-                else workers[required_worker : required_worker + 1]
-            )
-        ]
-        most = max((limit for limit in limits if limit is not None), default=prompt)
-        if None in limits or prompt <= most:
-            return prompt
+        numbers = range(len(self._settings.workers))
+        allowed = numbers if required_worker is None else [required_worker]
         if parsed.prompt_tokens:
+            most = self._most_tokens(allowed, prompt)
+            if prompt <= most:
+                return prompt
             message = f"the prompt has {prompt} tokens, and no worker has room for more than {most}"
             raise bad_request(message, code="context_length_exceeded")
-        return most
+        views = self._dispatcher.workers
+        serving = [one for one in allowed if views[one].state is WorkerState.SERVING]
+        return min(prompt, self._most_tokens(serving or allowed, prompt))
+
+    def _most_tokens(self, numbers: Sequence[int], otherwise: int) -> int:
+        """Tokens in the largest KV cache of these workers; `otherwise` where one is not known."""
+        limits = [self._settings.workers[number].kv_tokens for number in numbers]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if len(known) == len(limits) else otherwise
 
     async def _attempts(self, context: RequestContext) -> web.StreamResponse:
         for _ in range(self._settings.limits.attempts - 1):

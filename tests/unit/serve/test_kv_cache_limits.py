@@ -1,5 +1,6 @@
 """Prompts longer than the KV cache of any worker: refused at once, or left to the worker."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -65,6 +66,30 @@ def test_proxy_sends_text_that_may_exceed_kv_cache_to_worker() -> None:
         async with _site(*ROOMS) as setup:
             answer = await setup.post({"model": "m", "prompt": "x" * 4000, "max_tokens": 2}, PATH)
             assert answer.status == 200
+            assert [len(one.events("begin")) for one in setup.fakes] == [0, 1]
+
+    run(work())
+
+
+def test_proxy_sends_text_to_the_largest_worker_that_serves() -> None:
+    async def work() -> None:
+        async with _site(*ROOMS) as setup:
+            setup.proxy.dispatcher.drain_worker(1)
+            answer = await setup.post({"model": "m", "prompt": "x" * 4000, "max_tokens": 2}, PATH)
+            assert answer.status == 200
+            assert [len(one.events("begin")) for one in setup.fakes] == [1, 0]
+
+    run(work())
+
+
+def test_prompt_of_known_length_waits_for_the_worker_with_room() -> None:
+    async def work() -> None:
+        async with _site(*ROOMS) as setup:
+            setup.proxy.dispatcher.drain_worker(1)
+            late = asyncio.create_task(setup.post(_prompt(150), PATH))
+            await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
+            setup.proxy.dispatcher.resume_worker(1)
+            assert (await late).status == 200
             assert [len(one.events("begin")) for one in setup.fakes] == [0, 1]
 
     run(work())
