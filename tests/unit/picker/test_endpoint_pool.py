@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.harnesses.picker_setup import endpoint_at, pool_of, run, set_endpoints
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, Running
@@ -168,12 +168,52 @@ def test_fallback_needs_the_same_headers_and_another_address() -> None:
     run(work())
 
 
-def test_size_is_at_most_what_the_largest_endpoint_holds() -> None:
+KV_TOKENS = st.none() | st.integers(1, 200)
+
+
+@given(
+    kv_tokens=st.lists(KV_TOKENS, min_size=4, max_size=4),
+    serving=st.sets(PORTS, min_size=1),
+    subset=st.none() | st.sets(PORTS, min_size=1),
+    size=st.integers(1, 300),
+)
+@example(kv_tokens=[10, 200, 200, 200], serving={0, 1, 2}, subset={0, 1}, size=150)
+def test_request_of_any_size_is_bound_at_once_to_an_empty_endpoint(
+    kv_tokens: list[int | None], serving: set[int], subset: set[int] | None, size: int
+) -> None:
     async def work() -> None:
         pool = pool_of()
-        set_endpoints(pool, [endpoint_at(ADDRESSES[0], kv_tokens=100)])
-        state = pool.submit(5_000)
-        assert (state.size, type(state.status)) == (100, BoundToWorker)
+        endpoints = zip(ADDRESSES, kv_tokens, strict=True)
+        pool.set_endpoints([endpoint_at(one, kv_tokens=tokens) for one, tokens in endpoints])
+        for one in pool.endpoints:
+            serves = ADDRESSES.index(one.address) in serving
+            state = WorkerState.SERVING if serves else WorkerState.LOST
+            pool.dispatcher.set_health(one.number, state)
+        allowed = serving if subset is None else serving & subset
+        if not allowed:
+            return
+        addresses = None if subset is None else frozenset(ADDRESSES[n] for n in subset)
+        request = pool.submit(size, addresses)
+        assert isinstance(request.status, BoundToWorker)
+        place = ADDRESSES.index(pool.endpoint(request.status).address)
+        # As large as one of them can hold, and no larger than where it is.
+        room = [kv_tokens[n] for n in allowed]
+        assert request.size == (size if None in room else min(size, max(filter(None, room))))
+        assert place in allowed
+        assert request.size <= (kv_tokens[place] or size)
+        pool.close()
+
+    run(work())
+
+
+def test_answer_of_a_smaller_endpoint_is_counted_there() -> None:
+    async def work() -> None:
+        pool = pool_of()
+        small, large = (endpoint_at(ADDRESSES[n], kv_tokens=(n + 1) * 100) for n in range(2))
+        set_endpoints(pool, [small, large])
+        state = pool.start_answer(pool.submit(5_000), ADDRESSES[0])
+        assert (state.size, type(state.status)) == (100, Running)
+        pool.close()
 
     run(work())
 

@@ -156,10 +156,12 @@ def test_request_waits_while_every_endpoint_is_in_doubt() -> None:
             setup.fakes[0].health = 503
             await setup.until(lambda: setup.state_of("w0") is WorkerState.DRAINING)
             late = setup.send()
-            await setup.until(lambda: setup.pool.dispatcher.queued == 1)
-            assert (await setup.send(subset=[setup.address("w0")])).status == 503
+            restricted = setup.send(subset=[setup.address("w0")])
+            await setup.until(lambda: setup.pool.dispatcher.queued == 2)
+            assert (await setup.send(subset=["10.9.9.9:1"])).status == 503
+            assert (await setup.envoy.send(path="/v1/models", method="GET")).status == 200
             setup.fakes[0].health = 200
-            assert (await late).status == 200
+            assert (await late).status == (await restricted).status == 200
 
     run(work())
 

@@ -1,17 +1,19 @@
 """One stream of Envoy's without a wire: what it leaves in the books, however it goes."""
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
-from helpers.harnesses.picker_setup import pool_of, run
+from helpers.harnesses.picker_setup import endpoint_at, pool_of, run
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.picker.endpoint_pool import EndpointPool
+from equipoise.serve.picker.messages import DESTINATION, LB, SUBSET, SUBSET_HINT
 from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
 from equipoise.serve.relay import PromptTokenEstimator
@@ -42,11 +44,33 @@ class QueuedStream:
     def send(self, **message: Any) -> None:
         self._messages.put_nowait(pb.ProcessingRequest(**message))
 
-    def send_head(self, method: str = "POST", path: str = "/v1/completions") -> None:
+    def send_head(
+        self,
+        method: str = "POST",
+        path: str = "/v1/completions",
+        subset: Sequence[str] | None = None,
+    ) -> None:
         """Of a request without a body."""
         headers = [(":method", method), (":path", path)]
         head = HeaderMap(headers=[HeaderValue(key=k, raw_value=v.encode()) for k, v in headers])
-        self.send(request_headers=pb.HttpHeaders(headers=head, end_of_stream=True))
+        metadata = Metadata()
+        if subset is not None:
+            metadata.filter_metadata[SUBSET_HINT].update({SUBSET: list(subset)})
+        self.send(
+            request_headers=pb.HttpHeaders(headers=head, end_of_stream=True),
+            metadata_context=metadata,
+        )
+
+    @property
+    def destination(self) -> str | None:
+        """The first endpoint of the last answer; None: it names none."""
+        fields = self.replies[-1].dynamic_metadata
+        return str(fields[LB][DESTINATION]).split(",")[0] if LB in fields else None
+
+    @property
+    def status(self) -> int:
+        """Of the picker's own answer."""
+        return int(self.replies[-1].immediate_response.status.code)
 
     async def end(self) -> None:
         """Envoy closes it."""
@@ -82,5 +106,86 @@ def test_request_whose_worker_is_lost_has_one_entry_in_the_books(between: int) -
         await stream.end()
         assert not pool.dispatcher.requests
         assert all(not view.requests for view in pool.dispatcher.workers)
+
+    run(work())
+
+
+@pytest.mark.parametrize(("healthy", "status"), [(ADDRESSES, 0), (ADDRESSES[1:], 503)])
+def test_subset_holds_for_what_waited_while_all_were_in_doubt(
+    healthy: Sequence[str], status: int
+) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1)
+        set_health(pool, ADDRESSES, WorkerState.DRAINING)
+        stream = QueuedStream(pool)
+        stream.send_head(subset=ADDRESSES[:1])
+        await turns()
+        assert not stream.replies
+        # The other one comes first: it is bound there, and must not go there.
+        set_health(pool, reversed(healthy), WorkerState.SERVING)
+        await turns()
+        assert (stream.destination, stream.status) == (None if status else ADDRESSES[0], status)
+        await stream.end()
+        assert not pool.dispatcher.requests
+
+    run(work())
+
+
+def set_health(pool: EndpointPool, addresses: Iterable[str], state: WorkerState) -> None:
+    """As its monitors would."""
+    for address in addresses:
+        [number] = [one.number for one in pool.endpoints if one.address == address]
+        pool.dispatcher.set_health(number, state)
+
+
+@pytest.mark.parametrize("subset", [None, ADDRESSES[:1]])
+def test_request_waits_for_the_first_health_check(subset: Sequence[str] | None) -> None:
+    async def work() -> None:
+        pool = pool_of()
+        pool.set_endpoints([endpoint_at(ADDRESSES[0])])
+        stream = QueuedStream(pool)
+        stream.send_head(subset=subset)
+        await turns()
+        assert not stream.replies
+        set_health(pool, ADDRESSES[:1], WorkerState.SERVING)
+        await turns()
+        assert stream.destination == ADDRESSES[0]
+        await stream.end()
+
+    run(work())
+
+
+def test_request_is_refused_once_a_health_check_has_failed() -> None:
+    async def work() -> None:
+        pool = pool_of()
+        pool.set_endpoints([endpoint_at(ADDRESSES[0])])
+        set_health(pool, ADDRESSES[:1], WorkerState.LOST)
+        stream = QueuedStream(pool)
+        stream.send_head()
+        await turns()
+        assert stream.status == 503
+        # Its number is another endpoint's from now on, of which nothing is known.
+        pool.set_endpoints([endpoint_at(ADDRESSES[1])])
+        stream = QueuedStream(pool)
+        stream.send_head()
+        await turns()
+        assert not stream.replies
+        await stream.end()
+
+    run(work())
+
+
+def test_request_that_needs_no_slot_is_sent_while_all_are_in_doubt() -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES)
+        set_health(pool, ADDRESSES, WorkerState.DRAINING)
+        seen = set()
+        for _ in ADDRESSES:
+            stream = QueuedStream(pool)
+            stream.send_head("GET", "/v1/models")
+            await turns()
+            seen.add(stream.destination)
+            await stream.end()
+        assert seen == set(ADDRESSES)  # in turns
 
     run(work())

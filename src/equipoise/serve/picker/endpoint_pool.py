@@ -40,6 +40,7 @@ class EndpointDispatcher(RequestDispatcher):
 
     Attributes:
         serving: numbers of the workers that serve; kept, because each request asks for it.
+        checked: numbers of the workers of which a health check has said anything.
     """
 
     serving: tuple[int, ...] = ()
@@ -50,6 +51,7 @@ class EndpointDispatcher(RequestDispatcher):
         settings: PickerSettings,
         observe: Callable[[float], None],
     ) -> None:
+        self.checked: set[int] = set()
         # A policy has one worker at least: this one is lost, and an endpoint takes its number.
         super().__init__(
             policy,
@@ -61,6 +63,16 @@ class EndpointDispatcher(RequestDispatcher):
             observe,
         )
         self.remove_worker(0)
+
+    def set_health(self, worker: int, state: WorkerState) -> None:
+        """See `RequestDispatcher`."""
+        self.checked.add(worker)
+        super().set_health(worker, state)
+
+    def remove_worker(self, worker: int) -> None:
+        """See `RequestDispatcher`."""
+        super().remove_worker(worker)
+        self.checked.discard(worker)  # the endpoint that gets this number is another one
 
     def _update_worker(self, worker: int) -> None:
         super()._update_worker(worker)
@@ -159,21 +171,30 @@ class EndpointPool:
     def submit(self, size: int, subset: frozenset[str] | None = None) -> ProxyRequest:
         """A request that goes to one of `subset`, or to any endpoint; see `RequestDispatcher`.
 
-        Raises: RequestRefused: 503 where none of them serves, 429 where too many wait.
+        While no endpoint serves and the health of some is in doubt it waits for any: who gets it
+        asks `allows`. Raises: RequestRefused: 503 where none of them can serve, 429 where too many
+        wait.
         """
-        if subset is None and not self.serving and self._in_doubt():
-            # A missed health check may be the picker's own slowness, and then it is all of them at
-            # once: requests wait for the next check, and are not refused.
-            return self._submit(self._bounded(size), None)
         eligible = self._eligible(subset)
-        # The policy knows "any" and "this one". What may not go everywhere waits for the lightest.
-        restricted = len(eligible) < self.serving
-        wanted = min(eligible, key=self._weight) if restricted else None
-        return self._submit(self._bounded(size), wanted)
+        size = self._bounded(size, eligible)
+        if not self.serving or len(eligible) == self.serving:
+            return self._submit(size, None)
+        # The policy knows "any" and "this one". What may not go everywhere waits for the lightest
+        # of those that have room for it.
+        roomy = [number for number in eligible if self._bounded(size, [number]) == size]
+        return self._submit(size, min(roomy, key=self._weight))
 
     def any_endpoint(self, subset: frozenset[str] | None = None) -> Endpoint:
-        """For a request that makes no tokens. Raises RequestRefused (503) where none serves."""
-        return self._endpoints[min(self._eligible(subset), key=self._weight)]
+        """For a request that needs no slot, in turns. Raises RequestRefused (503): none is ready.
+
+        While the health of all is in doubt one of these is asked: its answer says more than 503.
+        """
+        eligible = self._eligible(subset)
+        return self._endpoints[eligible[self._turn % len(eligible)]]
+
+    def allows(self, endpoint: Endpoint, subset: frozenset[str] | None) -> bool:
+        """Whether a request with this subset may go there."""
+        return subset is None or endpoint.address in subset
 
     def endpoint(self, binding: BoundToWorker) -> Endpoint:
         """The endpoint that a request is bound to."""
@@ -193,7 +214,7 @@ class EndpointPool:
                 one.address not in addresses
                 # A fallback gets the same headers: with a rank of its own, another's.
                 and one.headers == endpoint.headers
-                and (subset is None or one.address in subset)
+                and self.allows(one, subset)
             ):
                 addresses.append(one.address)
         return tuple(addresses)
@@ -215,7 +236,7 @@ class EndpointPool:
         if not numbers or not self._serves(numbers[0]):
             return state
         try:
-            state = self._submit(state.size, numbers[0])
+            state = self._submit(self._bounded(state.size, numbers[:1]), numbers[0])
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
@@ -288,18 +309,18 @@ class EndpointPool:
         state.check_open()
         return state
 
-    def _bounded(self, size: int) -> int:
-        """A size that some endpoint can hold: it is an estimate, and the worker knows."""
-        limits = [one.settings.kv_tokens for one in self._endpoints.values()]
+    def _bounded(self, size: int, numbers: Sequence[int]) -> int:
+        """A size that one of them can hold: it is an estimate, and the worker knows."""
+        limits = [self._endpoints[number].settings.kv_tokens for number in numbers]
         known = [limit for limit in limits if limit is not None]
-        return max(1, size if len(known) < len(limits) else min(size, max(known, default=size)))
+        return max(1, size if len(known) < len(limits) else min(size, max(known)))
 
     def _eligible(self, subset: frozenset[str] | None) -> list[int]:
-        numbers = [
-            number
-            for number in self.dispatcher.serving
-            if subset is None or self._endpoints[number].address in subset
-        ]
+        """Those that serve; where none does at all, those whose health is in doubt."""
+        # A missed health check may be the picker's own slowness, and then it is all of them at
+        # once: requests wait for the next check, and are not refused.
+        ready = self.dispatcher.serving or self._in_doubt()
+        numbers = [one for one in ready if self.allows(self._endpoints[one], subset)]
         if not numbers:
             of = "no endpoint" if subset is None else "no endpoint of the subset"
             raise RequestRefused(
@@ -309,12 +330,16 @@ class EndpointPool:
             )
         return numbers
 
-    def _in_doubt(self) -> bool:
-        """Whether an endpoint drains because of its health, and not because it left the list."""
-        return any(
-            self.dispatcher.workers[number].state is WorkerState.DRAINING
-            for number in self._endpoints
+    def _in_doubt(self) -> tuple[int, ...]:
+        """Those not asked yet, and those that drain because of their health."""
+        return tuple(
+            number
+            for number in sorted(self._endpoints)
             if number not in self._leaving
+            and (
+                self.dispatcher.workers[number].state is WorkerState.DRAINING
+                or number not in self.dispatcher.checked
+            )
         )
 
     def _serves(self, number: int) -> bool:

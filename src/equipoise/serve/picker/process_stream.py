@@ -250,7 +250,15 @@ class ProcessStream:
     async def _bound(self, size: int, head: RequestHead) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
         state = self._state = self._pool.submit(size, head.subset)
-        while not isinstance(state.status, BoundToWorker):
+        while True:
+            if isinstance(state.status, BoundToWorker):
+                endpoint = self._pool.endpoint(state.status)
+                if self._pool.allows(endpoint, head.subset):
+                    return endpoint
+                # It waited for any, and this one is not of its subset.
+                self._pool.abort(state)
+                state = self._state = self._pool.submit(size, head.subset)
+                continue
             if head.objective in self._settings.sheddable:
                 raise overloaded(f"requests of the objective {head.objective!r} do not wait")
             try:
@@ -265,7 +273,6 @@ class ProcessStream:
                 if isinstance(state.status, RequestClosed):
                     # The only endpoint that it could go to: another one of its subset.
                     state = self._state = self._pool.submit(size, head.subset)
-        return self._pool.endpoint(state.status)
 
     async def _wait(self, state: ProxyRequest) -> None:
         """Until it is bound. Envoy says nothing meanwhile, unless the client leaves."""
