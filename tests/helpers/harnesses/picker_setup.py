@@ -113,6 +113,7 @@ class PickerSetup:
         dispatcher = self.picker.pool.dispatcher
         return (
             not self.picker.in_flight
+            and not self.picker.bodies.buffered_bytes
             and not dispatcher.requests
             and not dispatcher.queued
             and all(not view.load and not view.requests for view in dispatcher.workers)

@@ -26,8 +26,8 @@ from equipoise.serve.picker.messages import (
     served_endpoint,
 )
 from equipoise.serve.picker.process_stream import ProcessStream
+from equipoise.serve.picker.request_bodies import RequestBodies
 from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
-from equipoise.serve.relay import PromptTokenEstimator
 
 HEADERS = st.lists(
     st.tuples(
@@ -112,7 +112,7 @@ def test_stream_without_request_headers_is_passed_on(
         message = pb.ProcessingRequest()
         getattr(message, kind).SetInParent()
         script = Script(message, message)
-        await ProcessStream(pool, settings, PromptTokenEstimator(), script).run()
+        await ProcessStream(pool, settings, RequestBodies(settings.limits), script).run()
         assert script.replies == [CONTINUE[kind]] * 2
         assert "request_header_mode: SEND" in caplog.text
 

@@ -12,6 +12,9 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
 
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve import body_parser
+from equipoise.serve.body_parser import LARGE_BODY, BodyParser
+from equipoise.serve.outcomes import overloaded
 from equipoise.serve.picker.settings import PickerLimits, PickerTimeouts, TokenSource
 from equipoise.serve.settings import HealthSettings, ReportSettings, WorkerSettings
 
@@ -223,6 +226,86 @@ def test_body_over_the_limit_is_refused_before_a_worker() -> None:
             answer = await setup.send(prompt(prompt="x" * 200))
             assert answer.status == 413
             assert setup.fakes[0].events("begin") == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("BUFFERED", False), ("FULL_DUPLEX_STREAMED", True)])
+def test_bodies_of_all_requests_are_bounded_together(mode: str, kept: bool) -> None:
+    async def work() -> None:
+        body = prompt(prompt="x" * 2_000)
+        limits = PickerLimits(buffered=len(body) * 2)
+        async with picking(Fake("w0", slots=1), modes=BodyModes(mode), limits=limits) as setup:
+            held = setup.send(prompt(fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            late = [setup.send(body) for _ in range(2)]
+            await setup.until(lambda: setup.pool.dispatcher.queued == 2)
+            # What Envoy keeps itself the picker does not keep.
+            assert setup.picker.bodies.buffered_bytes == kept * len(body) * 2
+            late.append(setup.send(body))
+            if kept:
+                refused = await late.pop()
+                assert (refused.status, refused.immediate) == (429, True)
+                assert "no room for another body" in json.loads(refused.body)["error"]["message"]
+            await until_left(held)
+            assert {(await one).status for one in late} == {200}
+            assert setup.picker.bodies.buffered_bytes == 0
+
+    run(work())
+
+
+@pytest.mark.parametrize("mode", BODIES)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/tokenize"), ("POST", "/v1/chat/completions/render?a=b"), ("DELETE", "/v1/files/1")],
+)
+def test_request_that_needs_no_slot_waits_for_none(mode: str, method: str, path: str) -> None:
+    async def work() -> None:
+        async with picking(Fake("w0", slots=1), modes=BodyModes(mode)) as setup:
+            held = setup.send(prompt(fake={"w0": {"stall": 1}}))
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            answer = await setup.send(prompt(), method=method, path=path)
+            assert (answer.endpoints, answer.immediate) == ([setup.address("w0")], False)
+            assert len(setup.pool.dispatcher.requests) == 1
+            await until_left(held)
+
+    run(work())
+
+
+def test_large_body_is_read_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: object) -> None:
+        raise AssertionError("all streams wait for this")
+
+    async def work() -> None:
+        async with picking(Fake("w0")) as setup:
+            body = prompt(prompt=[1000] * (LARGE_BODY // 4), fake={"w0": {"stall": 1}})
+            assert len(body) > LARGE_BODY
+            monkeypatch.setattr(body_parser, "parse_request", parse)
+            held = setup.send(body)
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            [request] = setup.pool.dispatcher.requests
+            assert request.size == LARGE_BODY // 4
+            await until_left(held)
+
+    run(work())
+
+
+def test_body_that_the_parser_cannot_take_counts_by_its_length(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def parse(*_: object) -> None:
+        raise overloaded("too many large bodies")
+
+    async def work() -> None:
+        monkeypatch.setattr(BodyParser, "parse", parse)
+        async with picking(Fake("w0")) as setup:
+            body = prompt(fake={"w0": {"stall": 1}})
+            held = setup.send(body)
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            [request] = setup.pool.dispatcher.requests
+            assert request.size == -(-len(body) // 4)
+            assert "is not read: too many large bodies" in caplog.text
+            await until_left(held)
 
     run(work())
 

@@ -24,8 +24,8 @@ from equipoise.balancer.requests.workload import Workload
 from equipoise.balancer.requests.workload_generators import generate
 from equipoise.serve.picker.endpoint_pool import EndpointPool
 from equipoise.serve.picker.process_stream import ProcessStream
+from equipoise.serve.picker.request_bodies import RequestBodies
 from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
-from equipoise.serve.relay import PromptTokenEstimator
 from equipoise.serve.settings import WorkerSettings
 
 WORKERS, SLOTS, REQUESTS = 4, 4, 160
@@ -109,7 +109,9 @@ class Replay:
     async def _submit(self, prompt: int, output: int) -> None:
         stream = Stream(len(self._streams), output)
         self._streams.append(stream)
-        process = ProcessStream(self._pool, self._settings, PromptTokenEstimator(), stream)
+        process = ProcessStream(
+            self._pool, self._settings, RequestBodies(self._settings.limits), stream
+        )
         self._tasks.append(asyncio.create_task(process.run()))
         mode = ProcessingMode.BodySendMode.Value
         head = {":method": "POST", ":path": "/v1/completions"}

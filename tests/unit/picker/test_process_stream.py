@@ -2,21 +2,24 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue, Metadata
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 from helpers.harnesses.picker_setup import endpoint_at, pool_of, run
 
-from equipoise.balancer.requests.dispatcher import BoundToWorker
+from equipoise.balancer.requests.dispatcher import BoundToWorker, CloseReason, RequestClosed
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.picker.endpoint_pool import EndpointPool
 from equipoise.serve.picker.messages import DESTINATION, LB, SUBSET, SUBSET_HINT
 from equipoise.serve.picker.process_stream import ProcessStream
-from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
-from equipoise.serve.relay import PromptTokenEstimator
+from equipoise.serve.picker.request_bodies import RequestBodies
+from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints, TokenSource
 
 ADDRESSES = "10.0.0.1:8000", "10.0.0.2:8000"
 SETTINGS = PickerSettings(endpoints=StaticEndpoints(workers=()))
@@ -29,10 +32,10 @@ class QueuedStream:
         replies: what the picker has answered.
     """
 
-    def __init__(self, pool: EndpointPool) -> None:
+    def __init__(self, pool: EndpointPool, settings: PickerSettings = SETTINGS) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self.replies: list[pb.ProcessingResponse] = []
-        self.process = ProcessStream(pool, SETTINGS, PromptTokenEstimator(), self)
+        self.process = ProcessStream(pool, settings, RequestBodies(settings.limits), self)
         self.task = asyncio.create_task(self.process.run())
 
     async def read(self) -> Any:
@@ -49,6 +52,7 @@ class QueuedStream:
         method: str = "POST",
         path: str = "/v1/completions",
         subset: Sequence[str] | None = None,
+        answers: str = "NONE",
     ) -> None:
         """Of a request without a body."""
         headers = [(":method", method), (":path", path)]
@@ -59,7 +63,16 @@ class QueuedStream:
         self.send(
             request_headers=pb.HttpHeaders(headers=head, end_of_stream=True),
             metadata_context=metadata,
+            protocol_config=pb.ProtocolConfiguration(
+                response_body_mode=ProcessingMode.BodySendMode.Value(answers)
+            ),
         )
+
+    def send_answer_head(self, kind: str, ends: bool = False) -> None:
+        """The worker answers."""
+        headers = [(":status", "200"), ("content-type", kind)]
+        head = HeaderMap(headers=[HeaderValue(key=k, raw_value=v.encode()) for k, v in headers])
+        self.send(response_headers=pb.HttpHeaders(headers=head, end_of_stream=ends))
 
     @property
     def destination(self) -> str | None:
@@ -187,5 +200,78 @@ def test_request_that_needs_no_slot_is_sent_while_all_are_in_doubt() -> None:
             seen.add(stream.destination)
             await stream.end()
         assert seen == set(ADDRESSES)  # in turns
+
+    run(work())
+
+
+EVENTS, JSON = "text/event-stream", "application/json"
+PART, WHOLE = pb.HttpBody(body=b"{"), pb.HttpBody(body=b"{}", end_of_stream=True)
+DONE = pb.HttpBody(body=b"data: [DONE]\n\n")
+COMPLETED, LEFT = RequestOutcome.COMPLETED, RequestOutcome.CLIENT_DISCONNECTED
+CHUNKS, METRICS = TokenSource.CHUNKS, TokenSource.METRICS
+
+
+@pytest.mark.parametrize(
+    ("answers", "tokens", "kind", "chunks", "outcome"),
+    [
+        ("STREAMED", CHUNKS, EVENTS, [], LEFT),
+        ("STREAMED", CHUNKS, EVENTS, [DONE], COMPLETED),
+        ("STREAMED", CHUNKS, JSON, [PART], LEFT),
+        ("STREAMED", CHUNKS, JSON, [WHOLE], COMPLETED),
+        ("STREAMED", METRICS, JSON, [], COMPLETED),  # Envoy was told to send no chunk
+        ("BUFFERED", CHUNKS, JSON, [], LEFT),
+        ("BUFFERED_PARTIAL", CHUNKS, JSON, [PART], COMPLETED),  # the rest is never sent
+        ("FULL_DUPLEX_STREAMED", METRICS, JSON, [PART], LEFT),
+        ("FULL_DUPLEX_STREAMED", METRICS, JSON, [WHOLE], COMPLETED),
+        ("NONE", CHUNKS, EVENTS, [], COMPLETED),  # nobody can tell
+    ],
+)
+def test_client_that_leaves_its_answer_is_told_from_an_end(
+    answers: str,
+    tokens: TokenSource,
+    kind: str,
+    chunks: list[pb.HttpBody],
+    outcome: RequestOutcome,
+) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES)
+        stream = QueuedStream(pool, replace(SETTINGS, tokens=tokens))
+        stream.send_head(answers=answers)
+        await turns()
+        [request] = pool.dispatcher.requests
+        stream.send_answer_head(kind)
+        for chunk in chunks:
+            stream.send(response_body=chunk)
+        await turns()
+        await stream.end()
+        ends = CloseReason.FINISHED if outcome is COMPLETED else CloseReason.ABORTED
+        assert (stream.process.outcome, request.status) == (outcome, RequestClosed(ends))
+
+    run(work())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_answer_may_end_with_its_head_or_its_trailers(ends: bool) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES)
+        stream = QueuedStream(pool)
+        stream.send_head(answers="STREAMED")
+        stream.send_answer_head(JSON, ends)
+        if not ends:
+            stream.send(response_trailers=pb.HttpTrailers())
+        await stream.end()
+        assert stream.process.outcome is COMPLETED
+
+    run(work())
+
+
+def test_client_that_leaves_before_its_answer_is_counted() -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES)
+        stream = QueuedStream(pool)
+        stream.send_head()
+        await stream.end()
+        assert stream.process.outcome is LEFT
+        assert not pool.dispatcher.requests
 
     run(work())

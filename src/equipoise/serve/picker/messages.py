@@ -13,6 +13,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
+from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
 from equipoise.serve.outcomes import ErrorResponse
 
 SERVICE, METHOD = "envoy.service.ext_proc.v3.ExternalProcessor", "Process"
@@ -28,6 +29,10 @@ WHOLE_BODY = frozenset(map(ProcessingMode.BodySendMode.Value, ("BUFFERED", "BUFF
 """Modes in which Envoy keeps the body until it is whole, and then waits for one answer."""
 FULL_DUPLEX = ProcessingMode.BodySendMode.Value("FULL_DUPLEX_STREAMED")
 """The mode in which Envoy keeps nothing: the body goes on as the answers have it."""
+SEEN_TO_THE_END = frozenset(
+    map(ProcessingMode.BodySendMode.Value, ("STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"))
+)
+"""Modes in which the end of a body is sent; of a `BUFFERED_PARTIAL` one the rest is not."""
 
 
 def _bytes(**response: object) -> bytes:
@@ -71,6 +76,11 @@ class RequestHead:
     complete: bool
     subset: frozenset[str] | None
     objective: str
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether it may bring tokens: of what is not known it is believed."""
+        return self.method == "POST" and self.path.partition("?")[0] not in TOKENIZER_PATHS
 
 
 def request_head(message: pb.ProcessingRequest) -> RequestHead:

@@ -8,6 +8,7 @@ Envoy waits at `queued` for as long as no endpoint has a free slot: that is the 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from enum import Enum, unique
 from typing import Any, Protocol
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -15,13 +16,7 @@ from grpc.aio import EOF
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestClosed
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
-from equipoise.serve.openai_protocol import (
-    CHAT,
-    COMPLETIONS,
-    EventReader,
-    parse_request,
-    read_usage,
-)
+from equipoise.serve.openai_protocol import EventReader, read_usage
 from equipoise.serve.outcomes import (
     RETRY_AFTER,
     ErrorResponse,
@@ -36,6 +31,7 @@ from equipoise.serve.picker.messages import (
     CONTINUE_WITHOUT_CHUNKS,
     FULL_DUPLEX,
     NO_BODY,
+    SEEN_TO_THE_END,
     WHOLE_BODY,
     RequestHead,
     destination_reply,
@@ -46,13 +42,11 @@ from equipoise.serve.picker.messages import (
     served_endpoint,
     streamed_reply,
 )
+from equipoise.serve.picker.request_bodies import PromptSize, RequestBodies
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
 from equipoise.serve.proxy_request import ProxyRequest
-from equipoise.serve.relay import PromptTokenEstimator
 
 LOG = logging.getLogger("equipoise.picker")
-PARSED_BYTES = 1 << 20
-"""A longer body is not parsed, because all streams would wait for that; its bytes are its size."""
 ANSWER_BYTES = 1 << 20
 """Bytes of an answer that is no stream, of which the usage is read; a longer one is not kept."""
 QUEUE_TIMEOUT = ErrorResponse(
@@ -75,6 +69,17 @@ class StreamContext(Protocol):
 
 class ClientLeft(Exception):
     """Raised where Envoy closes the stream before the request was answered."""
+
+
+@unique
+class AnswerEnd(Enum):
+    """What is known of the end of an answer, apart from that of its stream."""
+
+    UNSEEN = "unseen"
+    """Envoy does not send it: a client that left is not told from an answer that ended."""
+    EXPECTED = "expected"
+    """It has not come: if the stream ends first, the answer broke off."""
+    SEEN = "seen"
 
 
 class AnswerTokens:
@@ -119,7 +124,7 @@ class ProcessStream:
     Args:
         pool: picks the endpoint.
         settings: limits, timeouts, and whether tokens are counted in chunks.
-        estimator: of the tokens of a prompt.
+        bodies: of all requests.
         context: of gRPC.
 
     Attributes:
@@ -132,18 +137,20 @@ class ProcessStream:
         self,
         pool: EndpointPool,
         settings: PickerSettings,
-        estimator: PromptTokenEstimator,
+        bodies: RequestBodies,
         context: StreamContext,
     ) -> None:
-        self._pool, self._settings, self._estimator = pool, settings, estimator
+        self._pool, self._settings, self._bodies = pool, settings, bodies
         self._read: Callable[[], Awaitable[Any]] = context.read
         self._write = context.write
         self._pending: asyncio.Task[Any] | None = None
         self._state: ProxyRequest | None = None
         self._addresses: tuple[str, ...] = ()
-        self._prompt_bytes = 0
+        self._size: PromptSize | None = None
+        self._buffered_bytes = 0
         self._request_mode = self._response_mode = 0
         self._answer: AnswerTokens | None = None
+        self._answer_end = AnswerEnd.UNSEEN
         self.outcome: RequestOutcome | None = None
         self.queue_seconds: float | None = None
 
@@ -153,17 +160,20 @@ class ProcessStream:
             await self._choose()
             while (message := await self._next()) is not EOF:
                 await self._pass_on(message)
+            self._check_end()
         except ClientLeft:
             self.outcome = RequestOutcome.CLIENT_DISCONNECTED
         except RequestRefused as refusal:
             self.outcome = refusal.error_response.outcome
             await self._write(refusal_reply(refusal.error_response))
         except asyncio.CancelledError:
+            self._check_end()
             self.outcome = self.outcome or RequestOutcome.CLIENT_DISCONNECTED
             raise
         finally:
             if self._pending is not None:
                 self._pending.cancel()
+            self._release_body()
             self._end()
 
     def shut_down(self) -> bool:
@@ -186,59 +196,70 @@ class ProcessStream:
         self._request_mode = message.protocol_config.request_body_mode
         self._response_mode = message.protocol_config.response_body_mode
         head = request_head(message)
-        if head.complete:
-            await self._answer_head(head, b"")
-        elif self._request_mode in WHOLE_BODY:
+        if not head.complete and self._request_mode in WHOLE_BODY:
             await self._write(CONTINUE["request_headers"])
-            message = await self._expect()
-            await self._answer_body(message, head)
-        elif self._request_mode == FULL_DUPLEX:
+            size = await self._size_of_whole_body(head)
+            await self._write(await self._destination("request_body", head, size))
+        elif not head.complete and self._request_mode == FULL_DUPLEX and head.needs_slot:
             await self._answer_stream(head)
         else:
-            await self._answer_head(head, b"")
+            size = await self._prompt_size(head, b"")
+            await self._write(await self._destination("request_headers", head, size))
 
-    async def _answer_head(self, head: RequestHead, body: bytes) -> None:
-        await self._write(await self._destination("request_headers", head, body))
+    async def _size_of_whole_body(self, head: RequestHead) -> PromptSize:
+        """Envoy has kept the body, and waits with the headers until its answer.
 
-    async def _answer_body(self, message: pb.ProcessingRequest, head: RequestHead) -> None:
-        """Envoy has kept the body, and waits with the headers until its answer."""
+        It is read here, and let go before the request waits: Envoy has it.
+        """
+        message = await self._expect()
         if message.WhichOneof("request") != "request_body":
             raise bad_request("the body of the request did not come", code="no_body")
         body = message.request_body.body
-        await self._write(await self._destination("request_body", head, body))
+        self._buffer(len(body))
+        size = await self._prompt_size(head, body)
+        self._release_body()
+        return size
 
     async def _answer_stream(self, head: RequestHead) -> None:
         """Envoy keeps nothing: the head waits for the body, which then goes on as it came."""
         chunks: list[pb.HttpBody] = []
-        length, trailers = 0, False
+        trailers = False
         while not (trailers or (chunks and chunks[-1].end_of_stream)):
             message = await self._expect()
             trailers = message.WhichOneof("request") == "request_trailers"
-            if trailers:
-                continue
-            chunks.append(message.request_body)
-            length += len(message.request_body.body)
-            if length > self._settings.limits.body:
-                text = f"the body has more than {self._settings.limits.body} bytes"
-                raise RequestRefused(
-                    ErrorResponse(413, RequestOutcome.TOO_LARGE, text, "body_too_large")
-                )
-        body = b"".join(one.body for one in chunks)
-        await self._write(await self._destination("request_headers", head, body))
+            if not trailers:
+                chunks.append(message.request_body)
+                self._buffer(len(message.request_body.body))
+        size = await self._prompt_size(head, b"".join(one.body for one in chunks))
+        await self._write(await self._destination("request_headers", head, size))
         for one in chunks:
             await self._write(streamed_reply("request_body", one))
+        self._release_body()
         if trailers:
             await self._write(CONTINUE["request_trailers"])
 
-    async def _destination(self, kind: str, head: RequestHead, body: bytes) -> bytes:
+    def _buffer(self, more: int) -> None:
+        # Counted before it can be refused: however the stream ends, all of it is released.
+        self._buffered_bytes += more
+        self._bodies.buffer(more, self._buffered_bytes)
+
+    def _release_body(self) -> None:
+        self._bodies.release(self._buffered_bytes)
+        self._buffered_bytes = 0
+
+    async def _prompt_size(self, head: RequestHead, body: bytes) -> PromptSize:
+        path = head.path.partition("?")[0]
+        self._size = await self._bodies.prompt_size(path, body, head.content_length)
+        return self._size
+
+    async def _destination(self, kind: str, head: RequestHead, size: PromptSize) -> bytes:
         """Wait for an endpoint; returns the answer that names it."""
-        if head.method in ("GET", "HEAD", "OPTIONS"):
+        if not head.needs_slot:
             return self._named(kind, head, self._pool.any_endpoint(head.subset))
-        size = self._size(head, body)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            endpoint = await self._bound(size, head)
+            endpoint = await self._bound(size.tokens, head)
         finally:
             self.queue_seconds = loop.time() - began
         return self._named(kind, head, endpoint)
@@ -305,11 +326,15 @@ class ProcessStream:
                 full_duplex = self._response_mode == FULL_DUPLEX
                 await self._write(streamed_reply(kind, body) if full_duplex else CONTINUE[kind])
                 self._count(body.body)
+                if body.end_of_stream:
+                    self._answer_ended()
             case "request_body":
                 body, full_duplex = message.request_body, self._request_mode == FULL_DUPLEX
                 await self._write(streamed_reply(kind, body) if full_duplex else CONTINUE[kind])
             case _:
                 await self._write(CONTINUE[kind])
+                if kind == "response_trailers":
+                    self._answer_ended()
 
     def _response_began(self, message: pb.ProcessingRequest) -> None:
         if self._state is None:
@@ -328,12 +353,31 @@ class ProcessStream:
         if self._settings.tokens is TokenSource.CHUNKS:
             kind = response_header(message, "content-type")
             self._answer = AnswerTokens(kind.startswith("text/event-stream"))
+        if self._response_mode in SEEN_TO_THE_END and not self._declines_chunks:
+            self._answer_end = AnswerEnd.EXPECTED
+        if message.response_headers.end_of_stream:
+            self._answer_ended()
+
+    @property
+    def _declines_chunks(self) -> bool:
+        """Whether Envoy is asked to send no chunks, since nobody counts tokens in them."""
+        counted = self._settings.tokens is TokenSource.CHUNKS
+        return not counted and self._response_mode not in (NO_BODY, FULL_DUPLEX)
 
     def _response_reply(self) -> bytes:
-        counted = self._settings.tokens is TokenSource.CHUNKS
-        if counted or self._response_mode in (NO_BODY, FULL_DUPLEX):
-            return CONTINUE["response_headers"]
-        return CONTINUE_WITHOUT_CHUNKS
+        return CONTINUE_WITHOUT_CHUNKS if self._declines_chunks else CONTINUE["response_headers"]
+
+    def _answer_ended(self) -> None:
+        self._answer_end = AnswerEnd.SEEN
+        self._end()
+
+    def _check_end(self) -> None:
+        """The stream is over: is the answer, too?"""
+        if self._state is None:
+            return
+        broke_off = self._answer_end is AnswerEnd.EXPECTED
+        if self.outcome is None or (broke_off and self.outcome is RequestOutcome.COMPLETED):
+            self.outcome = RequestOutcome.CLIENT_DISCONNECTED
 
     def _doubt_failed(self, status: int, served: str | None) -> None:
         """Those that Envoy tried in vain: before the one that served, or all."""
@@ -365,24 +409,8 @@ class ProcessStream:
             return
         tokens = 0 if self._answer is None else self._answer.total()
         self._pool.finish(state, tokens)
-        if self._answer is not None and self._answer.prompt is not None and self._prompt_bytes:
-            self._estimator.update(self._prompt_bytes, self._answer.prompt)
-
-    def _size(self, head: RequestHead, body: bytes) -> int:
-        """Prompt tokens: given, or estimated by the text, or else by the length of the body."""
-        path = head.path.partition("?")[0]
-        if body and len(body) <= PARSED_BYTES and path in (CHAT, COMPLETIONS):
-            try:
-                parsed = parse_request(path, body, {})
-            except RequestRefused as refusal:
-                # The worker refuses it, in its own words.
-                LOG.debug("a body that is not understood: %s", refusal)
-            else:
-                if parsed.prompt_tokens:
-                    return parsed.prompt_tokens
-                self._prompt_bytes = parsed.prompt_bytes
-                return self._estimator.estimate(parsed.prompt_bytes)
-        return self._estimator.estimate(len(body) or head.content_length)
+        if self._answer is not None and self._answer.prompt is not None and self._size is not None:
+            self._bodies.learn(self._size, self._answer.prompt)
 
     async def _expect(self) -> pb.ProcessingRequest:
         message = await self._next()

@@ -25,8 +25,8 @@ from equipoise.serve.picker.endpoint_watch import EndpointWatch
 from equipoise.serve.picker.messages import METHOD, SERVICE, refusal_reply
 from equipoise.serve.picker.metrics import PickerMetrics
 from equipoise.serve.picker.process_stream import ProcessStream
+from equipoise.serve.picker.request_bodies import RequestBodies
 from equipoise.serve.picker.settings import PickerPorts, PickerSettings
-from equipoise.serve.relay import PromptTokenEstimator
 from equipoise.serve.server import EXIT_CUT_OFF, PrintLine, SignalListener
 from equipoise.serve.settings import MIB, AccessSettings, Timeouts
 from equipoise.serve.upstream import open_client
@@ -54,7 +54,7 @@ class Picker:
         self.metrics = PickerMetrics()
         self.pool = EndpointPool(factory, settings, self.metrics.observe_decision)
         self.metrics.watch(self.pool)
-        self._estimator = PromptTokenEstimator()
+        self.bodies = RequestBodies(settings.limits)
         self._streams: dict[ProcessStream, asyncio.Task[Any]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -113,6 +113,7 @@ class Picker:
         if self._watch is not None:
             self._watch.close()
         self.pool.close()
+        await self.bodies.close()
         await self._stack.aclose()
 
     def skip_drain(self) -> None:
@@ -135,7 +136,7 @@ class Picker:
             await context.read()
             await context.write(refusal_reply(refusal.error_response))
             return
-        stream = ProcessStream(self.pool, self._settings, self._estimator, context)
+        stream = ProcessStream(self.pool, self._settings, self.bodies, context)
         task = asyncio.current_task()
         assert task is not None
         self._streams[stream] = task

@@ -94,12 +94,14 @@ class PickerLimits:
         queued: requests that no endpoint has yet (429).
         concurrency: requests at once, those under way included (429).
         body: bytes of a request's body, where Envoy sends it (413).
+        buffered: bytes of all requests' bodies that are kept at once (429).
         fallbacks: endpoints that an answer names after the first.
     """
 
     queued: int = 1024
     concurrency: int = 16384
     body: int = 32 * MIB
+    buffered: int = 1024 * MIB
     fallbacks: int = 2
 
 
