@@ -19,7 +19,10 @@ from equipoise.cli.route import (
     WAITS,
     WHERE,
     WORKERS,
+    check_port,
     check_ranges,
+    check_reports,
+    check_tls_files,
     settings_field,
     whole_numbers,
 )
@@ -53,11 +56,6 @@ def _count(key: str, default: int, about: str) -> Option:
                   shown_default=str(default), help=about)  # fmt: skip
 
 
-def _wait(key: str, default: float, about: str) -> Option:
-    return Option(key=key, kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
-                  shown_default=f"{default:g}", help=about)  # fmt: skip
-
-
 OPTIONS = (
     Option(key="workers", kind=kinds.WORKERS, group=WORKERS, metavar="URL",
            shown_default=f"{REQUIRED}, or --endpoints-file, or --endpoints-name",
@@ -86,16 +84,15 @@ OPTIONS = (
     _port("health_port", _PORTS.health, "port for gRPC health checks, without TLS"),
     _port("metrics_port", _PORTS.http, "port for /metrics, /ready, /health and /endpoints"),
     *(route.BY_KEY[key] for key in ("tls_cert", "tls_key")),
-    _count("max_queued", _LIMITS.queued, "requests that wait for an endpoint (429)"),
+    *(route.BY_KEY[key] for key in ("max_body", "max_buffered", "max_queued")),
     _count("max_concurrency", _LIMITS.concurrency, "requests at once (429)"),
-    Option(key="max_body", kind=kinds.BYTES, group=LIMITS, metavar="SIZE",
-           shown_default=f"{_LIMITS.body >> 20}MiB",
-           help="longest body of a request, where Envoy sends it (413)"),
     _count("fallbacks", _LIMITS.fallbacks,
            "endpoints that an answer names after the first, for Envoy's retries"),
-    _wait("queue_timeout", _TIMEOUTS.queue, "for an endpoint with a free slot (503)"),
-    _wait("drain_timeout", _TIMEOUTS.drain, "for requests under way, of an endpoint that left the "
-          "list, and of the picker after a signal to end"),
+    route.BY_KEY["queue_timeout"],
+    Option(key="drain_timeout", kind=kinds.SECONDS, group=WAITS, metavar="SECONDS",
+           shown_default=f"{_TIMEOUTS.drain:g}",
+           help="for requests under way, of an endpoint that left the list, and of the picker "
+           "after a signal to end"),
     *(option for option in route.OPTIONS if option.group == HEALTH),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
@@ -167,9 +164,7 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
     tokens = values.get("tokens", TokenSource.METRICS if counted else TokenSource.CHUNKS)
     if tokens is TokenSource.METRICS and not counted:
         raise UsageError("--tokens metrics needs --metrics generated=NAME: the counter to read")
-    policy = values.get("policy", "fit")
-    if reports is None and policy in POLICIES and POLICIES[policy].report_interval:
-        raise UsageError(f"--policy {policy} decides by reports of workers: --metrics is needed")
+    check_reports(values.get("policy", "fit"), reports)
     return PickerSettings(
         endpoints=source,
         ports=_ports(values),
@@ -186,9 +181,9 @@ def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
     """Where the endpoints are known from. Raises UsageError unless it is one place."""
     sources = [key for key in ("workers", "endpoints_file", "endpoints_name") if key in values]
     if len(sources) != 1:
-        given = " and ".join(BY_KEY[key].name for key in sources) or "none"
+        names = " and ".join(BY_KEY[key].name for key in sources) or "none"
         raise UsageError(
-            f"one of --workers, --endpoints-file, --endpoints-name is needed, got {given}"
+            f"one of --workers, --endpoints-file, --endpoints-name is needed, got {names}"
         )
     if "endpoints_ports" in values and sources != ["endpoints_name"]:
         raise UsageError("--endpoints-ports needs --endpoints-name")
@@ -276,10 +271,8 @@ def _ports(values: Mapping[str, Any]) -> PickerPorts:
         "http": values.get("metrics_port", _PORTS.http),
     }
     for key, port in zip(("port", "health_port", "metrics_port"), numbers.values(), strict=True):
-        if not 0 <= port <= MOST_PORT:
-            raise UsageError(f"{BY_KEY[key].name} must be 0 to {MOST_PORT}, got {port}")
-    if "tls_key" in values and "tls_cert" not in values:
-        raise UsageError("--tls-key needs --tls-cert")
+        check_port(BY_KEY[key], port)
+    check_tls_files(values.get("tls_cert"), values.get("tls_key"))
     return PickerPorts(
         host=values.get("host", _PORTS.host),
         certificate=values.get("tls_cert"),

@@ -21,6 +21,7 @@ from equipoise.serve.settings import (
     ClientRank,
     HealthSettings,
     Limits,
+    ReportSettings,
     RouteSettings,
     Timeouts,
 )
@@ -200,10 +201,8 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
 def route_settings(request: RouteRequest) -> RouteSettings:
     """Raises UsageError naming the option, what it was and what it may be."""
     check_ranges(request.others, BY_KEY)
-    if not 0 <= request.port <= MOST_PORT:
-        raise UsageError(f"--port must be 0 to {MOST_PORT}, got {request.port}")
-    if request.tls_key is not None and request.tls_cert is None:
-        raise UsageError("--tls-key needs --tls-cert")
+    check_port(BY_KEY["port"], request.port)
+    check_tls_files(request.tls_cert, request.tls_key)
     by_group = {
         group: {settings_field(o.key): request.others[o.key] for o in OPTIONS
                 if o.group == group and o.key in request.others}
@@ -213,11 +212,7 @@ def route_settings(request: RouteRequest) -> RouteSettings:
     reports = report_settings(dict(request.metrics), workers)
     if reports is not None and reports.generated is not None:
         raise UsageError("--metrics: generated is for `equipoise picker`: a proxy counts tokens")
-    if reports is None and request.policy in POLICIES and POLICIES[request.policy].report_interval:
-        # It would go on by its own picks, which count for ever: a worker that comes back has none.
-        raise UsageError(
-            f"--policy {request.policy} decides by reports of workers: --metrics is needed"
-        )
+    check_reports(request.policy, reports)
     return RouteSettings(
         workers=workers,
         reports=reports,
@@ -254,6 +249,25 @@ def check_ranges(values: Mapping[str, float], options: Mapping[str, Option]) -> 
                 )
         elif not least <= value <= (1 << 60 if option.group == LIMITS else MAX_COUNT):
             raise UsageError(f"{option.name} must be at least {least}, got {value}")
+
+
+def check_port(option: Option, port: int) -> None:
+    """Raises UsageError for a port that there is not; 0 is a free one."""
+    if not 0 <= port <= MOST_PORT:
+        raise UsageError(f"{option.name} must be 0 to {MOST_PORT}, got {port}")
+
+
+def check_tls_files(certificate: Path | None, private_key: Path | None) -> None:
+    """Raises UsageError for a key without a certificate."""
+    if private_key is not None and certificate is None:
+        raise UsageError("--tls-key needs --tls-cert")
+
+
+def check_reports(policy: str, reports: ReportSettings | None) -> None:
+    """Raises UsageError for a policy that needs load reports and would get none."""
+    if reports is None and policy in POLICIES and POLICIES[policy].report_interval:
+        # It would go on by its own picks, which count for ever: a worker that comes back has none.
+        raise UsageError(f"--policy {policy} decides by reports of workers: --metrics is needed")
 
 
 def _access(request: RouteRequest) -> AccessSettings:

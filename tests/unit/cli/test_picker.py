@@ -122,8 +122,8 @@ def test_picker_reads_no_other_key_of_an_endpoints_file(tmp_path: Path) -> None:
 def test_policy_waits_for_steps_only_where_chunks_tell_of_them() -> None:
     assert policy_of({}, TokenSource.CHUNKS) == ("fit", {})
     assert policy_of({}, TokenSource.NONE) == ("fit", {"lockstep": False})
-    given = {"policy": "br0", "policy_options": (("lockstep", True),)}
-    assert policy_of(given, TokenSource.METRICS) == ("br0", {"lockstep": True})
+    values = {"policy": "br0", "policy_options": (("lockstep", True),)}
+    assert policy_of(values, TokenSource.METRICS) == ("br0", {"lockstep": True})
     assert policy_of({"policy": "mine:POLICY"}, TokenSource.NONE) == ("mine:POLICY", {})
 
 
@@ -135,6 +135,7 @@ def test_picker_help_defaults_match_settings() -> None:
     assert shown["max_queued"] == str(settings.limits.queued)
     assert shown["max_concurrency"] == str(settings.limits.concurrency)
     assert shown["max_body"] == f"{settings.limits.body >> 20}MiB"
+    assert shown["max_buffered"] == f"{settings.limits.buffered >> 20}MiB"
     assert shown["fallbacks"] == str(settings.limits.fallbacks)
     assert shown["port"] == str(settings.ports.grpc)
     assert shown["metrics_port"] == str(settings.ports.http)
