@@ -1,4 +1,4 @@
-"""A cancel scope: part of a task that a timeout or another task ends, with a reason."""
+"""Bounded waits: a part of a task that a timeout or another task ends, and the first of events."""
 
 import asyncio
 from enum import Enum, unique
@@ -18,6 +18,16 @@ class CancelReason(Enum):
     LOST_BEFORE_FIRST_TOKEN = "the worker was lost before the first token"
     WORKER_LOST = "the worker was lost"
     SHUTTING_DOWN = "the proxy is shutting down"
+
+
+async def wait_for_any(*events: asyncio.Event, timeout: float | None = None) -> None:
+    """Wait until one of them is set, or `timeout` seconds are over."""
+    waits = [asyncio.create_task(one.wait()) for one in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()
 
 
 class ScopeCancelled(Exception):

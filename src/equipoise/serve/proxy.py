@@ -15,7 +15,7 @@ from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
 from equipoise.serve.body_parser import BodyParser
-from equipoise.serve.cancel_scope import CancelReason
+from equipoise.serve.cancel_scope import CancelReason, wait_for_any
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
     PROXY_FAILED,
@@ -244,11 +244,8 @@ class Proxy:
 
     async def _wait_drained(self) -> None:
         """Wait until the proxy is empty, the drain timeout is over, or the drain is skipped."""
-        waits = [asyncio.create_task(one.wait()) for one in (self._idle, self._drain_skipped)]
         timeout = self._settings.timeouts.drain
-        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
+        await wait_for_any(self._idle, self._drain_skipped, timeout=timeout)
 
     async def _wait_idle(self, seconds: float) -> None:
         try:

@@ -4,12 +4,15 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Protocol
 
 from equipoise.balancer.requests.policy_factory import PolicyFactory
 from equipoise.hal.errors import EquipoiseError, UsageError
+from equipoise.serve.cancel_scope import wait_for_any
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import RouteSettings
 
@@ -17,6 +20,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_CUT_OFF = 1
 UVLOOP = "uvloop"
 PrintLine = Callable[[str], None]
+
+
+class DrainableServer(Protocol):
+    """A proxy or a picker."""
+
+    async def stop(self) -> int:
+        """Let what is under way end; returns how many requests did not."""
+        ...
+
+    def skip_drain(self) -> None:
+        """Wait for them no longer."""
+        ...
 
 
 class SignalListener:
@@ -35,12 +50,7 @@ class SignalListener:
 
     async def wait_or(self, other: asyncio.Event) -> None:
         """Wait for a signal, or for `other`."""
-        waits = [asyncio.create_task(one.wait()) for one in (self._event, other)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
+        await wait_for_any(self._event, other)
 
     async def wait_again(self) -> None:
         """Wait for a further signal."""
@@ -65,15 +75,26 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> in
 
     Raises: UsageError where it cannot listen there; EquipoiseError where a part of it failed.
     """
+    with (
+        log_to_stderr("equipoise.route"),
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        return runner.run(_serve(settings, factory, say))
+
+
+@contextmanager
+def log_to_stderr(*names: str) -> Iterator[None]:
+    """Show what these loggers say, a line each."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("equipoise: %(message)s"))
-    logger = logging.getLogger("equipoise.route")
-    logger.addHandler(handler)
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addHandler(handler)
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_serve(settings, factory, say))
+        yield
     finally:
-        logger.removeHandler(handler)
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -95,7 +116,7 @@ async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine
         await signals.wait_or(proxy.tasks.failed)
         failed = not signals.count
         say("ending: waiting for the requests under way")
-        cut_off = await _stop_proxy(proxy, signals)
+        cut_off = await drain(proxy, signals)
     finally:
         signals.close()
     if failed:
@@ -117,11 +138,11 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
     say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")
 
 
-async def _stop_proxy(proxy: Proxy, signals: SignalListener) -> int:
-    """Wait for what is under way; a further signal ends that."""
+async def drain(server: DrainableServer, signals: SignalListener) -> int:
+    """Stop it once what is under way has ended; a further signal ends that wait."""
     hurry = asyncio.create_task(signals.wait_again())
-    hurry.add_done_callback(lambda task: None if task.cancelled() else proxy.skip_drain())
+    hurry.add_done_callback(lambda task: None if task.cancelled() else server.skip_drain())
     try:
-        return await proxy.stop()
+        return await server.stop()
     finally:
         hurry.cancel()

@@ -111,8 +111,8 @@ def test_name_without_an_answer_keeps_its_endpoints(monkeypatch: pytest.MonkeyPa
         fake = Fake("w0")
         runner = await start(fake)
         source = DnsEndpoints(name="localhost", ports=(fake.port,), slots=4, interval=QUICK)
-        found = await first_endpoints(source)
-        monkeypatch.setattr(endpoint_list, "_resolved", resolver([found[:1], None, None, ()]))
+        known = await first_endpoints(source)
+        monkeypatch.setattr(endpoint_list, "_resolved", resolver([known[:1], None, None, ()]))
         async with picking(endpoints=source) as setup:
             await setup.until(lambda: setup.pool.serving == 1)
             await asyncio.sleep(QUICK * 2)

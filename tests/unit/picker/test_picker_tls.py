@@ -1,8 +1,6 @@
 """The port of Envoy with TLS; that of health checks without, as Kubernetes asks."""
 
 import asyncio
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,28 +9,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.picker_setup import ANY_PORT, picking, run
+from helpers.processes.certificate import make_certificate
 
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.hal.errors import UsageError
 from equipoise.serve.picker.server import Picker
 from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
 
-SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("openssl is not there to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key_path, certificate_path = folder / "key.pem", folder / "cert.pem"
-    arguments = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
-    subprocess.run(
-        [program, *arguments, "-keyout", str(key_path), "-out", str(certificate_path)],
-        check=True, capture_output=True, timeout=240,
-    )  # fmt: skip
-    return certificate_path
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_picker_answers_over_tls_and_health_without(certificate: Path) -> None:
@@ -51,11 +38,10 @@ def test_picker_answers_over_tls_and_health_without(certificate: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("content", ["", "no certificate"])
-def test_picker_refuses_files_that_are_no_certificate(tmp_path: Path, content: str) -> None:
+def test_picker_refuses_a_file_that_is_no_certificate(tmp_path: Path) -> None:
     async def work() -> None:
         bad = tmp_path / "bad.pem"
-        bad.write_text(content)
+        bad.write_text("no certificate")
         settings = PickerSettings(
             endpoints=StaticEndpoints(workers=()), ports=replace(ANY_PORT, certificate=bad)
         )

@@ -1,37 +1,23 @@
 """TLS by a certificate of one's own, and files that cannot be taken."""
 
 import os
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import CHAT, asked, proxied, run, tokens_of
+from helpers.processes.certificate import make_certificate
 
 from equipoise.hal.errors import UsageError
 from equipoise.serve.auth import open_to_all, tls_context
 from equipoise.serve.settings import AccessSettings
 
-SUBJECT = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
-
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file with a certificate and its key."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("openssl is not there to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    key_path, certificate_path = folder / "key.pem", folder / "cert.pem"
-    arguments = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *SUBJECT)
-    subprocess.run(
-        [program, *arguments, "-keyout", str(key_path), "-out", str(certificate_path)],
-        check=True, capture_output=True, timeout=240,
-    )  # fmt: skip
-    return certificate_path
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_proxy_serves_clients_over_tls(certificate: Path) -> None:

@@ -49,9 +49,9 @@ async def _follow_file(source: EndpointsFile, pool: EndpointPool) -> None:
     version: FileVersion | None = None
     while True:
         # The first look is at once: the file may have changed since it was read.
-        found = _version(source.path)
-        if found is not None and found != version:
-            version = found
+        latest = _version(source.path)
+        if latest is not None and latest != version:
+            version = latest
             try:
                 pool.set_endpoints(source.read(source.path))
             except UsageError as error:
@@ -63,11 +63,11 @@ async def _follow_file(source: EndpointsFile, pool: EndpointPool) -> None:
 def _version(path: Path) -> FileVersion | None:
     """Changes with the file: Kubernetes replaces a link, an editor replaces or writes the file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         LOG.debug("%s: %s", path, error)
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
@@ -75,11 +75,11 @@ async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(source.interval):
-            found = await loop.getaddrinfo(source.name, None, type=socket.SOCK_STREAM)
+            infos = await loop.getaddrinfo(source.name, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError) as error:
         LOG.warning("%s is not resolved, the endpoints stay: %s", source.name, error)
         return None
-    addresses = sorted({str(address[0]) for *_, address in found})
+    addresses = sorted({str(address[0]) for *_, address in infos})
     return tuple(
         _worker(f"[{address}]" if ":" in address else address, port, source)
         for address in addresses

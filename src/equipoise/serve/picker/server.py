@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -17,6 +16,7 @@ from equipoise.balancer.requests.policy_factory import PolicyFactory
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.input_files import read_input
 from equipoise.serve.auth import tls_context
+from equipoise.serve.cancel_scope import wait_for_any
 from equipoise.serve.metrics import CONTENT_TYPE
 from equipoise.serve.outcomes import RequestOutcome, overloaded
 from equipoise.serve.picker.endpoint_list import first_endpoints, follow_endpoints
@@ -27,7 +27,13 @@ from equipoise.serve.picker.metrics import PickerMetrics
 from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.request_bodies import RequestBodies
 from equipoise.serve.picker.settings import PickerPorts, PickerSettings
-from equipoise.serve.server import EXIT_CUT_OFF, PrintLine, SignalListener
+from equipoise.serve.server import (
+    EXIT_CUT_OFF,
+    PrintLine,
+    SignalListener,
+    drain,
+    log_to_stderr,
+)
 from equipoise.serve.settings import MIB, AccessSettings, Timeouts
 from equipoise.serve.upstream import open_client
 
@@ -92,7 +98,8 @@ class Picker:
         ends the other streams.
         """
         await self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._wait_drained()
+        timeout = self._settings.timeouts.drain
+        await wait_for_any(self._idle, self._drain_skipped, timeout=timeout)
         refused = [task for stream, task in self._streams.items() if stream.shut_down()]
         if refused:
             await asyncio.wait(refused, timeout=CLOSE_SECONDS)
@@ -119,13 +126,6 @@ class Picker:
     def skip_drain(self) -> None:
         """End the drain now."""
         self._drain_skipped.set()
-
-    async def _wait_drained(self) -> None:
-        waits = [asyncio.create_task(one.wait()) for one in (self._idle, self._drain_skipped)]
-        timeout = self._settings.timeouts.drain
-        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
 
     async def _process(self, _requests: object, context: Any) -> None:
         """One stream of Envoy."""
@@ -281,23 +281,16 @@ def serve_picker(settings: PickerSettings, factory: PolicyFactory, say: PrintLin
 
     Raises: UsageError where it cannot listen there; EquipoiseError where a part of it failed.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("equipoise: %(message)s"))
-    loggers = [logging.getLogger(f"equipoise.{name}") for name in ("picker", "route")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        return asyncio.run(_serve(settings, factory, say))
-    except ExceptionGroup as group:
-        errors = _flat(group)
-        for error in errors:
-            if isinstance(error, UsageError):
-                raise error from None
-        LOG.error("a part of the picker failed", exc_info=group)
-        raise EquipoiseError(f"a part of the picker failed: {errors[0]}") from group
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
+    with log_to_stderr("equipoise.picker", "equipoise.route"):
+        try:
+            return asyncio.run(_serve(settings, factory, say))
+        except ExceptionGroup as group:
+            errors = _flat(group)
+            for error in errors:
+                if isinstance(error, UsageError):
+                    raise error from None
+            LOG.error("a part of the picker failed", exc_info=group)
+            raise EquipoiseError(f"a part of the picker failed: {errors[0]}") from group
 
 
 async def _serve(settings: PickerSettings, factory: PolicyFactory, say: PrintLine) -> int:
@@ -327,16 +320,11 @@ async def _pick(picker: Picker, signals: SignalListener, say: PrintLine) -> int:
     )
     await signals.wait_or(asyncio.Event())
     say("ending: waiting for the requests under way")
-    hurry = asyncio.create_task(signals.wait_again())
-    hurry.add_done_callback(lambda task: None if task.cancelled() else picker.skip_drain())
-    try:
-        return await picker.stop()
-    finally:
-        hurry.cancel()
+    return await drain(picker, signals)
 
 
 def _flat(group: ExceptionGroup[Exception]) -> list[Exception]:
-    found: list[Exception] = []
+    errors: list[Exception] = []
     for error in group.exceptions:
-        found += _flat(error) if isinstance(error, ExceptionGroup) else [error]
-    return found
+        errors += _flat(error) if isinstance(error, ExceptionGroup) else [error]
+    return errors
