@@ -76,3 +76,20 @@ class Absurd(LateBinding):
 
     def on_arrival(self, request: Request) -> Decision:
         return Decision((Assignment(request.id, 99),))
+
+
+class FixedWorkers(LateBinding):
+    """Takes no worker but those that it was made with."""
+
+    most = 1
+
+    def on_worker_change(self, change: WorkerChange) -> Decision:
+        if change.worker >= self.most:
+            raise IndexError(f"worker {change.worker}")
+        return super().on_worker_change(change)
+
+
+class TwoWorkers(FixedWorkers):
+    """Takes one more."""
+
+    most = 2

@@ -45,6 +45,9 @@ BAD = {
     ONE + "tls_cert: none.pem": "--tls-cert none.pem: No such file",
     ONE + "policy_options: {windw: 3}": "unknown option 'windw'",
     ONE + "sheddable: 'a,,b'": "--sheddable: expected names with commas between",
+    ONE + "policy: helpers.fakes.failing_policies:FixedWorkers": (
+        "--policy: it takes no new worker: IndexError: worker 1"
+    ),
     ONE + "max_body: 1": "--max-body must be at least 1024",
 }
 
@@ -72,6 +75,7 @@ def test_picker_rejects_bad_config_with_one_line(
     line = answer.err.splitlines()[-1]
     assert line.startswith("equipoise: error: ")
     assert message in line
+    assert "Traceback" not in answer.err
 
 
 def test_picker_command_line_overrides_config_file(

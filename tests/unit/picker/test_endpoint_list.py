@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fakes.failing_policies import TwoWorkers
 from helpers.fakes.fake_openai_server import Fake, start
 from helpers.harnesses.picker_setup import picking, run
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.cli.picker import read_endpoints
 from equipoise.serve.picker import endpoint_list
-from equipoise.serve.picker.endpoint_list import first_endpoints
-from equipoise.serve.picker.settings import DnsEndpoints, EndpointsFile
+from equipoise.serve.picker.endpoint_list import first_endpoints, follow_endpoints
+from equipoise.serve.picker.endpoint_pool import EndpointPool
+from equipoise.serve.picker.settings import DnsEndpoints, EndpointsFile, PickerSettings
 
 QUICK = 0.02
 
@@ -47,6 +49,30 @@ def test_file_that_changes_adds_and_removes_endpoints(tmp_path: Path) -> None:
             assert (await setup.send()).served == f"127.0.0.1:{other.port}"
         for runner in runners:
             await runner.cleanup()
+
+    run(work())
+
+
+def test_endpoint_that_the_policy_does_not_take_is_logged_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        path = tmp_path / "endpoints.yaml"
+        write(path, *(Fake(f"w{n}", port=n) for n in (1, 2, 3)))
+        source = source_of(path)
+        pool = EndpointPool(
+            lambda slots, kv_tokens: TwoWorkers(slots, kv_tokens), PickerSettings(endpoints=source)
+        )
+        follower = asyncio.create_task(follow_endpoints(source, pool))
+        while "127.0.0.1:3: not added: the policy does not take worker 2" not in caplog.text:
+            await asyncio.sleep(QUICK)
+        assert pool.dispatcher.policy_errors == 1
+        assert [one.address for one in pool.endpoints] == ["127.0.0.1:1", "127.0.0.1:2"]
+        write(path, Fake("w4", port=4))
+        while [one.address for one in pool.endpoints] != ["127.0.0.1:4"]:
+            await asyncio.sleep(QUICK)
+        follower.cancel()
+        pool.close()
 
     run(work())
 

@@ -510,9 +510,12 @@ def test_drain_lets_answers_end_and_refuses_what_waits() -> None:
             late = setup.send()
             await setup.until(lambda: setup.pool.dispatcher.queued == 1)
             assert await readiness(setup.picker.ports["health"]) == "SERVING"
+            assert (await setup.page("/ready"))[0] == 200
             stopping = asyncio.create_task(setup.picker.stop())
             await asyncio.sleep(0.05)
             assert await readiness(setup.picker.ports["health"]) == "NOT_SERVING"
+            status, text = await setup.page("/ready")
+            assert (status, json.loads(text)["status"]) == (503, "draining")
             assert await stopping == 1
             answer = await late
             assert json.loads(answer.body)["error"]["code"] == "shutting_down"

@@ -18,10 +18,13 @@ from equipoise.balancer.requests.dispatcher import (
 )
 from equipoise.balancer.requests.policy import (
     Capacity,
+    Decision,
     RoutingPolicy,
+    WorkerChange,
     WorkerState,
 )
 from equipoise.balancer.requests.policy_factory import PolicyFactory
+from equipoise.hal.errors import UsageError, WorkerError
 from equipoise.serve.outcomes import RETRY_AFTER, ErrorResponse, RequestOutcome, RequestRefused
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
 from equipoise.serve.proxy_request import ProxyRequest, skip_failed_event
@@ -33,6 +36,20 @@ SETTLE_SECONDS = 0.005
 no tokens say when a step is over."""
 MOST_FALLBACK_LOOKS = 16
 """Endpoints that are looked at for a fallback: each request pays for them."""
+
+
+def check_policy(factory: PolicyFactory) -> None:
+    """Raises UsageError unless a policy of this factory takes workers after it was made."""
+    policy = factory([1], [None])
+    change = WorkerChange(worker=1, state=WorkerState.LOST, capacity=Capacity(slots=1))
+    try:
+        decision = policy.on_worker_change(change)
+    except Exception as error:
+        # The policy may be the user's own code, which may raise anything.
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"--policy: it takes no new worker: {reason}") from error
+    if not isinstance(decision, Decision):
+        raise UsageError(f"--policy: it takes no new worker: it returned {decision!r}")
 
 
 class EndpointDispatcher(RequestDispatcher):
@@ -350,7 +367,13 @@ class EndpointPool:
         return len(view.requests), view.load
 
     def _add(self, settings: WorkerSettings) -> None:
-        number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST)
+        try:
+            number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST)
+        except WorkerError as error:
+            # Counted with the policy's errors. The others go on, and it is tried with the next
+            # change of the list.
+            LOG.error("%s: not added: %s", settings.name, error)
+            return
         headers = tuple(settings.headers.items())
         self._endpoints[number] = Endpoint(number, settings, address_of(settings), headers)
         LOG.warning("%s: added", settings.name)

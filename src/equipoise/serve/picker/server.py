@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from enum import Enum, unique
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from equipoise.serve.cancel_scope import wait_for_any
 from equipoise.serve.metrics import CONTENT_TYPE
 from equipoise.serve.outcomes import RequestOutcome, overloaded
 from equipoise.serve.picker.endpoint_list import first_endpoints, follow_endpoints
-from equipoise.serve.picker.endpoint_pool import EndpointPool
+from equipoise.serve.picker.endpoint_pool import EndpointPool, check_policy
 from equipoise.serve.picker.endpoint_watch import EndpointWatch
 from equipoise.serve.picker.messages import METHOD, SERVICE, refusal_reply
 from equipoise.serve.picker.metrics import PickerMetrics
@@ -44,6 +45,17 @@ CLOSE_SECONDS = 2.0
 """For streams to close when the picker ends."""
 
 
+@unique
+class PickerPhase(Enum):
+    """What the picker does with requests."""
+
+    SERVING = "serving"
+    DRAINING = "draining"
+    """It takes requests, and asks for none."""
+    CLOSING = "closing"
+    """Streams end without an error."""
+
+
 class Picker:
     """Serves from `start` to `stop`, within one event loop.
 
@@ -65,7 +77,7 @@ class Picker:
         self._idle = asyncio.Event()
         self._idle.set()
         self._drain_skipped = asyncio.Event()
-        self._closing = False
+        self._phase = PickerPhase.SERVING
         self._stack = AsyncExitStack()
         self._health = health.aio.HealthServicer()
         self._servers: list[grpc.aio.Server] = []
@@ -97,6 +109,7 @@ class Picker:
         of it with delay. At the end of the drain what waits for an endpoint is refused; `close`
         ends the other streams.
         """
+        self._phase = PickerPhase.DRAINING
         await self._set_ready(health_pb2.HealthCheckResponse.NOT_SERVING)
         timeout = self._settings.timeouts.drain
         await wait_for_any(self._idle, self._drain_skipped, timeout=timeout)
@@ -110,7 +123,7 @@ class Picker:
 
         Streams end without an error, so that answers under way go on without the picker.
         """
-        self._closing = True
+        self._phase = PickerPhase.CLOSING
         for task in list(self._streams.values()):
             task.cancel()
         for server in self._servers:
@@ -146,7 +159,7 @@ class Picker:
         except asyncio.CancelledError:
             # gRPC cancels where Envoy resets the stream. Where this picker ends, the stream ends
             # without an error, and the answer goes on without it.
-            if not self._closing:
+            if self._phase is not PickerPhase.CLOSING:
                 raise
         except Exception:
             stream.outcome = RequestOutcome.FAILED
@@ -218,7 +231,9 @@ class Picker:
 
     def _ready(self) -> web.Response:
         serving = self.pool.serving
-        return _json({"serving_endpoints": serving}, 200 if serving else 503)
+        ready = serving > 0 and self._phase is PickerPhase.SERVING
+        about = {"status": self._phase.value, "serving_endpoints": serving}
+        return _json(about, 200 if ready else 503)
 
     def _endpoints(self) -> web.Response:
         return _json(
@@ -279,8 +294,10 @@ def serve_picker(settings: PickerSettings, factory: PolicyFactory, say: PrintLin
 
     Returns 0, or 1 if requests that waited for an endpoint were refused.
 
-    Raises: UsageError where it cannot listen there; EquipoiseError where a part of it failed.
+    Raises: UsageError where it cannot listen there, or for a policy that takes no new worker;
+        EquipoiseError where a part of it failed.
     """
+    check_policy(factory)
     with log_to_stderr("equipoise.picker", "equipoise.route"):
         try:
             return asyncio.run(_serve(settings, factory, say))
