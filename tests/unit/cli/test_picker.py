@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from equipoise.cli.picker import OPTIONS, option_values, picker_settings, policy_of, read_endpoints
 from equipoise.hal.errors import UsageError
@@ -144,6 +145,20 @@ def test_picker_help_defaults_match_settings() -> None:
     assert shown["port"] == str(settings.ports.grpc)
     assert shown["metrics_port"] == str(settings.ports.http)
     assert shown["host"] == settings.ports.host
+
+
+def test_example_of_kubernetes_is_taken_and_waits_for_no_steps(tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples" / "picker" / "kubernetes.yaml"
+    [text] = [
+        one["data"]["picker.yaml"]
+        for one in yaml.safe_load_all(example.read_text())
+        if one["kind"] == "ConfigMap"
+    ]
+    (tmp_path / "picker.yaml").write_text(text)
+    values = option_values({"config": tmp_path / "picker.yaml"})
+    settings = picker_settings(values)
+    assert settings.tokens is TokenSource.CHUNKS
+    assert policy_of(values, settings.tokens) == ("fit", {"lockstep": False})
 
 
 def test_example_configuration_is_taken() -> None:
