@@ -176,17 +176,17 @@ def test_envoy_example_sends_no_chunk_to_the_picker(gateways: Gateways) -> None:
     serve(gateways.start("--tokens", "none"), work)
 
 
+FULL_DUPLEX = {
+    "request_body_mode": "FULL_DUPLEX_STREAMED",
+    "response_body_mode": "FULL_DUPLEX_STREAMED",
+    "request_trailer_mode": "SEND",
+}
+STREAMED = {"request_body_mode": "STREAMED", "response_body_mode": "STREAMED"}
+
+
 @pytest.mark.parametrize(
     "mode",
-    [
-        {"request_body_mode": "NONE"},
-        {"request_body_mode": "STREAMED", "response_body_mode": "STREAMED"},
-        {
-            "request_body_mode": "FULL_DUPLEX_STREAMED",
-            "response_body_mode": "FULL_DUPLEX_STREAMED",
-            "request_trailer_mode": "SEND",
-        },
-    ],
+    [{"request_body_mode": "NONE"}, STREAMED, FULL_DUPLEX],
     ids=lambda mode: mode["request_body_mode"].lower(),
 )
 def test_envoy_of_a_gateway_sends_bodies_of_any_kind(
@@ -201,6 +201,48 @@ def test_envoy_of_a_gateway_sends_bodies_of_any_kind(
             assert body.endswith("data: [DONE]\n\n")
 
     serve(gateways.start("--tokens", "chunks", mode=mode), work)
+
+
+@pytest.mark.parametrize("mode", [STREAMED, FULL_DUPLEX], ids=["streamed", "full_duplex"])
+def test_envoy_tells_a_client_that_leaves_from_an_end(
+    gateways: Gateways, mode: dict[str, str]
+) -> None:
+    async def work(gateway: Gateway) -> None:
+        assert await gateway.status() == 200  # an answer that is no stream
+        assert len(tokens_of((await gateway.stream(2)).encode())) == 2
+        begun = asyncio.Event()
+        left = asyncio.create_task(gateway.stream(1000, begun))
+        await begun.wait()
+        left.cancel()
+        for ended in ('{outcome="completed"} 2.0', '{outcome="client_disconnected"} 1.0'):
+            await gateway.until(f"{gateway.picker_url}/metrics", "requests_total" + ended)
+
+    serve(gateways.start("--tokens", "chunks", mode=mode), work)
+
+
+@pytest.mark.parametrize("mode", [{}, FULL_DUPLEX], ids=["buffered", "full_duplex"])
+def test_envoy_sends_at_once_what_needs_no_slot(gateways: Gateways, mode: dict[str, str]) -> None:
+    async def work(gateway: Gateway) -> None:
+        running = [asyncio.Event() for _ in range(2)]
+        held = [asyncio.create_task(gateway.stream(1000, begun)) for begun in running]
+        for begun in running:
+            await begun.wait()
+        body = "even " * 30_000
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(gateway.url + "/tokenize", json={"prompt": body}) as answer,
+        ):
+            assert (answer.status, (await answer.json())["path"]) == (200, "/tokenize")
+        [echo] = [
+            one for events in events_of(gateway.fakes).values() for one in events
+            if one["event"] == "echo"
+        ]  # fmt: skip
+        assert echo["body"] > len(body)
+        for one in held:
+            one.cancel()
+        await gateway.until(f"{gateway.picker_url}/metrics", "picker_in_flight_requests 0.0")
+
+    serve(gateways.start(slots=1, pace=0.02, mode=mode), work)
 
 
 def test_envoy_is_told_to_send_no_chunks(gateways: Gateways) -> None:
