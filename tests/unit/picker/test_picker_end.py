@@ -21,19 +21,19 @@ SETTINGS = PickerSettings(
 )
 
 
-def serve(said: list[str]) -> int:
-    return serve_picker(SETTINGS, routing_policy_factory("fit", {}), said.append)
+def serve(lines: list[str]) -> int:
+    return serve_picker(SETTINGS, routing_policy_factory("fit", {}), lines.append)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_picker_ends_by_a_signal(number: signal.Signals) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     timer = Timer(0.5, os.kill, (os.getpid(), number))
     timer.start()
-    assert serve(said) == 0
+    assert serve(lines) == 0
     timer.join()
-    assert said[0].startswith("picking on port")
-    assert said[1] == "ending: waiting for the requests under way"
+    assert lines[0].startswith("picking on port")
+    assert lines[1] == "ending: waiting for the requests under way"
 
 
 def test_picker_ends_where_a_part_of_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

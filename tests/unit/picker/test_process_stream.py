@@ -1,7 +1,7 @@
 """One stream of Envoy's without a wire: what it leaves in the books, however it goes."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 from helpers.harnesses.picker_setup import endpoint_at, pool_of, run
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, CloseReason, RequestClosed
 from equipoise.balancer.requests.policy import WorkerState
@@ -30,11 +32,13 @@ class QueuedStream:
 
     Attributes:
         replies: what the picker has answered.
+        subset: the only endpoints that it may name; None: any.
     """
 
     def __init__(self, pool: EndpointPool, settings: PickerSettings = SETTINGS) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue()
         self.replies: list[pb.ProcessingResponse] = []
+        self.subset: Collection[str] | None = None
         self.process = ProcessStream(pool, settings, RequestBodies(settings.limits), self)
         self.task = asyncio.create_task(self.process.run())
 
@@ -51,7 +55,7 @@ class QueuedStream:
         self,
         method: str = "POST",
         path: str = "/v1/completions",
-        subset: Sequence[str] | None = None,
+        subset: Collection[str] | None = None,
         answers: str = "NONE",
     ) -> None:
         """Of a request without a body."""
@@ -76,8 +80,8 @@ class QueuedStream:
 
     @property
     def destination(self) -> str | None:
-        """The first endpoint of the last answer; None: it names none."""
-        fields = self.replies[-1].dynamic_metadata
+        """The first endpoint that it names; None: it names none."""
+        fields = self.replies[0].dynamic_metadata if self.replies else {}
         return str(fields[LB][DESTINATION]).split(",")[0] if LB in fields else None
 
     @property
@@ -85,9 +89,13 @@ class QueuedStream:
         """Of the picker's own answer."""
         return int(self.replies[-1].immediate_response.status.code)
 
-    async def end(self) -> None:
+    def send_end(self) -> None:
         """Envoy closes it."""
         self._messages.put_nowait(EOF)
+
+    async def end(self) -> None:
+        """Envoy closes it, and the picker is done with it."""
+        self.send_end()
         await self.task
 
 
@@ -200,6 +208,73 @@ def test_request_that_needs_no_slot_is_sent_while_all_are_in_doubt() -> None:
             seen.add(stream.destination)
             await stream.end()
         assert seen == set(ADDRESSES)  # in turns
+
+    run(work())
+
+
+PORTS = st.integers(0, len(ADDRESSES) - 1)
+EVENTS_OF_A_POOL = st.lists(
+    st.one_of(
+        st.tuples(st.just("request"), st.none() | st.sets(PORTS, min_size=1)),
+        st.tuples(st.just("answer"), st.integers(0, 20)),
+        st.tuples(st.just("end"), st.integers(0, 20)),
+        st.tuples(st.just("health"), st.tuples(PORTS, st.sampled_from(WorkerState))),
+        st.tuples(st.just("list"), st.sets(PORTS)),
+        st.tuples(st.just("turns"), st.integers(1, 6)),
+    ),
+    max_size=40,
+)
+FULL: list[tuple[str, Any]] = [("request", None)] * 3 + [("turns", 6)]
+"""With it one request waits."""
+
+
+@example(events=[("end", 0), ("turns", 2), ("health", (0, WorkerState.LOST)), ("turns", 6)])
+@example(
+    events=[
+        *(("health", (port, WorkerState.DRAINING)) for port in (0, 1)),
+        *(("end", number) for number in (0, 1, 2)),
+        ("request", {0}),
+        ("turns", 6),
+        ("health", (1, WorkerState.SERVING)),
+        ("health", (0, WorkerState.SERVING)),
+        ("turns", 6),
+    ]
+)
+@given(events=EVENTS_OF_A_POOL)
+def test_streams_have_at_most_one_request_each_whatever_happens(
+    events: Sequence[tuple[str, Any]],
+) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1)
+        streams: list[QueuedStream] = []
+        for event, how in [*FULL, *events]:
+            match event:
+                case "request":
+                    streams.append(QueuedStream(pool))
+                    streams[-1].subset = None if how is None else {ADDRESSES[n] for n in how}
+                    streams[-1].send_head(subset=streams[-1].subset)
+                case "answer" | "end" if streams:
+                    stream = streams[how % len(streams)]
+                    if event == "answer" and stream.replies:
+                        stream.send_answer_head(EVENTS)
+                    elif event == "end":
+                        stream.send_end()
+                case "health":
+                    listed = {one.address for one in pool.endpoints}
+                    set_health(pool, listed & {ADDRESSES[how[0]]}, how[1])
+                case "list":
+                    pool.set_endpoints([endpoint_at(ADDRESSES[n], slots=1) for n in how])
+                case "turns":
+                    await turns(how)
+            assert len(pool.dispatcher.requests) <= sum(not one.task.done() for one in streams)
+        for stream in streams:
+            await stream.end()
+            if stream.subset is not None and stream.destination is not None:
+                assert stream.destination in stream.subset
+        await turns()
+        assert not pool.dispatcher.requests
+        assert pool.dispatcher.policy_errors == 0
+        pool.close()
 
     run(work())
 
