@@ -568,6 +568,11 @@ GRID = Section(
         Bar("cells above 1.1 times the best published in mean time to the first token", "late",
             at_most=0, form=".0f"),
         Bar("those beyond doubt", "late_beyond_doubt", at_most=0, form=".0f"),
+        Bar("workers with different slots: cells", "mixed_cells", form=".0f"),
+        Bar("there, tokens a second beside `br0`, mean", "mixed_throughput", form="+.1%"),
+        Bar("there, imbalance over that of `br0`, geometric mean", "mixed_imbalance"),
+        Bar("there, cells more than 1 % behind `br0`", "mixed_behind", form=".0f"),
+        Bar("there, cells above 1.1 times the best published", "mixed_late", form=".0f"),
     ),
     tables=(
         Table("cells", (

@@ -9,6 +9,8 @@ Tokens a second are compared with those of `br0`, mean times to the first token 
 best published policy of the cell, in logarithms. Differences are taken seed by seed; an interval is
 that of 95 %.
 
+Two shapes have workers with different numbers of slots; they are counted apart.
+
 Three workloads are drawn here, by statistics of traces that cannot be kept beside the code:
 lognormal, with the mean and the median of the trace, and cut off at its largest value.
 
@@ -17,10 +19,9 @@ Writes benchmarks/results/request_grid.json; `python benchmarks/report.py` shows
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +69,13 @@ DRAWN = {
 """Prompts and outputs: short answers, long prompts, and outputs with a very heavy tail."""
 GENERATED = ("prop", "reason", "sharegpt")
 TRACED = {"Mooncake": MOONCAKE, "Azure": AZURE}
-SHAPES = ((4, 256), (8, 16), (8, 64), (16, 32), (32, 128), (64, 16), (128, 8))
-"""Workers, and slots of each."""
+SHAPES = {
+    f"{workers} x {slots}": (slots,) * workers
+    for workers, slots in ((8, 16), (8, 64), (16, 32), (4, 256), (32, 128), (64, 16), (128, 8))
+}
+"""Slots of each worker."""
+MIXED = {"4 x 64 + 4 x 128": (64,) * 4 + (128,) * 4, "3 x 32 + 256": (32,) * 3 + (256,)}
+"""Two generations of accelerators; and one worker that has most of the slots."""
 LOADS = (0.5, 0.8, 1.0, 1.2, None)
 """Parts of the capacity; None: always requests that wait."""
 PUBLISHED = ("jsq", "vllm", "sglang_tokens", "jsq_load", "fast_phi", "br0")
@@ -94,13 +100,13 @@ def label(load: float | None) -> str:
     return "saturated" if load is None else f"at_{100 * load:.0f}"
 
 
-def cell(name: str, workers: int, slots: int, load: float | None, seeds: Sequence[int]) -> Row:
+def cell(name: str, slots: tuple[int, ...], load: float | None, seeds: Sequence[int]) -> Row:
     """`fit` beside published policies: of tokens a second, time to the first token, imbalance."""
-    count = max(4_000, REQUESTS_PER_SLOT * workers * slots)
+    count = max(4_000, REQUESTS_PER_SLOT * sum(slots))
     setup = ComparisonSetup(
         workload_factory=lambda seed: draw(name, count, seed),
         seeds=seeds,
-        scenario=Scenario(cluster=Cluster(workers=workers, slots=slots)),
+        scenario=Scenario(cluster=Cluster(workers=len(slots), slots=slots)),
         load=load,
     )
     results = {
@@ -149,14 +155,16 @@ def figures(rows: Sequence[Row]) -> Row:
     }
 
 
-def measure(names: Sequence[str], shapes: Sequence[Any], seeds: Sequence[int]) -> list[Row]:
+def measure(
+    names: Sequence[str], shapes: Mapping[str, tuple[int, ...]], seeds: Sequence[int]
+) -> list[Row]:
     """A row for each workload and shape."""
     rows = []
     for name in names:
-        for workers, slots in shapes:
-            sys.stderr.write(f"{name} {workers} x {slots}\n")
-            cells = {label(load): cell(name, workers, slots, load, seeds) for load in LOADS}
-            rows.append({"case": f"{name}, {workers} x {slots}", **cells})
+        for shape, slots in shapes.items():
+            sys.stderr.write(f"{name} {shape}\n")
+            cells = {label(load): cell(name, slots, load, seeds) for load in LOADS}
+            rows.append({"case": f"{name}, {shape}", **cells})
     return rows
 
 
@@ -168,14 +176,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a part; nothing is kept")
     quick = parser.parse_args().quick
     traced = () if quick or folder() is None else tuple(TRACED)
-    rows = measure(
-        (*DRAWN, *GENERATED, *traced), SHAPES[1:4] if quick else SHAPES, SEEDS[: 1 if quick else 5]
-    )
-    show("request_grid", figures(rows), {"cells": rows})
+    names, seeds = (*DRAWN, *GENERATED, *traced), SEEDS[: 1 if quick else 5]
+    rows = measure(names, dict(list(SHAPES.items())[:3]) if quick else SHAPES, seeds)
+    mixed = [] if quick else measure(names, MIXED, seeds)
+    values = figures(rows)
+    if mixed:
+        values |= {f"mixed_{key}": value for key, value in figures(mixed).items()}
+    show("request_grid", values, {"cells": rows + mixed})
     if not quick and traced:
-        save(
-            "request_grid", ["python", "benchmarks/request_grid.py"], figures(rows), {"cells": rows}
-        )
+        command = ["python", "benchmarks/request_grid.py"]
+        save("request_grid", command, values, {"cells": rows + mixed})
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def makespan_bound(workload: Workload, cluster: Cluster) -> float:
         raise UsageError("no bound holds where the time of steps is noisy")
     drafts = 0 if cluster.drafting is None else cluster.drafting.tokens
     steps = -(-workload.outputs // (1 + drafts))
-    steps_needed = max(int(steps.max()), -(-int(steps.sum()) // (cluster.workers * cluster.slots)))
+    steps_needed = max(int(steps.max()), -(-int(steps.sum()) // cluster.total_slots))
     tokens_read = _tokens_read(workload.prompts, steps, cluster) / cluster.workers
     return step.fixed * steps_needed + (step.per_token + step.per_mean) * tokens_read
 

@@ -71,11 +71,11 @@ class Drafting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster of identical workers.
+    """A cluster of workers that are alike, but for their slots.
 
     Attributes:
         workers: number of workers.
-        slots: maximum number of running requests per worker.
+        slots: maximum number of running requests of every worker, or of each.
         kv_tokens: KV cache of a worker in tokens; None: unbounded. A worker with a full cache
             preempts the request that it admitted last, to the head of its queue.
         step: time of a step.
@@ -84,32 +84,49 @@ class Cluster:
     """
 
     workers: int = 8
-    slots: int = 32
+    slots: int | tuple[int, ...] = 32
     kv_tokens: int | None = None
     step: StepTime = field(default_factory=StepTime)
     prefill: Prefill | None = None
     drafting: Drafting | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("workers", self.workers), ("slots", self.slots)):
-            if not 1 <= value <= 65_536:
-                raise UsageError(f"{name} must be 1 to 65536, got {value}")
+        if not 1 <= self.workers <= 65_536:
+            raise UsageError(f"workers must be 1 to 65536, got {self.workers}")
+        if len(self.worker_slots) != self.workers:
+            raise UsageError(f"{len(self.worker_slots)} numbers of slots, {self.workers} workers")
+        for slots in self.worker_slots:
+            if not 1 <= slots <= 65_536:
+                raise UsageError(f"slots must be 1 to 65536, got {slots}")
         if self.kv_tokens is not None and self.kv_tokens < 1:
             raise UsageError(f"kv_tokens must be at least 1, got {self.kv_tokens}")
 
+    @property
+    def worker_slots(self) -> tuple[int, ...]:
+        """Maximum number of running requests by worker."""
+        return (self.slots,) * self.workers if isinstance(self.slots, int) else self.slots
+
+    @property
+    def total_slots(self) -> int:
+        """Maximum number of running requests of all workers."""
+        return sum(self.worker_slots)
+
     def full_load(self, workload: Workload) -> float:
         """Returns the mean KV tokens of a worker with all slots taken, over a long run.
+
+        Of workers with different slots it is the mean: what each has in perfect balance.
 
         A request weighs s + o / 2 in the mean of the o steps for which it has a slot.
         """
         outputs = workload.outputs.astype(float)
         weights = workload.prompts + outputs / 2
-        return float(self.slots * (outputs * weights).sum() / outputs.sum())
+        slots = self.total_slots / self.workers
+        return float(slots * (outputs * weights).sum() / outputs.sum())
 
     def capacity(self, workload: Workload) -> float:
         """Returns the highest rate in requests per second: all slots taken, perfectly balanced."""
         seconds = self.step.seconds(self.full_load(workload))
-        return float(self.workers * self.slots / (seconds * workload.outputs.mean()))
+        return float(self.total_slots / (seconds * workload.outputs.mean()))
 
 
 def with_fixed_share(cluster: Cluster, workload: Workload, share: float) -> Cluster:

@@ -116,6 +116,7 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
     cluster, settings = scenario.cluster, _native.SimulationSettings()
     settings.policy, settings.server = scenario.policy.native(), _native_server(cluster)
     settings.workers, settings.front_ends = cluster.workers, scenario.front_ends
+    settings.slots = list(cluster.worker_slots)
     step = cluster.step
     settings.fixed, settings.noise = step.fixed, step.noise
     settings.per_token, settings.per_mean = step.per_token, step.per_mean
@@ -135,7 +136,6 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
 
 def _native_server(cluster: Cluster) -> _native.ServerSettings:
     server = _native.ServerSettings()
-    server.slots = cluster.slots
     server.room = UNLIMITED if cluster.kv_tokens is None else cluster.kv_tokens
     server.prefill_chunk = 0 if cluster.prefill is None else cluster.prefill.chunk
     if cluster.drafting is not None:

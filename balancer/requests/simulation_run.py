@@ -190,7 +190,7 @@ class SimulationRun:
             throughput=throughput,
             bound=bound,
             gap=1 - _ratio(throughput, bound),
-            occupancy=mean_active / (workers * self.cluster.slots),
+            occupancy=mean_active / self.cluster.total_slots,
             steps=float(idle.size),
             failed=float((self.requests.failed != 0).mean()),
             preempted=float(self.requests.preemptions.mean()),

@@ -119,7 +119,7 @@ void bind_request_events(nb::class_<Router>& router) {
         .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a)
         .def(
             "abort", [](Router& r, std::int32_t request) { r.state().leave(request); }, "request"_a)
-        .def("count_steps_by_caller", [](Router& r) { r.state().count_steps_by_caller(); })
+        .def("count_steps_by_caller", [](Router& r) { r.state().set_step_end(StepEnd::caller); })
         .def("dispatch", [](Router& r) { return pairs_of(r.dispatch()); })
         .def(
             "dispatch_between_steps",

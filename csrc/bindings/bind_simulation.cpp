@@ -1,4 +1,5 @@
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "bindings/numpy_arrays.h"
@@ -92,7 +93,6 @@ void bind_settings(nb::module_& m) {
     nb::class_<SimulatedWorkerSettings>(m, "ServerSettings",
                                         "What csrc/simulation/simulated_worker.h says.")
         .def(nb::init<>())
-        .def_rw("slots", &SimulatedWorkerSettings::slots)
         .def_rw("room", &SimulatedWorkerSettings::room)
         .def_rw("prefill_chunk", &SimulatedWorkerSettings::prefill_chunk)
         .def_rw("drafts", &SimulatedWorkerSettings::drafts)
@@ -102,6 +102,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("policy", &S::policy)
         .def_rw("server", &S::server)
         .def_rw("workers", &S::workers)
+        .def_rw("slots", &S::slots)
         .def_rw("front_ends", &S::front_ends)
         .def_rw("fixed", &S::fixed)
         .def_rw("per_token", &S::per_token)

@@ -14,7 +14,9 @@ class Router {
            std::int64_t room)
         : policy_(make_policy(settings, workers)),
           waits_(settings.lockstep && !policy_->queues()),
-          state_(workers, slots, room, settings.front_ends, !policy_->queues()) {}
+          state_(workers, slots, room, settings.front_ends, !policy_->queues()) {
+        state_.set_step_end(settings.lockstep ? StepEnd::told : StepEnd::tokens);
+    }
 
     RouterState& state() { return state_; }
     const RouterState& state() const { return state_; }

@@ -20,6 +20,14 @@ const char* name_of(Stage stage) {
     }
 }
 
+void add_to_sums(RequestList& list, const Request& request, std::int64_t sign) {
+    list.size += sign;
+    list.tokens += sign * request.size;
+    if (request.first_seen < 0) return;
+    list.seen += sign;
+    list.seen_steps += sign * request.first_seen;
+}
+
 }  // namespace
 
 RouterState::RouterState(std::size_t workers, std::int64_t slots, std::int64_t room,
@@ -57,6 +65,7 @@ void RouterState::start(std::int32_t r) {
     // After a preemption it goes on with the tokens that it had.
     request.base = worker.ticks - request.made;
     worker.running += request.made == 0;
+    running_ += request.made == 0;
     ++worker.generating;
     set_missing(request, 0);
 }
@@ -79,6 +88,13 @@ void RouterState::grow(std::int32_t r, std::int64_t tokens) {
     request.base -= tokens;
     workers_[request.worker].load += tokens;
     made_ += tokens;
+    if (step_end_ == StepEnd::tokens) pass_steps(tokens);
+}
+
+void RouterState::pass_steps(std::int64_t tokens) {
+    step_tokens_ += tokens;
+    step_ += step_tokens_ / running_;
+    step_tokens_ %= running_;
 }
 
 void RouterState::tick(std::int32_t w) {
@@ -89,7 +105,7 @@ void RouterState::tick(std::int32_t w) {
 }
 
 void RouterState::count_token(Request& request) {
-    if (steps_by_caller_) return;
+    if (step_end_ != StepEnd::told) return;
     step_has_tokens_ = true;
     if (request.token_step == step_) return;  // bound within it, and counted then
     awaiting_token_ -= request.token_step == step_ - 1;
@@ -100,13 +116,15 @@ void RouterState::count_token(Request& request) {
 // As if it had a token in the step before the one in which it is expected to get its first.
 void RouterState::expect(Request& request) {
     request.bound_step = step_has_tokens_ ? step_ + 1 : step_;
-    if (steps_by_caller_ || !begins_at_once_) return;
+    if (step_end_ != StepEnd::told || !begins_at_once_) return;
     request.token_step = request.bound_step - 1;
     ++(step_has_tokens_ ? with_token_ : awaiting_token_);
 }
 
 void RouterState::count_end(std::int32_t r) {
     Request& request = at(r, Stage::pooled, Stage::running, "end");
+    if (step_end_ == StepEnd::tokens)
+        step_ += request.stage == Stage::running && age(request) <= 1;
     // While a step has no tokens, it is an end of the step before.
     if (step_has_tokens_ && request.stage == Stage::running && request.token_step != step_)
         count_token(request);
@@ -118,7 +136,7 @@ void RouterState::begin_event(const std::vector<std::int32_t>& requests) {
     };
     const bool again = std::any_of(requests.begin(), requests.end(), has_token_already);
     overdue_ = again && awaiting_token_ > 0;
-    if (again && !steps_by_caller_) end_step();
+    if (again) end_step();
 }
 
 void RouterState::settle_step() {
@@ -131,6 +149,13 @@ void RouterState::end_step() {
     awaiting_token_ = with_token_;
     with_token_ = 0;
     step_has_tokens_ = false;
+}
+
+void RouterState::mark_seen(std::int32_t r) {
+    requests_[r].first_seen = step_;
+    RequestList& list = list_of(requests_[r]);
+    ++list.seen;
+    list.seen_steps += step_;
 }
 
 std::int64_t RouterState::leave(std::int32_t r) {
@@ -287,8 +312,7 @@ void RouterState::insert(std::int32_t r) {
     request.next = before < 0 ? list.head : requests_[before].next;
     (before < 0 ? list.head : requests_[before].next) = r;
     (request.next < 0 ? list.tail : requests_[request.next].previous) = r;
-    ++list.size;
-    list.tokens += request.size;
+    add_to_sums(list, request, 1);
 }
 
 void RouterState::update_largest_room() {
@@ -313,8 +337,7 @@ void RouterState::unlink(Request& request) {
     (request.previous < 0 ? list.head : requests_[request.previous].next) = request.next;
     (request.next < 0 ? list.tail : requests_[request.next].previous) = request.previous;
     request.previous = request.next = -1;
-    --list.size;
-    list.tokens -= request.size;
+    add_to_sums(list, request, -1);
 }
 
 void RouterState::set_missing(Request& request, std::int64_t missing) {
@@ -329,7 +352,9 @@ void RouterState::detach(std::int32_t r) {
     awaiting_token_ -= request.token_step == step_ - 1;
     request.token_step = kNoStep;
     worker.load -= weight(request);
-    worker.running -= request.stage == Stage::running || request.made > 0;
+    const bool ran = request.stage == Stage::running || request.made > 0;
+    worker.running -= ran;
+    running_ -= ran;
     worker.generating -= request.stage == Stage::running;
     --worker.count;
     set_missing(request, 0);

@@ -91,6 +91,20 @@ struct Request {
 struct RequestList {
     std::int32_t head = -1, tail = -1;
     std::int64_t size = 0, tokens = 0;  // requests, and the sum of their sizes
+    // Of those that a policy has seen, how many they are and the sum of the steps at which.
+    std::int64_t seen = 0, seen_steps = 0;
+};
+
+// Requests of the pool that a policy has seen, and the steps that they have waited since, summed.
+struct SeenWaits {
+    double count, steps;
+};
+
+// What ends a step.
+enum class StepEnd : std::uint8_t {
+    told,    // the tokens that requests are told to have made, of workers that meet at a barrier
+    tokens,  // as many tokens as requests run: workers without a barrier
+    caller,  // end_step only: a simulation knows
 };
 
 struct Binding {
@@ -135,6 +149,9 @@ class RouterState {
     // or has preempted a request: the decision comes with the second token. A request that was just
     // bound counts as having had a token in the step before, if the request that began last had its
     // first token at once: prompts may take several steps.
+    // Without a barrier (`StepEnd::tokens`) only waiting is counted in steps: of as many tokens as
+    // requests run. Where no tokens are told, ends alone tell that time passes; the end of a request
+    // that had its first token only counts as a step.
     std::int64_t steps() const { return step_; }
     // Some requests have a token in this step, and others are expected to get one.
     bool mid_step() const { return !overdue_ && step_has_tokens_ && awaiting_token_ > 0; }
@@ -145,8 +162,7 @@ class RouterState {
     void begin_event(const std::vector<std::int32_t>& requests);
     // The request ends, which stands for a token if it has none in this step.
     void count_end(std::int32_t request);
-    // From now on, only `end_step` ends steps: a simulation knows when they end.
-    void count_steps_by_caller() { steps_by_caller_ = true; }
+    void set_step_end(StepEnd step_end) { step_end_ = step_end; }
 
     // The only way for a request to get to a worker.
     void bind(std::int32_t request, std::int32_t worker);
@@ -163,7 +179,7 @@ class RouterState {
     Worker& worker_at(std::int32_t w);
     const Request& request(std::int32_t r) const { return requests_[r]; }
     const Request& request_at(std::int32_t r) const;
-    void mark_seen(std::int32_t r) { requests_[r].first_seen = step_; }
+    void mark_seen(std::int32_t r);
     std::int64_t age(const Request& request) const;
     std::int64_t weight(const Request& r) const { return r.size + age(r); }
     bool fits(const Worker& worker, const Request& request) const {
@@ -174,6 +190,10 @@ class RouterState {
     std::int32_t first() const { return pool_.head; }
     std::int64_t pooled() const { return pool_.size; }
     std::int64_t pooled_tokens() const { return pool_.tokens; }
+    SeenWaits seen_waits() const {
+        return {static_cast<double>(pool_.seen),
+                static_cast<double>(step_ * pool_.seen - pool_.seen_steps)};
+    }
     std::int64_t oversize() const { return oversize_.size; }
     std::int32_t first_pinned() const { return pinned_.head; }
     std::int64_t pinned() const { return pinned_.size; }
@@ -181,6 +201,7 @@ class RouterState {
 
  private:
     void count_token(Request& request);
+    void pass_steps(std::int64_t tokens);
     void expect(Request& request);
     Request& at(std::int32_t r, Stage low, Stage high, const char* event);
     RequestList& list_of(const Request& request) {
@@ -205,7 +226,9 @@ class RouterState {
     // and whether requests get a token in the first step after they were bound.
     std::int64_t step_ = 0, with_token_ = 0, awaiting_token_ = 0;
     bool step_has_tokens_ = false, overdue_ = false, begins_at_once_ = true;
-    bool steps_by_caller_ = false;
+    StepEnd step_end_ = StepEnd::told;
+    // Requests that run; tokens since the latest step ended, without a barrier.
+    std::int64_t running_ = 0, step_tokens_ = 0;
     std::int64_t largest_room_ =
         kUnlimited;  // of serving workers, if oversize requests are separated
     bool separates_oversize_;

@@ -10,11 +10,16 @@
 namespace equipoise::requests {
 namespace {
 
-// Sums over all serving workers.
-struct WaterLevel {
-    double end_loads = 0;  // loads that they will have, all free slots filled
-    double loads = 0;      // loads that they have
-    double serving = 0;    // how many they are
+// A request that has waited so many times as long as the others in the mean has waited too long: see
+// WaterLevelFitPolicy::wait_credit.
+constexpr double kLongWait = 12;
+
+// What decides whether a worker is too heavy to get requests, over all serving workers.
+struct LoadLimits {
+    double mean = 0;       // of the loads
+    double weight = 0;     // of a request on a worker, in the mean
+    double share = 0;      // load for each token of capacity
+    double deviation = 0;  // standard deviation of the loads from the workers' shares
 };
 
 // Free slots of the serving workers, and what a step costs now.
@@ -71,33 +76,61 @@ class WaterLevelFitPolicy final : public Policy {
     }
 
     SlotSurvey survey_slots(const RouterState& state) const {
-        const double most = max_load(state, survey_load(state, 0));
+        const LoadLimits limits = survey_limits(state);
         SlotSurvey slots;
         for (std::size_t w = 0; w < state.size(); ++w) {
             const Worker& worker = state.worker(w);
             if (!worker.serves()) continue;
-            const auto load = static_cast<double>(worker.all_load());
             slots.all_open &= worker.free_slots() > 0;
             slots.slots += static_cast<double>(worker.slots);
             slots.running += static_cast<double>(worker.running);
-            slots.wanted += load <= most ? static_cast<double>(worker.free_slots()) : 0;
-            slots.envelope = std::max(slots.envelope, load);
+            if (!too_heavy(worker, limits))
+                slots.wanted += static_cast<double>(worker.free_slots());
+            slots.envelope = std::max(slots.envelope, static_cast<double>(worker.all_load()));
         }
         return slots;
     }
 
-    // The load above which a worker gets no requests. In standard deviations: with few slots, or
-    // outputs of very different lengths, loads lie far apart by nature, and a set part of the mean
-    // would leave slots empty for nothing.
-    double max_load(const RouterState& state, const WaterLevel& level) const {
-        const double mean = level.loads / level.serving;
-        double squares = 0;
+    LoadLimits survey_limits(const RouterState& state) const {
+        double loads = 0, requests = 0, serving = 0, capacities = 0, squares = 0;
         for (std::size_t w = 0; w < state.size(); ++w) {
-            if (!state.worker(w).serves()) continue;
-            const double distance = static_cast<double>(state.worker(w).all_load()) - mean;
+            const Worker& worker = state.worker(w);
+            if (!worker.serves()) continue;
+            loads += static_cast<double>(worker.all_load());
+            requests += static_cast<double>(worker.all_count());
+            serving += 1;
+        }
+        LoadLimits limits;
+        limits.mean = loads / serving;
+        limits.weight = requests > 0 ? loads / requests : 1;
+        for (std::size_t w = 0; w < state.size(); ++w)
+            if (state.worker(w).serves()) capacities += capacity(state.worker(w), limits);
+        limits.share = capacities > 0 ? loads / capacities : 0;
+        for (std::size_t w = 0; w < state.size(); ++w) {
+            const Worker& worker = state.worker(w);
+            if (!worker.serves()) continue;
+            const double distance =
+                static_cast<double>(worker.all_load()) - limits.share * capacity(worker, limits);
             squares += distance * distance;
         }
-        return mean + settings_.slack * std::sqrt(squares / level.serving);
+        limits.deviation = std::sqrt(squares / serving);
+        return limits;
+    }
+
+    // Tokens of the requests that it can run at once.
+    static double capacity(const Worker& worker, const LoadLimits& limits) {
+        return std::min(static_cast<double>(worker.slots) * limits.weight,
+                        static_cast<double>(worker.room));
+    }
+
+    // Whether a request there would hold all others up. A worker with more slots than others may
+    // have its share of the load, one with fewer as much as the others. In standard deviations:
+    // with few slots, or outputs of very different lengths, loads lie far apart by nature, and a
+    // set part of the mean would leave slots empty for nothing.
+    bool too_heavy(const Worker& worker, const LoadLimits& limits) const {
+        const double share = limits.share * capacity(worker, limits);
+        return static_cast<double>(worker.all_load()) >
+               std::max(limits.mean, share) + settings_.slack * limits.deviation;
     }
 
     // Mean of the prompt tokens that the first requests have to compute, each on the worker that
@@ -118,13 +151,12 @@ class WaterLevelFitPolicy final : public Policy {
     bool bind_closest(RouterState& state) {
         const double size = static_cast<double>(state.pooled_tokens()) /
                             static_cast<double>(state.pooled());
-        const WaterLevel level = survey_load(state, size);
-        const double most = max_load(state, level);
+        const double level = mean_end_load(state, size);
+        const LoadLimits limits = survey_limits(state);
         passed_over_.assign(state.size(), 0);
-        for (std::int32_t w = next_worker(state, size, most); w >= 0;
-             w = next_worker(state, size, most)) {
-            const double need =
-                level.end_loads / level.serving - (end_load(state.worker(w), size) - size);
+        for (std::int32_t w = next_worker(state, size, limits); w >= 0;
+             w = next_worker(state, size, limits)) {
+            const double need = level - (end_load(state.worker(w), size) - size);
             const std::int32_t request = closest_request(state, w, need, size);
             if (request >= 0) {
                 state.bind(request, w);
@@ -140,27 +172,28 @@ class WaterLevelFitPolicy final : public Policy {
                static_cast<double>(worker.free_slots()) * size;
     }
 
-    static WaterLevel survey_load(const RouterState& state, double size) {
-        WaterLevel level;
+    // The level: the mean of the loads that the serving workers will have.
+    static double mean_end_load(const RouterState& state, double size) {
+        double end_loads = 0, serving = 0;
         for (std::size_t w = 0; w < state.size(); ++w) {
             const Worker& worker = state.worker(w);
             if (!worker.serves()) continue;
-            level.serving += 1;
-            level.loads += static_cast<double>(worker.all_load());
-            level.end_loads += end_load(worker, size);
+            end_loads += end_load(worker, size);
+            serving += 1;
         }
-        return level;
+        return end_loads / serving;
     }
 
-    // Returns the worker with a free slot and the lowest end. A worker with a load above `most` is
-    // passed over, since a request there would hold all others up; the others do not wait for it.
-    std::int32_t next_worker(const RouterState& state, double size, double most) const {
+    // Returns the worker with a free slot and the lowest end. One that is too heavy is passed over;
+    // the others do not wait for it.
+    std::int32_t next_worker(const RouterState& state, double size,
+                             const LoadLimits& limits) const {
         std::int32_t best = -1;
         double lowest = 0;
         for (std::size_t w = 0; w < state.size(); ++w) {
             const Worker& worker = state.worker(w);
             if (worker.free_slots() == 0 || passed_over_[w]) continue;
-            if (static_cast<double>(worker.all_load()) > most) continue;
+            if (too_heavy(worker, limits)) continue;
             if (best >= 0 && end_load(worker, size) >= lowest) continue;
             best = static_cast<std::int32_t>(w);
             lowest = end_load(worker, size);
@@ -170,12 +203,12 @@ class WaterLevelFitPolicy final : public Policy {
 
     // Returns the request of the window whose size is nearest to what the worker needs: what is
     // larger counts as further away the more workers there are. Requests that have waited longer,
-    // in steps, by parts of `mean_size`, or have tokens cached there, count as nearer.
+    // or have tokens cached there, count as nearer.
     std::int32_t closest_request(RouterState& state, std::int32_t w, double need,
                                  double mean_size) {
         const double overshoot =
             std::max(1.0, settings_.overshoot * static_cast<double>(state.count_present()));
-        const double step_bonus = settings_.wait_bonus * mean_size;
+        const SeenWaits waits = state.seen_waits();
         std::int32_t best = -1;
         double least = 0;
         std::int64_t left = settings_.window;
@@ -186,12 +219,22 @@ class WaterLevelFitPolicy final : public Policy {
             const auto waited = static_cast<double>(state.steps() - request.first_seen);
             const double distance = static_cast<double>(request.size) - need;
             const double cost = (distance > 0 ? overshoot * distance : -distance) -
-                                step_bonus * waited - cache_credit(request, w);
+                                mean_size * wait_credit(waited, waits) -
+                                cache_credit(request, w);
             if (best >= 0 && cost >= least) continue;
             best = r;
             least = cost;
         }
         return best;
+    }
+
+    // What waiting is worth, in mean sizes. In proportion to the steps, and, once a request has
+    // waited much longer than others do, to the square of the rest: a large one among small ones
+    // would otherwise wait in proportion to its size times the number of workers.
+    double wait_credit(double waited, const SeenWaits& waits) const {
+        const double others = waits.count > 1 ? (waits.steps - waited) / (waits.count - 1) : 0;
+        const double excess = settings_.wait_bonus * std::max(0.0, waited - kLongWait * others);
+        return settings_.wait_bonus * waited + excess * excess;
     }
 
     // There are fewer requests than free slots: the largest goes first, to the lightest worker with

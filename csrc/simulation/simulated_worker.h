@@ -15,17 +15,18 @@ namespace equipoise::requests {
 
 // `_native.ServerSettings` in Python.
 struct SimulatedWorkerSettings {
-    std::int64_t slots = 32, room = 0;  // requests at once; tokens in the KV cache
-    std::int64_t prefill_chunk = 0;     // most prompt tokens per step; 0: prompts come computed
+    std::int64_t room = 0;           // tokens in the KV cache
+    std::int64_t prefill_chunk = 0;  // most prompt tokens per step; 0: prompts come computed
     std::int64_t drafts = 0;            // drafted tokens per step (speculative decoding)
     double acceptance = 0;  // chance of a drafted token, if those before it are accepted
 };
 
 class SimulatedWorker {
  public:
-    SimulatedWorker(const SimulatedWorkerSettings& settings, std::int32_t index,
+    // `slots`: requests at once.
+    SimulatedWorker(const SimulatedWorkerSettings& settings, std::int64_t slots, std::int32_t index,
                     std::int64_t cached_blocks)
-        : settings_(settings), index_(index), cache(cached_blocks) {}
+        : settings_(settings), slots_(slots), index_(index), cache(cached_blocks) {}
 
     void push(std::int32_t request) { queue_.push_back(request); }
     void drop(std::int32_t request);  // from its queue
@@ -67,6 +68,7 @@ class SimulatedWorker {
     void remove(std::vector<std::int32_t>& from, std::int32_t request);
 
     SimulatedWorkerSettings settings_;
+    std::int64_t slots_;
     std::int32_t index_;
     std::int64_t load_ = 0, reserved_ = 0, ticks_ = 0;
     std::deque<std::int32_t> queue_;
@@ -84,7 +86,7 @@ template <typename Blocks>
 void SimulatedWorker::admit(std::vector<SimulatedRequest>& requests, std::int64_t step, double now,
                             std::int64_t block_tokens, Blocks blocks,
                             std::vector<WorkerEvent>& events) {
-    while (!queue_.empty() && admitted() < settings_.slots) {
+    while (!queue_.empty() && admitted() < slots_) {
         const std::int32_t j = queue_.front();
         SimulatedRequest& request = requests[j];
         const std::int64_t tokens = request.prompt + request.made;

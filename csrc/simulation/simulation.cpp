@@ -15,7 +15,7 @@ Simulation::Simulation(const SimulationSettings& settings, std::vector<Simulated
       rng_(settings.seed),
       work_(settings.workers) {
     for (std::int64_t w = 0; w < settings.workers; ++w)
-        workers_.emplace_back(settings.server, static_cast<std::int32_t>(w),
+        workers_.emplace_back(settings.server, settings.slots.at(w), static_cast<std::int32_t>(w),
                               settings.cached_blocks);
     for (std::int64_t f = 0; f < settings.front_ends; ++f) {
         PolicySettings policy = settings.policy;
@@ -24,9 +24,13 @@ Simulation::Simulation(const SimulationSettings& settings, std::vector<Simulated
         // A stream of random numbers for each front end: with the same one all would draw alike.
         policy.seed = settings.seed * 1000003 + static_cast<std::uint64_t>(f);
         FrontEnd front;
-        front.router = std::make_unique<Router>(policy, workers_.size(), settings.server.slots,
+        front.router = std::make_unique<Router>(policy, workers_.size(), kUnlimited,
                                                 settings.server.room);
-        front.router->state().count_steps_by_caller();
+        RouterState& state = front.router->state();
+        state.set_step_end(StepEnd::caller);
+        for (std::int64_t w = 0; w < settings.workers; ++w)
+            state.set_capacity(static_cast<std::int32_t>(w), settings.slots[w],
+                               settings.server.room);
         front_ends_.push_back(std::move(front));
     }
 }

@@ -14,6 +14,7 @@ struct SimulationSettings {
     PolicySettings policy;
     SimulatedWorkerSettings server;
     std::int64_t workers = 8;
+    std::vector<std::int64_t> slots;  // requests that each worker runs at once
     std::int64_t front_ends = 1;
     // Seconds of a step: fixed + per_token * (largest work) + per_mean * (mean work); the work of a
     // worker is its load, and `prompt_weight` for each prompt token that it computes.

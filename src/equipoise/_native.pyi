@@ -332,7 +332,6 @@ class Router:
 class ServerSettings:
     """A simulated worker; csrc/simulation/simulated_worker.h says what each field means."""
 
-    slots: int
     room: int
     prefill_chunk: int
     drafts: int
@@ -347,6 +346,7 @@ class SimulationSettings:
     policy: PolicySettings
     server: ServerSettings
     workers: int
+    slots: list[int]
     front_ends: int
     fixed: float
     per_token: float

@@ -57,8 +57,9 @@ OPTIONS = (
            help="the first of them; the others follow"),
     Option(key="workers", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="8",
            help="data-parallel workers, in lockstep"),
-    Option(key="slots_per_worker", kind=kinds.WHOLE, group=CLUSTER, metavar="N",
-           shown_default="32", help="requests that each serves at once"),
+    Option(key="slots_per_worker", kind=own.SLOTS, group=CLUSTER, metavar="N[,N...]",
+           shown_default="32", help="requests that each serves at once, or a number for "
+           "each worker"),
     Option(key="kv_tokens", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
            shown_default="no bound", help="what the KV cache of each holds; a request that never "
            "fits fails"),
@@ -153,7 +154,7 @@ class SimulateRequest:
     seeds: int = 5
     seed: int = 0
     workers: int = 8
-    slots_per_worker: int = 32
+    slots_per_worker: int | tuple[int, ...] = 32
     kv_tokens: int | None = None
     prefill_chunk: int | None = None
     cached_blocks: int = 0

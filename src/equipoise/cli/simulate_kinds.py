@@ -1,7 +1,7 @@
 """Kinds of option values that only `equipoise simulate` has."""
 
 from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
-from equipoise.cli.kinds import NAME, REAL, OptionKind, parse_choice
+from equipoise.cli.kinds import NAME, REAL, WHOLE, OptionKind, parse_choice
 
 SATURATED = "saturated"
 SAMPLINGS = "bootstrap", "shuffled", "recorded"
@@ -38,9 +38,23 @@ def _points_of_yaml(value: object) -> tuple[object, ...]:
     return (REAL.from_yaml(value),) if not isinstance(value, str) else _points_of_text(value)
 
 
+def _slots_of_text(text: str) -> int | tuple[int, ...]:
+    numbers = tuple(int(str(WHOLE.from_text(word.strip()))) for word in text.split(","))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _slots_of_yaml(value: object) -> int | tuple[int, ...]:
+    if isinstance(value, list) and value:
+        return tuple(int(str(WHOLE.from_yaml(item))) for item in value)
+    return _slots_of_text(value) if isinstance(value, str) else int(str(WHOLE.from_yaml(value)))
+
+
 FORMAT = parse_choice(tuple(FORMATS))
 STEP_MODEL, SAMPLING = parse_choice(tuple(STEP_MODELS)), parse_choice(SAMPLINGS)
 ARRIVAL, SWEEP, FULL = parse_choice(ARRIVALS), parse_choice(SWEEPS), parse_choice(WHEN_FULL)
 LOAD = OptionKind("saturated or a number", _load_of_text, _load_of_yaml)
 POLICY_NAMES = OptionKind("names with commas between", _names_of_text, _names_of_yaml)
 POINTS = OptionKind("numbers with commas between", _points_of_text, _points_of_yaml)
+SLOTS = OptionKind(
+    "a whole number, or one a worker with commas between", _slots_of_text, _slots_of_yaml
+)

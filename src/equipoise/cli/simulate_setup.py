@@ -87,6 +87,7 @@ def validate(request: SimulateRequest) -> None:
         # So written, nan is refused too.
         if value is not None and not 0 <= value <= largest:
             raise UsageError(f"{flag} must be 0 to {largest:g}, got {value:g}")
+    _check_slots(request)
     _check_step(request)
     _check_company(request)
     _check_cache(request)
@@ -100,7 +101,8 @@ def _counts(request: SimulateRequest) -> Iterator[tuple[str, int | None, int]]:
     yield "--prompt-limit", request.prompt_limit, MOST_TOKENS
     yield "--seeds", request.seeds, MOST_SEEDS
     yield "--workers", request.workers, MOST_WORKERS
-    yield "--slots-per-worker", request.slots_per_worker, MOST_SLOTS
+    for slots in _worker_slots(request):
+        yield "--slots-per-worker", slots, MOST_SLOTS
     yield "--kv-tokens", request.kv_tokens, MOST_TOKENS
     yield "--prefill-chunk", request.prefill_chunk, MOST_TOKENS
     yield "--draft-tokens", request.draft_tokens, MOST_DRAFTS
@@ -122,6 +124,21 @@ def _amounts(request: SimulateRequest) -> Iterator[tuple[str, float | None, floa
     yield "--slack", request.slack, 1e6
     yield "--overshoot", request.overshoot, 1e6
     yield "--prefill-wait", request.prefill_wait, 1e6
+
+
+def _worker_slots(request: SimulateRequest) -> tuple[int, ...]:
+    slots = request.slots_per_worker
+    return (slots,) * request.workers if isinstance(slots, int) else slots
+
+
+def _check_slots(request: SimulateRequest) -> None:
+    if len(_worker_slots(request)) != request.workers:
+        raise UsageError(
+            f"--slots-per-worker has {len(_worker_slots(request))} numbers, "
+            f"and there are {request.workers} --workers"
+        )
+    if request.sweep == "workers" and not isinstance(request.slots_per_worker, int):
+        raise UsageError("--sweep workers needs one number of --slots-per-worker, for all")
 
 
 def _check_step(request: SimulateRequest) -> None:
@@ -282,7 +299,7 @@ def _limit(request: SimulateRequest, workload: Workload) -> Workload:
 def _generator(request: SimulateRequest) -> WorkloadFactory:
     assert request.workload is not None
     name = request.workload
-    count = request.requests or REQUESTS_PER_SLOT * request.workers * request.slots_per_worker
+    count = request.requests or REQUESTS_PER_SLOT * sum(_worker_slots(request))
     return lambda seed: _limit(request, generate(name, count, seed))
 
 
@@ -352,7 +369,7 @@ def _step(request: SimulateRequest) -> StepTime:
     rate = PER_TOKEN if request.seconds_per_token is None else request.seconds_per_token
     step = StepTime(per_token=rate)
     if request.step_model != "share":
-        step = published_step_time(request.step_model, request.slots_per_worker, rate)
+        step = published_step_time(request.step_model, max(_worker_slots(request)), rate)
     return replace(step, prompt_weight=request.prompt_weight, noise=request.noise)
 
 

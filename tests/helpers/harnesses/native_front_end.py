@@ -12,8 +12,10 @@ class NativeFront:
     """As `SlowFront`, by the native core."""
 
     def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
-        slots, room = workers[0].slots or UNLIMITED, workers[0].kv_tokens or UNLIMITED
-        self.router = _native.Router(settings.native(), len(workers), slots, room)
+        self.router = _native.Router(settings.native(), len(workers), UNLIMITED, UNLIMITED)
+        for number, worker in enumerate(workers):
+            slots, room = worker.slots or UNLIMITED, worker.kv_tokens or UNLIMITED
+            self.router.set_capacity(number, slots, room)
         self.handles: dict[int, int] = {}
 
     def count_steps_by_caller(self) -> None:

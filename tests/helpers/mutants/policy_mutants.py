@@ -241,6 +241,30 @@ def _hears_one_token_a_step(self: SlowFront, names: Iterable[int]) -> None:
     self.overdue = False
 
 
+def _heavy_by_the_mean(self: Fit, front: SlowFront, worker: int) -> bool:
+    """However many slots it has."""
+    serving = self.serving(front)
+    loads = [front.load(w) for w in serving]
+    mean = sum(loads) / len(loads)
+    deviation = (sum((load - mean) ** 2 for load in loads) / len(loads)) ** 0.5
+    return bool(front.load(worker) > mean + self.settings.slack * deviation)
+
+
+def _linear_wait(self: Fit, steps: int, waits: list[int]) -> float:
+    return self.settings.wait_bonus * steps
+
+
+def _step_for_each_event(self: SlowFront, tokens: int) -> None:
+    self.steps += 1
+
+
+def _ends_pass_no_time(self: SlowFront, name: int) -> None:
+    steps = self.steps
+    SlowFront.finish(self, name)
+    if not self.lockstep:
+        self.steps = steps
+
+
 def _always_in_lockstep(self: SlowFront, names: Iterable[int]) -> None:
     SlowFront.begin_event(self, names)
     self.overdue = False
@@ -300,6 +324,10 @@ MUTANTS = (
     Mutant("the smallest go first", "fit", Fit, {"spread": _smallest}),
     _misread("nobody ages", Fit, lambda s: replace(s, wait_bonus=0.0)),
     _misread("the window is wider", Fit, lambda s: replace(s, window=s.window + 1)),
+    Mutant("more slots allow no more load", "fit", Fit, {"too_heavy": _heavy_by_the_mean}),
+    Mutant("a long wait is worth no more", "fit", Fit, {"wait_credit": _linear_wait}),
+    Mutant("many tokens are one step", "fit", Fit, {"pass_steps": _step_for_each_event}, True),
+    Mutant("ends without tokens pass no time", "fit", Fit, {"finish": _ends_pass_no_time}, True),
     _misread("there is more slack", Fit, lambda s: replace(s, slack=s.slack + 0.5)),
     _misread("too much is as bad as too little", Fit, lambda s: replace(s, overshoot=0.0)),
     _misread("cached tokens earn nothing", Fit, lambda s: replace(s, prompt_weight=0.0)),

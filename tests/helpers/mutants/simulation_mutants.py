@@ -26,7 +26,7 @@ class SimulationMutant:
         assert isinstance(simulation, SlowSimulation)
         if self.of_servers:
             server: Any = type("Broken", (SlowServer,), self.changes)
-            simulation.servers = [server() for _ in simulation.servers]
+            simulation.servers = [server(one.slots) for one in simulation.servers]
         return simulation.run()
 
 

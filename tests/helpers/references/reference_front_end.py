@@ -70,6 +70,7 @@ class SlowFront:
         self.lockstep = True
         self.begins_at_once = True
         self.steps_by_caller = False
+        self.step_tokens = 0
         for worker, capacity in enumerate(workers):
             self.set_capacity(worker, capacity)
 
@@ -91,10 +92,15 @@ class SlowFront:
         self.made += tokens
         if tokens:
             self.count_token(name)
+        if tokens and not self.lockstep and not self.steps_by_caller:
+            self.pass_steps(tokens)
 
     def finish(self, name: int) -> None:
-        if self.step_has_tokens and self.requests[name].begun and name not in self.with_token:
+        request = self.requests[name]
+        if self.step_has_tokens and request.begun and name not in self.with_token:
             self.count_token(name)
+        if not self.lockstep and not self.steps_by_caller and request.begun and request.made <= 1:
+            self.steps += 1
         self.policy.finished(self.requests[name].made)
         self.forget(name)
 
@@ -117,8 +123,15 @@ class SlowFront:
         if again and not self.steps_by_caller:
             self.end_step()
 
+    def pass_steps(self, tokens: int) -> None:
+        """Without a barrier: as many tokens as requests run are a step."""
+        running = sum(request.begun for request in self.requests.values())
+        self.step_tokens += tokens
+        self.steps += self.step_tokens // running
+        self.step_tokens %= running
+
     def count_token(self, name: int) -> None:
-        if self.steps_by_caller:
+        if self.steps_by_caller or not self.lockstep:
             return
         self.expected.discard(name)
         self.with_token.add(name)
@@ -228,7 +241,7 @@ class SlowFront:
         request.worker = worker
         # Expected to tell of the next step, if the one that began last did.
         request.first_step = self.steps + self.step_has_tokens
-        if self.begins_at_once and not self.steps_by_caller:
+        if self.begins_at_once and self.lockstep and not self.steps_by_caller:
             (self.with_token if self.step_has_tokens else self.expected).add(request.name)
         self.bindings.append((request.name, worker))
 

@@ -173,16 +173,25 @@ class Fit:
         """The part of a step that is lost: of the slots, or for somebody who need not wait."""
         serving = self.serving(front)
         slots = total(float(front.workers[w].slots) for w in serving)
-        most = self.max_load(front)
-        usable_slots = total(float(front.free(w)) for w in serving if front.load(w) <= most)
+        usable_slots = total(float(front.free(w)) for w in serving if not self.too_heavy(front, w))
         return usable_slots / slots if len(front.pool) >= free else 1.0
 
-    def max_load(self, front: SlowFront) -> float:
-        """So many standard deviations above the mean, a worker gets nothing more."""
-        loads = [front.load(w) for w in self.serving(front)]
-        mean = sum(loads) / len(loads)
-        squares = total((load - mean) * (load - mean) for load in loads)
-        return mean + self.settings.slack * sqrt(squares / len(loads))
+    def too_heavy(self, front: SlowFront, worker: int) -> bool:
+        """Its load is far above the mean and above its share, by its part of what all can run."""
+        serving = self.serving(front)
+        loads = {w: float(front.load(w)) for w in serving}
+        all_loads = total(loads.values())
+        requests = sum(front.count(w) for w in serving)
+        weight = all_loads / requests if requests else 1.0
+        capacity = {
+            w: min(front.workers[w].slots * weight, float(front.workers[w].room)) for w in serving
+        }
+        capacities = total(capacity.values())
+        per_token = all_loads / capacities if capacities else 0.0
+        shares = {w: per_token * capacity[w] for w in serving}
+        squares = total((loads[w] - shares[w]) * (loads[w] - shares[w]) for w in serving)
+        most = max(all_loads / len(serving), shares[worker])
+        return loads[worker] > most + self.settings.slack * sqrt(squares / len(serving))
 
     def envelope(self, front: SlowFront) -> int:
         return max(front.load(w) for w in self.serving(front))
@@ -197,9 +206,8 @@ class Fit:
         mean = self.mean_size(front)
         ends = {w: front.load(w) + front.free(w) * mean for w in self.serving(front)}
         level = total(ends.values()) / len(ends)
-        most = self.max_load(front)
         for worker in sorted((w for w in ends if front.free(w)), key=lambda w: ends[w]):
-            if front.load(worker) > most:
+            if self.too_heavy(front, worker):
                 continue
             request = self.nearest(front, worker, level - (ends[worker] - mean))
             if request is not None:
@@ -219,18 +227,27 @@ class Fit:
 
     def nearest(self, front: SlowFront, worker: int, need: float) -> SlowRequest | None:
         window = front.pool[: self.settings.window]
+        waits = [front.steps - r.seen for r in front.pool if r.seen is not None]
         for request in window:
             request.seen = front.steps if request.seen is None else request.seen
-        step_bonus = self.settings.wait_bonus * self.mean_size(front)
+        mean_size = self.mean_size(front)
 
         def cost(request: SlowRequest) -> float:
             waiting_time = front.steps - (request.seen or 0)
             distance = request.size - need
             away = self.overshoot(front) * distance if distance > 0 else -distance
-            return away - step_bonus * waiting_time - self.credit(request, worker)
+            patience = mean_size * self.wait_credit(waiting_time, waits)
+            return away - patience - self.credit(request, worker)
 
         fitting = [request for request in window if front.fits(worker, request.size)]
         return min(fitting, key=cost, default=None)
+
+    def wait_credit(self, steps: int, waits: list[int]) -> float:
+        """In mean sizes: in proportion, and by the square of what exceeds twelve times what the
+        others have waited."""
+        others = (sum(waits) - steps) / (len(waits) - 1) if len(waits) > 1 else 0.0
+        excess = self.settings.wait_bonus * max(0.0, steps - 12 * others)
+        return self.settings.wait_bonus * steps + excess * excess
 
     def spread(self, front: SlowFront) -> tuple[SlowRequest, int] | None:
         """The largest to the lightest, by what its cache saves lighter still."""

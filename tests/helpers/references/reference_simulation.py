@@ -68,6 +68,7 @@ class SlowJob:
 class SlowServer:
     """`active` by admission, `running` by when they began to decode."""
 
+    slots: int
     queue: list[SlowJob] = field(default_factory=list)
     active: list[SlowJob] = field(default_factory=list)
     running: list[SlowJob] = field(default_factory=list)
@@ -122,7 +123,7 @@ class SlowSimulation:
         self.saturated = isinstance(scenario.arrivals, SaturatedArrivals)
         self.clock, self.next_front_end_update, self.next_report = 0.0, 0.0, 0.0
         self.dice, self.record = Dice(scenario.seed), Record()
-        self.servers = [SlowServer() for _ in range(self.cluster.workers)]
+        self.servers = [SlowServer(slots) for slots in self.cluster.worker_slots]
         self.jobs = [self.job(i) for i in range(workload.count)]
         self.ahead = list(self.jobs)
         self.fronts = [self.front(i) for i in range(scenario.front_ends)]
@@ -140,8 +141,11 @@ class SlowSimulation:
         seed = (self.scenario.seed * 1000003 + number) % 2**64
         ends = self.scenario.front_ends
         settings = replace(self.scenario.policy, front_ends=ends, front_end=number, seed=seed)
-        capacity = Capacity(slots=self.cluster.slots, kv_tokens=self.cluster.kv_tokens)
-        front = self.make_front(settings, [capacity] * self.cluster.workers)
+        capacities = [
+            Capacity(slots=slots, kv_tokens=self.cluster.kv_tokens)
+            for slots in self.cluster.worker_slots
+        ]
+        front = self.make_front(settings, capacities)
         front.count_steps_by_caller()
         return front
 
@@ -242,7 +246,7 @@ class SlowSimulation:
                 self.servers[worker].queue.append(self.jobs[number])
 
     def admit(self, server: SlowServer) -> None:
-        while server.queue and len(server.active) < self.cluster.slots:
+        while server.queue and len(server.active) < server.slots:
             job = server.queue[0]
             if server.held_tokens + job.tokens > self.room:
                 return

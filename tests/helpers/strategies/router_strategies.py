@@ -51,7 +51,8 @@ def choices(draw: st.DrawFn) -> RoutingPolicySettings:
 
 
 def busy(seed: int) -> Case:
-    """Workers that are alike, often with more requests than slots, and several ends at once."""
+    """Workers of which one may have more slots, often with more requests than slots, and several
+    ends at once."""
     dice = Random(seed)
     settings = RoutingPolicySettings(
         when_full=dice.choice(list(WhenFull)),
@@ -73,5 +74,22 @@ def busy(seed: int) -> Case:
     slots, room = dice.choice((1, 2, 3, 4, 12)), dice.choice((None, None, 30))
     capacity = Capacity(slots=slots, kv_tokens=room)
     workers = [capacity] * dice.randint(2, 4)
+    larger = Capacity(slots=slots * dice.choice((1, 1, 4)), kv_tokens=room)
+    workers[0] = larger
     kinds = ["arrive"] * 16 + [dice.choice(BUSY) for _ in range(50)]
     return settings, workers, [(kind, dice.randrange(4096), dice.randrange(4096)) for kind in kinds]
+
+
+def starving(seed: int) -> Case:
+    """A large request that waits among small ones, which keep coming and going."""
+    dice = Random(seed)
+    settings = RoutingPolicySettings(
+        name="fit", lockstep=dice.choice((True, False)), window=16, wait_bonus=0.5, overshoot=4.0
+    )
+    workers = [Capacity(slots=2)] * dice.randint(2, 4)
+    events: list[Draw] = [("arrive", dice.randrange(4), 1) for _ in range(12)]
+    events.append(("arrive", 39, 1))
+    for _ in range(90):
+        events.append(("step", 255, dice.randrange(4096)))
+        events += [("arrive", dice.randrange(4), 1)] * dice.choice((1, 1, 2))
+    return settings, workers, events

@@ -67,13 +67,14 @@ def _hashes(draw: st.DrawFn, prompts: Sequence[int]) -> Any:
 def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
     """From one worker with one slot on; a plain one only decodes, a token each a step."""
     if plain:
-        workers, slots = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-        return Cluster(workers=workers, slots=slots, step=StepTime(fixed=1.0))
+        workers, plain_slots = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+        return Cluster(workers=workers, slots=plain_slots, step=StepTime(fixed=1.0))
     chunks = st.builds(Prefill, chunk=st.integers(1, 40), cached_blocks=st.sampled_from((0, 3, 9)))
     drafts = st.builds(Drafting, tokens=st.integers(1, 3), acceptance=st.sampled_from((0.5, 1.0)))
+    slots = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     return Cluster(
-        workers=draw(st.integers(1, 4)),
-        slots=draw(st.integers(1, 4)),
+        workers=len(slots),
+        slots=tuple(slots) if draw(st.booleans()) else slots[0],
         kv_tokens=draw(st.sampled_from((None, None, 25, 50, 90))),
         step=StepTime(
             fixed=draw(st.sampled_from((0.0, 1.0))),

@@ -43,7 +43,11 @@ def title(comparison: SimulationResult) -> str:
 def describe_workers(cluster: Cluster) -> str:
     """How many, and how large."""
     room = "" if cluster.kv_tokens is None else f" and {cluster.kv_tokens:,} KV tokens"
-    return f"{pluralize(cluster.workers, 'worker')} of {pluralize(cluster.slots, 'slot')}{room}"
+    slots = sorted(set(cluster.worker_slots))
+    numbers = "" if len(slots) == 1 else f"{', '.join(map(str, slots[:-1]))} or "
+    return (
+        f"{pluralize(cluster.workers, 'worker')} of {numbers}{pluralize(slots[-1], 'slot')}{room}"
+    )
 
 
 def subject_facts(subject: SimulationSubject) -> tuple[str, ...]:

@@ -140,3 +140,15 @@ def test_fit_beats_emptier_policies_in_throughput_on_heavy_tails() -> None:
 def test_fit_is_as_even_as_jsq_load_at_partial_load(case: Case) -> None:
     results = run(case, "jsq_load", "fit", load=0.8)
     assert results["fit"].relative_to(results["jsq_load"], "imbalance").mean <= 0.15
+
+
+@pytest.mark.parametrize("slots", [(64,) * 4 + (128,) * 4, (32,) * 3 + (256,), (8,) * 7 + (64,)])
+def test_fit_fills_the_slots_of_unequal_workers(slots: tuple[int, ...]) -> None:
+    setup = ComparisonSetup(
+        workload_factory=workload_factory_of("prop", 12 * sum(slots)),
+        seeds=SEEDS[:2],
+        scenario=Scenario(cluster=Cluster(workers=len(slots), slots=slots)),
+    )
+    fit, br0 = compare_policies(setup, named_policies(("fit", "br0")))
+    assert fit.interval("occupancy").mean > 0.98
+    assert fit.relative_to(br0, "throughput").mean > -0.03

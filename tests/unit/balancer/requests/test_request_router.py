@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
+from random import Random
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from equipoise.balancer.requests.policy import (
     Capacity,
     Decision,
     Request,
+    RequestId,
     WorkerChange,
     WorkerReport,
     WorkerState,
@@ -312,6 +315,53 @@ def test_router_serves_others_when_one_worker_has_no_room(name: str) -> None:
     for number in (1, 2, 3, 4):
         router.on_arrival(request(number, 100))
     assert [(a.request, a.worker) for a in router.on_finish(0).assignments] == [(1, 1)]
+
+
+class BusyFleet:
+    """64 workers of 8 slots, always with 512 small requests that wait.
+
+    A request makes 25 to 50 tokens. Without `lockstep` only the first of them is told.
+    """
+
+    def __init__(self, lockstep: bool) -> None:
+        settings = RoutingPolicySettings(name="fit", lockstep=lockstep)
+        self.router = RequestRouter(settings, [Capacity(slots=8)] * 64)
+        self.lockstep, self.dice, self.names = lockstep, Random(0), count(1)
+        self.left: dict[RequestId, int] = {}
+        self.begun: set[RequestId] = set()
+        self.bound: set[RequestId] = set()
+        for _ in range(1024):
+            self.arrive_small()
+
+    def arrive_small(self) -> None:
+        self.note(self.router.on_arrival(request(next(self.names), self.dice.randint(50, 150))))
+
+    def note(self, decision: Decision) -> None:
+        bound = {assignment.request for assignment in decision.assignments}
+        self.bound |= bound
+        self.left |= {name: self.dice.randint(25, 50) for name in bound}
+
+    def step(self) -> None:
+        """Every running request makes a token; as many come as end."""
+        told = [name for name in self.left if self.lockstep or name not in self.begun]
+        self.begun |= set(told)
+        self.left = {name: left - 1 for name, left in self.left.items()}
+        ended = [name for name, left in self.left.items() if left == 0]
+        self.left = {name: left for name, left in self.left.items() if left > 0}
+        self.note(self.router.on_tokens(dict.fromkeys(told, 1), ended))
+        for _ in ended:
+            self.arrive_small()
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_fit_binds_large_request_though_small_ones_keep_coming(lockstep: bool) -> None:
+    fleet = BusyFleet(lockstep)
+    for _ in range(60):
+        fleet.step()
+    fleet.note(fleet.router.on_arrival(request(0, 1000)))
+    for _ in range(1000):
+        fleet.step()
+    assert 0 in fleet.bound
 
 
 def test_fit_skips_request_that_fits_nowhere() -> None:

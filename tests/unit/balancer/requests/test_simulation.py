@@ -237,7 +237,7 @@ def test_workers_never_exceed_slots_with_several_front_ends(
         for clock in outcome.steps.clock:
             running = on_worker & (begin <= clock) & (clock < end)
             was_preempted = outcome.requests.preemptions[is_served] > 0
-            assert (running & ~was_preempted).sum() <= policy_scenario.cluster.slots
+            assert (running & ~was_preempted).sum() <= policy_scenario.cluster.worker_slots[worker]
 
 
 def test_noise_changes_step_times_only() -> None:
@@ -317,3 +317,17 @@ def test_cluster_and_arrivals_refuse_bad_values() -> None:
         simulate(workload((1, 1)), Scenario(policy=RoutingPolicySettings(gamma=2.0)))
     with pytest.raises(UsageError, match="no times"):
         simulate(workload((1, 1)), Scenario(arrivals=TimedArrivals()))
+
+
+def test_simulate_uses_slots_of_each_worker() -> None:
+    scenario = one_worker_scenario(workers=2, slots=(1, 3))
+    outcome = simulate(workload(*[(5, 9)] * 8), scenario)
+    assert outcome.steps.active[0] == 4
+    at_first = outcome.requests.worker[outcome.requests.admitted_step == 0]
+    assert sorted(at_first.tolist()) == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("slots", [(3,), (1, 2, 3), (1, 0)])
+def test_cluster_refuses_slots_that_are_not_of_its_workers(slots: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="slots"):
+        Cluster(workers=2, slots=slots)
