@@ -122,10 +122,11 @@ class RoutingPolicySettings:
         points: `fast_phi`: points of the distribution of outputs.
         window: `fit`: number of waiting requests to choose from.
         wait_bonus: `fit`: what a step of waiting is worth, in mean sizes of the requests that wait:
-            after 80 steps, with 0.0125, a request counts as nearer by one of them. More is fairer,
-            less is more even.
-        slack: `fit`: how far above the mean load a worker still takes requests, in standard
-            deviations of the loads.
+            after 80 steps, with 0.0125, a request counts as nearer by one of them. What exceeds 12
+            times the mean wait counts by its square, too. More is fairer, less is more even.
+        slack: `fit`: how far above the mean load, or above its share of it if it has more slots or
+            KV cache than others, a worker still takes requests, in standard deviations of the
+            loads. Above 1.4 it has no effect on up to three workers that are alike.
         overshoot: `fit`: what a token above the level costs, in tokens below it, times the number
             of workers; at least as much as one below.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
