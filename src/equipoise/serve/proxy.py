@@ -29,7 +29,7 @@ from equipoise.serve.forwarded_paths import TOKENIZER_PATHS, Forwarder, is_forwa
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.health import HealthBoard, HealthMonitor, LoopStalls
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
-from equipoise.serve.openai_protocol import BOUND_PATHS, ParsedRequest
+from equipoise.serve.openai_protocol import BOUND_PATHS, ParsedRequest, error_body
 from equipoise.serve.outcomes import (
     RETRY_AFTER,
     ErrorResponse,
@@ -279,7 +279,7 @@ class Proxy:
             if request.path in OWN_PATHS or request.path.startswith(PREFIX):
                 return self._answer_locally(request)
         except RequestRefused as refusal:
-            return _refusal(refusal.error_response, name)
+            return _refusal(request.path, refusal.error_response, name)
         # Only these are waited for at the end: requests for metrics must not prolong the drain.
         self._in_flight += 1
         self._idle.clear()
@@ -306,7 +306,7 @@ class Proxy:
             finally:
                 self._bodies.release(len(body))
         except RequestRefused as refusal:
-            return _refusal(refusal.error_response, name)
+            return _refusal(request.path, refusal.error_response, name)
         except ConnectionError:
             return web.Response(status=STATUS_CLIENT_GONE)
 
@@ -344,7 +344,7 @@ class Proxy:
             return await self._tokens(request, stats)
         except RequestRefused as refusal:
             stats.outcome = refusal.error_response.outcome
-            return _refusal(refusal.error_response, stats.id)
+            return _refusal(request.path, refusal.error_response, stats.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
             stats.outcome = stats.outcome or RequestOutcome.CLIENT_DISCONNECTED
             if isinstance(error, asyncio.CancelledError):
@@ -352,7 +352,7 @@ class Proxy:
             return web.Response(status=STATUS_CLIENT_GONE)
         except Exception:
             LOG.exception("request %s failed", stats.id)
-            return _refusal(PROXY_FAILED, stats.id)
+            return _refusal(request.path, PROXY_FAILED, stats.id)
         finally:
             self._stats.request_ended(stats)
 
@@ -418,11 +418,11 @@ def _check_method(request: web.BaseRequest) -> None:
         )
 
 
-def _refusal(error_response: ErrorResponse, name: str) -> web.Response:
+def _refusal(path: str, error_response: ErrorResponse, name: str) -> web.Response:
     headers = {"Content-Type": "application/json", "Server": SERVER_NAME, REQUEST_ID: name}
     return web.Response(
         status=error_response.status,
-        body=error_response.body(),
+        body=error_body(path, error_response),
         headers={**headers, **error_response.headers},
     )
 
