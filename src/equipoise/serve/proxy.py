@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum, unique
 from typing import Any
 
@@ -15,7 +15,7 @@ from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
 from equipoise.serve.body_parser import BodyParser
-from equipoise.serve.cancel_scope import CancelReason
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
     PROXY_FAILED,
@@ -147,6 +147,7 @@ class Proxy:
         self._idle = asyncio.Event()
         self._idle.set()
         self._drain_skipped = asyncio.Event()
+        self._scopes: set[CancelScope] = set()
         self._server: asyncio.Server | None = None
         self._listener: ClientListener | None = None
         self._stack = AsyncExitStack()
@@ -226,6 +227,8 @@ class Proxy:
             for one in self.dispatcher.requests:
                 assert isinstance(one, ProxyRequest)
                 one.cancel(CancelReason.SHUTTING_DOWN)
+            for scope in self._scopes:
+                scope.cancel(CancelReason.SHUTTING_DOWN)
             await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
@@ -298,17 +301,34 @@ class Proxy:
             )
         try:
             self._admit(request)
-            if request.method not in WRITE:
-                return await self._forward.answer(request, name)
-            body = await self._bodies.read(request)
-            try:
-                return await self._forward.answer(request, name, body)
-            finally:
-                self._bodies.release(len(body))
+            async with self._cut_off_after_drain():
+                if request.method not in WRITE:
+                    return await self._forward.answer(request, name)
+                body = await self._bodies.read(request)
+                try:
+                    return await self._forward.answer(request, name, body)
+                finally:
+                    self._bodies.release(len(body))
         except RequestRefused as refusal:
             return _refusal(request.path, refusal.error_response, name)
         except ConnectionError:
             return web.Response(status=STATUS_CLIENT_GONE)
+
+    @asynccontextmanager
+    async def _cut_off_after_drain(self) -> AsyncIterator[None]:
+        """For what the dispatcher does not have: it knows its own requests, and ends them itself.
+
+        Raises: RequestRefused (503) where the drain ends first.
+        """
+        try:
+            async with CancelScope() as scope:
+                self._scopes.add(scope)
+                try:
+                    yield
+                finally:
+                    self._scopes.discard(scope)
+        except ScopeCancelled as cancellation:
+            raise RequestRefused(SHUTTING_DOWN) from cancellation
 
     def _admit(self, request: web.BaseRequest) -> None:
         """Raises RequestRefused: 503 while it drains, 401 without a key, 429 beyond its limit."""
@@ -359,9 +379,11 @@ class Proxy:
     async def _tokens(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
         self._admit(request)
-        body = await self._bodies.read(request)
+        async with self._cut_off_after_drain():
+            body = await self._bodies.read(request)
         try:
-            parsed = await self._parser.parse(request.path, body, request.headers)
+            async with self._cut_off_after_drain():
+                parsed = await self._parser.parse(request.path, body, request.headers)
             stats.model, stats.streamed = parsed.model, parsed.streamed
             stats.ready_at = self._loop.time()
             return await self._relay.answer(request, parsed, stats, self._required_worker(parsed))

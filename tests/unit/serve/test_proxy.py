@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import (
     CHAT,
+    Answer,
     ProxySetup,
     asked,
     error_of,
@@ -18,6 +21,7 @@ from helpers.harnesses.proxy_setup import (
 )
 from yarl import URL
 
+from equipoise.serve.body_parser import LARGE_BODY
 from equipoise.serve.outcomes import RequestRefused
 from equipoise.serve.proxy import worker_of_rank
 from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Limits, WorkerSettings
@@ -347,6 +351,66 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
             await stop_task
 
     run(work())
+
+
+def _assert_cut_off(answer: Answer) -> None:
+    assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+    assert (answer.headers["Retry-After"], answer.headers["Connection"]) == ("1", "close")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_body_that_is_still_coming_gets_503_at_end_of_drain(path: str) -> None:
+    async def work() -> None:
+        arrived = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await arrived.wait()
+
+        async with proxied(fake := Fake("w0")) as setup:
+            post = setup.client.post(setup.url + path, data=body())
+            task = asyncio.create_task(_read(post))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+            assert fake.served == []
+
+    run(work())
+
+
+def test_large_body_that_waits_for_its_parser_gets_503_at_end_of_drain() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as setup, setup.proxy._parser._lock:
+            task = asyncio.create_task(setup.post(asked(text="x" * LARGE_BODY)))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+            assert fake.served == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/version"), ("POST", "/tokenize")])
+def test_forwarded_request_gets_503_at_end_of_drain(method: str, path: str) -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0", silent=(path,))) as setup:
+            task = asyncio.create_task(_read(setup.client.request(method, setup.url + path)))
+            await setup.until(lambda: fake.events("echo"))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+
+    run(work())
+
+
+async def _stop_with_one_request(setup: ProxySetup) -> None:
+    """End the drain while one request is in the proxy, and not in its dispatcher."""
+    await setup.until(lambda: setup.proxy._in_flight == 1)
+    assert setup.proxy.dispatcher.requests == ()
+    setup.proxy.skip_drain()
+    assert await setup.proxy.stop() == 1
+
+
+async def _read(request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Answer:
+    async with request as answer:
+        return Answer(answer.status, answer.headers, await answer.read())
 
 
 def _post_request(body: object) -> bytes:
