@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import ProxySetup, asked, proxied, run
+from helpers.harnesses.proxy_setup import ProxySetup, chat_request, proxied, run
 
 from equipoise.serve.client_connection import HEARTBEAT
 from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
@@ -175,7 +175,9 @@ def test_proxy_passes_unread_body_on(path: str) -> None:
 def test_embedding_waits_for_a_slot_of_a_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", slots=1)) as setup:
-            first = asyncio.create_task(setup.post(asked(stream=True, fake={"w0": {"stall": 1}})))
+            first = asyncio.create_task(
+                setup.post(chat_request(stream=True, fake={"w0": {"stall": 1}}))
+            )
             await setup.until(lambda: setup.fakes[0].events("token"))
             call = asyncio.create_task(setup.post({"input": "a"}, "/v1/embeddings"))
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
@@ -247,7 +249,9 @@ def test_error_of_held_open_messages_has_their_apis_shape() -> None:
     async def work() -> None:
         timeouts = Timeouts(heartbeat=0.05)
         async with proxied(Fake("w0", slots=1), timeouts=timeouts) as setup:
-            first = asyncio.create_task(setup.post(asked(stream=True, fake={"w0": {"stall": 1}})))
+            first = asyncio.create_task(
+                setup.post(chat_request(stream=True, fake={"w0": {"stall": 1}}))
+            )
             await setup.until(lambda: setup.fakes[0].events("token"))
             refused = {**REQUESTS[MESSAGES][0], "stream": True, "fake": {"w0": {"status": 404}}}
             url = setup.url + MESSAGES
@@ -366,16 +370,16 @@ def test_answers_name_the_origin_that_may_read_them(
         async with proxied(Fake("w0"), access=access) as setup:
             key = {"Authorization": "Bearer one", "Origin": PAGE}
             answers = [
-                await setup.post(asked(1, stream=True), **key),
-                await setup.post(asked(1), **key),
-                await setup.post(asked(1, n=0), **key),
-                await setup.post(asked(1), Origin=PAGE),
+                await setup.post(chat_request(1, stream=True), **key),
+                await setup.post(chat_request(1), **key),
+                await setup.post(chat_request(1, n=0), **key),
+                await setup.post(chat_request(1), Origin=PAGE),
                 await setup.get("/v1/models", **key),
             ]
             assert [one.status for one in answers] == [200, 200, 400, 401, 200]
             for one in answers:
                 assert one.headers.get("Access-Control-Allow-Origin") == expected
-            without = await setup.post(asked(1), Authorization="Bearer one")
+            without = await setup.post(chat_request(1), Authorization="Bearer one")
             assert "Access-Control-Allow-Origin" not in without.headers
             assert "Access-Control-Allow-Origin" not in (await setup.get("/metrics", **key)).headers
 
