@@ -538,10 +538,10 @@ class RequestDispatcher:
             self._tell_abort(name)
 
     def _take_pending(self) -> tuple[dict[RequestId, int], list[RequestId], list[RequestId]]:
-        taken = self._pending_tokens, self._pending_ends, self._pending_aborts
+        pending = self._pending_tokens, self._pending_ends, self._pending_aborts
         self._pending_tokens, self._pending_ends, self._pending_aborts = {}, [], []
         self._flush_handle = None
-        return taken
+        return pending
 
     # The policy.
 

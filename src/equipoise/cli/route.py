@@ -57,7 +57,7 @@ OPTIONS = (
            help="which worker serves a request, and when that is decided; or PACKAGE:OBJECT"),
     Option(key="policy_options", kind=kinds.SETTINGS, group=WORKERS, metavar="NAME=VALUE",
            shown_default="as the policy is published",
-           help="how the policy is set, such as window=32; a mapping in a file"),
+           help="how the policy is set, such as front_ends=2; a mapping in a file"),
     Option(key="slots", kind=kinds.WHOLE, group=WORKERS, metavar="N", shown_default="256",
            help="requests that a worker has at once, where its entry does not say"),
     Option(key="kv_tokens", kind=kinds.WHOLE, group=WORKERS, metavar="TOKENS",

@@ -116,7 +116,7 @@ PROXY_FAILED = ErrorResponse(500, RequestOutcome.FAILED, "the proxy failed", "in
 
 
 class ClientListener(web.Server):
-    """Makes a `Connection` for each client.
+    """Makes a `ClientConnection` for each client.
 
     Args:
         handler: answers a request.

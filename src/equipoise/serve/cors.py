@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 ANY_ORIGIN = "*"
-ASKED_METHOD, ASKED_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
+REQUEST_METHOD, REQUEST_HEADERS = "Access-Control-Request-Method", "Access-Control-Request-Headers"
 EXPOSED = "X-Request-Id, Retry-After"
 MAX_AGE = "600"
 """Seconds for which a browser need not ask again."""
@@ -19,7 +19,7 @@ LONGEST_HEADERS = 2048
 def is_preflight(request: web.BaseRequest) -> bool:
     """Whether a browser asks in the name of a page, which has no key to send yet."""
     has_origin = "Origin" in request.headers
-    return request.method == "OPTIONS" and has_origin and ASKED_METHOD in request.headers
+    return request.method == "OPTIONS" and has_origin and REQUEST_METHOD in request.headers
 
 
 def cors_headers(origins: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
@@ -39,10 +39,11 @@ def cors_headers(origins: Sequence[str], headers: Mapping[str, str]) -> dict[str
 
 def preflight_headers(methods: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
     """What a page may send."""
-    asked = headers.get(ASKED_HEADERS, "")
-    allowed = {"Access-Control-Allow-Headers": asked} if 0 < len(asked) <= LONGEST_HEADERS else {}
-    return {
+    answer = {
         "Access-Control-Allow-Methods": ", ".join(methods),
         "Access-Control-Max-Age": MAX_AGE,
-        **allowed,
     }
+    names = headers.get(REQUEST_HEADERS, "")
+    if 0 < len(names) <= LONGEST_HEADERS:
+        answer["Access-Control-Allow-Headers"] = names
+    return answer

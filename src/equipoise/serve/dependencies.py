@@ -26,8 +26,8 @@ def require_picker() -> None:
 def _require(names: tuple[str, ...], extra: str) -> None:
     for name in names:
         try:
-            found = find_spec(name)
+            spec = find_spec(name)
         except ModuleNotFoundError:  # of the package that it would be in
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise ServeMissing(f"{name} is missing: {install_command(extra)}")

@@ -64,22 +64,22 @@ class Forwarder:
         if not path.startswith("/"):
             # An absolute target names a server, and a worker's address is not to be made of it.
             raise bad_request("the target of a request has to begin with a slash")
-        failed, avoided = NO_WORKER, None
+        error_response, failed_worker = NO_WORKER, None
         for _ in range(self._settings.limits.attempts):
-            worker = self._next_worker(avoided)
+            worker = self._next_worker(failed_worker)
             if worker is None:
                 break
             try:
                 return _response(await self._ask(request, worker, body, name), name)
             except AttemptFailed as error:
-                failed, avoided = error.error_response, worker
-        raise RequestRefused(failed)
+                error_response, failed_worker = error.error_response, worker
+        raise RequestRefused(error_response)
 
-    def _next_worker(self, avoided: int | None) -> int | None:
+    def _next_worker(self, failed_worker: int | None) -> int | None:
         serving = [
             number
             for number, view in enumerate(self._dispatcher.workers)
-            if view.state is WorkerState.SERVING and number != avoided
+            if view.state is WorkerState.SERVING and number != failed_worker
         ]
         self._turn += 1
         return serving[self._turn % len(serving)] if serving else None

@@ -25,6 +25,16 @@ UNREAD_PATHS = frozenset(
     | {"/v1/audio/transcriptions", "/v1/audio/translations"}
 )
 """Bound to a worker by the length of their bodies, which only the worker reads."""
+ANTHROPIC_ERROR_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; any other 4xx is `invalid_request_error`, and all else `api_error`."""
 MODEL_PATHS = (CHAT, COMPLETIONS)
 """Where a model has to be named: elsewhere engines do without."""
 TEXT_KEYS = frozenset({"text", "content", "input", "output", "arguments"})
@@ -345,22 +355,55 @@ def read_usage(body: bytes) -> TokenUsage:
     return usage_from(_json_object(body))
 
 
+def error_body(path: str, error_response: ErrorResponse) -> bytes:
+    """An error as a whole answer, in the words of the path's API."""
+    return json.dumps(_error_content(path, error_response.status, error_response.error)).encode()
+
+
 def error_event(path: str, error_response: ErrorResponse) -> bytes:
-    """An error as an event of a stream whose headers were sent, in the words of its API."""
-    content: dict[str, Any] = {"error": error_response.error}
-    if path != MESSAGES:
-        return b"data: " + json.dumps(content).encode() + b"\n\n"
-    return b"event: error\ndata: " + json.dumps({"type": "error", **content}).encode() + b"\n\n"
+    """An error as an event of a stream whose headers were sent, in the words of the path's API."""
+    content = _error_content(path, error_response.status, error_response.error)
+    return _event(content, _error_name(path))
 
 
-def whole_as_event(status: int, body: bytes) -> bytes:
-    """An answer that is no stream, for a client that was sent the head of one."""
+def whole_as_event(path: str, status: int, body: bytes) -> bytes:
+    """A worker's answer that is no stream, for a client that was sent the head of one."""
     content = _json_object(body)
-    if status >= 300 and "error" not in content:
+    if "error" not in content:
+        if status < 300:
+            return _event(content)
         message = f"the worker answered {status}"
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         content = {"error": content or error}
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
+    # An engine may answer in OpenAI's shape at Anthropic's paths, as where its middleware refuses.
+    if _is_anthropic(path) and content.get("type") != "error":
+        content = _error_content(path, status, content["error"])
+    return _event(content, _error_name(path))
+
+
+def _is_anthropic(path: str) -> bool:
+    """Whether it is a path of Anthropic's API, whose errors have a shape of their own."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
+
+
+def _error_content(path: str, status: int, error: object) -> dict[str, Any]:
+    """`error` is as the OpenAI API has it, or what a worker sent in its place."""
+    if not _is_anthropic(path):
+        return {"error": error}
+    fields = error if isinstance(error, dict) else {"message": str(error)}
+    family = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    kind = ANTHROPIC_ERROR_TYPES.get(status, family)
+    message = f"the worker answered {status}"
+    return {"type": "error", "error": {"message": message, **fields, "type": kind}}
+
+
+def _error_name(path: str) -> bytes:
+    # Anthropic's clients skip events without a name; OpenAI's read the data only.
+    return b"event: error\n" if _is_anthropic(path) else b""
+
+
+def _event(content: dict[str, Any], name: bytes = b"") -> bytes:
+    return name + b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 def _last_end(data: bytes) -> int:

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import logging
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from enum import Enum, unique
 from typing import Any
 
@@ -15,7 +15,7 @@ from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
 from equipoise.serve.body_parser import BodyParser
-from equipoise.serve.cancel_scope import CancelReason, wait_for_any
+from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled, wait_for_any
 from equipoise.serve.client_connection import (
     ERROR_EVENT_TIMEOUT,
     PROXY_FAILED,
@@ -29,7 +29,7 @@ from equipoise.serve.forwarded_paths import TOKENIZER_PATHS, Forwarder, is_forwa
 from equipoise.serve.headers import REQUEST_ID, request_id
 from equipoise.serve.health import HealthBoard, HealthMonitor, LoopStalls
 from equipoise.serve.metrics import CONTENT_TYPE, StatLogger
-from equipoise.serve.openai_protocol import BOUND_PATHS, ParsedRequest
+from equipoise.serve.openai_protocol import BOUND_PATHS, ParsedRequest, error_body
 from equipoise.serve.outcomes import (
     RETRY_AFTER,
     ErrorResponse,
@@ -147,6 +147,7 @@ class Proxy:
         self._idle = asyncio.Event()
         self._idle.set()
         self._drain_skipped = asyncio.Event()
+        self._scopes: set[CancelScope] = set()
         self._server: asyncio.Server | None = None
         self._listener: ClientListener | None = None
         self._stack = AsyncExitStack()
@@ -226,6 +227,8 @@ class Proxy:
             for one in self.dispatcher.requests:
                 assert isinstance(one, ProxyRequest)
                 one.cancel(CancelReason.SHUTTING_DOWN)
+            for scope in self._scopes:
+                scope.cancel(CancelReason.SHUTTING_DOWN)
             await self._wait_idle(RECANCEL_INTERVAL)
         if self._server is not None:
             self._server.close()
@@ -276,7 +279,7 @@ class Proxy:
             if request.path in OWN_PATHS or request.path.startswith(PREFIX):
                 return self._answer_locally(request)
         except RequestRefused as refusal:
-            return _refusal(refusal.error_response, name)
+            return _refusal(request.path, refusal.error_response, name)
         # Only these are waited for at the end: requests for metrics must not prolong the drain.
         self._in_flight += 1
         self._idle.clear()
@@ -295,17 +298,34 @@ class Proxy:
             )
         try:
             self._admit(request)
-            if request.method not in WRITE:
-                return await self._forward.answer(request, name)
-            body = await self._bodies.read(request)
-            try:
-                return await self._forward.answer(request, name, body)
-            finally:
-                self._bodies.release(len(body))
+            async with self._cut_off_after_drain():
+                if request.method not in WRITE:
+                    return await self._forward.answer(request, name)
+                body = await self._bodies.read(request)
+                try:
+                    return await self._forward.answer(request, name, body)
+                finally:
+                    self._bodies.release(len(body))
         except RequestRefused as refusal:
-            return _refusal(refusal.error_response, name)
+            return _refusal(request.path, refusal.error_response, name)
         except ConnectionError:
             return web.Response(status=STATUS_CLIENT_GONE)
+
+    @asynccontextmanager
+    async def _cut_off_after_drain(self) -> AsyncIterator[None]:
+        """For what the dispatcher does not have: it knows its own requests, and ends them itself.
+
+        Raises: RequestRefused (503) where the drain ends first.
+        """
+        try:
+            async with CancelScope() as scope:
+                self._scopes.add(scope)
+                try:
+                    yield
+                finally:
+                    self._scopes.discard(scope)
+        except ScopeCancelled as cancellation:
+            raise RequestRefused(SHUTTING_DOWN) from cancellation
 
     def _admit(self, request: web.BaseRequest) -> None:
         """Raises RequestRefused: 503 while it drains, 401 without a key, 429 beyond its limit."""
@@ -341,7 +361,7 @@ class Proxy:
             return await self._tokens(request, stats)
         except RequestRefused as refusal:
             stats.outcome = refusal.error_response.outcome
-            return _refusal(refusal.error_response, stats.id)
+            return _refusal(request.path, refusal.error_response, stats.id)
         except (ClientDisconnected, ConnectionError, asyncio.CancelledError) as error:
             stats.outcome = stats.outcome or RequestOutcome.CLIENT_DISCONNECTED
             if isinstance(error, asyncio.CancelledError):
@@ -349,16 +369,18 @@ class Proxy:
             return web.Response(status=STATUS_CLIENT_GONE)
         except Exception:
             LOG.exception("request %s failed", stats.id)
-            return _refusal(PROXY_FAILED, stats.id)
+            return _refusal(request.path, PROXY_FAILED, stats.id)
         finally:
             self._stats.request_ended(stats)
 
     async def _tokens(self, request: web.BaseRequest, stats: RequestStats) -> web.StreamResponse:
         """Checks go from cheap to dear; the policy sees what has passed all of them."""
         self._admit(request)
-        body = await self._bodies.read(request)
+        async with self._cut_off_after_drain():
+            body = await self._bodies.read(request)
         try:
-            parsed = await self._parser.parse(request.path, body, request.headers)
+            async with self._cut_off_after_drain():
+                parsed = await self._parser.parse(request.path, body, request.headers)
             stats.model, stats.streamed = parsed.model, parsed.streamed
             stats.ready_at = self._loop.time()
             return await self._relay.answer(request, parsed, stats, self._required_worker(parsed))
@@ -415,11 +437,11 @@ def _check_method(request: web.BaseRequest) -> None:
         )
 
 
-def _refusal(error_response: ErrorResponse, name: str) -> web.Response:
+def _refusal(path: str, error_response: ErrorResponse, name: str) -> web.Response:
     headers = {"Content-Type": "application/json", "Server": SERVER_NAME, REQUEST_ID: name}
     return web.Response(
         status=error_response.status,
-        body=error_response.body(),
+        body=error_body(path, error_response),
         headers={**headers, **error_response.headers},
     )
 

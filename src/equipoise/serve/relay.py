@@ -470,6 +470,7 @@ class Relay:
 
 async def _send_whole(context: RequestContext, whole: BufferedAnswer) -> web.StreamResponse:
     if context.client.phase is not NOTHING_SENT:
-        return await context.client.end_with(whole_as_event(whole.status, whole.body))
+        event = whole_as_event(context.parsed.path, whole.status, whole.body)
+        return await context.client.end_with(event)
     headers = [*client_response_headers(whole.headers, context.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -13,7 +13,7 @@ from equipoise.balancer.requests.policy import (
 )
 
 
-class Failing(LateBinding):
+class FailingPolicy(LateBinding):
     """Raises at one of its events, before anything of it has happened.
 
     Attributes:
@@ -60,7 +60,7 @@ class Failing(LateBinding):
             raise ArithmeticError("a mistake")
 
 
-class FailingBehind(Failing):
+class PolicyFailingAfterEvent(FailingPolicy):
     """Raises when all of the event has happened."""
 
     def _begin(self) -> None:
@@ -71,7 +71,7 @@ class FailingBehind(Failing):
         return decision
 
 
-class Absurd(LateBinding):
+class UnknownWorkerPolicy(LateBinding):
     """Binds to a worker that there is not."""
 
     def on_arrival(self, request: Request) -> Decision:

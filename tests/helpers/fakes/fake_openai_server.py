@@ -43,6 +43,7 @@ class Fake:
         pace: seconds a token.
         health: status that it answers when it is asked how it is; 0: it does not answer.
         metrics: what it tells Prometheus; None: it never answers.
+        silent: paths without tokens that it never answers.
         record: file for what it serves; empty: it is kept in `served` only.
     """
 
@@ -54,6 +55,7 @@ class Fake:
     served: list[dict[str, Any]] = field(default_factory=list)
     health: int = 200
     metrics: str | None = ""
+    silent: tuple[str, ...] = ()
 
     def note(self, event: str, name: str, **more: object) -> None:
         entry = {"event": event, "id": name, "worker": self.name, **more}
@@ -98,6 +100,8 @@ class Fake:
             raise web.HTTPMethodNotAllowed("POST", ["GET"])
         headers, size = dict(request.headers), len(await request.read())
         self.note("echo", "", path=request.path_qs, headers=headers, body=size)
+        if request.path in self.silent:
+            await asyncio.Event().wait()
         return web.json_response({"path": request.path_qs, "headers": dict(request.headers)})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

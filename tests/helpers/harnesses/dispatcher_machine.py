@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
-from helpers.fakes.failing_policies import Failing
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.manual_clock import ManualClock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -87,7 +87,7 @@ class ModelRequest(DispatchedRequest):
         self.ends += 1
 
 
-class Watched(Failing):
+class OrderCheckingPolicy(FailingPolicy):
     """A strict policy that also watches over what its caller must not do."""
 
     machine: "DispatcherMachine"
@@ -102,14 +102,14 @@ class Watched(Failing):
 class DispatcherMachine(RuleBasedStateMachine):
     """Any order of events, by the strict policy; `action` follows from its failure."""
 
-    factory: Factory = Watched
+    factory: Factory = OrderCheckingPolicy
     action = FailureAction.STOP_POLICY
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
         self.policy = type(self).factory([SLOTS] * WORKERS, [None] * WORKERS)
-        if isinstance(self.policy, Watched):
+        if isinstance(self.policy, OrderCheckingPolicy):
             self.policy.machine = self
         self.requests: list[ModelRequest] = []
         self.unexpected: list[Exception] = []
@@ -125,7 +125,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @property
     def broken(self) -> bool:
         """Whether the policy has failed, as it was told to."""
-        return isinstance(self.policy, Failing) and self.policy.failed
+        return isinstance(self.policy, FailingPolicy) and self.policy.failed
 
     def failed(self, error: Exception) -> FailureAction:
         if not self.broken:
@@ -261,11 +261,11 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.drained.discard(worker)
         self.health[worker : worker + 1] = self.states[worker : worker + 1] = [state]
 
-    @precondition(lambda self: isinstance(self.policy, Failing) and not self.policy.failed)
+    @precondition(lambda self: isinstance(self.policy, FailingPolicy) and not self.policy.failed)
     @rule(events=st.integers(0, 40))
     def break_policy(self, events: int) -> None:
         """It fails after so many further events."""
-        assert isinstance(self.policy, Failing)
+        assert isinstance(self.policy, FailingPolicy)
         self.policy.left = min(self.policy.left, events)
 
     @contextmanager
@@ -323,7 +323,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def policy_is_told_nothing_out_of_turn(self) -> None:
         assert self.unexpected == []
         if self.broken and self.action is FailureAction.STOP_POLICY:
-            assert isinstance(self.policy, Failing)
+            assert isinstance(self.policy, FailingPolicy)
             assert (self.policy.after, self.dispatcher.policy) == (0, None)
             assert self.dispatcher.requests == ()
 
@@ -337,7 +337,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.policy_is_told_nothing_out_of_turn()
         if isinstance(self.policy, RequestRouter):
             assert (sum(self.policy.loads), self.policy.unassigned) == (0, 0)
-        elif isinstance(self.policy, Watched) and not self.broken:
+        elif isinstance(self.policy, OrderCheckingPolicy) and not self.broken:
             assert not any(self.policy.knows(one.request_id) for one in self.requests)
 
 

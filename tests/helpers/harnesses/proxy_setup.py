@@ -70,7 +70,7 @@ class ProxySetup:
                 await asyncio.sleep(0.01)
 
 
-def asked(tokens: int = 4, **more: object) -> dict[str, Any]:
+def chat_request(tokens: int = 4, **more: object) -> dict[str, Any]:
     message = {"role": "user", "content": "What is even?"}
     return {"model": "fake", "messages": [message], "max_tokens": tokens, **more}
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from helpers.fakes.fake_ray_cluster import EXAMPLES, main, part
 from helpers.fakes.fake_server_process import PATIENCE, spawn
-from helpers.harnesses.proxy_setup import CHAT, asked
+from helpers.harnesses.proxy_setup import CHAT, chat_request
 from helpers.processes.ports import free_port
 
 FAKE = (sys.executable, "-m", "helpers.fakes.fake_openai_server")
@@ -109,7 +109,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def makers_of(url: str) -> set[str]:
     """Who answers four requests at once."""
-    body = json.dumps(asked(8)).encode()
+    body = json.dumps(chat_request(8)).encode()
 
     def maker(_: int) -> str:
         with urlopen(Request(url + CHAT, body), timeout=PATIENCE) as answer:
@@ -193,7 +193,7 @@ def test_ray_launcher_kill_ends_servers_and_proxy(launch: Callable[..., Run]) ->
 def test_ray_launcher_finishes_open_stream_after_signal(launch: Callable[..., Run]) -> None:
     run = launch("1", "--", *SERVED)
     run.process.line("ready at")
-    body = json.dumps(asked(40, stream=True)).encode()
+    body = json.dumps(chat_request(40, stream=True)).encode()
     with urlopen(Request(run.proxy + CHAT, body), timeout=PATIENCE) as answer:
         answer.readline()
         run.process.child.send_signal(signal.SIGINT)

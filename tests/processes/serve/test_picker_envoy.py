@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 import yaml
 from helpers.fakes.fake_server_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from helpers.harnesses.proxy_setup import asked, tokens_of
+from helpers.harnesses.proxy_setup import chat_request, tokens_of
 from helpers.paths import ROOT
 from helpers.processes.ports import free_port
 
@@ -38,7 +38,7 @@ class Gateway:
         """The answer's body; the worker's name is in its tokens."""
         async with (
             aiohttp.ClientSession() as client,
-            client.post(self.url + CHAT, json=asked(tokens, stream=True, **more)) as answer,
+            client.post(self.url + CHAT, json=chat_request(tokens, stream=True, **more)) as answer,
         ):
             assert answer.status == 200, await answer.text()
             body = b""
@@ -51,7 +51,7 @@ class Gateway:
     async def status(self, headers: dict[str, str] | None = None) -> int:
         async with (
             aiohttp.ClientSession() as client,
-            client.post(self.url + CHAT, json=asked(1), headers=headers) as answer,
+            client.post(self.url + CHAT, json=chat_request(1), headers=headers) as answer,
         ):
             await answer.read()
             return answer.status

@@ -1,4 +1,4 @@
-"""What a policy has on its books of a proxy's requests is gone when they are."""
+"""What a policy knows of a proxy's requests is gone when they are."""
 
 import asyncio
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import FakeProcess
-from helpers.harnesses.proxy_setup import CHAT, PATIENCE, asked
+from helpers.harnesses.proxy_setup import CHAT, PATIENCE, chat_request
 from helpers.processes.proxy_load import REQUESTS, SERVERS, SLOTS, TOKENS, Load, three_servers
 from helpers.tiers import DEEP
 
@@ -70,17 +70,17 @@ def test_policy_returns_all_load_and_slots_after_requests_end(
 ) -> None:
     router = routing_policy_factory(name, {})([SLOTS] * SERVERS, [ROOM] * SERVERS)
     assert isinstance(router, RequestRouter)
-    books = asyncio.run(_run(router, settings_of(fakes), fakes[1]))
-    assert books.statuses[200] > REQUESTS // 2
-    assert {0, 200, 400, 502} <= set(books.statuses), "requests end in every way"
-    assert books.most_loads > [0] * SERVERS
-    assert books.most_counts == [SLOTS] * SERVERS
-    assert books.most_pooled > 0
+    stats = asyncio.run(_run(router, settings_of(fakes), fakes[1]))
+    assert stats.statuses[200] > REQUESTS // 2
+    assert {0, 200, 400, 502} <= set(stats.statuses), "requests end in every way"
+    assert stats.most_loads > [0] * SERVERS
+    assert stats.most_counts == [SLOTS] * SERVERS
+    assert stats.most_pooled > 0
     _nothing_is_left(router)
     _every_slot_is_free(router)
 
 
-class Books:
+class RunStats:
     """What the policy had at most, and what clients got; 0 is the status of those that left."""
 
     def __init__(self, router: RequestRouter) -> None:
@@ -96,12 +96,12 @@ class Books:
         self.most_pooled = max(self.most_pooled, self._router.unassigned)
 
 
-async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProcess) -> Books:
+async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProcess) -> RunStats:
     """A proxy over that policy, from its start until its last request is gone."""
-    books, proxy = Books(router), Proxy(settings, router)
+    stats, proxy = RunStats(router), Proxy(settings, router)
     await proxy.start()
     try:
-        await _load(proxy, books, doomed)
+        await _load(proxy, stats, doomed)
         async with asyncio.timeout(PATIENCE):
             while proxy.dispatcher.requests:  # of clients that have left a moment ago
                 await asyncio.sleep(0.01)
@@ -113,22 +113,22 @@ async def _run(router: RequestRouter, settings: RouteSettings, doomed: FakeProce
         _nothing_is_left(router)
     finally:
         assert await proxy.stop() == 0
-    return books
+    return stats
 
 
-async def _load(proxy: Proxy, books: Books, doomed: FakeProcess) -> None:
+async def _load(proxy: Proxy, stats: RunStats, doomed: FakeProcess) -> None:
     url = f"http://127.0.0.1:{proxy.port}{CHAT}"
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def ask(number: int) -> None:
-            body = asked(TOKENS, **ENDS[number % len(ENDS)])
+            body = chat_request(TOKENS, **ENDS[number % len(ENDS)])
             if body.pop("leaves", False):
-                books.statuses[await _leave_stream(client, url, body)] += 1
+                stats.statuses[await _leave_stream(client, url, body)] += 1
             else:
                 async with client.post(url, json=body) as answer:
                     await answer.read()
-                books.statuses[answer.status] += 1
-            books.look()
+                stats.statuses[answer.status] += 1
+            stats.look()
 
         serves = proxy.dispatcher.workers[1]
         await Load(ask, doomed, lambda: serves.state is WorkerState.SERVING).run()

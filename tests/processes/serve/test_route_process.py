@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from helpers.harnesses.proxy_setup import CHAT, asked, error_of, tokens_of
+from helpers.harnesses.proxy_setup import CHAT, chat_request, error_of, tokens_of
 
 POLICY = ("--policy", "helpers.fakes.late_binding_policy:LateBinding")
 
@@ -43,7 +43,7 @@ def route(processes: list[Process], fake: FakeProcess, *more: str) -> tuple[Proc
 async def stream_body(url: str, tokens: int, begun: asyncio.Event) -> bytes:
     async with (
         aiohttp.ClientSession() as client,
-        client.post(url + CHAT, json=asked(tokens, stream=True)) as answer,
+        client.post(url + CHAT, json=chat_request(tokens, stream=True)) as answer,
     ):
         body = b""
         while chunk := await answer.content.readany():

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import aiohttp
 import pytest
 from helpers.fakes.fake_server_process import PATIENCE, FakeProcess, Process, events_of, spawn
-from helpers.harnesses.proxy_setup import CHAT, asked, error_of
+from helpers.harnesses.proxy_setup import CHAT, chat_request, error_of
 from helpers.processes.proxy_load import (
     DOOMED,
     REQUESTS,
@@ -101,7 +101,7 @@ async def _load(url: str, doomed: FakeProcess) -> tuple[list[Result], int]:
         async def ask(number: int) -> None:
             # Of the first some are still there when the server is killed, whenever that is.
             fake_options = {"fake": {DOOMED: {"stall": TOKENS // 2}}} if number < SLOTS else {}
-            body = asked(TOKENS, stream=True, **fake_options)
+            body = chat_request(TOKENS, stream=True, **fake_options)
             results.append(await _one(client, url, f"r{number}", body))
 
         load = Load(ask, doomed, serves)

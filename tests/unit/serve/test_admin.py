@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import Answer, ProxySetup, asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import (
+    Answer,
+    ProxySetup,
+    chat_request,
+    proxied,
+    run,
+    settings_of,
+)
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.admin import FOREIGN_HEADERS, is_local
@@ -30,13 +37,13 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
             answer = await post(setup, "/workers/w0/drain")
             assert (answer.status, b'"state": "draining"' in answer.body) == (200, True)
             for _ in range(4):
-                assert (await setup.post(asked())).status == 200
+                assert (await setup.post(chat_request())).status == 200
             assert workers_of(setup) == ["w1"] * 4
             worker_list = (await setup.get("/workers")).body
             assert worker_list.count(b'"manually_drained": true') == 1
             assert (await post(setup, "/workers/w0/resume")).status == 200
             await post(setup, "/workers/w1/drain")
-            await setup.post(asked())
+            await setup.post(chat_request())
             assert workers_of(setup).count("w0") == 1
 
     run(work())
@@ -45,10 +52,10 @@ def test_drained_worker_gets_no_requests_until_served_again() -> None:
 def test_drained_worker_finishes_stream_and_holds_waiting_request() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", slots=1, pace=0.02)) as setup:
-            stream_task = asyncio.create_task(setup.post(asked(stream=True)))
+            stream_task = asyncio.create_task(setup.post(chat_request(stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
             await post(setup, "/workers/w0/drain")
-            waiting_call = asyncio.create_task(setup.post(asked()))
+            waiting_call = asyncio.create_task(setup.post(chat_request()))
             assert (await stream_task).body.endswith(b"data: [DONE]\n\n")
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
             assert (await setup.get("/ready")).status == 503
@@ -77,7 +84,7 @@ def test_manual_drain_and_health_checks_combine() -> None:
             dispatcher.resume_worker(0)
             assert view.state is LOST
             dispatcher.set_health(0, SERVING)
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
 
     run(work())
 

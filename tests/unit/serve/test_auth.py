@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import CHAT, asked, proxied, run, tokens_of
+from helpers.harnesses.proxy_setup import CHAT, chat_request, proxied, run, tokens_of
 from helpers.processes.certificate import make_certificate
 
 from equipoise.hal.errors import UsageError
@@ -29,7 +29,7 @@ def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
         async with (
             proxied(Fake("w0"), access=access) as setup,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trust)) as client,
-            client.post(setup.url + CHAT, json=asked(2, stream=True)) as answer,
+            client.post(setup.url + CHAT, json=chat_request(2, stream=True)) as answer,
         ):
             assert setup.url.startswith("https://")
             assert tokens_of(await answer.read()) == ["w0:0 ", "w0:1 "]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import asked, proxied, run
+from helpers.harnesses.proxy_setup import chat_request, proxied, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,7 +149,7 @@ def test_parser_survives_client_that_leaves_amid_its_body() -> None:
 def test_proxy_passes_large_body_on_without_rank() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0"), client_rank=ClientRank.HONOUR) as setup:
-            large = asked(2, padding="x" * LARGE_BODY)
+            large = chat_request(2, padding="x" * LARGE_BODY)
             assert (await setup.post(large)).text == "w0:0 w0:1 "
             assert (await setup.post(large | {"data_parallel_rank": 0})).status == 200
             assert (await setup.post(large | {"n": 0})).status == 400

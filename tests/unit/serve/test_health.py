@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import ProxySetup, asked, proxied, run
+from helpers.harnesses.proxy_setup import ProxySetup, chat_request, proxied, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,7 +150,7 @@ def test_proxy_drains_no_server_when_most_are_late() -> None:
             board = setup.proxy.health
             await setup.until(lambda: all(one.late > 1 for one in board.beliefs.values()))
             assert states_of(setup) == [WorkerState.SERVING] * 3
-            assert (await setup.post(asked(1))).status == 200
+            assert (await setup.post(chat_request(1))).status == 200
             setup.fakes[1].health = setup.fakes[2].health = 200
             # Now it is this one only.
             await setup.until(lambda: states_of(setup)[0] is WorkerState.DRAINING)

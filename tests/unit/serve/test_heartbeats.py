@@ -12,7 +12,7 @@ from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import (
     CHAT,
     ProxySetup,
-    asked,
+    chat_request,
     error_of,
     proxied,
     run,
@@ -24,7 +24,7 @@ from equipoise.serve.client_connection import HEARTBEAT
 from equipoise.serve.settings import Timeouts
 
 QUICK = Timeouts(heartbeat=0.05)
-STALLED = asked(stream=True, fake={"w0": {"stall": 1}, "w1": {"stall": 1}})
+STALLED = chat_request(stream=True, fake={"w0": {"stall": 1}, "w1": {"stall": 1}})
 
 
 @asynccontextmanager
@@ -34,7 +34,9 @@ async def waiting_stream(
     """A stream that waits behind another one and has got a comment, and that other one."""
     first = asyncio.create_task(setup.post(STALLED))
     await setup.until(lambda: setup.fakes[0].events("token"))
-    async with setup.client.post(setup.url + CHAT, json=asked(stream=True, **more)) as answer:
+    async with setup.client.post(
+        setup.url + CHAT, json=chat_request(stream=True, **more)
+    ) as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         assert answer.headers["X-Request-Id"]
         assert await answer.content.readexactly(len(HEARTBEAT)) == HEARTBEAT
@@ -71,7 +73,7 @@ def test_stream_with_comments_is_retried_at_another_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), timeouts=QUICK) as setup:
             late = {"w0": {"delay": 0.3, "hang_up": 0}}
-            answer = await setup.post(asked(2, stream=True, fake=late))
+            answer = await setup.post(chat_request(2, stream=True, fake=late))
             assert answer.body.startswith(HEARTBEAT)
             assert tokens_of(answer.body) == ["w1:0 ", "w1:1 "]
             assert error_of(answer.body) is None
@@ -131,7 +133,7 @@ def test_refusal_keeps_its_status_until_first_comment() -> None:
         async with proxied(Fake("w0", slots=1), timeouts=timeouts) as setup:
             first = asyncio.create_task(setup.post(STALLED))
             await setup.until(lambda: setup.fakes[0].events("token"))
-            answer = await setup.post(asked(stream=True))
+            answer = await setup.post(chat_request(stream=True))
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
             await end(first)
 
@@ -141,7 +143,7 @@ def test_refusal_keeps_its_status_until_first_comment() -> None:
 def test_answer_that_is_no_stream_gets_no_comments() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.1), timeouts=QUICK) as setup:
-            answer = await setup.post(asked(4))
+            answer = await setup.post(chat_request(4))
             assert json.loads(answer.body)["usage"]["completion_tokens"] == 4
 
     run(work())
@@ -167,7 +169,7 @@ def test_comments_do_not_cut_an_event_in_two(monkeypatch: pytest.MonkeyPatch) ->
 
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.3), timeouts=QUICK) as setup:
-            answer = await setup.post(asked(stream=True, fake={"w0": {"raw": pieces}}))
+            answer = await setup.post(chat_request(stream=True, fake={"w0": {"raw": pieces}}))
             begin, _, rest = answer.body.partition("".join(pieces[:3]).encode())
             assert without_comments(begin) == b""
             assert without_comments(rest) == b"data: end\n\n"
@@ -179,7 +181,7 @@ def test_comments_do_not_cut_an_event_in_two(monkeypatch: pytest.MonkeyPatch) ->
 def test_heartbeats_can_be_switched_off() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), timeouts=Timeouts(heartbeat=0.0)) as setup:
-            delayed = asked(1, stream=True, fake={"w0": {"delay": 0.3}})
+            delayed = chat_request(1, stream=True, fake={"w0": {"delay": 0.3}})
             assert HEARTBEAT not in (await setup.post(delayed)).body
 
     run(work())

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import CHAT, ProxySetup, asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import CHAT, ProxySetup, chat_request, proxied, run, settings_of
 from helpers.tiers import DEEP
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ MALFORMED: Sequence[tuple[object, str]] = (
     ({}, "model"),
     ({"model": 7, "messages": []}, "model"),
     ({"model": "", "messages": []}, "model"),
-    (asked() | {"model": "m" * 513}, "model"),
+    (chat_request() | {"model": "m" * 513}, "model"),
     ({"model": "m"}, "messages"),
     ({"model": "m", "messages": []}, "messages"),
     ({"model": "m", "messages": "hello"}, "messages"),
@@ -34,14 +34,14 @@ MALFORMED: Sequence[tuple[object, str]] = (
     ({"model": "m", "messages": [{"content": "x"}]}, "role"),
     ({"model": "m", "messages": [{"role": "user", "content": 7}]}, "content"),
     ({"model": "m", "messages": [{"role": "user", "content": [7]}]}, "content"),
-    (asked(stream="yes"), "stream"),
-    (asked(stream=1), "stream"),
-    (asked(n=0), "'n'"),
-    (asked(n=True), "'n'"),
-    (asked(max_completion_tokens=-1), "max_completion_tokens"),
-    (asked(max_tokens="7"), "max_tokens"),
-    (asked(data_parallel_rank=1.0), "data_parallel_rank"),
-    (asked(data_parallel_rank=10**30), "data_parallel_rank"),
+    (chat_request(stream="yes"), "stream"),
+    (chat_request(stream=1), "stream"),
+    (chat_request(n=0), "'n'"),
+    (chat_request(n=True), "'n'"),
+    (chat_request(max_completion_tokens=-1), "max_completion_tokens"),
+    (chat_request(max_tokens="7"), "max_tokens"),
+    (chat_request(data_parallel_rank=1.0), "data_parallel_rank"),
+    (chat_request(data_parallel_rank=10**30), "data_parallel_rank"),
 )
 PROMPTS: Sequence[object] = (None, 7, [], [[]], [1, "a"], [1.5], [-1], [True], [[1], "a"], {"a": 1})
 
@@ -64,7 +64,7 @@ def test_proxy_rejects_malformed_body_with_400() -> None:
 def test_proxy_rejects_oversized_body_with_413() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0"), limits=Limits(body=2000)) as setup:
-            large = asked(padding="x" * 3000)
+            large = chat_request(padding="x" * 3000)
             assert (await setup.post(large)).status == 413
 
             async def pieces() -> object:
@@ -74,7 +74,7 @@ def test_proxy_rejects_oversized_body_with_413() -> None:
             async with setup.client.post(setup.url + CHAT, data=pieces()) as answer:
                 assert answer.status == 413
             assert fake.events("begin") == []
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
 
     run(work())
 
@@ -115,7 +115,7 @@ def test_proxy_takes_no_body_for_a_head_within_one_turn_of_the_loop() -> None:
             assert listener is not None
             await setup.until(lambda: listener.connections)
             [connection] = listener.connections
-            body = json.dumps(asked(1, padding="x" * 9000)).encode()
+            body = json.dumps(chat_request(1, padding="x" * 9000)).encode()
             head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
             for piece in (head + body[:4000], body[4000:8000], body[8000:]):
                 connection.data_received(piece)
@@ -128,14 +128,14 @@ def test_proxy_takes_no_body_for_a_head_within_one_turn_of_the_loop() -> None:
 def test_proxy_bounds_buffered_bodies_and_frees_space() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(buffered=5000)) as setup:
-            stall = asked(1, stream=True, fake={"w0": {"stall": 0}}, padding="x" * 3000)
+            stall = chat_request(1, stream=True, fake={"w0": {"stall": 0}}, padding="x" * 3000)
             stalled_call = asyncio.create_task(setup.post(stall))
             await setup.until(lambda: setup.fakes[0].events("begin"))
             assert (await setup.post(stall)).status == 429
             stalled_call.cancel()
             await asyncio.gather(stalled_call, return_exceptions=True)
             await setup.until(lambda: setup.proxy.dispatcher.requests == ())
-            assert (await setup.post(asked(padding="x" * 3000))).status == 200
+            assert (await setup.post(chat_request(padding="x" * 3000))).status == 200
 
     run(work())
 
@@ -199,7 +199,7 @@ def test_proxy_times_out_slow_heads_and_bodies() -> None:
             late_body = _exchange(setup, HEAD + b"Content-Length: 50\r\n\r\n", b'{"model"')
             answers = await asyncio.gather(*slow, late_body)
             assert [one.partition(b"\r\n")[0][:12] for one in answers] == [b"HTTP/1.1 408"] * 4
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
             assert len(fake.events("begin")) == 1
 
     run(work())
@@ -209,11 +209,11 @@ def test_proxy_serves_others_despite_many_slow_clients() -> None:
     async def work() -> None:
         timeouts = Timeouts(header=3600.0)
         async with proxied(Fake("w0"), timeouts=timeouts, limits=Limits(connections=40)) as setup:
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
             slow = [asyncio.create_task(_exchange(setup, b"GET")) for _ in range(60)]
             # What is above the limit is closed at once; those below it wait for their heads.
             await setup.until(lambda: sum(one.done() for one in slow) >= 20)
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
             for one in slow:
                 one.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
@@ -248,7 +248,7 @@ def test_proxy_rejects_bytes_that_are_no_request(bytes_: bytes, status: bytes) -
             received = await _exchange(setup, bytes_)
             assert received.split(b" ")[1] == status
             assert fake.events("begin") == []
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
 
     run(work())
 
@@ -256,7 +256,7 @@ def test_proxy_rejects_bytes_that_are_no_request(bytes_: bytes, status: bytes) -
 def test_proxy_answers_expect_100_continue() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            body = json.dumps(asked(1)).encode()
+            body = json.dumps(chat_request(1)).encode()
             head = HEAD + b"Connection: close\r\nExpect: 100-continue\r\n"
             received = await _exchange(
                 setup, head + b"Content-Length: %d\r\n\r\n" % len(body), body
@@ -275,7 +275,7 @@ def test_proxy_drops_client_that_does_not_read_stream() -> None:
                 "127.0.0.1", setup.proxy.port, limit=1 << 10
             )
             raw = [f"data: {'x' * 60_000}\n\n"] * 400
-            body = json.dumps(asked(stream=True, fake={"w0": {"raw": raw}})).encode()
+            body = json.dumps(chat_request(stream=True, fake={"w0": {"raw": raw}})).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await setup.until(lambda: fake.events("begin"))
             await setup.until(lambda: setup.proxy.dispatcher.requests == ())
@@ -305,7 +305,7 @@ def test_proxy_drops_client_that_does_not_read_response() -> None:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", setup.proxy.port, limit=1024
             )
-            body = json.dumps(asked()).encode()
+            body = json.dumps(chat_request()).encode()
             writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             await reader.readuntil(b"\r\n\r\n")
             listener = setup.proxy._listener
@@ -331,6 +331,6 @@ def test_proxy_survives_arbitrary_bytes(data: list[list[bytes]]) -> None:
             exchanges = [_exchange(setup, *pieces) for pieces in data]
             behind = [_exchange(setup, HEAD, *pieces, close=True) for pieces in data]
             await asyncio.gather(*exchanges, *behind)
-            assert (await setup.post(asked(1))).status == 200
+            assert (await setup.post(chat_request(1))).status == 200
 
     run(work())

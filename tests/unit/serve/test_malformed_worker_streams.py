@@ -11,7 +11,7 @@ import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import (
     ProxySetup,
-    asked,
+    chat_request,
     error_of,
     proxied,
     run,
@@ -72,7 +72,7 @@ def test_stream_closed_without_done_is_an_error() -> None:
     async def work() -> None:
         head = STREAM.replace(b"1.1", b"1.0") + b"\r\n"
         async with proxied_worker(answer_with(head + EVENT)) as setup:
-            answer = await setup.post(asked(stream=True))
+            answer = await setup.post(chat_request(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is not None
 
@@ -84,7 +84,7 @@ def test_stream_broken_off_after_done_is_complete(sends_done: bool) -> None:
     async def work() -> None:
         received = EVENT + DONE if sends_done else EVENT
         async with proxied_worker(answer_with(CHUNKED + chunk(received))) as setup:
-            answer = await setup.post(asked(stream=True))
+            answer = await setup.post(chat_request(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert (error_of(answer.body) is None) == sends_done
 
@@ -101,7 +101,7 @@ def test_stream_stalled_after_done_is_complete() -> None:
 
     async def work() -> None:
         async with proxied_worker(stall) as setup:
-            answer = await setup.post(asked(stream=True))
+            answer = await setup.post(chat_request(stream=True))
             assert (answer.status, tokens_of(answer.body)) == (200, ["hi"])
             assert error_of(answer.body) is None
             await asyncio.wait_for(disconnect_event.wait(), 10)
@@ -121,7 +121,7 @@ def test_stream_empty_or_starting_with_error_is_retried(received: bytes) -> None
     async def work() -> None:
         body = chunk(received) + b"0\r\n\r\n" if received else b"0\r\n\r\n"
         async with proxied_worker(answer_with(CHUNKED + body), Fake("w1")) as setup:
-            answers = [await setup.post(asked(1, stream=True)) for _ in range(2)]
+            answers = [await setup.post(chat_request(1, stream=True)) for _ in range(2)]
             assert [tokens_of(answer.body) for answer in answers] == [["w1:0 "], ["w1:0 "]]
             assert await setup.metric("retries_total") >= 1
 
@@ -132,7 +132,7 @@ def test_stream_with_client_error_is_passed_on() -> None:
     async def work() -> None:
         received = b'data: {"error": {"message": "too long", "code": 400}}\n\n' + DONE
         async with proxied_worker(answer_with(CHUNKED + chunk(received) + b"0\r\n\r\n")) as setup:
-            answer = await setup.post(asked(1, stream=True))
+            answer = await setup.post(chat_request(1, stream=True))
             assert (answer.status, answer.body) == (200, received)
             assert await setup.metric("retries_total") == 0
 
@@ -142,7 +142,7 @@ def test_stream_with_client_error_is_passed_on() -> None:
 def test_worker_without_http_answers_as_failed() -> None:
     async def work() -> None:
         async with proxied_worker(answer_with(b"\x00\xffhello\r\n\r\n")) as setup:
-            answer = await setup.post(asked())
+            answer = await setup.post(chat_request())
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 
     run(work())
@@ -162,7 +162,7 @@ def test_compressed_stream_is_passed_on_decompressed(encoding: str, wbits: int) 
         head = CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Encoding: %s\r\n\r\n")
         received = head % encoding.encode() + b"".join(map(chunk, parts)) + b"0\r\n\r\n"
         async with proxied_worker(answer_with(received)) as setup:
-            answer = await setup.post(asked(stream=True))
+            answer = await setup.post(chat_request(stream=True))
             assert (answer.status, answer.body) == (200, EVENT + EVENT + DONE)
             assert "Content-Encoding" not in answer.headers
             assert await setup.metric("output_tokens_total") == 2
@@ -180,7 +180,7 @@ def test_compressed_whole_answer_is_passed_on_decompressed() -> None:
     async def work() -> None:
         body = json.dumps({"usage": {"prompt_tokens": 3, "completion_tokens": 9}}).encode()
         async with proxied_worker(answer_with(whole_answer(gzip.compress(body)))) as setup:
-            answer = await setup.post(asked())
+            answer = await setup.post(chat_request())
             assert (answer.status, answer.body) == (200, body)
             assert await setup.metric("output_tokens_total") == 9
 
@@ -191,7 +191,7 @@ def test_decompressed_answer_is_bounded() -> None:
     async def work() -> None:
         bomb = gzip.compress(bytes(1 << 27))
         async with proxied_worker(answer_with(whole_answer(bomb))) as setup:
-            assert (await setup.post(asked())).status == 502
+            assert (await setup.post(chat_request())).status == 502
 
     run(work())
 
@@ -202,25 +202,25 @@ def test_decompressed_answer_is_bounded() -> None:
 def test_broken_compressed_answer_is_retried(body: bytes) -> None:
     async def work() -> None:
         async with proxied_worker(answer_with(whole_answer(body)), Fake("w1")) as setup:
-            answers = [await setup.post(asked(1)) for _ in range(2)]
+            answers = [await setup.post(chat_request(1)) for _ in range(2)]
             assert [one.text for one in answers] == ["w1:0 "] * 2
 
     run(work())
 
 
 def test_answer_compressed_in_unknown_way_is_generated_once() -> None:
-    begun = []
+    attempts = []
 
     async def brotli(reader: Reader, writer: Writer) -> None:
-        begun.append(reader)
+        attempts.append(reader)
         writer.write(whole_answer(b"...", b"br"))
         await writer.drain()
 
     async def work() -> None:
         async with proxied_worker(brotli) as setup:
-            answer = await setup.post(asked(1))
+            answer = await setup.post(chat_request(1))
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
             assert "'br'" in answer.error["message"]
-            assert len(begun) == 1
+            assert len(attempts) == 1
 
     run(work())

@@ -7,19 +7,22 @@ from typing import Any
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import ProxySetup, asked, proxied, run
+from helpers.harnesses.proxy_setup import ProxySetup, chat_request, proxied, run
 
+from equipoise.serve.client_connection import HEARTBEAT
 from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
 from equipoise.serve.openai_protocol import (
+    CHAT,
     MESSAGES,
     UNREAD_PATHS,
     EventReader,
     TokenUsage,
     parse_request,
     read_usage,
+    whole_as_event,
 )
 from equipoise.serve.outcomes import RequestRefused
-from equipoise.serve.settings import AccessSettings, Limits
+from equipoise.serve.settings import AccessSettings, Limits, Timeouts
 
 
 def sse(*events: dict[str, Any]) -> list[str]:
@@ -172,7 +175,9 @@ def test_proxy_passes_unread_body_on(path: str) -> None:
 def test_embedding_waits_for_a_slot_of_a_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", slots=1)) as setup:
-            first = asyncio.create_task(setup.post(asked(stream=True, fake={"w0": {"stall": 1}})))
+            first = asyncio.create_task(
+                setup.post(chat_request(stream=True, fake={"w0": {"stall": 1}}))
+            )
             await setup.until(lambda: setup.fakes[0].events("token"))
             call = asyncio.create_task(setup.post({"input": "a"}, "/v1/embeddings"))
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
@@ -231,6 +236,91 @@ def test_lost_worker_ends_stream_of_messages_as_their_api_has_it() -> None:
     run(work())
 
 
+def error_event_of(body: bytes) -> dict[str, Any]:
+    """The error of the only event, as Anthropic's clients read it."""
+    event, data = body.replace(HEARTBEAT, b"").decode().strip().splitlines()
+    assert event == "event: error"
+    content = json.loads(data.removeprefix("data: "))
+    assert content["type"] == "error"
+    return dict(content["error"])
+
+
+def test_error_of_held_open_messages_has_their_apis_shape() -> None:
+    async def work() -> None:
+        timeouts = Timeouts(heartbeat=0.05)
+        async with proxied(Fake("w0", slots=1), timeouts=timeouts) as setup:
+            first = asyncio.create_task(
+                setup.post(chat_request(stream=True, fake={"w0": {"stall": 1}}))
+            )
+            await setup.until(lambda: setup.fakes[0].events("token"))
+            refused = {**REQUESTS[MESSAGES][0], "stream": True, "fake": {"w0": {"status": 404}}}
+            url = setup.url + MESSAGES
+            async with setup.client.post(url, json=refused) as answer:
+                assert await answer.content.readexactly(len(HEARTBEAT)) == HEARTBEAT
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+                error = error_event_of(await answer.read())
+            assert (answer.status, error["type"]) == (200, "not_found_error")
+            assert error["message"] == "as told"
+
+    run(work())
+
+
+OWN = {"type": "error", "error": {"type": "own_error", "message": "own"}}
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "error"),
+    [
+        (400, {"error": {"message": "m", "type": "x"}}, ("invalid_request_error", "m")),
+        (500, {"error": "only text"}, ("api_error", "only text")),
+        (413, {"detail": "no message"}, ("request_too_large", "the worker answered 413")),
+        (503, {}, ("overloaded_error", "the worker answered 503")),
+        (200, {"error": {"message": "m"}}, ("api_error", "m")),
+        (418, OWN, ("own_error", "own")),
+    ],
+)
+def test_whole_error_becomes_an_event_of_anthropics_api(
+    status: int, content: dict[str, Any], error: tuple[str, str]
+) -> None:
+    event = whole_as_event(MESSAGES, status, json.dumps(content).encode())
+    fields = error_event_of(event)
+    assert (fields["type"], fields["message"]) == error
+
+
+def test_whole_error_of_openai_api_stays_as_the_worker_sent_it() -> None:
+    content = {"error": {"message": "m", "type": "x", "code": 7}}
+    event = f"data: {json.dumps(content)}\n\n".encode()
+    assert whole_as_event(CHAT, 400, json.dumps(content).encode()) == event
+    assert whole_as_event(CHAT, 400, json.dumps(content["error"]).encode()) == event
+    # An answer that is no error has no event of its own in either API.
+    for path in (CHAT, MESSAGES):
+        assert whole_as_event(path, 200, b'{"a": 1}') == b'data: {"a": 1}\n\n'
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens"])
+def test_refusals_at_anthropics_paths_have_their_apis_shape(path: str) -> None:
+    async def work() -> None:
+        access, limits = AccessSettings(keys=("one",)), Limits(body=2000)
+        async with proxied(Fake("w0"), access=access, limits=limits) as setup:
+            key = {"Authorization": "Bearer one"}
+            answers = [
+                await setup.post({}, path),
+                await setup.post(b"x" * 3000, path, **key),
+                await setup.get(path, **key),
+            ]
+            contents = [json.loads(one.body) for one in answers]
+            assert [(one["type"], one["error"]["type"]) for one in contents] == [
+                ("error", "authentication_error"),
+                ("error", "request_too_large"),
+                ("error", "invalid_request_error"),
+            ]
+            assert [one.status for one in answers] == [401, 413, 405]
+            assert "type" not in json.loads((await setup.post({}, "/other" + path)).body)
+
+    run(work())
+
+
 PAGE = "https://chat.example"
 
 
@@ -280,16 +370,16 @@ def test_answers_name_the_origin_that_may_read_them(
         async with proxied(Fake("w0"), access=access) as setup:
             key = {"Authorization": "Bearer one", "Origin": PAGE}
             answers = [
-                await setup.post(asked(1, stream=True), **key),
-                await setup.post(asked(1), **key),
-                await setup.post(asked(1, n=0), **key),
-                await setup.post(asked(1), Origin=PAGE),
+                await setup.post(chat_request(1, stream=True), **key),
+                await setup.post(chat_request(1), **key),
+                await setup.post(chat_request(1, n=0), **key),
+                await setup.post(chat_request(1), Origin=PAGE),
                 await setup.get("/v1/models", **key),
             ]
             assert [one.status for one in answers] == [200, 200, 400, 401, 200]
             for one in answers:
                 assert one.headers.get("Access-Control-Allow-Origin") == expected
-            without = await setup.post(asked(1), Authorization="Bearer one")
+            without = await setup.post(chat_request(1), Authorization="Bearer one")
             assert "Access-Control-Allow-Origin" not in without.headers
             assert "Access-Control-Allow-Origin" not in (await setup.get("/metrics", **key)).headers
 

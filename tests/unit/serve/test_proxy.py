@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import (
     CHAT,
+    Answer,
     ProxySetup,
-    asked,
+    chat_request,
     error_of,
     proxied,
     run,
@@ -18,6 +21,7 @@ from helpers.harnesses.proxy_setup import (
 )
 from yarl import URL
 
+from equipoise.serve.body_parser import LARGE_BODY
 from equipoise.serve.outcomes import RequestRefused
 from equipoise.serve.proxy import worker_of_rank
 from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Limits, WorkerSettings
@@ -26,9 +30,9 @@ from equipoise.serve.settings import RANK_HEADER, AccessSettings, ClientRank, Li
 def test_proxy_returns_whole_response_or_event_stream() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            response = await setup.post(asked(3))
+            response = await setup.post(chat_request(3))
             assert (response.status, response.text) == (200, "w0:0 w0:1 w0:2 ")
-            stream = await setup.post(asked(3, stream=True))
+            stream = await setup.post(chat_request(3, stream=True))
             assert tokens_of(stream.body) == ["w0:0 ", "w0:1 ", "w0:2 "]
             assert stream.body.endswith(b"data: [DONE]\n\n")
             assert stream.headers["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -47,7 +51,7 @@ def test_proxy_passes_stream_on_byte_for_byte() -> None:
 
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.01)) as setup:
-            answer = await setup.post(asked(stream=True, fake={"w0": {"raw": pieces}}))
+            answer = await setup.post(chat_request(stream=True, fake={"w0": {"raw": pieces}}))
             assert answer.body == "".join(pieces).encode()
 
     run(work())
@@ -56,7 +60,7 @@ def test_proxy_passes_stream_on_byte_for_byte() -> None:
 def test_proxy_passes_tokens_on_before_stream_ends() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
-            stall = asked(9, stream=True, fake={"w0": {"stall": 2}})
+            stall = chat_request(9, stream=True, fake={"w0": {"stall": 2}})
             async with setup.client.post(setup.url + CHAT, json=stall) as answer:
                 body = b""
                 while len(tokens_of(body)) < 2:
@@ -82,8 +86,8 @@ def test_proxy_serves_completions_with_token_lists() -> None:
 def test_proxy_keeps_or_creates_request_id() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            first_answer = await setup.post(asked(), X_Request_Id="mine-1")
-            second_answer = await setup.post(asked(), X_Request_Id="not fit: \u00e9")
+            first_answer = await setup.post(chat_request(), X_Request_Id="mine-1")
+            second_answer = await setup.post(chat_request(), X_Request_Id="not fit: \u00e9")
             assert first_answer.headers["X-Request-Id"] == "mine-1"
             assert len(second_answer.headers["X-Request-Id"]) == 32
             ids = [one["id"] for one in fake.events("begin")]
@@ -95,7 +99,9 @@ def test_proxy_keeps_or_creates_request_id() -> None:
 def test_proxy_drops_hop_by_hop_headers() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            await setup.post(asked(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own")
+            await setup.post(
+                chat_request(), TE="trailers", X_Own="1", X_Kept="2", Connection="X-Own"
+            )
             [begin_event] = fake.events("begin")
             assert begin_event["headers"]["x-kept"] == "2"
             assert not {"te", "x-own"} & set(begin_event["headers"])
@@ -120,7 +126,7 @@ def test_proxy_unknown_path_is_404_in_api_format() -> None:
     async def work() -> None:
         async with proxied(Fake("w0")) as setup:
             for path in ("/v1/files", "/", "/healthy", "/abort_request", "/v1/load_lora_adapter"):
-                answer = await setup.post(asked(), path)
+                answer = await setup.post(chat_request(), path)
                 assert (answer.status, answer.error["code"]) == (404, "not_found")
 
     run(work())
@@ -184,7 +190,7 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
             assert json.loads((await setup.get("/health")).body) == {"status": "ok"}
             ready = await setup.get("/ready")
             assert json.loads(ready.body) == {"status": "serving", "serving_workers": 2}
-            await setup.post(asked(5))
+            await setup.post(chat_request(5))
             text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_requests_total{outcome="completed"} 1.0' in text
             assert "equipoise_route_output_tokens_total 5.0" in text
@@ -202,13 +208,13 @@ def test_proxy_requires_api_key() -> None:
     async def work() -> None:
         access = AccessSettings(keys=("one", "two"), worker_key="theirs")
         async with proxied(fake := Fake("w0"), access=access) as setup:
-            assert (await setup.post(asked())).status == 401
+            assert (await setup.post(chat_request())).status == 401
             assert (await setup.get("/v1/models")).status == 401
             for header in ("Bearer on", "Basic one", "one", "Bearer", "Bearer two2", "Bearer \xff"):
-                answer = await setup.post(asked(), Authorization=header)
+                answer = await setup.post(chat_request(), Authorization=header)
                 assert (answer.status, answer.error["type"]) == (401, "authentication_error")
                 assert answer.headers["WWW-Authenticate"] == "Bearer"
-            assert (await setup.post(asked(), Authorization="Bearer two")).status == 200
+            assert (await setup.post(chat_request(), Authorization="Bearer two")).status == 200
             assert (await setup.get("/health")).status == 200
             [begin_event] = fake.events("begin")
             assert begin_event["headers"]["authorization"] == "Bearer theirs"
@@ -219,7 +225,7 @@ def test_proxy_requires_api_key() -> None:
 def test_proxy_forwards_client_authorization_without_own_key() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            await setup.post(asked(), Authorization="Bearer clients")
+            await setup.post(chat_request(), Authorization="Bearer clients")
             [begin_event] = fake.events("begin")
             assert begin_event["headers"]["authorization"] == "Bearer clients"
 
@@ -243,12 +249,12 @@ def test_proxy_routes_data_parallel_ranks_as_workers() -> None:
 
 
 async def _ask_for_ranks(setup: ProxySetup, fake: Fake) -> None:
-    assert (await setup.post(asked(), X_data_parallel_rank="1")).status == 200
-    assert (await setup.post(asked(data_parallel_rank=3))).status == 200
+    assert (await setup.post(chat_request(), X_data_parallel_rank="1")).status == 200
+    assert (await setup.post(chat_request(data_parallel_rank=3))).status == 200
     assert [one["headers"]["x-data-parallel-rank"] for one in fake.events("begin")] == ["1", "3"]
     for bad in (0, -1, "1"):
-        assert (await setup.post(asked(data_parallel_rank=bad))).status == 400
-    assert (await setup.post(asked(), X_data_parallel_rank="one")).status == 400
+        assert (await setup.post(chat_request(data_parallel_rank=bad))).status == 400
+    assert (await setup.post(chat_request(), X_data_parallel_rank="one")).status == 400
 
 
 def test_worker_of_rank_is_index_without_rank_headers() -> None:
@@ -261,10 +267,10 @@ def test_worker_of_rank_is_index_without_rank_headers() -> None:
 def test_client_rank_does_not_jump_the_queue_unless_it_is_honoured() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0")) as setup:
-            answer = await setup.post(asked(), X_data_parallel_rank="0")
+            answer = await setup.post(chat_request(), X_data_parallel_rank="0")
             assert (answer.status, "client_rank" in answer.error["message"]) == (400, True)
-            assert (await setup.post(asked(data_parallel_rank=0))).status == 400
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request(data_parallel_rank=0))).status == 400
+            assert (await setup.post(chat_request())).status == 200
             assert len(fake.events("begin")) == 1
 
     run(work())
@@ -285,7 +291,7 @@ def test_proxy_counts_output_tokens_of_stream_with_usage() -> None:
 
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.05)) as setup:
-            answer = await setup.post(asked(5, stream=True, fake={"w0": {"raw": raw}}))
+            answer = await setup.post(chat_request(5, stream=True, fake={"w0": {"raw": raw}}))
             assert error_of(answer.body) is None
             assert await setup.metric("output_tokens_total") == 5
 
@@ -295,7 +301,7 @@ def test_proxy_counts_output_tokens_of_stream_with_usage() -> None:
 def test_proxy_rejects_oversized_worker_response() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), limits=Limits(answer=100)) as setup:
-            answer = await setup.post(asked(500))
+            answer = await setup.post(chat_request(500))
             assert (answer.status, answer.error["code"]) == (502, "worker_failed")
 
     run(work())
@@ -304,11 +310,11 @@ def test_proxy_rejects_oversized_worker_response() -> None:
 def test_draining_proxy_answers_503_until_streams_end() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
-            stream_task = asyncio.create_task(setup.post(asked(40, stream=True)))
+            stream_task = asyncio.create_task(setup.post(chat_request(40, stream=True)))
             await setup.until(lambda: setup.fakes[0].events("token"))
             stop_task = asyncio.create_task(setup.proxy.stop())
             await asyncio.sleep(0)
-            for answer in (await setup.post(asked()), await setup.get("/v1/models")):
+            for answer in (await setup.post(chat_request()), await setup.get("/v1/models")):
                 assert (answer.status, answer.error["code"]) == (503, "shutting_down")
                 assert (answer.headers["Retry-After"], answer.headers["Connection"]) == (
                     "1", "close",
@@ -331,13 +337,13 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
 
     async def work() -> None:
         async with proxied(Fake("w0", pace=0.02)) as setup:
-            longer = asyncio.create_task(setup.post(asked(200, stream=True)))
+            longer = asyncio.create_task(setup.post(chat_request(200, stream=True)))
             reader, writer = await asyncio.open_connection("127.0.0.1", setup.proxy.port)
-            writer.write(_post_request(asked(5, stream=True)))
+            writer.write(_post_request(chat_request(5, stream=True)))
             await reader.readuntil(b"w0:0 ")
             stop_task = asyncio.create_task(setup.proxy.stop())
             await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
-            writer.write(_post_request(asked()))
+            writer.write(_post_request(chat_request()))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nConnection: close\r\n" in head
@@ -347,6 +353,66 @@ def test_draining_proxy_answers_on_connection_of_ended_stream() -> None:
             await stop_task
 
     run(work())
+
+
+def _assert_cut_off(answer: Answer) -> None:
+    assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+    assert (answer.headers["Retry-After"], answer.headers["Connection"]) == ("1", "close")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_body_that_is_still_coming_gets_503_at_end_of_drain(path: str) -> None:
+    async def work() -> None:
+        arrived = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b"{"
+            await arrived.wait()
+
+        async with proxied(fake := Fake("w0")) as setup:
+            post = setup.client.post(setup.url + path, data=body())
+            task = asyncio.create_task(_read(post))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+            assert fake.served == []
+
+    run(work())
+
+
+def test_large_body_that_waits_for_its_parser_gets_503_at_end_of_drain() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as setup, setup.proxy._parser._lock:
+            task = asyncio.create_task(setup.post(chat_request(text="x" * LARGE_BODY)))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+            assert fake.served == []
+
+    run(work())
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/version"), ("POST", "/tokenize")])
+def test_forwarded_request_gets_503_at_end_of_drain(method: str, path: str) -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0", silent=(path,))) as setup:
+            task = asyncio.create_task(_read(setup.client.request(method, setup.url + path)))
+            await setup.until(lambda: fake.events("echo"))
+            await _stop_with_one_request(setup)
+            _assert_cut_off(await task)
+
+    run(work())
+
+
+async def _stop_with_one_request(setup: ProxySetup) -> None:
+    """End the drain while one request is in the proxy, and not in its dispatcher."""
+    await setup.until(lambda: setup.proxy._in_flight == 1)
+    assert setup.proxy.dispatcher.requests == ()
+    setup.proxy.skip_drain()
+    assert await setup.proxy.stop() == 1
+
+
+async def _read(request: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Answer:
+    async with request as answer:
+        return Answer(answer.status, answer.headers, await answer.read())
 
 
 def _post_request(body: object) -> bytes:

@@ -6,7 +6,7 @@ import logging
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.fakes.late_binding_policy import LateBinding
-from helpers.harnesses.proxy_setup import asked, proxied, run
+from helpers.harnesses.proxy_setup import chat_request, proxied, run
 
 from equipoise.balancer.requests.dispatcher import (
     BoundToWorker,
@@ -97,7 +97,7 @@ def test_request_that_the_policy_refuses_gets_500_and_the_proxy_goes_on(
         async with proxied(Fake("w0")) as setup:
             with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
                 patch.setattr(setup.policy, "on_arrival", refuse)
-                answer = await setup.post(asked())
+                answer = await setup.post(chat_request())
             assert (answer.status, answer.error["code"]) == (500, "internal_error")
             first, second = [one.message for one in caplog.records if one.levelname == "ERROR"]
             assert first == "the policy failed at an event"
@@ -105,20 +105,20 @@ def test_request_that_the_policy_refuses_gets_500_and_the_proxy_goes_on(
             assert second.endswith(" failed")
             assert setup.proxy.dispatcher.policy_errors == 1
             setup.proxy.dispatcher.policy_errors = 0
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
 
     run(work())
 
 
 def test_assignment_that_cannot_be_costs_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    class Absurd(LateBinding):
+    class UnknownWorkerPolicy(LateBinding):
         def on_arrival(self, request: Request) -> Decision:
             del request
             return Decision((Assignment(99, 7),))
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        dispatcher = RequestDispatcher(Absurd([1]), 1, loop, skip_failed_event)
+        dispatcher = RequestDispatcher(UnknownWorkerPolicy([1]), 1, loop, skip_failed_event)
         request = ProxyRequest(0, 5)
         dispatcher.submit(request)
         assert not isinstance(request.status, BoundToWorker)

@@ -66,10 +66,10 @@ def test_request_log_skips_truncated_last_line(
     tmp_path_factory: pytest.TempPathFactory, length: int
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "route.jsonl"
-    cut: list[int] = []
+    cut_lines: list[int] = []
     path.write_text(ONE.to_line() + ONE.to_line()[:length])
-    assert list(read_log(path, cut.append)) == [ONE]
-    assert cut == [2] * bool(length)
+    assert list(read_log(path, cut_lines.append)) == [ONE]
+    assert cut_lines == [2] * bool(length)
     log = RequestLog(path)  # the next proxy: what it writes can be read
     log.append(ONE)
     log.close()

@@ -8,7 +8,7 @@ from helpers.harnesses.proxy_setup import (
     QUICK,
     Answer,
     ProxySetup,
-    asked,
+    chat_request,
     error_of,
     proxied,
     run,
@@ -31,7 +31,7 @@ def test_proxy_retries_failed_request_before_first_token(
 ) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as setup:
-            answer = await setup.post(asked(2, stream=streamed, fake={"w0": options}))
+            answer = await setup.post(chat_request(2, stream=streamed, fake={"w0": options}))
             assert answer.status == 200
             assert b"w1:1 " in answer.body
             assert b"w0:" not in answer.body
@@ -45,7 +45,7 @@ def test_proxy_bounds_attempts_and_returns_last_error() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), limits=Limits(attempts=4)) as setup:
             options = {name: {"status": 500} for name in ("w0", "w1")}
-            answer = await setup.post(asked(fake=options))
+            answer = await setup.post(chat_request(fake=options))
             assert (answer.status, answer.error["type"]) == (500, "fake")
             assert sum(len(fake.events("begin")) for fake in setup.fakes) == 4
             text = (await setup.get("/metrics")).body.decode()
@@ -58,7 +58,7 @@ def test_proxy_bounds_attempts_and_returns_last_error() -> None:
 def test_proxy_passes_on_client_errors_without_retry(status: int) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as setup:
-            answer = await setup.post(asked(fake={"w0": {"status": status}}, stream=True))
+            answer = await setup.post(chat_request(fake={"w0": {"status": status}}, stream=True))
             assert (answer.status, answer.error["message"]) == (status, "as told")
             assert len(setup.fakes[1].events("begin")) == 0
             assert setup.proxy.dispatcher.requests == ()
@@ -69,7 +69,7 @@ def test_proxy_passes_on_client_errors_without_retry(status: int) -> None:
 def test_proxy_reports_hang_up_after_token_in_stream() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), health=STUBBORN) as setup:
-            answer = await setup.post(asked(5, stream=True, fake={"w0": {"hang_up": 2}}))
+            answer = await setup.post(chat_request(5, stream=True, fake={"w0": {"hang_up": 2}}))
             assert answer.status == 200
             assert tokens_of(answer.body) == ["w0:0 ", "w0:1 "]
             error = error_of(answer.body)
@@ -86,7 +86,7 @@ def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
         lost_worker = Fake("w0", slots=3)
         async with proxied(lost_worker, Fake("w1", slots=3), health=QUICK) as setup:
             options = {"w0": {"silent": True}}
-            calls = [setup.post(asked(2, stream=True, fake=options)) for _ in range(9)]
+            calls = [setup.post(chat_request(2, stream=True, fake=options)) for _ in range(9)]
             answers_task = asyncio.gather(*calls)
             await setup.until(lambda: len(lost_worker.events("begin")) == 3)
             setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
@@ -101,7 +101,9 @@ def test_proxy_moves_tokenless_requests_of_lost_worker() -> None:
 def test_proxy_fails_started_stream_of_lost_worker() -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1")) as setup:
-            call = asyncio.create_task(setup.post(asked(9, stream=True, fake={"w0": {"stall": 1}})))
+            call = asyncio.create_task(
+                setup.post(chat_request(9, stream=True, fake={"w0": {"stall": 1}}))
+            )
             dispatcher = setup.proxy.dispatcher
             await setup.until(
                 lambda: any(isinstance(t.status, Running) for t in dispatcher.requests)
@@ -124,10 +126,10 @@ def test_proxy_stops_and_resumes_routing_by_worker_health() -> None:
             states = setup.proxy.dispatcher.workers
             fake.health = 503
             await setup.until(lambda: states[0].state is WorkerState.DRAINING)
-            assert [(await setup.post(asked(1))).text for _ in range(3)] == ["w1:0 "] * 3
+            assert [(await setup.post(chat_request(1))).text for _ in range(3)] == ["w1:0 "] * 3
             fake.health = 200
             await setup.until(lambda: states[0].state is WorkerState.SERVING)
-            assert (await setup.post(asked(1))).text == "w0:0 "
+            assert (await setup.post(chat_request(1))).text == "w0:0 "
 
     run(work())
 
@@ -139,7 +141,7 @@ def test_silent_worker_is_not_lost_while_tokens_arrive() -> None:
         health = HealthSettings(interval=0.1, timeout=0.3, lost_after=6)
         # With two others: where most servers are late none is drained for it.
         async with proxied(fake, Fake("w1"), Fake("w2"), health=health) as setup:
-            call = asyncio.create_task(setup.post(asked(100_000, stream=True)))
+            call = asyncio.create_task(setup.post(chat_request(100_000, stream=True)))
             await setup.until(lambda: len(fake.events("token")) > 3)
             fake.health = 0
             view = setup.proxy.dispatcher.workers[0]
@@ -159,7 +161,7 @@ def test_proxy_holds_request_until_worker_serves() -> None:
         fake = Fake("w0")
         async with proxied(fake) as setup:
             setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
-            call = asyncio.create_task(setup.post(asked(1)))
+            call = asyncio.create_task(setup.post(chat_request(1)))
             await setup.until(lambda: setup.proxy.dispatcher.queued == 1)
             assert fake.events("begin") == []
             setup.proxy.dispatcher.set_health(0, WorkerState.SERVING)
@@ -174,7 +176,7 @@ def test_proxy_rejects_queued_request_after_queue_timeout() -> None:
         async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts, health=STUBBORN) as setup:
             for number in (0, 1):
                 setup.proxy.dispatcher.set_health(number, WorkerState.LOST)
-            answer = await setup.post(asked())
+            answer = await setup.post(chat_request())
             assert (answer.status, answer.error["code"]) == (503, "no_worker")
             assert (await setup.get("/ready")).status == 503
             assert (await setup.get("/v1/models")).status == 503
@@ -188,12 +190,12 @@ def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
         fake = Fake("w0", slots=2)
         async with proxied(fake, limits=Limits(queued=3)) as setup:
             options = {"w0": {"stall": 0}}
-            first = [asyncio.create_task(setup.post(asked(1, stream=True, fake=options)))
+            first = [asyncio.create_task(setup.post(chat_request(1, stream=True, fake=options)))
                      for _ in range(2)]  # fmt: skip
             await setup.until(lambda: len(fake.events("begin")) == 2)
-            more = [asyncio.create_task(setup.post(asked(1))) for _ in range(3)]
+            more = [asyncio.create_task(setup.post(chat_request(1))) for _ in range(3)]
             await setup.until(lambda: setup.proxy.dispatcher.queued == 3)
-            answer = await setup.post(asked())
+            answer = await setup.post(chat_request())
             assert (answer.status, answer.error["type"]) == (429, "rate_limit_error")
             assert answer.headers["Retry-After"] == "1"
             assert await setup.metric("queued_requests") == 3
@@ -207,9 +209,11 @@ def test_proxy_queues_requests_up_to_limit_when_workers_are_full() -> None:
 def test_proxy_rejects_requests_above_concurrency_limit() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0"), limits=Limits(concurrency=1)) as setup:
-            call = asyncio.create_task(setup.post(asked(1, stream=True, fake={"w0": {"stall": 0}})))
+            call = asyncio.create_task(
+                setup.post(chat_request(1, stream=True, fake={"w0": {"stall": 0}}))
+            )
             await setup.until(lambda: fake.events("begin"))
-            assert (await setup.post(asked())).status == 429
+            assert (await setup.post(chat_request())).status == 429
             await _cancel([call])
 
     run(work())
@@ -226,8 +230,8 @@ def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
     async def work() -> None:
         fake = Fake("w0", slots=1, pace=0.05)
         async with proxied(fake) as setup:
-            call = asyncio.create_task(setup.post(asked(10_000, stream=streamed)))
-            queued_call = asyncio.create_task(setup.post(asked(1)))
+            call = asyncio.create_task(setup.post(chat_request(10_000, stream=streamed)))
+            queued_call = asyncio.create_task(setup.post(chat_request(1)))
             await setup.until(lambda: fake.events("begin") and setup.proxy.dispatcher.queued == 1)
             await _cancel([call])
             await setup.until(lambda: fake.events("abort"))
@@ -241,7 +245,7 @@ def test_disconnected_client_aborts_request_at_worker(streamed: bool) -> None:
 def test_disconnected_client_removes_queued_request() -> None:
     async def work() -> None:
         async with proxied(fake := Fake("w0", slots=1)) as setup:
-            stall = asked(1, stream=True, fake={"w0": {"stall": 0}})
+            stall = chat_request(1, stream=True, fake={"w0": {"stall": 0}})
             calls = [asyncio.create_task(setup.post(stall)) for _ in range(3)]
             await setup.until(lambda: setup.proxy.dispatcher.queued == 2)
             await _cancel(calls[1:])
@@ -276,7 +280,7 @@ def test_proxy_bounds_every_wait_of_a_stream(
 ) -> None:
     async def work() -> None:
         async with proxied(Fake("w0"), Fake("w1"), timeouts=timeouts) as setup:
-            answer = await setup.post(asked(5, stream=True, fake={"w0": options}))
+            answer = await setup.post(chat_request(5, stream=True, fake={"w0": options}))
             assert answer.status == status
             error = error_of(answer.body) if status == 200 else answer.error
             assert error is not None
@@ -292,8 +296,8 @@ def test_proxy_applies_only_total_timeout_without_streaming() -> None:
     async def work() -> None:
         timeouts = Timeouts(first_token=0.1, token=0.1, total=2.5)
         async with proxied(Fake("w0", pace=0.05), timeouts=timeouts) as setup:
-            assert (await setup.post(asked(6))).status == 200
-            assert (await setup.post(asked(80))).status == 504
+            assert (await setup.post(chat_request(6))).status == 200
+            assert (await setup.post(chat_request(80))).status == 504
 
     run(work())
 
@@ -306,7 +310,7 @@ def test_failed_connection_marks_worker_lost_and_retries() -> None:
             both = settings_of([stopped_worker, helper.fakes[0]]).workers
             async with proxied(workers=both, health=HealthSettings(interval=3.0)) as setup:
                 await runner.cleanup()
-                answer = await setup.post(asked(1))
+                answer = await setup.post(chat_request(1))
                 assert answer.text == "w1:0 "
                 lost_state = WorkerState.LOST
                 await setup.until(lambda: setup.proxy.dispatcher.workers[0].state is lost_state)

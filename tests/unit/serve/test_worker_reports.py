@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.fakes.fake_openai_server import Fake
-from helpers.harnesses.proxy_setup import asked, proxied, run, settings_of
+from helpers.harnesses.proxy_setup import chat_request, proxied, run, settings_of
 
 from equipoise.balancer.requests.dispatcher import DispatchedRequest, RequestDispatcher
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
@@ -59,7 +59,7 @@ def test_worker_reports_reach_policy() -> None:
         async with proxied(*fakes, reports=settings.reports) as setup:
             await setup.until(lambda: len({worker for worker, _ in setup.policy.reports}) == 2)
             assert (0, replace(REPORT, kv_usage=0.0)) in setup.policy.reports
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
 
     run(work())
 
@@ -71,7 +71,7 @@ def test_report_failures_are_counted_while_worker_serves(metrics: str | None) ->
         async with proxied(worker, reports=replace(ASKED, timeout=0.05)) as setup:
             [view] = setup.proxy.dispatcher.workers
             await setup.until(lambda: view.report_failures >= 2)
-            assert (await setup.post(asked())).status == 200
+            assert (await setup.post(chat_request())).status == 200
             text = (await setup.get("/metrics")).body.decode()
             assert 'equipoise_route_worker_report_failures_total{worker="w0"}' in text
             assert setup.policy.reports == []
@@ -85,7 +85,7 @@ def test_report_failures_are_counted_while_worker_serves(metrics: str | None) ->
 def test_reports_are_off_by_default_and_ignored_when_lost() -> None:
     async def work() -> None:
         async with proxied(Fake("w0", metrics=PAGE)) as setup:
-            await setup.post(asked())
+            await setup.post(chat_request())
             assert setup.policy.reports == []
             setup.proxy.dispatcher.set_health(0, WorkerState.LOST)
             setup.proxy.dispatcher.report_worker(0, REPORT)

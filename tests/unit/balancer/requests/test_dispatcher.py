@@ -5,10 +5,10 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
-from helpers.fakes.failing_policies import Failing
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.fakes.manual_clock import ManualClock
-from helpers.harnesses.dispatcher_machine import DispatcherMachine, Watched, machine
+from helpers.harnesses.dispatcher_machine import DispatcherMachine, OrderCheckingPolicy, machine
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
@@ -49,7 +49,7 @@ NATIVE = ("fit", "br0", "jsq_load", "round_robin")
 
 @pytest.mark.parametrize("action", FailureAction)
 def test_dispatcher_equals_model_for_any_order_of_events(action: FailureAction) -> None:
-    run_state_machine_as_test(machine(Watched, action))
+    run_state_machine_as_test(machine(OrderCheckingPolicy, action))
 
 
 @pytest.mark.slow
@@ -157,11 +157,11 @@ class Fleet:
     def submit(self, name: str, size: int = 5, required: int | None = None) -> DispatchedRequest:
         closed = self.closed
 
-        class Heard(DispatchedRequest):
+        class RecordingRequest(DispatchedRequest):
             def on_closed(self, reason: CloseReason) -> None:
                 closed[self.request_id] = reason
 
-        request = Heard(name, size, required)
+        request = RecordingRequest(name, size, required)
         self.dispatcher.submit(request)
         return request
 
@@ -173,21 +173,21 @@ class Fleet:
         return request
 
 
-class Recording(LateBinding):
+class RecordingPolicy(LateBinding):
     """Records what it is told of tokens and ends, in order."""
 
     def __init__(self, slots: int = 8) -> None:
         super().__init__([slots])
-        self.told: list[object] = []
+        self.events: list[object] = []
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
-        self.told.append((dict(counts), list(finished)))
+        self.events.append((dict(counts), list(finished)))
         return super().on_tokens(counts, finished)
 
     def on_abort(self, request: RequestId) -> Decision:
-        self.told.append(request)
+        self.events.append(request)
         return super().on_abort(request)
 
 
@@ -224,7 +224,7 @@ def test_dispatcher_refuses_request_that_has_arrived_already() -> None:
 
 
 def test_policy_gets_tokens_and_ends_of_one_turn_together() -> None:
-    policy = Recording()
+    policy = RecordingPolicy()
     fleet = Fleet(policy)
     requests = [fleet.submit(name) for name in "abc"]
     for request in requests:
@@ -232,19 +232,19 @@ def test_policy_gets_tokens_and_ends_of_one_turn_together() -> None:
     fleet.dispatcher.report_tokens(requests[0], 5)
     fleet.dispatcher.report_tokens(requests[1], 4)
     fleet.dispatcher.finish(requests[0])
-    assert policy.told == []
+    assert policy.events == []
     fleet.clock.end_turn()
-    assert policy.told == [({"a": 5, "b": 4, "c": 3}, ["a"])]
+    assert policy.events == [({"a": 5, "b": 4, "c": 3}, ["a"])]
 
 
 def test_end_without_token_is_told_after_the_ends_of_its_turn() -> None:
-    policy = Recording()
+    policy = RecordingPolicy()
     fleet = Fleet(policy)
     empty, whole = fleet.submit("empty"), fleet.run(fleet.submit("whole"))
     fleet.dispatcher.finish(empty)
     fleet.dispatcher.finish(whole)
     fleet.clock.end_turn()
-    assert policy.told == [({"whole": 1}, ["whole"]), "empty"]
+    assert policy.events == [({"whole": 1}, ["whole"]), "empty"]
 
 
 ENDS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 2)), min_size=1)
@@ -255,7 +255,7 @@ def test_requests_aborted_or_without_token_are_told_as_aborted(
     ends: list[tuple[bool, int, int]],
 ) -> None:
     """By request: whether it is aborted, and tokens made before its last turn, and in it."""
-    policy = Recording(len(ends))
+    policy = RecordingPolicy(len(ends))
     fleet = Fleet(policy)
     requests = [fleet.submit(str(number)) for number in range(len(ends))]
     expected = []
@@ -267,18 +267,18 @@ def test_requests_aborted_or_without_token_are_told_as_aborted(
             if end[0] and part == 1:
                 fleet.dispatcher.begin_abort(request)
         fleet.clock.end_turn()
-    policy.told.clear()
+    policy.events.clear()
     for request, (aborted, early, late) in zip(requests, ends, strict=True):
         fleet.dispatcher.finish(request)
         if not aborted and early + late:
             expected.append(request.request_id)
     fleet.clock.end_turn()
     others = [one.request_id for one in requests if one.request_id not in expected]
-    assert policy.told == [*([({}, expected)] if expected else []), *others]
+    assert policy.events == [*([({}, expected)] if expected else []), *others]
     assert (fleet.failures, fleet.dispatcher.requests) == ([], ())
 
 
-class Chooses(LateBinding):
+class FixedWorkerPolicy(LateBinding):
     """Binds to one worker, whichever was asked for."""
 
     def __init__(self, worker: int, workers: int = 3) -> None:
@@ -296,7 +296,7 @@ class Chooses(LateBinding):
 def test_dispatcher_accepts_only_serving_worker_that_may_serve(
     action: FailureAction, required: int | None, worker: int
 ) -> None:
-    fleet = Fleet(Chooses(worker), 3, action)
+    fleet = Fleet(FixedWorkerPolicy(worker), 3, action)
     fleet.dispatcher.drain_worker(2)
     request = fleet.submit("a", required=required)
     if worker in (0, 1) and required in (None, worker):
@@ -309,18 +309,18 @@ def test_dispatcher_accepts_only_serving_worker_that_may_serve(
 
 
 def test_decision_of_another_type_is_a_failure_of_the_policy() -> None:
-    class Forgetful(LateBinding):
+    class NoDecisionPolicy(LateBinding):
         def on_arrival(self, request: Request) -> Any:
             super().on_arrival(request)
 
-    fleet = Fleet(Forgetful([1]))
+    fleet = Fleet(NoDecisionPolicy([1]))
     fleet.submit("a")
     assert [type(one) for one in fleet.failures] == [PolicyError]
     assert fleet.closed == {"a": CloseReason.POLICY_FAILED}
 
 
 def test_event_that_failed_is_left_out_and_request_can_leave() -> None:
-    policy = Failing([1])
+    policy = FailingPolicy([1])
     fleet = Fleet(policy)
     request = fleet.submit("a")
     policy.left = 0
@@ -330,7 +330,7 @@ def test_event_that_failed_is_left_out_and_request_can_leave() -> None:
 
 
 def test_requests_of_lost_worker_end_though_the_policy_fails_at_its_loss() -> None:
-    policy = Failing([1])
+    policy = FailingPolicy([1])
     fleet = Fleet(policy)
     request = fleet.run(fleet.submit("a"))
     fleet.clock.end_turn()
@@ -341,14 +341,14 @@ def test_requests_of_lost_worker_end_though_the_policy_fails_at_its_loss() -> No
 
 
 def test_request_that_is_lost_at_any_event_goes_to_another_worker() -> None:
-    class Dropping(LateBinding):
+    class RequestLosingPolicy(LateBinding):
         """Loses a request that has not begun, as it hears of tokens of another."""
 
         def on_tokens(self, counts: Any, finished: Any = ()) -> Decision:
             super().on_tokens(counts, finished)
             return Decision(super().on_abort("b").assignments, lost=("b",))
 
-    fleet = Fleet(Dropping([4, 4]), 2)
+    fleet = Fleet(RequestLosingPolicy([4, 4]), 2)
     lost = fleet.submit("b")
     fleet.run(fleet.submit("a"))
     fleet.clock.end_turn()

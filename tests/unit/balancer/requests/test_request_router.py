@@ -487,7 +487,7 @@ def half_told_step() -> RequestRouter:
     return router
 
 
-def assigned(decision: Decision) -> list[object]:
+def assigned_ids(decision: Decision) -> list[object]:
     assert not decision.due
     return [assignment.request for assignment in decision.assignments]
 
@@ -495,21 +495,21 @@ def assigned(decision: Decision) -> list[object]:
 def test_router_decides_when_all_have_told_of_a_step() -> None:
     router = half_told_step()
     assert router.on_tokens({2: 1}).due
-    assert assigned(router.on_tokens({3: 1})) == [4]
+    assert assigned_ids(router.on_tokens({3: 1})) == [4]
 
 
 def test_router_decides_when_the_rest_of_a_step_leaves() -> None:
     router = half_told_step()
     router.on_abort(2)
-    assert assigned(router.on_finish(3)) == [4]
+    assert assigned_ids(router.on_finish(3)) == [4]
 
 
 def test_router_decides_at_second_token_of_a_step() -> None:
     router = half_told_step()
-    assert assigned(router.on_tokens({1: 1})) == [4]
+    assert assigned_ids(router.on_tokens({1: 1})) == [4]
     # Those that are stuck are not waited for in the next step either.
     router.on_arrival(request(5, 10))
-    assert assigned(router.on_tokens({1: 1, 4: 1}, [1])) == [5]
+    assert assigned_ids(router.on_tokens({1: 1, 4: 1}, [1])) == [5]
 
 
 def test_router_of_workers_without_a_barrier_waits_for_nobody() -> None:
@@ -518,7 +518,7 @@ def test_router_of_workers_without_a_barrier_waits_for_nobody() -> None:
     for name in range(5):
         router.on_arrival(request(name, 10))
     router.on_tokens(dict.fromkeys(range(4), 1))
-    assert assigned(router.on_tokens({0: 1}, [0])) == [4]
+    assert assigned_ids(router.on_tokens({0: 1}, [0])) == [4]
 
 
 def test_router_takes_event_for_one_step_whatever_its_order() -> None:
@@ -528,7 +528,7 @@ def test_router_takes_event_for_one_step_whatever_its_order() -> None:
     router.on_tokens(dict.fromkeys(range(4), 1))
     router.on_tokens({0: 1, 1: 1, 2: 1})
     # The one that was late comes first.
-    assert assigned(router.on_tokens({3: 1, 0: 1, 1: 1, 2: 1}, [0])) == [4]
+    assert assigned_ids(router.on_tokens({3: 1, 0: 1, 1: 1, 2: 1}, [0])) == [4]
 
 
 def test_router_takes_end_after_its_last_token_for_the_same_step() -> None:
@@ -536,7 +536,7 @@ def test_router_takes_end_after_its_last_token_for_the_same_step() -> None:
     for name in range(5):
         router.on_arrival(request(name, 10))
     router.on_tokens(dict.fromkeys(range(4), 1))
-    assert assigned(router.on_finish(0)) == [4]
+    assert assigned_ids(router.on_finish(0)) == [4]
 
 
 @pytest.mark.parametrize("name", ["jsq", "vllm", "dynamo"])
@@ -546,12 +546,12 @@ def test_router_that_queues_at_workers_never_waits(name: str) -> None:
         router.on_arrival(request(number, 10))
     router.on_tokens({0: 1, 1: 1})
     router.on_tokens({0: 1})
-    assert assigned(router.on_arrival(request(2, 10))) == [2]
+    assert assigned_ids(router.on_arrival(request(2, 10))) == [2]
 
 
 def test_router_decides_at_once_when_told_to() -> None:
     router = half_told_step()
-    assert assigned(router.decide()) == [4]
+    assert assigned_ids(router.decide()) == [4]
 
 
 def test_router_binds_arrival_within_step_where_slots_are_free() -> None:
@@ -560,7 +560,7 @@ def test_router_binds_arrival_within_step_where_slots_are_free() -> None:
         router.on_arrival(request(name, 10))
     router.on_tokens({0: 1, 1: 1})
     router.on_tokens({0: 1})
-    assert assigned(router.on_arrival(request(2, 10))) == [2]
+    assert assigned_ids(router.on_arrival(request(2, 10))) == [2]
 
 
 def test_router_waits_for_no_first_token_after_one_took_several_steps() -> None:
@@ -572,4 +572,4 @@ def test_router_waits_for_no_first_token_after_one_took_several_steps() -> None:
     router.on_tokens({0: 1, 1: 1, 2: 1})
     router.on_arrival(request(3, 900))
     router.on_arrival(request(4, 10))
-    assert assigned(router.on_tokens({0: 1, 1: 1, 2: 1}, [0])) == [4]
+    assert assigned_ids(router.on_tokens({0: 1, 1: 1, 2: 1}, [0])) == [4]

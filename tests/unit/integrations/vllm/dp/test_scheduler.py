@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.failing_policies import Failing
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_core_client import FakeRequest, Release, asked, deploy, turn
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.fakes.manual_clock import LoopTurns
@@ -281,7 +281,7 @@ def test_scheduler_abort_all_ends_held_requests_like_engine(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Failing", "FailingBehind"])
+@pytest.mark.parametrize("kind", ["FailingPolicy", "PolicyFailingAfterEvent"])
 @given(failing=st.integers(0, 40), actions=st.lists(ACTS, min_size=10, max_size=40))
 def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
     kind: str, failing: int, actions: list[Act]
@@ -290,7 +290,7 @@ def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
         play = Play(deploy(SLOTS, ENGINES, policy=f"helpers.fakes.failing_policies:{kind}"))
         scheduler, before = play.setup.clients[0].scheduler, COUNTERS.read()["dp_policy_failures"]
         policy = scheduler.policy
-        assert isinstance(policy, Failing)
+        assert isinstance(policy, FailingPolicy)
         policy.left = failing
         for action in actions:
             await play.act(*action)
@@ -304,7 +304,7 @@ def test_scheduler_stops_calling_failed_policy_and_loses_nothing(
 
 def test_scheduler_treats_impossible_assignment_as_policy_failure() -> None:
     async def work() -> None:
-        setup = deploy(1, 2, policy="helpers.fakes.failing_policies:Absurd")
+        setup = deploy(1, 2, policy="helpers.fakes.failing_policies:UnknownWorkerPolicy")
         await setup.clients[0].add_request_async(asked("one"))
         assert setup.clients[0].scheduler.mode is RoutingMode.ENGINE
         assert len([one for each in setup.engines for one in each.seen]) == 1
