@@ -1,6 +1,7 @@
-"""Names of workloads, trace formats and step times, for help texts that must not wait for numpy."""
+"""Names of workloads, traces, step times and prefill rules: for help texts, without numpy."""
 
 from collections.abc import Mapping
+from enum import Enum, unique
 from types import MappingProxyType
 
 WORKLOADS: Mapping[str, str] = MappingProxyType(
@@ -30,3 +31,27 @@ STEP_MODELS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Step times of `published_step_time`, and `share` (`with_fixed_share`), in a line each."""
+
+
+@unique
+class PrefillRule(Enum):
+    """An engine's rule of when its data-parallel workers compute prompts; the value is its name.
+
+    docs/design/request-balance.md says what is left out of them.
+    """
+
+    PREFILL_DELAYER = "sglang"
+    """SGLang, `--enable-prefill-delayer`: none is admitted while only some workers have one."""
+    SCHEDULE_INTERVAL = "vllm"
+    """vLLM, `prefill_schedule_interval`: prompts are computed in every n-th step."""
+    ATTENTION_DP = "trtllm"
+    """TensorRT-LLM, `attention_dp_config`: prompts wait until every worker has one."""
+
+
+DEFAULT_LIMITS = {
+    PrefillRule.PREFILL_DELAYER: 30,
+    PrefillRule.SCHEDULE_INTERVAL: 8,
+    PrefillRule.ATTENTION_DP: 50,
+}
+"""Steps: `prefill_delayer_max_delay_passes` and `timeout_iters` as the engines have them; vLLM's
+interval is 1 unless set, which is no alignment."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from equipoise.balancer.requests.catalogue import PrefillRule
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import UsageError
 
@@ -38,6 +39,18 @@ class StepTime:
         return self.fixed + (self.per_token + self.per_mean) * load
 
 
+@dataclass(frozen=True)
+class PrefillAlignment:
+    """A rule, and its limit in steps: how long prompts may be held back, or the interval."""
+
+    rule: PrefillRule
+    limit: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.limit <= 1_000_000:
+            raise UsageError(f"prefill alignment: a limit is 1 to 1000000 steps, got {self.limit}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prefill:
     """Workers compute prompts themselves, in chunks, in the same steps as decoding.
@@ -46,10 +59,12 @@ class Prefill:
         chunk: maximum number of prompt tokens per step.
         cached_blocks: prompt blocks in a worker's prefix cache, evicted least recently used first;
             0: no prefix cache.
+        alignment: what keeps prompts of the workers in the same steps; None: nothing.
     """
 
     chunk: int = 8192
     cached_blocks: int = 0
+    alignment: PrefillAlignment | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.cached_blocks < 0:

@@ -130,6 +130,9 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
     settings.token_delay = scenario.token_delay
     settings.queue_timeout = scenario.queue_timeout or 0.0
     settings.cached_blocks = 0 if cluster.prefill is None else cluster.prefill.cached_blocks
+    if cluster.prefill is not None and cluster.prefill.alignment is not None:
+        alignment = cluster.prefill.alignment
+        settings.prefill_rule, settings.prefill_limit = alignment.rule.value, alignment.limit
     settings.trajectory, settings.seed = scenario.trajectory, scenario.seed
     return settings
 

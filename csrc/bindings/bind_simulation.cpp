@@ -115,6 +115,8 @@ void bind_settings(nb::module_& m) {
         .def_rw("queue_timeout", &S::queue_timeout)
         .def_rw("cached_blocks", &S::cached_blocks)
         .def_rw("block_tokens", &S::block_tokens)
+        .def_rw("prefill_rule", &S::prefill_rule)
+        .def_rw("prefill_limit", &S::prefill_limit)
         .def_rw("trajectory", &S::trajectory)
         .def_rw("seed", &S::seed);
 }

@@ -4,11 +4,17 @@ namespace equipoise::requests {
 
 std::int64_t SimulatedWorker::prefill(const std::vector<SimulatedRequest>& requests) const {
     std::int64_t tokens = 0;
+    if (!computes_) return 0;
     for (const std::int32_t j : computing_) {
         tokens += requests[j].missing;
         if (tokens >= settings_.prefill_chunk) return settings_.prefill_chunk;
     }
     return tokens;
+}
+
+PrefillState SimulatedWorker::prefill_state(const std::vector<SimulatedRequest>& requests) const {
+    const auto decoding = static_cast<std::int64_t>(running_.size());
+    return {!computing_.empty(), has_room_for_next(requests), decoding >= slots_, decoding};
 }
 
 std::int64_t SimulatedWorker::advance(std::vector<SimulatedRequest>& requests, double now,
@@ -44,7 +50,7 @@ void SimulatedWorker::begin_generating(std::vector<SimulatedRequest>& requests, 
 
 std::int64_t SimulatedWorker::compute_prompts(std::vector<SimulatedRequest>& requests, double now,
                                               std::vector<WorkerEvent>& events) {
-    std::int64_t left = settings_.prefill_chunk;
+    std::int64_t left = computes_ ? settings_.prefill_chunk : 0;
     std::size_t done = 0;
     for (; done < computing_.size() && left > 0; ++done) {
         SimulatedRequest& request = requests[computing_[done]];

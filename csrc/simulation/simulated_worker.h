@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/random.h"
+#include "simulation/prefill_alignment.h"
 #include "simulation/prefix_cache.h"
 #include "simulation/simulated_request.h"
 
@@ -35,6 +36,9 @@ class SimulatedWorker {
     template <typename Blocks>
     void admit(std::vector<SimulatedRequest>& requests, std::int64_t step, double now,
                std::int64_t block_tokens, Blocks blocks, std::vector<WorkerEvent>& events);
+    // Whether the coming step computes prompts.
+    void set_computing(bool computes) { computes_ = computes; }
+    PrefillState prefill_state(const std::vector<SimulatedRequest>& requests) const;
     // Prompt tokens that the coming step computes.
     std::int64_t prefill(const std::vector<SimulatedRequest>& requests) const;
     // Runs a step that ends at `now`. Returns the tokens that it made.
@@ -49,6 +53,14 @@ class SimulatedWorker {
     std::int64_t admitted() const { return static_cast<std::int64_t>(admitted_.size()); }
 
  private:
+    // Whether the first of its queue has a slot, and KV cache.
+    bool has_room_for_next(const std::vector<SimulatedRequest>& requests) const {
+        return !queue_.empty() && admitted() < slots_ &&
+               reserved_ + tokens_of(requests[queue_.front()]) <= settings_.room;
+    }
+    static std::int64_t tokens_of(const SimulatedRequest& request) {
+        return request.prompt + request.made;
+    }
     using End = std::pair<std::int64_t, std::int32_t>;  // tick, request
 
     void begin_generating(std::vector<SimulatedRequest>& requests, std::int32_t request,
@@ -70,6 +82,7 @@ class SimulatedWorker {
     SimulatedWorkerSettings settings_;
     std::int64_t slots_;
     std::int32_t index_;
+    bool computes_ = true;
     std::int64_t load_ = 0, reserved_ = 0, ticks_ = 0;
     std::deque<std::int32_t> queue_;
     std::vector<std::int32_t> admitted_;   // in order of admission
@@ -86,12 +99,11 @@ template <typename Blocks>
 void SimulatedWorker::admit(std::vector<SimulatedRequest>& requests, std::int64_t step, double now,
                             std::int64_t block_tokens, Blocks blocks,
                             std::vector<WorkerEvent>& events) {
-    while (!queue_.empty() && admitted() < slots_) {
+    // In order: a smaller request does not overtake.
+    while (has_room_for_next(requests)) {
         const std::int32_t j = queue_.front();
         SimulatedRequest& request = requests[j];
-        const std::int64_t tokens = request.prompt + request.made;
-        // In order: a smaller request does not overtake.
-        if (reserved_ + tokens > settings_.room) return;
+        const std::int64_t tokens = tokens_of(request);
         queue_.pop_front();
         request.fate = RequestFate::active;
         if (request.admitted < 0) {

@@ -13,7 +13,10 @@ Simulation::Simulation(const SimulationSettings& settings, std::vector<Simulated
       hashes_(std::move(hashes)),
       offsets_(std::move(offsets)),
       rng_(settings.seed),
-      work_(settings.workers) {
+      work_(settings.workers),
+      prefill_alignment_(make_prefill_alignment(settings.prefill_rule, settings.prefill_limit,
+                                                static_cast<std::size_t>(settings.workers))),
+      permissions_(settings.workers) {
     for (std::int64_t w = 0; w < settings.workers; ++w)
         workers_.emplace_back(settings.server, settings.slots.at(w), static_cast<std::int32_t>(w),
                               settings.cached_blocks);
@@ -182,11 +185,26 @@ void Simulation::decide() {
 void Simulation::admit() {
     const auto step = static_cast<std::int64_t>(record_.clock.size());
     events_.clear();
-    for (SimulatedWorker& worker : workers_)
-        worker.admit(
-            requests_, step, clock_, settings_.block_tokens,
-            [this](std::int32_t j) { return blocks(j); }, events_);
+    align_prefill();
+    for (std::size_t w = 0; w < workers_.size(); ++w) {
+        SimulatedWorker& worker = workers_[w];
+        worker.set_computing(permissions_[w].compute);
+        if (permissions_[w].admit)
+            worker.admit(
+                requests_, step, clock_, settings_.block_tokens,
+                [this](std::int32_t j) { return blocks(j); }, events_);
+        if (prefill_alignment_) prefill_alignment_->admitted(w, worker.waiting());
+    }
     queue_events(events_);
+}
+
+void Simulation::align_prefill() {
+    if (!prefill_alignment_) return;
+    std::vector<PrefillState> states;
+    for (const SimulatedWorker& worker : workers_)
+        states.push_back(worker.prefill_state(requests_));
+    permissions_.assign(workers_.size(), {});
+    prefill_alignment_->decide(states, permissions_);
 }
 
 // Requests that no worker serves yet.

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "requests/router.h"
+#include "simulation/prefill_alignment.h"
 #include "simulation/simulated_worker.h"
 
 namespace equipoise::requests {
@@ -25,6 +27,8 @@ struct SimulationSettings {
     double token_delay = 0;      // seconds between events told to front ends; 0: at every step
     double queue_timeout = 0;    // seconds after which a waiting request fails; 0: never
     std::int64_t cached_blocks = 0, block_tokens = 512;
+    std::string prefill_rule;  // see prefill_alignment.h
+    std::int64_t prefill_limit = 0;
     std::int64_t trajectory = 0;  // first steps of which the load of every worker is kept
     std::uint64_t seed = 0;
 };
@@ -71,6 +75,7 @@ class Simulation {
     void report();
     void decide();
     void admit();
+    void align_prefill();
     std::int64_t queued() const;
     bool idle() const;
     bool skip_ahead();
@@ -91,6 +96,8 @@ class Simulation {
     StepRecord record_;
     std::vector<WorkerEvent> events_;  // of this step
     std::vector<double> work_;
+    std::unique_ptr<PrefillAlignment> prefill_alignment_;
+    std::vector<PrefillPermission> permissions_;  // by worker
     std::vector<std::int32_t> waiting_;  // requests that may time out, by arrival
     double clock_ = 0, next_report_ = 0, next_front_end_update_ = 0;
     std::int64_t next_ = 0;  // next request to arrive

@@ -359,6 +359,8 @@ class SimulationSettings:
     queue_timeout: float
     cached_blocks: int
     block_tokens: int
+    prefill_rule: str
+    prefill_limit: int
     trajectory: int
     seed: int
 

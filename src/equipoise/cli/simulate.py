@@ -66,6 +66,11 @@ OPTIONS = (
     Option(key="prefill_chunk", kind=kinds.WHOLE, group=CLUSTER, metavar="TOKENS",
            shown_default="none: prompts come computed",
            help="prompt tokens that each computes in a step, besides decoding"),
+    Option(key="prefill_alignment", kind=own.ALIGNMENT, group=CLUSTER, metavar="ENGINE[:STEPS]",
+           shown_default="none", help="what the engine does to compute prompts of several workers "
+           "in the same steps: sglang (prefill delayer, 30 steps at most), vllm (schedule "
+           "interval, 8 steps) or trtllm (attention DP balance, 50 at most); needs "
+           "--prefill-chunk"),
     Option(key="cached_blocks", kind=kinds.WHOLE, group=CLUSTER, metavar="N", shown_default="0",
            help="blocks of prompts that each keeps for later ones; needs --prefill-chunk and a "
            "trace with hashes"),
@@ -157,6 +162,7 @@ class SimulateRequest:
     slots_per_worker: int | tuple[int, ...] = 32
     kv_tokens: int | None = None
     prefill_chunk: int | None = None
+    prefill_alignment: tuple[str, int] | None = None
     cached_blocks: int = 0
     draft_tokens: int | None = None
     acceptance: float | None = None

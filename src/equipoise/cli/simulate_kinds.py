@@ -1,6 +1,6 @@
 """Kinds of option values that only `equipoise simulate` has."""
 
-from equipoise.balancer.requests.catalogue import FORMATS, STEP_MODELS
+from equipoise.balancer.requests.catalogue import DEFAULT_LIMITS, FORMATS, STEP_MODELS, PrefillRule
 from equipoise.cli.kinds import NAME, REAL, WHOLE, OptionKind, parse_choice
 
 SATURATED = "saturated"
@@ -49,6 +49,15 @@ def _slots_of_yaml(value: object) -> int | tuple[int, ...]:
     return _slots_of_text(value) if isinstance(value, str) else int(str(WHOLE.from_yaml(value)))
 
 
+def _alignment_of_text(text: str) -> tuple[str, int]:
+    name, _, limit = text.partition(":")
+    return name, int(limit) if limit else DEFAULT_LIMITS[PrefillRule(name)]
+
+
+def _alignment_of_yaml(value: object) -> tuple[str, int]:
+    return _alignment_of_text(str(NAME.from_yaml(value)))
+
+
 FORMAT = parse_choice(tuple(FORMATS))
 STEP_MODEL, SAMPLING = parse_choice(tuple(STEP_MODELS)), parse_choice(SAMPLINGS)
 ARRIVAL, SWEEP, FULL = parse_choice(ARRIVALS), parse_choice(SWEEPS), parse_choice(WHEN_FULL)
@@ -57,4 +66,9 @@ POLICY_NAMES = OptionKind("names with commas between", _names_of_text, _names_of
 POINTS = OptionKind("numbers with commas between", _points_of_text, _points_of_yaml)
 SLOTS = OptionKind(
     "a whole number, or one a worker with commas between", _slots_of_text, _slots_of_yaml
+)
+ALIGNMENT = OptionKind(
+    f"{', '.join(rule.value for rule in PrefillRule)}, and a limit in steps behind a colon",
+    _alignment_of_text,
+    _alignment_of_yaml,
 )

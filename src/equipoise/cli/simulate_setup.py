@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from equipoise.balancer.requests.catalogue import PrefillRule
 from equipoise.balancer.requests.cluster import (
     PER_TOKEN,
     Cluster,
     Drafting,
     Prefill,
+    PrefillAlignment,
     StepTime,
     published_step_time,
 )
@@ -179,6 +181,8 @@ def _check_company(request: SimulateRequest) -> None:
 
 
 def _check_cache(request: SimulateRequest) -> None:
+    if request.prefill_alignment is not None and request.prefill_chunk is None:
+        raise UsageError("--prefill-alignment needs --prefill-chunk: prompts come computed")
     if request.cached_blocks and request.prefill_chunk is None:
         raise UsageError("--cached-blocks needs --prefill-chunk: prompts come computed")
     if request.cached_blocks and request.trace is None:
@@ -360,9 +364,18 @@ def _cluster(request: SimulateRequest) -> Cluster:
         step=_step(request),
         prefill=None
         if chunk is None
-        else Prefill(chunk=chunk, cached_blocks=request.cached_blocks),
+        else Prefill(
+            chunk=chunk, cached_blocks=request.cached_blocks, alignment=_alignment(request)
+        ),
         drafting=None if drafts is None else Drafting(tokens=drafts, acceptance=acceptance),
     )
+
+
+def _alignment(request: SimulateRequest) -> PrefillAlignment | None:
+    if request.prefill_alignment is None:
+        return None
+    name, limit = request.prefill_alignment
+    return PrefillAlignment(PrefillRule(name), limit)
 
 
 def _step(request: SimulateRequest) -> StepTime:

@@ -40,7 +40,7 @@ def _per_request(self: SlowSimulation, server: SlowServer) -> float:
 
 
 def _one_more_slot(self: SlowSimulation, server: SlowServer) -> None:
-    if server.queue and len(server.active) == self.cluster.slots and not self.chunk:
+    if server.queue and len(server.active) == server.slots and not self.chunk:
         job = server.queue.pop(0)
         job.state = "active"
         server.active.append(job)
@@ -132,7 +132,30 @@ def _computed_counts(self: SlowServer) -> int:
     return self.held_tokens
 
 
+def _also_holds_chunks(self: SlowSimulation, servers: Any, compute: bool = False) -> None:
+    SlowSimulation.hold(self, servers)
+
+
+def _holds_admissions_only(self: SlowSimulation, servers: Any, compute: bool = False) -> None:
+    SlowSimulation.hold(self, servers, compute=True)
+
+
+def _holds_for_ever(self: SlowSimulation) -> None:
+    self.delayed = min(self.delayed, 0)
+    SlowSimulation.align(self)
+
+
+def _never_batches(self: SlowSimulation) -> None:
+    self.batched = 10
+    SlowSimulation.align(self)
+
+
 MUTANTS = (
+    SimulationMutant("chunks under way are delayed", {"hold": _also_holds_chunks}),
+    SimulationMutant("chunks under way go on", {"hold": _holds_admissions_only}),
+    SimulationMutant("prompts are held without a limit", {"align": _holds_for_ever}),
+    SimulationMutant("prompts do not gather once all have one", {"align": _never_batches}),
+    SimulationMutant("a full queue is held back, too", {"note_queues": _endless_queue_timeout}),
     SimulationMutant("loads are taken after the step", {"work": _after_growth}),
     SimulationMutant("a chunk is for each request", {"work": _per_request}),
     SimulationMutant("there is a slot more", {"admit": _one_more_slot}),

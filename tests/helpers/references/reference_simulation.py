@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from helpers.references.reference_random import Dice
 from helpers.references.reference_routing_rules import slow_front
 
+from equipoise.balancer.requests.catalogue import PrefillRule
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
 from equipoise.balancer.requests.simulation import BACKLOG_PER_WORKER, SaturatedArrivals, Scenario
@@ -73,6 +74,9 @@ class SlowServer:
     active: list[SlowJob] = field(default_factory=list)
     running: list[SlowJob] = field(default_factory=list)
     cache: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    may_admit: bool = True
+    may_compute: bool = True
+    behind: bool = False
 
     @property
     def held_tokens(self) -> int:
@@ -121,6 +125,7 @@ class SlowSimulation:
         self.chunk = self.cluster.prefill.chunk if self.cluster.prefill else 0
         self.blocks = self.cluster.prefill.cached_blocks if self.cluster.prefill else 0
         self.saturated = isinstance(scenario.arrivals, SaturatedArrivals)
+        self.delayed = self.batched = self.aligned_steps = 0
         self.clock, self.next_front_end_update, self.next_report = 0.0, 0.0, 0.0
         self.dice, self.record = Dice(scenario.seed), Record()
         self.servers = [SlowServer(slots) for slots in self.cluster.worker_slots]
@@ -157,8 +162,11 @@ class SlowSimulation:
             self.tell()
             self.report()
             self.decide()
+            self.align()
             for server in self.servers:
-                self.admit(server)
+                if server.may_admit:
+                    self.admit(server)
+            self.note_queues()
             if any(server.active for server in self.servers):
                 self.step()
             elif any(job.state in ("ahead", "waiting") for job in self.jobs):
@@ -245,6 +253,60 @@ class SlowSimulation:
                 self.jobs[number].worker = worker
                 self.servers[worker].queue.append(self.jobs[number])
 
+    def align(self) -> None:
+        """By the words of `PrefillRule`."""
+        prefill = self.cluster.prefill
+        for server in self.servers:
+            server.may_admit = server.may_compute = True
+        if prefill is None or prefill.alignment is None:
+            return
+        limit = prefill.alignment.limit
+        ready = [self.has_prompt(server) for server in self.servers]
+        decoding = [bool(server.running) for server in self.servers]
+        match prefill.alignment.rule:
+            case PrefillRule.PREFILL_DELAYER:
+                runs = any(server.active for server in self.servers)
+                if any(ready) and not all(ready) and runs and self.delayed < limit - 1:
+                    self.delayed += 1
+                    self.hold(self.servers, compute=True)
+                else:
+                    self.delayed = 0
+            case PrefillRule.SCHEDULE_INTERVAL:
+                number, self.aligned_steps = self.aligned_steps, self.aligned_steps + 1
+                if number % limit:
+                    self.hold([s for s in self.servers if s.running and not s.behind])
+            case PrefillRule.ATTENTION_DP:
+                full = any(len(server.running) >= server.slots for server in self.servers)
+                if all(ready) and not full:
+                    self.delayed = 0
+                    if all(decoding) and self.batched < 10:
+                        self.batched += 1
+                        self.hold(self.servers)
+                    elif all(decoding):
+                        self.batched = 0
+                else:
+                    self.delayed += 1
+                    if all(decoding) and self.delayed < limit:
+                        self.hold(self.servers)
+                    else:
+                        self.delayed = 0
+
+    def has_prompt(self, server: SlowServer) -> bool:
+        """One that is computed, or that could be admitted."""
+        slot = server.queue and len(server.active) < server.slots
+        admits = slot and server.held_tokens + server.queue[0].tokens <= self.room
+        return bool(admits) or any(job.missing for job in server.active)
+
+    def hold(self, servers: Sequence[SlowServer], compute: bool = False) -> None:
+        for server in servers:
+            server.may_admit, server.may_compute = False, compute
+
+    def note_queues(self) -> None:
+        """A worker with the permission that could not empty its queue."""
+        for server in self.servers:
+            if server.may_compute:
+                server.behind = bool(server.queue)
+
     def admit(self, server: SlowServer) -> None:
         while server.queue and len(server.active) < server.slots:
             job = server.queue[0]
@@ -265,9 +327,12 @@ class SlowSimulation:
 
     def work(self, server: SlowServer) -> float:
         step = self.cluster.step
-        computed = min(self.chunk, sum(job.missing for job in server.active))
+        computed = min(self.chunk_of(server), sum(job.missing for job in server.active))
         work = server.load + step.prompt_weight * computed
         return work * exp(step.noise * self.dice.normal()) if step.noise else work
+
+    def chunk_of(self, server: SlowServer) -> int:
+        return self.chunk if server.may_compute else 0
 
     def step(self) -> None:
         step, record = self.cluster.step, self.record
@@ -290,7 +355,7 @@ class SlowSimulation:
         computing = [job for job in server.active if job.missing]
         for job in self.by_end(server.running):
             self.make(server, job, self.drawn(job))
-        chunk_left = self.chunk
+        chunk_left = self.chunk_of(server)
         for job in computing:
             computed = min(chunk_left, job.missing)
             chunk_left -= computed

@@ -10,7 +10,14 @@ from helpers.references.reference_routing_rules import slow_front
 from helpers.references.reference_simulation import MakeFront, Record, SlowSimulation
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
+from equipoise.balancer.requests.catalogue import PrefillRule
+from equipoise.balancer.requests.cluster import (
+    Cluster,
+    Drafting,
+    Prefill,
+    PrefillAlignment,
+    StepTime,
+)
 from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings, WhenFull
 from equipoise.balancer.requests.simulation import (
     SaturatedArrivals,
@@ -69,7 +76,13 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
     if plain:
         workers, plain_slots = draw(st.integers(1, 4)), draw(st.integers(1, 4))
         return Cluster(workers=workers, slots=plain_slots, step=StepTime(fixed=1.0))
-    chunks = st.builds(Prefill, chunk=st.integers(1, 40), cached_blocks=st.sampled_from((0, 3, 9)))
+    alignments = st.builds(PrefillAlignment, st.sampled_from(PrefillRule), st.integers(1, 4))
+    chunks = st.builds(
+        Prefill,
+        chunk=st.integers(1, 40),
+        cached_blocks=st.sampled_from((0, 3, 9)),
+        alignment=st.none() | alignments,
+    )
     drafts = st.builds(Drafting, tokens=st.integers(1, 3), acceptance=st.sampled_from((0.5, 1.0)))
     slots = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     return Cluster(
@@ -177,12 +190,19 @@ def _scenario_of(dice: np.random.Generator) -> Scenario:
         return of[int(dice.integers(0, len(of)))]
 
     step = StepTime(fixed=1.0, per_token=0.125, prompt_weight=1.0)
+    rules = [PrefillAlignment(rule, pick(2, 3, 5)) for rule in PrefillRule]
     cluster = Cluster(
         workers=pick(1, 2, 3),
         slots=pick(1, 2, 3),
         kv_tokens=pick(None, 40, 60),
         step=step,
-        prefill=pick(None, None, Prefill(chunk=9, cached_blocks=4), Prefill(chunk=30)),
+        prefill=pick(
+            None,
+            None,
+            Prefill(chunk=9, cached_blocks=4),
+            Prefill(chunk=30),
+            Prefill(chunk=9, alignment=pick(*rules)),
+        ),
         drafting=pick(None, None, Drafting(tokens=2, acceptance=0.5)),
     )
     return Scenario(
