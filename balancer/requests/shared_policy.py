@@ -111,6 +111,7 @@ class PolicyServer:
         workers: number of workers that it has; all serve. None can be added.
         clock: time and timers.
         on_failure: called once, with what the policy raised.
+        observe: called with the number of front ends, when it has changed.
 
     Attributes:
         policy: for inspection; None once it is called no more.
@@ -123,10 +124,11 @@ class PolicyServer:
         workers: int,
         clock: Clock,
         on_failure: Callable[[Exception], object],
+        observe: Callable[[int], object] = lambda front_ends: None,
     ) -> None:
         self.policy: RoutingPolicy | None = policy
         self.states = [WorkerState.SERVING] * workers
-        self._clock, self._on_failure = clock, on_failure
+        self._clock, self._on_failure, self._observe = clock, on_failure, observe
         self._sessions: dict[int, FrontEndSession] = {}
         self._connected = 0
         self._step_timer: Timer | None = None
@@ -145,6 +147,7 @@ class PolicyServer:
             session.refuse("the policy has failed")
         else:
             self._sessions[number] = session
+            self._observe(len(self._sessions))
         return session
 
     def close(self) -> None:
@@ -213,7 +216,8 @@ class PolicyServer:
         # It stays connected until then: aborting one of its requests may bind another.
         for request in session.requests:
             self.abort(request)
-        self._sessions.pop(session.number, None)
+        if self._sessions.pop(session.number, None) is not None:
+            self._observe(len(self._sessions))
         for worker in range(len(self.states)):
             self.update_worker(worker)
         self.flush()
@@ -281,6 +285,7 @@ class PolicyServer:
         for session in self.sessions:
             session.refuse(why)
         self._sessions.clear()
+        self._observe(0)
 
 
 class FrontEndSession:
