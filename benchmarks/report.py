@@ -756,6 +756,8 @@ SHARED = Section(
         Bar("with a policy each", "reports"),
         Bar("with one policy, both where messages take a step", "late_shared", at_most=1.2),
         Bar("where those of all but one of the eight do", "uneven"),
+        Bar("CPU of a step of 1,024 requests at the process that has the policy, milliseconds",
+            "step_cost"),
     ),
     tables=(
         Table("workloads", (

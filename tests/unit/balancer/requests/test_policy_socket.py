@@ -136,6 +136,7 @@ def test_server_drops_peer_whose_line_does_not_end(monkeypatch: pytest.MonkeyPat
             peer.send(b"[" + b" " * 2000)
             await until(lambda: not served.server.sessions)
         served.close()
+        assert served.errors == []
 
     in_loop(work)
 
