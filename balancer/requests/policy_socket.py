@@ -31,6 +31,8 @@ MAX_UNSENT_BYTES = 1 << 22
 """What a peer may leave unread before it is dropped; a minute and more of a busy front end."""
 MAX_PATH_BYTES = 107
 """Of the path of a Unix socket, in Linux and, with four more for the end, elsewhere."""
+DIGEST_DIGITS = 14
+"""With these a path is no longer than those of vLLM's own sockets in the same folder."""
 RETRY_SECONDS = 0.1
 """Between two attempts to connect."""
 
@@ -40,8 +42,8 @@ def socket_path(name: str) -> Path:
 
     Raises `PolicyError` where the system has no socket of so long a path.
     """
-    digest = sha256(f"{os.geteuid()} {name}".encode()).hexdigest()[:24]
-    path = Path(tempfile.gettempdir()) / f"equipoise-policy-{digest}" / "socket"
+    digest = sha256(f"{os.geteuid()} {name}".encode()).hexdigest()[:DIGEST_DIGITS]
+    path = Path(tempfile.gettempdir()) / f"equipoise-policy-{digest}" / "s"
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise PolicyError(
             f"{path} is too long for a socket: set TMPDIR to a shorter folder, the same for all "

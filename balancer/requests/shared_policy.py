@@ -39,7 +39,7 @@ VERSION = 1
 """Of the messages; both ends are of one installation, unless it was changed while they ran."""
 GREETING_SECONDS = 120.0
 """How long a front end waits for the server's first answer: its process may still load."""
-ANSWER_SECONDS = 10.0
+ANSWER_SECONDS = 30.0
 """How long a front end waits for an answer later: the server acknowledges every turn."""
 Message: TypeAlias = list[Any]
 
@@ -643,17 +643,27 @@ class RemotePolicy:
             self._expect_answer(GREETING_SECONDS if self._received == 0 else ANSWER_SECONDS)
         return Decision()
 
-    def _expect_answer(self, seconds: float) -> None:
-        sent = self._sent
+    def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
+        """Look twice: where this process was stopped, its timers may run before it reads what has
+        come meanwhile.
 
-        def check() -> None:
+        Args:
+            seconds: until the second look.
+            sent: number of the message that was missed at the first look; None: it is to come.
+        """
+        last = self._sent if sent is None else sent
+
+        def look() -> None:
             self._answer_timer = None
-            if self._acknowledged < sent:
+            if self._acknowledged >= last:
+                if self._acknowledged < self._sent:
+                    self._expect_answer(ANSWER_SECONDS)
+            elif sent is None:
+                self._expect_answer(seconds, last)
+            else:
                 self.lose(f"no answer for {seconds:g} seconds")
-            elif self._acknowledged < self._sent:
-                self._expect_answer(ANSWER_SECONDS)
 
-        self._answer_timer = self._clock.call_later(seconds, check)
+        self._answer_timer = self._clock.call_later(seconds / 2, look)
 
     def _apply(self, bound: Iterable[tuple[int, int]], lost: Iterable[int]) -> None:
         assignments: list[Assignment] = []

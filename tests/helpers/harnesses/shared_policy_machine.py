@@ -1,12 +1,12 @@
 """Several dispatchers that share a policy over links on which messages take any time, and break."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.fakes.manual_clock import ManualClock
+from helpers.harnesses.dispatcher_machine import Factory
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -23,6 +23,7 @@ from equipoise.balancer.requests.dispatcher import (
     Running,
 )
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
+from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.balancer.requests.shared_policy import (
     FrontEndSession,
     Message,
@@ -120,10 +121,12 @@ class FrontEnd:
 class SharedPolicyMachine(RuleBasedStateMachine):
     """Any order of events of front ends, and of deliveries."""
 
+    factory: Factory = LateBinding
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.policy = LateBinding([SLOTS] * WORKERS)
+        self.policy = type(self).factory([SLOTS] * WORKERS, [None] * WORKERS)
         self.errors: list[Exception] = []
         self.server = PolicyServer(self.policy, WORKERS, self.clock, self.errors.append)
         self.front_ends = [FrontEnd(self) for _ in range(FRONT_ENDS)]
@@ -215,7 +218,7 @@ class SharedPolicyMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_fails(self) -> None:
         assert self.errors == []
-        assert self.policy.refused == []
+        assert not isinstance(self.policy, LateBinding) or self.policy.refused == []
         for front_end in self.front_ends:
             kinds = {type(one) for one in front_end.failures}
             assert kinds <= ({SharedPolicyLost} if front_end.is_cut else set()), front_end.failures
@@ -257,7 +260,7 @@ class SharedPolicyMachine(RuleBasedStateMachine):
             Stage.BOUND: (BoundToWorker, Aborting),
             Stage.RUNNING: (Running, Aborting),
         }
-        known = 0
+        stages: Counter[Stage] = Counter()
         for front_end in self.front_ends:
             session, policy = front_end.session, front_end.policy
             if front_end.is_cut:
@@ -271,32 +274,39 @@ class SharedPolicyMachine(RuleBasedStateMachine):
                 shared = there[serial]
                 assert isinstance(request.status, expected[shared.stage])
                 assert shared.worker == (-1 if request.worker is None else request.worker)
-                assert self.policy.knows(shared.arrival.id) == (shared.stage is not Stage.PARKED)
                 if shared.stage is Stage.PARKED:
                     assert self.server.states[shared.arrival.worker or 0] is not SERVING
-                known += shared.stage is not Stage.PARKED
-        assert len(self.policy._requests) == known, "nothing of front ends that are gone"
+                stages[shared.stage] += 1
+        self.policy_knows(stages)
         for worker, state in enumerate(self.server.states):
             words = {
                 one.dispatcher.workers[worker].state for one in self.front_ends if not one.is_cut
             }
             assert (state is SERVING) == (words == {SERVING})
             assert words != {LOST} or state is LOST
-        self.no_slot_is_left_empty()
 
-    def no_slot_is_left_empty(self) -> None:
+    def policy_knows(self, stages: Counter[Stage]) -> None:
+        """So many requests of each stage, and none of front ends that are gone."""
+        placed = stages[Stage.BOUND] + stages[Stage.RUNNING]
+        if isinstance(self.policy, RequestRouter):
+            assert (sum(self.policy.counts), self.policy.unassigned) == (
+                placed,
+                stages[Stage.POOLED],
+            )
+        elif isinstance(self.policy, LateBinding):
+            assert len(self.policy._requests) == placed + stages[Stage.POOLED]
+            self.no_slot_is_left_empty(self.policy)
+
+    def no_slot_is_left_empty(self, policy: LateBinding) -> None:
         """Nobody waits while a worker that may serve it has a free slot."""
+        load = Counter(one.worker for one in policy._requests.values())
         for front_end in self.front_ends:
             for request in front_end.open_requests():
                 if not isinstance(request.status, Queued) or front_end.is_cut:
                     continue
                 pin = request.pinned_worker
                 for worker in range(WORKERS) if pin is None else [pin]:
-                    full = self.policy_load(worker) >= SLOTS
-                    assert full or self.server.states[worker] is not SERVING
-
-    def policy_load(self, worker: int) -> int:
-        return sum(one.worker == worker for one in self.policy._requests.values())
+                    assert load[worker] >= SLOTS or self.server.states[worker] is not SERVING
 
     def teardown(self) -> None:
         self.settle()
@@ -304,10 +314,15 @@ class SharedPolicyMachine(RuleBasedStateMachine):
             for request in front_end.open_requests():
                 front_end.dispatcher.abort(request)
         self.settle()
-        assert self.policy._requests == {}
+        self.policy_knows(Counter())
         self.nothing_fails()
 
 
-def machine(**attributes: Any) -> type[SharedPolicyMachine]:
-    """A machine of its own class: Hypothesis keeps examples by class."""
-    return type("Machine", (SharedPolicyMachine,), attributes)
+def machine(factory: Factory) -> type[SharedPolicyMachine]:
+    """A machine over this policy."""
+
+    class Machine(SharedPolicyMachine):
+        pass
+
+    Machine.factory = staticmethod(factory)
+    return Machine

@@ -23,9 +23,11 @@ from equipoise.hal.errors import PolicyError
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Short enough for the path of a socket."""
+    path = tmp_path_factory.mktemp("s")
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
 
 
 class Served:

@@ -29,9 +29,11 @@ FIT = {"policy": "fit", "queue_timeout": 1e6}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Short enough for the path of a socket."""
+    path = tmp_path_factory.mktemp("s")
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
 
 
 def api_servers(count: int, engines: list[FakeEngine], first: int = 0) -> list[Routed]:
