@@ -744,6 +744,43 @@ LIVE = Section(
     ),
 )  # fmt: skip
 
+SHARED = Section(
+    "Several front ends, one policy",
+    "shared_policy",
+    "python benchmarks/shared_policy.py",
+    "Eight front ends, each a dispatcher, route a closed loop of clients to eight workers in "
+    "lockstep with 16 slots each, by `fit`; on a clock wound by hand, so that figures are the same "
+    "everywhere. `shared`: one policy for all; `reports`: a policy each, and reports of the "
+    "workers every 100 ms; `late`: one front end and eight where every message to and from the "
+    "policy takes a whole step of the engine; `uneven`: seven are so late, and one is not. "
+    "Imbalance in thousand KV tokens, mean over steps with nine of ten slots taken; median, least "
+    "and most of three seeds. Ratios are of the sums.",
+    bars=(
+        Bar("imbalance with one policy for eight front ends over that with one, worst workload",
+            "shared", at_most=1.2),
+        Bar("with a policy each", "reports"),
+        Bar("with one policy, both where messages take a step", "late_shared", at_most=1.2),
+        Bar("where those of all but one of the eight do", "uneven"),
+        Bar("CPU of a step of 1,024 requests at the process that has the policy, milliseconds",
+            "step_cost"),
+    ),
+    tables=(
+        Table("workloads", (
+            ("workload", "{workload}"),
+            ("one front end", spread("one", ".1f")),
+            ("shared", spread("shared", ".1f")),
+            ("ratio", "{shared_ratio:.2f}"),
+            ("reports", spread("reports", ".1f")),
+            ("ratio", "{reports_ratio:.2f}"),
+            ("late, one", spread("late_one", ".1f")),
+            ("late, shared", spread("late_shared", ".1f")),
+            ("ratio", "{late_shared_ratio:.2f}"),
+            ("uneven", spread("uneven", ".1f")),
+            ("ratio", "{uneven_ratio:.2f}"),
+        )),
+    ),
+)  # fmt: skip
+
 GPU = Section(
     "CUDA",
     "gpu_speed",
@@ -899,7 +936,7 @@ VLLM_ASCEND = Section(
 )  # fmt: skip
 
 SECTIONS = (MAIN_JOB, PLACEMENT, ROUTING, ENGINE, VLLM, SGLANG, VLLM_ASCEND, STAGING, PIPELINE,
-            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, PICKER, PROXY, PROXY_CPU, GPU,
+            BALANCE, GRID, ABLATIONS, DECISIONS, LIVE, SHARED, PICKER, PROXY, PROXY_CPU, GPU,
             GPU_SUITES)  # fmt: skip
 
 EVIDENCE = Section(

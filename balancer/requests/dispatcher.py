@@ -426,6 +426,20 @@ class RequestDispatcher:
         change = WorkerChange(worker=worker, report=report)
         self._tell(lambda policy: policy.on_worker_change(change))
 
+    # What a policy reports that answers later than it is asked.
+
+    def apply_decision(self, decision: Decision) -> None:
+        """Do what the policy has decided since it was asked; nothing once it is called no more."""
+        if self.policy is not None:
+            # A request that is lost here may arrive again: ends first, as in `submit`.
+            self._flush()
+            self._apply(decision)
+
+    def fail_policy(self, error: Exception) -> None:
+        """The policy has failed while nobody was asking it."""
+        if self.policy is not None:
+            self._policy_failed(error)
+
     def close(self) -> None:
         """Let the policy go and close all requests, without a call of their methods."""
         self._drop_policy()
@@ -590,7 +604,11 @@ class RequestDispatcher:
                 self._cancel(request, RequestClosed(CloseReason.POLICY_FAILED))
 
     def _drop_policy(self) -> None:
+        # One that is somewhere else has to be left there.
+        leave = getattr(self.policy, "close", None)
         self.policy = None
+        if leave is not None:
+            leave()
         for timer in (self._flush_handle, self._step_timer, self._queue_timer):
             if timer is not None:
                 timer.cancel()

@@ -121,6 +121,8 @@ class RoutingPolicy(Protocol):
     The tokens of an engine's step may be told in one event or in several. A policy may put its
     decision off until it has heard of all requests that run, and says so (`Decision.due`).
 
+    One that has a method `close` is told by it that it is called no more.
+
     Raises RequestError for a request that arrives twice, is unknown, or whose state does not allow
     the event; WorkerError for a worker that does not exist.
     """

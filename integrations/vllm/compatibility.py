@@ -220,6 +220,7 @@ CLIENT_ATTRIBUTES = (
     "outputs_queue",
     "reqs_in_flight",
     "resources",
+    "stats_update_address",
 )
 """Instance attributes that `dp_load_balancer` uses; they exist after `__init__` only."""
 FEATURE_SYMBOLS = {

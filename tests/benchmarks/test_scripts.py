@@ -21,6 +21,7 @@ QUICK = {
     "request_routing speed": "request_routing.py --speed --quick",
     "request_ablations": "request_ablations.py --only drafting",
     "live_routing": "live_routing.py --quick",
+    "shared_policy": "shared_policy.py --quick",
     "proxy": "proxy.py --quick",
     "proxy cpu": "proxy.py --cpu --quick",
     "vllm_policy": "vllm_policy.py --quick",

@@ -357,6 +357,14 @@ SECTIONS: dict[str, Sequence[Family]] = {
             before=0,
         ),
         Family(
+            name="mutants of a policy that front ends share",
+            proof="unit/balancer/requests/test_shared_policy.py",
+            token="MUTANTS[name]",
+            members=literal("unit/balancer/requests/test_shared_policy.py", "MUTANTS"),
+            says="a play of front ends over slow links rejects each",
+            before=0,
+        ),
+        Family(
             name="mutants of vLLM's request routing",
             proof="unit/integrations/vllm/dp/test_mutants.py",
             token="MUTANTS[name]",

@@ -4,15 +4,16 @@ It does so once and for good. A client gets a scheduler when it is created from 
 `dp_load_balancer`; without one its methods are those of its base.
 """
 
-import logging
 from collections.abc import Mapping
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from os import environ
 from typing import Any
 from weakref import finalize
 
+from equipoise.balancer.requests.shared_policy import RemotePolicy
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import compatibility
+from equipoise.integrations.vllm.dp.api_servers import share_policy
 from equipoise.integrations.vllm.dp.client_view import ClientView
 from equipoise.integrations.vllm.dp.policy import (
     make_policy,
@@ -20,11 +21,9 @@ from equipoise.integrations.vllm.dp.policy import (
     policy_factory,
     rank_capacity,
 )
-from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
+from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler, RunningLoopClock
 from equipoise.integrations.vllm.patching import Patch, apply_patches
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings, parse_settings
-
-LOG = logging.getLogger("vllm.equipoise")
 
 CORE_CLIENT_MODULE = "vllm.v1.engine.core_client"
 RUST_FRONTEND_VARIABLE = "VLLM_USE_RUST_FRONTEND"
@@ -66,7 +65,8 @@ def dp_config_errors(
 def attach_scheduler(client: Any) -> None:
     """Give a client a scheduler if its configuration has `dp_load_balancer`.
 
-    Raises `EngineUnsupported` that names missing attributes, or what creating the policy raises.
+    Raises `EngineUnsupported` that names missing attributes, `IntegrationError` where several API
+    servers cannot share the policy, or what creating the policy raises.
     """
     requested = parse_settings(client.vllm_config.additional_config, environ)
     if requested is None or requested.dp_load_balancer is None:
@@ -75,15 +75,16 @@ def attach_scheduler(client: Any) -> None:
     if missing:
         raise EngineUnsupported(f"equipoise: vLLM's client has no {', '.join(missing)}")
     settings = requested.dp_load_balancer
-    if client.client_count > 1 and client.client_index == 0:
-        LOG.warning(
-            "equipoise: %d API servers share the ranks, and the policy of each sees its own "
-            "requests only; --api-server-count 1 balances best",
-            client.client_count,
-        )
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
-    policy = make_policy(settings, ranks, client.client_count, client.client_index)
-    scheduler = DpRequestScheduler(ClientView(client, ranks), policy, settings.queue_timeout)
+    make = partial(make_policy, settings, ranks)
+    shared = RemotePolicy(ranks.count, RunningLoopClock()) if client.client_count > 1 else None
+    scheduler = DpRequestScheduler(
+        ClientView(client, ranks), shared or make(), settings.queue_timeout
+    )
+    if shared is not None:
+        served = share_policy(client, shared, scheduler.dispatcher, make)
+        if served is not None:
+            finalize(client, served.close)
     client.equipoise_scheduler = scheduler
     finalize(client, scheduler.close)
 

@@ -24,6 +24,7 @@ class PrometheusMetrics:
     fallback_requests: Any
     policy_failures: Any
     queued_requests: Any
+    policy_api_servers: Any
 
 
 @cache
@@ -47,6 +48,11 @@ def prometheus_metrics() -> PrometheusMetrics | None:
         queued_requests=client.Gauge(
             PREFIX + "queued_requests",
             "Requests that wait for a rank; vLLM does not count them as waiting",
+            multiprocess_mode="livesum",
+        ),
+        policy_api_servers=client.Gauge(
+            PREFIX + "policy_api_servers",
+            "API servers that share the policy of the first of them; 0 if it has failed",
             multiprocess_mode="livesum",
         ),
     )
@@ -81,6 +87,11 @@ class RoutingMetrics:
         COUNTERS.add("dp_policy_failures")
         if self._prometheus is not None:
             self._prometheus.policy_failures.inc()
+
+    def set_api_servers(self, count: int) -> None:
+        """Set the number of API servers that share the policy that this process has."""
+        if self._prometheus is not None:
+            self._prometheus.policy_api_servers.set(count)
 
     def set_queued(self, count: int) -> None:
         """Set the number of queued requests."""

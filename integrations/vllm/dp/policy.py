@@ -11,7 +11,7 @@ from equipoise.hal.errors import ConfigError, UsageError
 from equipoise.integrations.vllm.settings import DpLoadBalancerSettings
 
 RESERVED_OPTIONS = ("front_ends", "front_end")
-"""Policy options that follow from vLLM's configuration, and so cannot be set."""
+"""Policy options that cannot be set: all API servers share one policy."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,8 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
     )
 
 
-def policy_factory(
-    settings: DpLoadBalancerSettings, clients: int = 1, client: int = 0
-) -> PolicyFactory:
-    """Return the factory of the policy, for one of `clients` API servers.
+def policy_factory(settings: DpLoadBalancerSettings) -> PolicyFactory:
+    """Return the factory of the policy.
 
     Raises `ConfigError` if the policy does not exist, or its options are invalid.
     """
@@ -61,10 +59,8 @@ def policy_factory(
     reserved = sorted(set(options) & set(RESERVED_OPTIONS))
     if reserved:
         raise ConfigError(
-            f"dp_load_balancer: {', '.join(reserved)}: the number of API servers says that"
+            f"dp_load_balancer: {', '.join(reserved)}: all API servers share one policy"
         )
-    if ":" not in settings.policy:
-        options |= {"front_ends": clients, "front_end": client}
     try:
         return routing_policy_factory(settings.policy, options)
     except UsageError as error:
@@ -74,14 +70,12 @@ def policy_factory(
         raise ConfigError(f"dp_load_balancer: {message}") from error
 
 
-def make_policy(
-    settings: DpLoadBalancerSettings, ranks: RankCapacity, clients: int, client: int
-) -> RoutingPolicy:
+def make_policy(settings: DpLoadBalancerSettings, ranks: RankCapacity) -> RoutingPolicy:
     """Create the policy.
 
     Raises `ConfigError` as `policy_factory`, and `UsageError` if a third-party factory fails.
     """
-    factory = policy_factory(settings, clients, client)
+    factory = policy_factory(settings)
     return factory([ranks.slots] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 

@@ -23,6 +23,7 @@ from equipoise.balancer.requests.dispatcher import (
     Timer,
 )
 from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.shared_policy import SharedPolicyLost
 from equipoise.integrations.vllm.dp.client_view import (
     ClientView,
     RankLoad,
@@ -65,12 +66,22 @@ class RunningLoopClock:
     time = staticmethod(monotonic)
 
     def call_soon(self, callback: Callable[[], object]) -> Timer:
-        """As the loop's."""
-        return asyncio.get_running_loop().call_soon(callback)
+        """As the loop's; nothing is called at the end of the process, when none runs any more."""
+        try:
+            return asyncio.get_running_loop().call_soon(callback)
+        except RuntimeError:
+            return NeverCalled()
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
         """As the loop's."""
         return asyncio.get_running_loop().call_later(delay, callback)
+
+
+class NeverCalled:
+    """A timer that has nothing to cancel."""
+
+    def cancel(self) -> None:
+        """As `Timer`."""
 
 
 class DpRequest(DispatchedRequest):
@@ -297,8 +308,10 @@ class DpRequestScheduler:
 
     def _policy_failed(self, error: Exception) -> FailureAction:
         LOG.error(
-            "equipoise: the policy failed; the engine's own rule routes from now on",
-            exc_info=error,
+            "equipoise: the policy failed: %s; the engine's own rule routes from now on",
+            error,
+            # What has failed another process says; here only that is known that it has.
+            exc_info=None if isinstance(error, SharedPolicyLost) else error,
         )
         self._metrics.count_failure()
         return FailureAction.STOP_POLICY

@@ -54,11 +54,15 @@ def test_routed_server_keeps_tokens_and_routes_all_requests(
     routed(outcome, case.rounds * len(PROMPTS))
 
 
-def test_two_api_servers_route_over_shared_ranks(references: References, run_once: RunOnce) -> None:
-    case = modes.routed(references["qwen3"], {"policy": "jsq_load"}, api_server_count=2)
-    outcome = run_once("routed-by-two", case)
+@pytest.mark.parametrize("api_servers", [2, 4])
+def test_api_servers_route_over_shared_ranks_by_one_policy(
+    references: References, run_once: RunOnce, api_servers: int
+) -> None:
+    case = modes.routed(references["qwen3"], "fit", api_server_count=api_servers)
+    outcome = run_once(f"routed-by-{api_servers}", case)
     check_tokens(outcome, references["qwen3"])
     routed(outcome, case.rounds * len(PROMPTS))
+    assert counters_of(outcome)["policy_api_servers"] == api_servers
 
 
 def test_routed_server_loses_nothing_when_clients_leave(

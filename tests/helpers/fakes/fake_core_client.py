@@ -6,15 +6,26 @@ says that a request ended.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
+from helpers.fakes.manual_clock import LoopTurns
+
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
+from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.shared_policy import (
+    PolicyServer,
+    RemotePolicy,
+    connect_in_process,
+)
+from equipoise.integrations.vllm.dp import core_client
 from equipoise.integrations.vllm.dp.client_view import NUM_COUNT_FIELDS
 from equipoise.integrations.vllm.dp.core_client import client_class
-from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler
+from equipoise.integrations.vllm.dp.scheduler import DpRequestScheduler, RunningLoopClock
 
 
 class Release(Enum):
@@ -130,6 +141,7 @@ class FakeCoreClient:
     """Of one API server; the class that `Routed` starts from."""
 
     release = Release.NEW
+    address: str | None = "ipc:///tmp/statistics"
     equipoise_scheduler: DpRequestScheduler | None = None
 
     def __init__(
@@ -144,6 +156,7 @@ class FakeCoreClient:
         self.reqs_in_flight: dict[str, bytes] = {}
         self.engine_inflight: Counter[bytes] = Counter()
         self.resources = SimpleNamespace(engine_dead=False)
+        self.stats_update_address = self.address
         self.outputs_queue: asyncio.Queue[Any] = asyncio.Queue()
         self.paused: list[str] = []
         self.broken: set[str] = set()
@@ -219,12 +232,35 @@ class Deployment:
     Attributes:
         engines: of all clients.
         clients: one an API server.
+        server: has the policy of several clients.
+        clock: of that, too.
         ended: by id, how often a client was told that it ended.
     """
 
     engines: list[FakeEngine]
-    clients: list[Routed]
+    clients: list[Routed] = field(default_factory=list)
+    server: PolicyServer | None = None
+    clock: LoopTurns = field(default_factory=LoopTurns)
     ended: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def policy(self) -> RoutingPolicy | None:
+        """Of all clients."""
+        return self.clients[0].scheduler.policy if self.server is None else self.server.policy
+
+    def share(
+        self,
+        client: Routed,
+        policy: RemotePolicy,
+        dispatcher: RequestDispatcher,
+        make_policy: Callable[[], RoutingPolicy],
+    ) -> None:
+        """As `share_policy`, without a socket."""
+        if client.client_index == 0:
+            workers = len(client.core_engines)
+            self.server = PolicyServer(make_policy(), workers, self.clock, lambda error: None)
+        assert self.server is not None
+        connect_in_process(self.server, policy, dispatcher, RunningLoopClock())
 
     async def step(self, engine: int) -> None:
         """One engine makes a step, and everybody hears of it."""
@@ -271,12 +307,14 @@ def deploy(
     kind = patched(release)
     fake_engines = [FakeEngine(slots) for _ in range(engines)]
     config = configuration(slots, **routing)
-    return Deployment(
-        fake_engines, [kind(config, fake_engines, clients, index) for index in range(clients)]
-    )
+    deployment = Deployment(fake_engines)
+    with patch.object(core_client, "share_policy", deployment.share):
+        for index in range(clients):
+            deployment.clients.append(kind(config, fake_engines, clients, index))
+    return deployment
 
 
 async def turn() -> None:
     """Everything that is due in the event loop has been done."""
-    for _ in range(6):
+    for _ in range(12):
         await asyncio.sleep(0)

@@ -6,7 +6,6 @@ from random import Random
 from typing import Any
 
 from helpers.fakes.fake_core_client import Deployment, FakeRequest, Routed, asked, turn
-from helpers.fakes.manual_clock import LoopTurns
 from hypothesis import strategies as st
 
 from equipoise.balancer.requests.request_router import RequestRouter
@@ -46,7 +45,7 @@ class Play:
 
     def __init__(self, setup: Deployment) -> None:
         self.setup = setup
-        self.clock = LoopTurns()
+        self.clock = setup.clock
         for client in setup.clients:
             client.scheduler.dispatcher.clock = self.clock
         self.sent: dict[str, list[FakeRequest]] = {}
@@ -151,9 +150,11 @@ class Play:
     def look_at_policies(self) -> None:
         """They have been asked to the end, and know of nothing any more."""
         for client in self.setup.clients:
-            assert client.scheduler.mode is RoutingMode.POLICY
-            policy = client.scheduler.policy
-            assert isinstance(policy, RequestRouter)
-            assert policy.unassigned == 0
-            if len(self.setup.clients) == 1:
-                assert set(policy.loads) == {0}
+            scheduler = client.scheduler
+            assert scheduler.mode is RoutingMode.POLICY
+            again = scheduler._client.new_reports(scheduler._rank_loads)
+            assert again == (), "the last were read, and each is read once"
+        policy = self.setup.policy
+        assert isinstance(policy, RequestRouter)
+        assert policy.unassigned == 0
+        assert set(policy.loads) == {0}

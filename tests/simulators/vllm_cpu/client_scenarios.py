@@ -4,8 +4,10 @@ Plays are the same for every version that is tested; what they import of vLLM is
 """
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -44,8 +46,8 @@ class Wire:
         self.woken += 1
 
 
-def make_client(slots: int, routing: Any) -> tuple[Any, Wire]:
-    """A client that has met two engines."""
+def make_client(slots: int, routing: Any, servers: int = 1, server: int = 0) -> tuple[Any, Wire]:
+    """A client that has met two engines, of one of so many API servers."""
     from vllm.v1.engine.core_client import DPLBAsyncMPClient
 
     client = object.__new__(DPLBAsyncMPClient)
@@ -56,7 +58,8 @@ def make_client(slots: int, routing: Any) -> tuple[Any, Wire]:
         ),
         scheduler_config=SimpleNamespace(max_num_seqs=slots),
     )
-    client.client_count, client.client_index, client.current_wave = 1, 0, 5
+    client.client_count, client.client_index, client.current_wave = servers, server, 5
+    client.stats_update_address = "ipc:///tmp/statistics"
     client.core_engines, client.engine_ranks_managed = [b"\0\0", b"\1\0"], [0, 1]
     client.lb_engines = counts((0, 0), (0, 0))
     client.reqs_in_flight, client.engine_inflight = {}, Counter()
@@ -192,6 +195,30 @@ async def ended() -> None:
     assert processor.get_num_unfinished_requests() == 2
 
 
+async def shared() -> None:
+    """A slot that one API server's request leaves goes to what waits at another one."""
+    with TemporaryDirectory() as folder, patch.object(tempfile, "tempdir", folder):
+        (first, first_wire), (second, second_wire) = [
+            make_client(1, "fit", 2, server) for server in (0, 1)
+        ]
+        await first.add_request_async(engine_request("a"))
+        await first.add_request_async(engine_request("b"))
+        await until(lambda: len(first_wire.engines) == 2)
+        await second.add_request_async(engine_request("late"))
+        assert second_wire.engines == []
+        await step(first, {"a": 1, "b": 1}, {"b"})
+        await until(lambda: second_wire.engines)
+        assert second_wire.engines == [first_wire.engines[1]]
+        for client in (first, second):
+            client.equipoise_scheduler.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what comes from a socket; `perform` bounds it."""
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
 async def taken_out() -> None:
     """What is put in is put in once, and taken out without a trace."""
     from vllm.v1.engine import core_client
@@ -203,7 +230,8 @@ async def taken_out() -> None:
 
 
 PLAYS: Mapping[str, Callable[[], Coroutine[Any, Any, None]]] = {
-    play.__name__: play for play in (held, aborted, pinned, streamed, reported, ended, taken_out)
+    play.__name__: play
+    for play in (held, aborted, pinned, streamed, shared, reported, ended, taken_out)
 }
 
 

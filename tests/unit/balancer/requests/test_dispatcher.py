@@ -393,6 +393,41 @@ def test_policy_decides_without_the_rest_of_a_step_that_does_not_come() -> None:
     assert isinstance(late.status, BoundToWorker)
 
 
+class Later(LateBinding):
+    """Decides nothing when it is asked."""
+
+    def __init__(self, slots: int = 1) -> None:
+        super().__init__([slots])
+        self.closed = 0
+
+    def decide(self) -> Decision:
+        return Decision()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_decision_that_comes_later_is_applied_as_any_other() -> None:
+    fleet = Fleet(Later())
+    first, second = fleet.submit("a"), fleet.submit("b", required=0)
+    fleet.dispatcher.apply_decision(Decision((Assignment("a", 0),), lost=("b",)))
+    assert first.worker == 0
+    assert second.status == RequestClosed(CloseReason.WORKER_LOST)
+    fleet.dispatcher.apply_decision(Decision((Assignment("a", 0),)))
+    assert [type(one) for one in fleet.failures] == [InvalidAssignment]
+
+
+def test_policy_that_fails_unasked_is_left_once() -> None:
+    policy = Later()
+    fleet = Fleet(policy, action=STOP)
+    request = fleet.submit("a")
+    for _ in range(2):
+        fleet.dispatcher.fail_policy(OSError("gone"))
+        fleet.dispatcher.apply_decision(Decision((Assignment("a", 0),)))
+    assert request.status == RequestClosed(CloseReason.POLICY_FAILED)
+    assert (len(fleet.failures), policy.closed) == (1, 1)
+
+
 def test_dispatcher_that_is_closed_lets_policy_and_timers_go() -> None:
     fleet = Fleet(LateBinding([1]))
     waits = [fleet.submit("a"), fleet.submit("b")]

@@ -58,7 +58,7 @@ def _unpinned(self: ClientView, request: Any) -> None:
 
 
 def _first_report(self: ClientView, shares: Any) -> Any:
-    """Other front ends have what they had then."""
+    """Ranks have what they had then."""
     first = FIRST.setdefault(self, REPORTS(self, shares))
     if not first:
         del FIRST[self]

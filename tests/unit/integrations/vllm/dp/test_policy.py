@@ -4,8 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fakes.fake_core_client import configuration, deploy
+from helpers.fakes.fake_core_client import asked, configuration, deploy, turn
 from helpers.fakes.late_binding_policy import LateBinding
+from helpers.harnesses.request_routing_scenario import run
 
 from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
 from equipoise.balancer.requests.request_router import RequestRouter
@@ -52,23 +53,23 @@ def test_routing_settings_override_engine_defaults() -> None:
     assert (ranks.slots, ranks.kv_token_limit) == (3, 77)
 
 
-@pytest.mark.parametrize("clients", [1, 2])
-def test_several_api_servers_are_warned_of_once(
-    clients: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    deploy(2, 3, clients, policy="fit")
-    lines = [line for line in caplog.messages if "API servers" in line]
-    assert len(lines) == clients - 1
-
-
+@pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_routing_policy_is_told_number_of_api_servers(name: str) -> None:
-    for index, client in enumerate(deploy(2, 3, 2, policy=name).clients):
-        policy = client.scheduler.policy
+def test_api_servers_share_one_policy_that_sees_all(name: str, clients: int) -> None:
+    async def work() -> None:
+        setup = deploy(2, 3, clients, policy=name)
+        await turn()
+        policy = setup.policy
         assert isinstance(policy, RequestRouter)
-        assert (policy.settings.front_ends, policy.settings.front_end) == (2, index)
+        assert (policy.settings.front_ends, policy.settings.front_end) == (1, 0)
         assert policy.settings.when_full is WhenFull.HOLD
         assert len(policy.states) == 3
+        for number, client in enumerate(setup.clients):
+            await client.add_request_async(asked(f"r{number}"))
+        await turn()
+        assert sum(policy.counts) == clients
+
+    run(work())
 
 
 def test_routing_options_reach_the_policy() -> None:
@@ -95,7 +96,7 @@ def switch_on(routing: object) -> None:
     [
         ("fitt", "policy: unknown name 'fitt'; known: random"),
         ({"policy_options": {"windw": 1}}, "policy_options: unknown option 'windw'"),
-        ({"policy_options": {"front_ends": 2}}, "front_ends: the number of API servers says that"),
+        ({"policy_options": {"front_ends": 2}}, "front_ends: all API servers share one policy"),
         ({"policy": "os:sep"}, "policy: 'os:sep' cannot be called"),
         ({"policy_options": {"window": -1}}, "policy fit: window: expected at least 1"),
         ({"slots": 0}, "slots must be a whole number from 1"),

@@ -1,0 +1,446 @@
+"""A policy that several front ends share: nothing is lost, bound twice, or left in a slot."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers.fakes.failing_policies import Absurd, Failing
+from helpers.fakes.late_binding_policy import LateBinding
+from helpers.fakes.manual_clock import ManualClock
+from helpers.harnesses.shared_policy_machine import SharedPolicyMachine, machine
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from equipoise.balancer.requests.dispatcher import (
+    CloseReason,
+    DispatchedRequest,
+    FailureAction,
+    InvalidAssignment,
+    Queued,
+    RequestClosed,
+    RequestDispatcher,
+)
+from equipoise.balancer.requests.policy import (
+    STEP_TIMEOUT_SECONDS,
+    Capacity,
+    Decision,
+    Request,
+    RoutingPolicy,
+    WorkerReport,
+    WorkerState,
+)
+from equipoise.balancer.requests.policy_factory import routing_policy_factory
+from equipoise.balancer.requests.shared_policy import (
+    ANSWER_SECONDS,
+    GREETING_SECONDS,
+    FrontEndSession,
+    MalformedMessage,
+    Message,
+    PolicyServer,
+    RemotePolicy,
+    SharedPolicyLost,
+    SharedRequest,
+    Stage,
+    connect_in_process,
+)
+
+SKIP, STOP = FailureAction.SKIP_EVENT, FailureAction.STOP_POLICY
+
+
+def test_shared_policy_keeps_both_ends_equal_for_any_order_of_messages() -> None:
+    run_state_machine_as_test(SharedPolicyMachine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fit", "br0", "jsq_load", "round_robin"])
+def test_shared_policy_keeps_both_ends_equal_with_native_policy(name: str) -> None:
+    run_state_machine_as_test(machine(routing_policy_factory(name, {})))
+
+
+def _assignment_is_never_superseded(self: RemotePolicy, bound: Any, lost: Any) -> None:
+    stopped, self._stopped_at = self._stopped_at, [0] * len(self._stopped_at)
+    APPLY(self, bound, lost)
+    self._stopped_at = stopped
+
+
+def _one_serial_an_id(self: RemotePolicy, request: Request) -> Decision:
+    """An assignment is for whatever request has the id now."""
+    serials = vars(self).setdefault("serial_of_id", {})
+    self._arrived = serials.setdefault(request.id, len(serials))
+    return ON_ARRIVAL(self, request)
+
+
+def _crossing_stays_bound(self: FrontEndSession, worker: int, state: Any, _: int) -> None:
+    """The server does not take back what the front end has ignored."""
+    ON_STATE(self, worker, state, 1 << 30)
+
+
+def _all_is_taken_back(self: FrontEndSession, worker: int, state: Any, _: int) -> None:
+    """What the front end has heard of, too."""
+    ON_STATE(self, worker, state, -1)
+
+
+def _requests_stay(self: PolicyServer, session: FrontEndSession) -> None:
+    session._requests.clear()
+    LEAVE(self, session)
+
+
+def _word_stays(self: PolicyServer, session: FrontEndSession) -> None:
+    """The word of a front end outlives it."""
+    for other in self.sessions:
+        other._words = {**session._words, **other._words}
+    LEAVE(self, session)
+
+
+def _one_word_is_enough(self: PolicyServer, worker: int) -> WorkerState:
+    lost = any(one.word(worker) is WorkerState.LOST for one in self.sessions)
+    return WorkerState.LOST if lost else BY_WORD(self, worker)
+
+
+def _last_word_counts(self: FrontEndSession, worker: int, state: Any, acknowledged: int) -> None:
+    for session in self._server.sessions:
+        session._words[worker] = state
+    ON_STATE(self, worker, state, acknowledged)
+
+
+def _told_though_parked(self: PolicyServer, request: SharedRequest) -> None:
+    request.stage = Stage.POOLED
+    self.tell(lambda policy: policy.on_arrival(request.arrival))
+
+
+def _abort_is_not_told(self: RemotePolicy, request: Any) -> Any:
+    self._forget(request)
+
+
+def _lost_is_not_said(self: FrontEndSession, request: SharedRequest) -> None:
+    LOSE(self, request)
+    self._lost.pop()
+
+
+def _never_told_again(self: PolicyServer, worker: int) -> None:
+    """Requests for a worker that serves again stay aside."""
+    with patch.object(PolicyServer, "arrive"):
+        UPDATE(self, worker)
+
+
+APPLY, ON_ARRIVAL = RemotePolicy._apply, RemotePolicy.on_arrival
+ON_STATE, LEAVE = FrontEndSession._on_state, PolicyServer.leave
+LOSE, UPDATE, BY_WORD = (
+    FrontEndSession.lose,
+    PolicyServer.update_worker,
+    PolicyServer._state_by_word,
+)
+MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
+    "an assignment that is superseded is made": (
+        RemotePolicy,
+        "_apply",
+        _assignment_is_never_superseded,
+    ),
+    "an assignment is for the next request of that id": (
+        RemotePolicy,
+        "on_arrival",
+        _one_serial_an_id,
+    ),
+    "an assignment that is ignored stays bound": (
+        FrontEndSession,
+        "_on_state",
+        _crossing_stays_bound,
+    ),
+    "what a draining worker has is bound again": (FrontEndSession, "_on_state", _all_is_taken_back),
+    "requests of a front end that left stay": (PolicyServer, "leave", _requests_stay),
+    "the word of a front end that left stays": (PolicyServer, "leave", _word_stays),
+    "one front end loses the requests of others": (
+        PolicyServer,
+        "_state_by_word",
+        _one_word_is_enough,
+    ),
+    "the last word of a worker counts for all": (FrontEndSession, "_on_state", _last_word_counts),
+    "a request is told though its worker does not serve": (
+        PolicyServer,
+        "arrive",
+        _told_though_parked,
+    ),
+    "an abort does not reach the server": (RemotePolicy, "on_abort", _abort_is_not_told),
+    "a lost request is not reported": (FrontEndSession, "lose", _lost_is_not_said),
+    "a parked request is forgotten": (PolicyServer, "update_worker", _never_told_again),
+    "a link that breaks is not reported": (
+        RemotePolicy,
+        "lose",
+        lambda self, why: None,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_shared_policy_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MUTANTS[name])
+    few = settings(
+        max_examples=2000, stateful_step_count=50, phases=[Phase.generate], derandomize=True,
+        database=None, report_multiple_bugs=False,
+    )  # fmt: skip
+    try:
+        run_state_machine_as_test(SharedPolicyMachine, settings=few)
+    except Exception:  # an assertion, or whatever the mistake leads to
+        return
+    pytest.fail("the machine finds no mistake")
+
+
+class Pool:
+    """Front ends that share a policy in one process.
+
+    Attributes:
+        errors: of the policy.
+        failures: of each front end.
+        closed: reasons for which requests were closed, by front end and id.
+    """
+
+    def __init__(
+        self, policy: RoutingPolicy, workers: int = 1, front_ends: int = 2, action: Any = STOP
+    ) -> None:
+        self.clock = ManualClock()
+        self.action = action
+        self.errors: list[Exception] = []
+        self.failures: list[list[Exception]] = [[] for _ in range(front_ends)]
+        self.server = PolicyServer(policy, workers, self.clock, self.errors.append)
+        self.policies = [RemotePolicy(workers, self.clock) for _ in range(front_ends)]
+        self.dispatchers = [
+            RequestDispatcher(policy, workers, self.clock, partial(self.failed, number))
+            for number, policy in enumerate(self.policies)
+        ]
+        self.sessions = [
+            connect_in_process(self.server, policy, dispatcher, self.clock)
+            for policy, dispatcher in zip(self.policies, self.dispatchers, strict=True)
+        ]
+        self.settle()
+
+    def failed(self, front_end: int, error: Exception) -> FailureAction:
+        self.failures[front_end].append(error)
+        assert isinstance(self.action, FailureAction)
+        return self.action
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.clock.end_turn()
+
+    def submit(self, front_end: int, name: str, size: int = 5) -> DispatchedRequest:
+        request = DispatchedRequest(name, size)
+        self.dispatchers[front_end].submit(request)
+        self.settle()
+        return request
+
+    def run(self, front_end: int, request: DispatchedRequest, tokens: int) -> None:
+        """It has made so many tokens."""
+        dispatcher = self.dispatchers[front_end]
+        dispatcher.start(request, request.status)  # type: ignore[arg-type]
+        dispatcher.report_tokens(request, tokens)
+        self.settle()
+
+
+def test_front_ends_share_slots_and_ids_do_not_collide() -> None:
+    pool = Pool(LateBinding([1]))
+    first, second = pool.submit(0, "a"), pool.submit(1, "a")
+    assert (first.worker, second.worker) == (0, None)
+    pool.run(0, first, 1)
+    pool.dispatchers[0].finish(first)
+    pool.settle()
+    assert second.worker == 0
+    assert pool.failures == [[], []]
+
+
+def test_server_decides_without_the_rest_of_a_step_that_does_not_come() -> None:
+    pool = Pool(routing_policy_factory("fit", {})([2], [None]))
+    first, second, late = pool.submit(0, "a"), pool.submit(1, "b"), pool.submit(1, "late")
+    pool.run(0, first, 1)
+    pool.run(1, second, 1)
+    pool.dispatchers[0].report_tokens(first, 2)
+    pool.dispatchers[0].finish(first)
+    pool.settle()
+    pool.clock.advance(STEP_TIMEOUT_SECONDS / 2)
+    pool.settle()
+    assert isinstance(late.status, Queued), "the other front end has not told of this step"
+    pool.clock.advance(STEP_TIMEOUT_SECONDS / 2)
+    pool.settle()
+    assert late.worker == 0
+
+
+@pytest.mark.parametrize("action", FailureAction)
+def test_policy_that_fails_is_stopped_for_every_front_end(action: FailureAction) -> None:
+    policy = Failing([1])
+    pool = Pool(policy, action=action)
+    waits = [pool.submit(0, "a"), pool.submit(1, "b")]
+    policy.left = 0
+    last = pool.submit(0, "c")
+    assert [type(one) for one in pool.errors] == [ArithmeticError]
+    for front_end in pool.failures:
+        assert {type(one) for one in front_end} == {SharedPolicyLost}
+        assert "ArithmeticError: a mistake" in str(front_end[0])
+    assert policy.after == 0, "it is not called again"
+    if action is STOP:
+        assert pool.dispatchers[0].policy is pool.dispatchers[1].policy is None
+        assert all(isinstance(one.status, RequestClosed) for one in (*waits, last))
+    else:
+        refused = pool.submit(1, "d")
+        assert refused.status == RequestClosed(CloseReason.POLICY_FAILED)
+
+
+def test_assignment_that_cannot_be_stops_the_shared_policy() -> None:
+    pool = Pool(Absurd([1]))
+    request = pool.submit(1, "a")
+    assert [type(one) for one in pool.errors] == [InvalidAssignment]
+    assert request.status == RequestClosed(CloseReason.POLICY_FAILED)
+    assert [len(one) for one in pool.failures] == [1, 1]
+
+
+def test_front_end_that_leaves_frees_its_slots() -> None:
+    pool = Pool(LateBinding([1]))
+    pool.run(0, pool.submit(0, "a"), 3)
+    waits = pool.submit(1, "b")
+    pool.dispatchers[0].close()
+    pool.settle()
+    assert waits.worker == 0
+    assert pool.server.sessions == (pool.sessions[1],)
+    assert pool.failures == [[], []]
+
+
+def test_front_ends_go_on_by_themselves_when_the_server_closes() -> None:
+    pool = Pool(LateBinding([1]))
+    requests = [pool.submit(0, "a"), pool.submit(1, "b")]
+    pool.server.close()
+    pool.settle()
+    assert [one.status for one in requests] == [RequestClosed(CloseReason.POLICY_FAILED)] * 2
+    assert "the process that has the policy ends" in str(pool.failures[1][0])
+    assert pool.errors == []
+
+
+class Silent:
+    """A link to nobody."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.closed = False
+
+    def send(self, message: Message) -> None:
+        self.messages.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def silent() -> tuple[ManualClock, Silent, RemotePolicy, RequestDispatcher]:
+    clock, link = ManualClock(), Silent()
+    policy = RemotePolicy(1, clock)
+    dispatcher = RequestDispatcher(policy, 1, clock, lambda error: STOP)
+    policy.connect(link, dispatcher)
+    return clock, link, policy, dispatcher
+
+
+def test_front_end_gives_up_a_server_that_never_answers() -> None:
+    clock, link, policy, dispatcher = silent()
+    request = DispatchedRequest("a", 5)
+    dispatcher.submit(request)
+    clock.advance(GREETING_SECONDS / 2)
+    clock.advance(GREETING_SECONDS / 2 - 1)
+    assert isinstance(request.status, Queued)
+    clock.advance(1)
+    assert dispatcher.requests == ()
+    assert (policy.is_lost, link.closed, dispatcher.policy) == (True, True, None)
+
+
+def test_front_end_gives_up_a_server_that_answers_no_more() -> None:
+    clock, link, policy, dispatcher = silent()
+    policy.receive(["decision", len(link.messages), [], []])
+    clock.advance(GREETING_SECONDS)
+    assert not policy.is_lost, "there is nothing to answer"
+    dispatcher.submit(DispatchedRequest("a", 5))
+    policy.receive(["decision", len(link.messages), [], []])
+    dispatcher.submit(DispatchedRequest("b", 5))
+    clock.advance(ANSWER_SECONDS / 2)
+    clock.advance(ANSWER_SECONDS / 2)
+    assert not policy.is_lost, "the first was answered"
+    clock.advance(ANSWER_SECONDS / 2)
+    assert policy.is_lost
+
+
+def test_front_end_that_was_stopped_reads_before_it_gives_up() -> None:
+    clock, link, policy, dispatcher = silent()
+    policy.receive(["decision", len(link.messages), [], []])
+    dispatcher.submit(DispatchedRequest("a", 5))
+    clock.now += 10 * ANSWER_SECONDS
+    clock.advance(0)
+    policy.receive(["decision", len(link.messages), [], []])
+    clock.advance(ANSWER_SECONDS / 2)
+    assert not policy.is_lost
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ["hello", 0, 1], ["hello", 1, 2], [], ["arrive", 0], ["arrive", 0, 5, 1, None, None],
+        ["arrive", 0, 5, "x", None, None], ["state", 0, "gone", 0], ["state", 1, "lost", 0],
+        ["capacity", 7, 1, None], ["report", -1, 0, 0, 0, 0.0], ["abort", "a"],
+    ],
+)  # fmt: skip
+def test_server_drops_front_end_that_sends_malformed_message(message: Message) -> None:
+    pool = Pool(LateBinding([1]))
+    waits = pool.submit(1, "b")
+    link = Silent()
+    session = pool.server.connect(link)
+    with pytest.raises(MalformedMessage):
+        session.receive(message)
+    assert link.closed
+    assert link.messages[0][0] == "failed"
+    assert session not in pool.server.sessions
+    assert (waits.worker, pool.errors) == (0, [])
+
+
+def test_tokens_of_request_on_no_worker_are_malformed() -> None:
+    pool = Pool(LateBinding([1]), front_ends=1)
+    pool.submit(0, "a")
+    session = pool.server.connect(Silent())
+    session.receive(["arrive", 0, 5, None, None, None])
+    with pytest.raises(MalformedMessage, match="on no worker"):
+        session.receive(["tokens", [0], [1], []])
+
+
+def test_reports_are_taken_from_one_front_end() -> None:
+    policy = LateBinding([1])
+    pool = Pool(policy)
+    reports = [WorkerReport(waiting=0, running=n, tokens=0, kv_usage=0.0) for n in (1, 2)]
+    for dispatcher, report in zip(pool.dispatchers, reports, strict=True):
+        dispatcher.report_worker(0, report)
+    pool.settle()
+    assert policy.reports == [(0, reports[0])]
+    pool.dispatchers[0].close()
+    pool.settle()
+    pool.dispatchers[1].report_worker(0, reports[1])
+    pool.settle()
+    assert policy.reports == [(0, reports[0]), (0, reports[1])]
+
+
+def test_capacity_reaches_the_shared_policy_and_new_workers_are_refused() -> None:
+    pool = Pool(LateBinding([1]))
+    pool.submit(0, "a")
+    waits = pool.submit(1, "b")
+    pool.dispatchers[1].set_capacity(0, Capacity(slots=2))
+    pool.settle()
+    assert waits.worker == 0
+    with pytest.raises(Exception, match="does not take worker 1"):
+        pool.dispatchers[0].add_worker(Capacity(slots=1))
+    assert "gets no new ones" in str(pool.failures[0][0])
+
+
+def test_lost_worker_told_by_all_keeps_the_order_of_the_pool() -> None:
+    pool = Pool(LateBinding([1, 1]), 2)
+    requests = [pool.submit(0, "a"), pool.submit(1, "b"), pool.submit(0, "c")]
+    assert [one.worker for one in requests] == [0, 1, None]
+    for dispatcher in pool.dispatchers:
+        dispatcher.set_health(1, WorkerState.LOST)
+    pool.settle()
+    assert pool.server.states == [WorkerState.SERVING, WorkerState.LOST]
+    pool.dispatchers[0].abort(requests[0])
+    pool.settle()
+    assert [one.worker for one in requests[1:]] == [0, None]
+    assert pool.failures == [[], []]
