@@ -247,6 +247,51 @@ def types() -> Sequence[Step]:
     )
 
 
+def ray() -> Sequence[Step]:
+    """Ray has an environment of its own, without torch; the package is built into it."""
+    folder, tests_of_ray = BUILD / "ray", "tests/engines/ray"
+    python = str(folder / "bin" / "python")
+    pip = (python, "-m", "pip", "install", "--quiet")
+    pins = ("-c", f"{tests_of_ray}/constraints.txt")
+    return (
+        Step(
+            name="make the environment",
+            command=(PYTHON, "-m", "venv", "--clear", str(folder)),
+            limit=10 * MINUTE,
+            prepares=True,
+        ),
+        Step(
+            name="install Ray",
+            command=(*pip, "--no-compile", *pins, "-r", f"{tests_of_ray}/requirements.txt"),
+            limit=20 * MINUTE,
+            prepares=True,
+        ),
+        Step(
+            name="install the package",
+            command=(*pip, "--no-deps", "."),
+            limit=20 * MINUTE,
+            prepares=True,
+        ),
+        Step(
+            name=tests_of_ray,
+            # The settings of all tests, which are above, ask for torch.
+            command=(
+                python,
+                "-m",
+                "pytest",
+                tests_of_ray,
+                "--confcutdir",
+                "tests/engines",
+                *EVERYTHING,
+            ),
+            limit=HOUR,
+            report=Report.JUNIT,
+            environment={"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": SEARCH_PATH},
+            python=python,
+        ),
+    )
+
+
 def python312() -> Sequence[Step]:
     """The first commands of README, as written there, in an environment of Python 3.12."""
     folder = BUILD / "python312"
@@ -337,6 +382,13 @@ PARTS = (
         takes="an hour (estimate)",
         steps=engines,
         lacks=no_engines,
+    ),
+    Part(
+        name="ray",
+        proves="a real Ray Serve with the request router: of three replicas one is killed, and no "
+        "request is lost that had not begun; callers give up; two routers share the replicas",
+        takes="five minutes",
+        steps=ray,
     ),
     Part(
         name="benchmarks",
