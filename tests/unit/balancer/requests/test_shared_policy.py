@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers.fakes.failing_policies import Absurd, Failing
+from helpers.fakes.failing_policies import FailingPolicy, UnknownWorkerPolicy
 from helpers.fakes.late_binding_policy import LateBinding
 from helpers.fakes.manual_clock import ManualClock
 from helpers.harnesses.shared_policy_machine import SharedPolicyMachine, machine
@@ -268,7 +268,7 @@ def test_server_decides_without_the_rest_of_a_step_that_does_not_come() -> None:
 
 @pytest.mark.parametrize("action", FailureAction)
 def test_policy_that_fails_is_stopped_for_every_front_end(action: FailureAction) -> None:
-    policy = Failing([1])
+    policy = FailingPolicy([1])
     pool = Pool(policy, action=action)
     waits = [pool.submit(0, "a"), pool.submit(1, "b")]
     policy.left = 0
@@ -287,7 +287,7 @@ def test_policy_that_fails_is_stopped_for_every_front_end(action: FailureAction)
 
 
 def test_assignment_that_cannot_be_stops_the_shared_policy() -> None:
-    pool = Pool(Absurd([1]))
+    pool = Pool(UnknownWorkerPolicy([1]))
     request = pool.submit(1, "a")
     assert [type(one) for one in pool.errors] == [InvalidAssignment]
     assert request.status == RequestClosed(CloseReason.POLICY_FAILED)
