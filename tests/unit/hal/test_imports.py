@@ -12,11 +12,14 @@ import equipoise
 pytestmark = pytest.mark.slow
 
 VENDORS = ("torch_npu", "cuda", "triton", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy")
-WITHIN_VLLM = {
-    f"equipoise.integrations.vllm.{name}"
-    for name in ("eplb.layer_state", "eplb.state", "eplb.policy")
+WITHIN_ENGINES = {
+    "equipoise.integrations.ray.router": "ray",
+    **{
+        f"equipoise.integrations.vllm.{name}": "vllm"
+        for name in ("eplb.layer_state", "eplb.state", "eplb.policy")
+    },
 }
-"""They derive from its classes: what imports them has seen that it is there."""
+"""They derive from an engine's classes: what imports them has seen that it is there."""
 LOOK = """
 import json, sys, threading
 {body}
@@ -59,23 +62,22 @@ def test_cli_parsing_loads_neither_vendor_nor_torch() -> None:
 
 
 def test_public_modules_import_without_vendor_or_thread() -> None:
-    names = sorted({*public_modules()} - WITHIN_VLLM)
+    names = sorted({*public_modules()} - WITHIN_ENGINES.keys())
     assert {"equipoise.hal.stream", "equipoise.backends.cpu", "equipoise.pipeline"} <= set(names)
     body = "import torch\nbefore = threading.active_count()\nimport numpy\n"
     body += "\n".join(f"import {name}" for name in names)
     body += "\nassert threading.active_count() == before\nassert not torch.cuda.is_initialized()"
     modules, threads, _ = state_after(body)
-    assert not modules & {"torch_npu", "vllm", "vllm_ascend", "mpi4py", "matplotlib", "cupy"}
+    assert not modules & {"torch_npu", "vllm", "vllm_ascend", "ray", "mpi4py", "matplotlib", "cupy"}
     assert threads == 1
 
 
-@pytest.mark.parametrize("name", sorted(WITHIN_VLLM))
-def test_vllm_modules_fail_only_on_missing_vllm(
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", sorted(WITHIN_ENGINES))
+def test_modules_within_an_engine_fail_only_where_it_is_missing(name: str) -> None:
     assert name in public_modules()
-    without = f"import sys\nsys.modules['vllm'] = None\nimport {name}"
+    without = f"import sys\nsys.modules['{WITHIN_ENGINES[name]}'] = None\nimport {name}"
     result = subprocess.run(
         [sys.executable, "-c", without], capture_output=True, text=True, timeout=240, check=False
     )
-    assert result.stderr.splitlines()[-1].startswith("ModuleNotFoundError: No module named 'vllm.")
+    missing = f"ModuleNotFoundError: No module named '{WITHIN_ENGINES[name]}."
+    assert result.stderr.splitlines()[-1].startswith(missing)

@@ -22,7 +22,7 @@ from equipoise.balancer.requests.policy import WorkerState
 from equipoise.integrations.ray import doctor, replica_pool
 from equipoise.integrations.vllm.compatibility import Release
 
-FAILING = "helpers.fakes.failing_policies:Failing"
+FAILING = "helpers.fakes.failing_policies:FailingPolicy"
 REPLICAS = tuple("abcd")
 NUMBERS = st.integers(0, 1 << 16)
 EVENTS = st.lists(
@@ -452,7 +452,7 @@ def test_failed_policy_leaves_the_choice_to_ray(
 ) -> None:
     async def work() -> None:
         router = router_of(
-            ray_router, "a", slots=1, policy="helpers.fakes.failing_policies:Failing"
+            ray_router, "a", slots=1, policy="helpers.fakes.failing_policies:FailingPolicy"
         )
         cluster = FakeCluster(router)
         policy = router.pool.dispatcher.policy
