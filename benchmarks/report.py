@@ -621,6 +621,9 @@ ABLATIONS = Section(
         Table("prompts", (("case", "{case}"), ("weight", "{weight:g}"), *PROMPTS),
               title="**prompts computed beside decoding, up to 8,192 tokens a step, saturated; "
               "weight: KV tokens that are read in the time that a prompt token takes**"),
+        Table("alignments", (("case", "{case}"), ("alignment", "{alignment}"), *PROMPTS),
+              title="**prompts computed beside decoding, weight 200, saturated; what the engine "
+              "does itself to compute them in the same steps, and for how many at most**"),
         Table("prefixes", (("load", "{load:g}"), *PROMPTS),
               title="**Mooncake in its order, 8 x 16, parts of the capacity of decoding; prompts "
               "computed beside decoding (weight 200), 4,000 blocks cached a worker**"),

@@ -17,7 +17,14 @@ from lib.results import save
 from report import show
 from request_routing import CASES, MOONCAKE, SEEDS, Case, folder, pair, runnable, thousand, trace
 
-from equipoise.balancer.requests.cluster import Cluster, Drafting, Prefill, StepTime
+from equipoise.balancer.requests.catalogue import PrefillRule
+from equipoise.balancer.requests.cluster import (
+    Cluster,
+    Drafting,
+    Prefill,
+    PrefillAlignment,
+    StepTime,
+)
 from equipoise.balancer.requests.policy_comparison import (
     ComparisonSetup,
     NamedPolicy,
@@ -167,12 +174,14 @@ def looking(weight: float) -> tuple[NamedPolicy, ...]:
     )
 
 
-def computing(scenario: Scenario, weight: float, cached: int = 0) -> Scenario:
+def computing(
+    scenario: Scenario, weight: float, cached: int = 0, rule: PrefillAlignment | None = None
+) -> Scenario:
     """Workers compute the prompts themselves, beside decoding."""
     cluster = replace(
         scenario.cluster,
         step=replace(scenario.cluster.step, prompt_weight=weight),
-        prefill=Prefill(chunk=8192, cached_blocks=cached),
+        prefill=Prefill(chunk=8192, cached_blocks=cached, alignment=rule),
     )
     return replace(scenario, cluster=cluster)
 
@@ -184,6 +193,32 @@ def prompts() -> Rows:
         for weight in (20.0, 50.0, 200.0):
             trial = staged(case.trial(), lambda scenario, w=weight: computing(scenario, w))
             table_rows += rows(trial, looking(weight), case=case.title, weight=weight)
+    return table_rows
+
+
+def alignments() -> Rows:
+    """What the engine does itself to compute prompts in the same steps."""
+    rules = (
+        None,
+        PrefillAlignment(PrefillRule.PREFILL_DELAYER, 30),
+        PrefillAlignment(PrefillRule.SCHEDULE_INTERVAL, 8),
+        PrefillAlignment(PrefillRule.SCHEDULE_INTERVAL, 32),
+        PrefillAlignment(PrefillRule.ATTENTION_DP, 50),
+    )
+    weighed = RoutingPolicySettings(prompt_weight=PROMPT_WEIGHT)
+    entered = (
+        *named_policies(("jsq", "br0")),
+        NamedPolicy("fit", weighed),
+        NamedPolicy("fit, prefill_wait 0", replace(weighed, prefill_wait=0.0)),
+    )
+    table_rows: Rows = []
+    for case in (case for case in runnable() if case.count <= 10_000):
+        for rule in rules:
+            trial = staged(
+                case.trial(), lambda scenario, r=rule: computing(scenario, PROMPT_WEIGHT, rule=r)
+            )
+            name = "none" if rule is None else f"{rule.rule.value}:{rule.limit}"
+            table_rows += rows(trial, entered, case=case.title, alignment=name)
     return table_rows
 
 
@@ -219,6 +254,7 @@ PARTS: dict[str, Callable[[], Rows]] = {
     "drafting": drafting,
     "knobs": lambda: [row for case in (*runnable(), MANY) for row in knobs(case)],
     "prompts": prompts,
+    "alignments": alignments,
     "prefixes": lambda: prefixes() if folder() is not None else [],
 }
 
