@@ -53,6 +53,26 @@ BAD = {
     ),
     "too many workers": ((*SYNTHETIC, "--workers", "5000"), "--workers must be at most 4096"),
     "no slot": ((*SYNTHETIC, "--slots-per-worker", "0"), "--slots-per-worker must be at least 1"),
+    "slots of other workers": (
+        (*SYNTHETIC, "--slots-per-worker", "8,8", "--workers", "3"),
+        "--slots-per-worker has 2 numbers, and there are 3 --workers",
+    ),
+    "slots of each in a sweep of workers": (
+        (*SYNTHETIC, "--slots-per-worker", "8,8", "--workers", "2", "--sweep", "workers"),
+        "--sweep workers needs one number of --slots-per-worker",
+    ),
+    "an alignment of no engine": (
+        (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "trt"),
+        "expected sglang, vllm, trtllm, and a limit in steps behind a colon, got 'trt'",
+    ),
+    "an alignment for no step": (
+        (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "vllm:0"),
+        "a limit is 1 to 1000000 steps, got 0",
+    ),
+    "an alignment of nothing": (
+        (*SYNTHETIC, "--prefill-alignment", "vllm"),
+        "--prefill-alignment needs --prefill-chunk",
+    ),
     "no room": ((*SYNTHETIC, "--kv-tokens", "0"), "--kv-tokens must be at least 1"),
     "no request": ((*SYNTHETIC, "--requests", "0"), "--requests must be at least 1"),
     "no seed": ((*SYNTHETIC, "--seeds", "0"), "--seeds must be at least 1"),

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from equipoise.balancer.requests.cluster import Drafting, Prefill
+from equipoise.balancer.requests.catalogue import PrefillRule
+from equipoise.balancer.requests.cluster import Drafting, Prefill, PrefillAlignment
 from equipoise.balancer.requests.policy_settings import POLICIES, WhenFull
 from equipoise.balancer.requests.simulation import SaturatedArrivals, TimedArrivals
 from equipoise.balancer.requests.workload import Workload
 from equipoise.cli.simulate import (
+    BY_KEY,
     SWEEP_LOADS,
     SWEEP_WORKERS,
     SimulateRequest,
@@ -60,6 +62,15 @@ def test_cluster_options_reach_simulated_cluster() -> None:
     workload, scenario = setup.trial.scenario_of_seed(0)
     full = scenario.cluster.step.seconds(scenario.cluster.full_load(workload))
     assert scenario.cluster.step.fixed == pytest.approx(0.25 * full)
+
+
+def test_slots_and_alignment_of_a_file_reach_simulated_cluster() -> None:
+    options = {"slots_per_worker": [4, 2], "prefill_alignment": "sglang", "prefill_chunk": 64}
+    parsed = {key: BY_KEY[key].kind.from_yaml(value) for key, value in options.items()}
+    cluster = set_up_trial(request(workers=2, **parsed), None).trial.scenario.cluster
+    assert cluster.worker_slots == (4, 2)
+    aligned = PrefillAlignment(PrefillRule.PREFILL_DELAYER, 30)
+    assert cluster.prefill == Prefill(chunk=64, alignment=aligned)
 
 
 def test_routing_options_reach_every_policy_in_seconds() -> None:
