@@ -25,6 +25,7 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
+from equipoise.balancer.requests.prefix_index import PrefixIndex
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 
@@ -136,6 +137,7 @@ class DispatchedRequest:
         request_id: the policy's name of it, unique among requests that have not ended.
         size: prompt tokens, at least 1.
         required_worker: the only worker that may ever serve it; None: any.
+        blocks: hashes of its prompt's blocks, as of `prefix_index`; none where it is not read.
 
     Attributes:
         status: see the types above; written by the dispatcher.
@@ -144,9 +146,14 @@ class DispatchedRequest:
     """
 
     def __init__(
-        self, request_id: RequestId, size: int, required_worker: int | None = None
+        self,
+        request_id: RequestId,
+        size: int,
+        required_worker: int | None = None,
+        blocks: Sequence[int] = (),
     ) -> None:
         self.request_id = request_id
+        self.blocks = blocks
         self.size = size
         self.required_worker = self.pinned_worker = required_worker
         self.status: RequestStatus = NEW
@@ -281,6 +288,7 @@ class RequestDispatcher:
         self._step_timer: Timer | None = None
         self._queue_timer: Timer | None = None
         self._removed: set[int] = set()
+        self._prefixes = PrefixIndex()
         self.workers = [WorkerView() for _ in range(workers)]
         self.policy_errors = 0
 
@@ -498,12 +506,21 @@ class RequestDispatcher:
             self._cancel(request, RequestClosed(CloseReason.WORKER_UNAVAILABLE, message))
             return
         self._set_status(request, Queued(self.clock.time()))
-        arrival = Request(id=request.request_id, size=request.size, worker=pin)
+        hits = self._hits(request)
+        arrival = Request(id=request.request_id, size=request.size, worker=pin, hits=hits)
         decision = self._ask(lambda policy: policy.on_arrival(arrival))
         if decision is not None:
             self._apply(decision)
         elif isinstance(request.status, Queued):
             self._cancel(request, RequestClosed(refused))
+
+    def _hits(self, request: DispatchedRequest) -> list[int] | None:
+        """Prompt tokens that each worker was sent before, as far as is remembered."""
+        if not request.blocks:
+            return None
+        # What follows the last whole block counts as one: how long it is is not known.
+        matches = self._prefixes.matches(request.blocks, len(self.workers))
+        return [request.size * blocks // (len(request.blocks) + 1) for blocks in matches]
 
     def _arm_queue_timer(self) -> None:
         """Wait for the oldest queued request to be overdue; a timer that is early waits again."""
@@ -660,6 +677,7 @@ class RequestDispatcher:
                 continue
             bound = BoundToWorker(worker, now)
             self._set_status(request, bound)
+            self._prefixes.insert(request.blocks, worker)
             request.on_bound(bound)
 
     # Workers.
@@ -682,7 +700,9 @@ class RequestDispatcher:
         # Tokens first: the policy must know which requests have begun, or it would move them.
         self._flush()
         lost = state is WorkerState.LOST
-        if lost:  # else the policy would bind again what only waits for its worker to end it
+        if lost:
+            self._prefixes.forget(worker)
+            # Else the policy would bind again what only waits for its worker to end it
             for request in _with_status(view.requests, Aborting):
                 self.abort(request)
         view.state = state

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from equipoise.balancer.requests.policy import WorkerReport
+from equipoise.balancer.requests.prefix_index import token_blocks
 from equipoise.integrations.vllm.dp.policy import RankCapacity
 
 ENGINE_MODULE = "vllm.v1.engine"
@@ -132,6 +133,18 @@ def prompt_length(request: Any) -> int:
     if prompt is None:
         prompt = request.prompt_embeds
     return max(1, 0 if prompt is None else len(prompt))
+
+
+def prompt_blocks(request: Any) -> tuple[int, ...]:
+    """Hashes of the blocks of a prompt of token ids alone; none of another one.
+
+    What vLLM's prefix cache tells apart: an adapter, and the salt of a request.
+    """
+    if not request.prompt_token_ids or request.prompt_embeds is not None or request.mm_features:
+        return ()
+    adapter = request.lora_request
+    name = "" if adapter is None else adapter.lora_name
+    return token_blocks(request.prompt_token_ids, f"{name}\0{request.cache_salt or ''}")
 
 
 def releases_remote_kv(request: Any) -> bool:

@@ -27,6 +27,7 @@ from equipoise.balancer.requests.shared_policy import SharedPolicyLost
 from equipoise.integrations.vllm.dp.client_view import (
     ClientView,
     RankLoad,
+    prompt_blocks,
     prompt_length,
     releases_remote_kv,
 )
@@ -101,7 +102,7 @@ class DpRequest(DispatchedRequest):
         send: Callable[[Any], Awaitable[None]],
         may_be_sent: Callable[["DpRequest", CloseReason | None], None],
     ) -> None:
-        super().__init__(message.request_id, size, required_rank)
+        super().__init__(message.request_id, size, required_rank, prompt_blocks(message))
         self.send, self._may_be_sent = send, may_be_sent
         self.messages: list[Any] = [message]
         self.delivery = Delivery.ENTERING

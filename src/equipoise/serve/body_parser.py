@@ -63,7 +63,9 @@ class BodyParser:
             raise overloaded("the proxy has too many large bodies to read") from None
         if "refused" in reply:
             raise bad_request(**reply["refused"])
-        return ParsedRequest(**reply["parsed"], body=new_body or body)
+        fields = reply["parsed"]
+        fields["blocks"] = tuple(fields["blocks"])
+        return ParsedRequest(**fields, body=new_body or body)
 
     async def close(self) -> None:
         """End the process; bounded."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.balancer.requests.prefix_index import text_blocks, token_blocks
 from equipoise.serve.outcomes import ErrorResponse, bad_request
 from equipoise.serve.settings import RANK_HEADER
 
@@ -58,6 +59,7 @@ class ParsedRequest:
         prompt_tokens: prompt tokens, where the prompt is a list of them; 0 where it is text.
         prompt_bytes: bytes of UTF-8 of the prompt's text.
         data_parallel_rank: the data-parallel rank that the client wants; None: any.
+        blocks: hashes of the prompt's blocks (`prefix_index`), by which its prefix is known again.
     """
 
     path: str
@@ -67,6 +69,7 @@ class ParsedRequest:
     prompt_tokens: int
     prompt_bytes: int
     data_parallel_rank: int | None
+    blocks: Sequence[int] = ()
 
 
 def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
@@ -83,13 +86,15 @@ def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedR
             raise bad_request("'stream' has to be true or false")
         _check_counts(fields)
         exact, text = PROMPT_SIZES[path](fields)
+        blocks = _prompt_blocks(path, model, fields)
     except RecursionError:
         raise bad_request("the body is JSON that is nested too deeply") from None
     rank = _rank(fields, headers)
     if RANK_KEY in fields:
         # The worker has ranks of its own: those that the client means are the proxy's workers.
         body = json.dumps({k: v for k, v in fields.items() if k != RANK_KEY}).encode()
-    return ParsedRequest(path, model, fields.get("stream") is True, body, exact, text, rank)
+    streamed = fields.get("stream") is True
+    return ParsedRequest(path, model, streamed, body, exact, text, rank, blocks)
 
 
 def _unread_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedRequest:
@@ -208,6 +213,34 @@ PROMPT_SIZES: Mapping[str, Callable[[Mapping[str, Any]], tuple[int, int]]] = {
 """Of what is read, tokens where they are given, and bytes of text where not."""
 BOUND_PATHS = frozenset(PROMPT_SIZES) | UNREAD_PATHS
 """What is bound to a worker by the policy."""
+
+
+PROMPT_KEYS: Mapping[str, tuple[str, ...]] = {
+    CHAT: ("tools", "messages"),
+    COMPLETIONS: ("prompt",),
+    RESPONSES: ("tools", "instructions", "input"),
+    MESSAGES: ("tools", "system", "messages"),
+    GENERATE: ("input_ids", "text"),
+    TOKENS_IN_OUT: ("token_ids",),
+}
+"""What a prompt is made of, in the order in which templates have it."""
+
+
+def _prompt_blocks(path: str, model: str, fields: Mapping[str, Any]) -> tuple[int, ...]:
+    parts = [fields[key] for key in PROMPT_KEYS[path] if fields.get(key) is not None]
+    # vLLM keeps the caches of different salts apart.
+    space = f"{model}\0{fields.get('cache_salt', '')}"
+    match parts:
+        case [str() as text]:
+            return text_blocks(text.encode("utf-8", "surrogatepass"), space)
+        case [list() as tokens] if tokens and _tokens(tokens):
+            try:
+                return token_blocks(tokens, space)
+            except OverflowError:
+                return ()  # the worker says what is wrong with such a token
+        case _ if path in (COMPLETIONS, GENERATE):
+            return ()  # several prompts in one request, which have nothing in common
+    return text_blocks(json.dumps(parts).encode(), space)
 
 
 def _tokens(values: Sequence[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from equipoise.balancer.requests.dispatcher import (
     BoundToWorker,
@@ -31,8 +32,14 @@ class ProxyRequest(DispatchedRequest):
         scope: of the part of its task that a lost worker, or a shutdown, ends.
     """
 
-    def __init__(self, number: int, size: int, required_worker: int | None = None) -> None:
-        super().__init__(number, size, required_worker)
+    def __init__(
+        self,
+        number: int,
+        size: int,
+        required_worker: int | None = None,
+        blocks: Sequence[int] = (),
+    ) -> None:
+        super().__init__(number, size, required_worker, blocks)
         self.scope: CancelScope | None = None
         self._binding: asyncio.Future[BoundToWorker] | None = None
 

@@ -283,7 +283,7 @@ class Relay:
         """
         stats.prompt = parsed.prompt_tokens or self.token_estimator.estimate(parsed.prompt_bytes)
         size = self._size(parsed, stats.prompt, wanted)
-        state = ProxyRequest(next(self._numbers), size, wanted)
+        state = ProxyRequest(next(self._numbers), size, wanted, parsed.blocks)
         end = stats.arrival + self._settings.timeouts.total
         origins = self._settings.access.allowed_origins
         client = ClientStream(request, stats.id, cors_headers(origins, request.headers))

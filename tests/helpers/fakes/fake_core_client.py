@@ -53,6 +53,9 @@ class FakeRequest:
     resumable: bool = False
     abort_immediately: bool = False
     client_index: int = 0
+    mm_features: object = None
+    lora_request: Any = None
+    cache_salt: str | None = None
 
 
 def asked(

@@ -185,7 +185,9 @@ class EndpointPool:
                 self._add(settings)
         self.on_change()
 
-    def submit(self, size: int, subset: frozenset[str] | None = None) -> ProxyRequest:
+    def submit(
+        self, size: int, subset: frozenset[str] | None = None, blocks: Sequence[int] = ()
+    ) -> ProxyRequest:
         """A request that goes to one of `subset`, or to any endpoint; see `RequestDispatcher`.
 
         While no endpoint serves and the health of some is in doubt it waits for any: who gets it
@@ -195,11 +197,11 @@ class EndpointPool:
         eligible = self._eligible(subset)
         size = self._bounded(size, eligible)
         if not self.serving or len(eligible) == self.serving:
-            return self._submit(size, None)
+            return self._submit(size, None, blocks)
         # The policy knows "any" and "this one". What may not go everywhere waits for the lightest
         # of those that have room for it.
         roomy = [number for number in eligible if self._bounded(size, [number]) == size]
-        return self._submit(size, min(roomy, key=self._weight))
+        return self._submit(size, min(roomy, key=self._weight), blocks)
 
     def any_endpoint(self, subset: frozenset[str] | None = None) -> Endpoint:
         """For a request that needs no slot, in turns. Raises RequestRefused (503): none is ready.
@@ -253,7 +255,7 @@ class EndpointPool:
         if not numbers or not self._serves(numbers[0]):
             return state
         try:
-            state = self._submit(self._bounded(state.size, numbers[:1]), numbers[0])
+            state = self._submit(self._bounded(state.size, numbers[:1]), numbers[0], state.blocks)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
@@ -320,8 +322,8 @@ class EndpointPool:
         self.dispatcher.finish(state)
         self._release_empty()
 
-    def _submit(self, size: int, worker: int | None) -> ProxyRequest:
-        state = ProxyRequest(next(self._names), size, worker)
+    def _submit(self, size: int, worker: int | None, blocks: Sequence[int]) -> ProxyRequest:
+        state = ProxyRequest(next(self._names), size, worker, blocks)
         self.dispatcher.submit(state)
         state.check_open()
         return state

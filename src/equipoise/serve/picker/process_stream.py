@@ -259,7 +259,7 @@ class ProcessStream:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            endpoint = await self._bound(size.tokens, head)
+            endpoint = await self._bound(size, head)
         finally:
             self.queue_seconds = loop.time() - began
         return self._named(kind, head, endpoint)
@@ -268,9 +268,9 @@ class ProcessStream:
         self._addresses = self._pool.addresses(endpoint, head.subset)
         return destination_reply(kind, self._addresses, endpoint.headers)
 
-    async def _bound(self, size: int, head: RequestHead) -> Endpoint:
+    async def _bound(self, size: PromptSize, head: RequestHead) -> Endpoint:
         """Raises RequestRefused; ClientLeft."""
-        state = self._state = self._pool.submit(size, head.subset)
+        state = self._submit(size, head)
         while True:
             if isinstance(state.status, BoundToWorker):
                 endpoint = self._pool.endpoint(state.status)
@@ -278,7 +278,7 @@ class ProcessStream:
                     return endpoint
                 # It waited for any, and this one is not of its subset.
                 self._pool.abort(state)
-                state = self._state = self._pool.submit(size, head.subset)
+                state = self._submit(size, head)
                 continue
             if head.objective in self._settings.sheddable:
                 raise overloaded(f"requests of the objective {head.objective!r} do not wait")
@@ -293,7 +293,11 @@ class ProcessStream:
                 # another worker already: a second request would take a slot that nobody frees.
                 if isinstance(state.status, RequestClosed):
                     # The only endpoint that it could go to: another one of its subset.
-                    state = self._state = self._pool.submit(size, head.subset)
+                    state = self._submit(size, head)
+
+    def _submit(self, size: PromptSize, head: RequestHead) -> ProxyRequest:
+        self._state = self._pool.submit(size.tokens, head.subset, size.blocks)
+        return self._state
 
     async def _wait(self, state: ProxyRequest) -> None:
         """Until it is bound. Envoy says nothing meanwhile, unless the client leaves."""

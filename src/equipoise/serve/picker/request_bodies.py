@@ -1,6 +1,7 @@
 """Bodies of requests, where Envoy sends them: how much is kept, and how long the prompts are."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from equipoise.serve.body_parser import BodyParser
@@ -20,10 +21,12 @@ class PromptSize:
     Attributes:
         tokens: given, or estimated by the text, or else by the length of the body.
         text_bytes: of the text that they were estimated by; 0 where it is not known.
+        blocks: hashes of its blocks, by which its prefix is known again.
     """
 
     tokens: int
     text_bytes: int = 0
+    blocks: Sequence[int] = ()
 
 
 class RequestBodies:
@@ -74,9 +77,9 @@ class RequestBodies:
                 LOG.log(level, "a body of %d bytes is not read: %s", len(body), refusal)
             else:
                 if parsed.prompt_tokens:
-                    return PromptSize(parsed.prompt_tokens)
+                    return PromptSize(parsed.prompt_tokens, blocks=parsed.blocks)
                 text = parsed.prompt_bytes
-                return PromptSize(self._estimator.estimate(text), text)
+                return PromptSize(self._estimator.estimate(text), text, parsed.blocks)
         return PromptSize(self._estimator.estimate(len(body) or content_length))
 
     def learn(self, size: PromptSize, tokens: int) -> None:
