@@ -166,11 +166,12 @@ def knobs(case: Case) -> Rows:
 
 
 def looking(weight: float) -> tuple[NamedPolicy, ...]:
-    """Peers; `fit` blind to prompts, and as it is."""
+    """Peers; `fit` blind to prompts, told what they weigh, and as it is."""
     return (
         *named_policies(("jsq", "vllm", "jsq_load", "br0")),
-        NamedPolicy("fit, blind to prompts", RoutingPolicySettings()),
-        NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
+        NamedPolicy("fit, blind to prompts", RoutingPolicySettings(prompt_weight=0.0)),
+        NamedPolicy("fit, told the weight", RoutingPolicySettings(prompt_weight=weight)),
+        NamedPolicy("fit", RoutingPolicySettings()),
     )
 
 

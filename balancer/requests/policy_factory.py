@@ -1,5 +1,6 @@
 """Creates routing policies from a name and options."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -83,7 +84,8 @@ def _native_factory(name: str, options: Mapping[str, object]) -> PolicyFactory:
 
     def make(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
         pairs = zip(slots, kv_tokens, strict=True)
-        return RequestRouter(settings, [Capacity(slots=n, kv_tokens=tokens) for n, tokens in pairs])
+        capacities = [Capacity(slots=n, kv_tokens=tokens) for n, tokens in pairs]
+        return RequestRouter(settings, capacities, time.monotonic)
 
     try:
         make([1], [None])  # refuses bad options before any socket is opened
@@ -107,16 +109,17 @@ def settings_of(name: str, options: Mapping[str, object]) -> RoutingPolicySettin
         if name not in OPTION_POLICIES.get(key, (name,)):
             owners = ", ".join(OPTION_POLICIES[key])
             raise UsageError(f"--policy-options: {key} has no effect on {name}: it is for {owners}")
-    if "prefill_wait" in values and not values.get("prompt_weight"):
+    if "prefill_wait" in values and values.get("prompt_weight") == 0:
         raise UsageError(
-            "--policy-options: prefill_wait needs prompt_weight: prompts are free without"
+            "--policy-options: prefill_wait has no effect with prompt_weight 0: prompts are free"
         )
     return RoutingPolicySettings(name=name, **values)
 
 
 def _coerce(key: str, value: Any, default: object) -> object:
     """Converts `value` to the type of the default. Raises UsageError."""
-    kind: Any = type(default)
+    # `prompt_weight` alone has no default: unset, it is fitted.
+    kind: Any = float if default is None else type(default)
     try:
         if isinstance(default, Enum):
             return kind(value)

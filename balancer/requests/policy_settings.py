@@ -130,10 +130,11 @@ class RoutingPolicySettings:
         overshoot: `fit`: what a token above the level costs, in tokens below it, times the number
             of workers; at least as much as one below.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
-            workers do not compute prompts, or their cost is ignored.
-        prefill_wait: `fit`, with a `prompt_weight`: requests wait for each other, so that workers
-            compute prompts in the same step, until the wait costs this many times a prompt computed
-            alone; 0: they do not wait.
+            workers do not compute prompts, or their cost is ignored; None: fitted to the times of
+            steps, where the router has a clock and the workers are in lockstep, and 0 elsewhere.
+        prefill_wait: `fit`, unless `prompt_weight` is 0: requests wait for each other, so that
+            workers compute prompts in the same step, until the wait costs this many times a prompt
+            computed alone; 0: they do not wait.
     """
 
     name: str = "fit"
@@ -155,7 +156,7 @@ class RoutingPolicySettings:
     wait_bonus: float = 0.0125
     slack: float = 1.5
     overshoot: float = 0.1
-    prompt_weight: float = 0.0
+    prompt_weight: float | None = None
     prefill_wait: float = 1.0
 
     @property

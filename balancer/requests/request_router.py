@@ -1,9 +1,9 @@
 """Implements the protocol `RoutingPolicy` with the native policies."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 from equipoise import _native
 from equipoise.balancer.requests.policy import (
@@ -12,6 +12,7 @@ from equipoise.balancer.requests.policy import (
     Decision,
     Request,
     RequestId,
+    RoutingPolicy,
     WorkerChange,
     WorkerReport,
     WorkerState,
@@ -47,18 +48,26 @@ class RequestRouter:
     Args:
         settings: which policy, and how it is set.
         workers: what each takes at once; they serve.
+        clock: returns seconds, and never goes back; read when tokens are told, for the times of
+            steps (`RoutingPolicySettings.prompt_weight`). None: nothing is fitted.
 
     Raises:
         PolicyError: no policy can be made of these settings.
         WorkerError: `workers` are no capacities.
     """
 
-    def __init__(self, settings: RoutingPolicySettings, workers: Sequence[Capacity]) -> None:
+    def __init__(
+        self,
+        settings: RoutingPolicySettings,
+        workers: Sequence[Capacity],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         check_type("settings", settings, RoutingPolicySettings, PolicyError)
         if not isinstance(workers, Sequence):
             raise WorkerError(f"workers must be a sequence of Capacity, got {short_text(workers)}")
         capacities = [_native_capacity(capacity) for capacity in workers]
         self._settings = settings
+        self._clock = clock
         self._native = _native_router(settings, len(capacities))
         self._states = [WorkerState.SERVING] * len(workers)
         self._handles: dict[RequestId, int] = {}
@@ -85,6 +94,13 @@ class RequestRouter:
     def counts(self) -> list[int]:
         """Requests by worker, counted as in `loads`."""
         return self._native.counts()
+
+    @property
+    def prompt_weight(self) -> float:
+        """KV tokens that are read in the time of computing one prompt token, as policy `fit` takes
+        it now: set, or fitted to the times of steps; 0 while it is not known."""
+        weight = self._settings.prompt_weight
+        return self._native.fitted_prompt_weight() if weight is None else weight
 
     @property
     def unassigned(self) -> int:
@@ -126,9 +142,10 @@ class RequestRouter:
         ended = list(dict.fromkeys(finished))
         handles = [self._handle(name) for name in counts]
         ended_handles = [self._handle(name) for name in ended]
+        now = nan if self._clock is None else self._clock()
         try:
             with _native_errors():
-                self._native.advance(handles, list(counts.values()), ended_handles)
+                self._native.advance(handles, list(counts.values()), ended_handles, now)
         except TypeError:
             # Looked for only now: this method runs in every step, with all requests.
             for name, count in counts.items():
@@ -217,6 +234,11 @@ class RequestRouter:
 
     def _forget(self, name: RequestId) -> None:
         del self._ids[self._handles.pop(name)]
+
+
+def prompt_weight_of(policy: RoutingPolicy) -> float:
+    """Returns what `policy` takes a prompt token to weigh now, in KV tokens; 0: it weighs none."""
+    return policy.prompt_weight if isinstance(policy, RequestRouter) else 0.0
 
 
 _NOTHING = Decision()

@@ -109,7 +109,8 @@ def simulate(
     while run.run(STEPS_PER_CALL):
         if progress is not None:
             progress(run.done())
-    return SimulationRun.of(workload, scenario.cluster, run.jobs(), run.steps())
+    weights = run.fitted_prompt_weights()
+    return SimulationRun.of(workload, scenario.cluster, run.jobs(), run.steps(), weights)
 
 
 def _native_settings(scenario: Scenario) -> _native.SimulationSettings:

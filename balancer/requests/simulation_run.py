@@ -1,6 +1,6 @@
 """The result of a simulation: times of requests, series of steps, and metrics of both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -113,12 +113,17 @@ class StepSeries:
 
 @dataclass(frozen=True, eq=False)
 class SimulationRun:
-    """One run of the simulator."""
+    """One run of the simulator.
+
+    `prompt_weights`: by front end, what its policy took a prompt token to weigh at the end, fitted
+    to the times of steps; 0 where it did not.
+    """
 
     workload: Workload
     cluster: Cluster
     requests: RequestTimes
     steps: StepSeries
+    prompt_weights: tuple[float, ...]
 
     @classmethod
     def of(
@@ -127,10 +132,17 @@ class SimulationRun:
         cluster: Cluster,
         requests: Mapping[str, Any],
         steps: Mapping[str, Any],
+        prompt_weights: Sequence[float],
     ) -> "SimulationRun":
         """Builds it from the dictionaries that the native simulator returns."""
         shaped = dict(steps) | {"loads": steps["loads"].reshape(-1, cluster.workers)}
-        return cls(workload, cluster, RequestTimes(**requests), StepSeries(**shaped))
+        return cls(
+            workload,
+            cluster,
+            RequestTimes(**requests),
+            StepSeries(**shaped),
+            tuple(prompt_weights),
+        )
 
     @cached_property
     def window(self) -> slice:

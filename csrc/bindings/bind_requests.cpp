@@ -1,3 +1,4 @@
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -40,7 +41,8 @@ std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
 // Records what one step of an engine brought. Everything is checked before anything is recorded, so
 // that a refused call changes nothing.
 void advance(Router& router, const std::vector<std::int32_t>& requests,
-             const std::vector<std::int64_t>& tokens, const std::vector<std::int32_t>& ended) {
+             const std::vector<std::int64_t>& tokens, const std::vector<std::int32_t>& ended,
+             double now) {
     if (requests.size() != tokens.size())
         throw RouterError("tokens: expected one for each request");
     for (const std::int64_t count : tokens)
@@ -51,6 +53,7 @@ void advance(Router& router, const std::vector<std::int32_t>& requests,
         router.state().require(r, Stage::bound, Stage::running, "tokens");
     for (const std::int32_t r : ended)
         router.state().require(r, Stage::bound, Stage::running, "end");
+    router.state().set_time(now);
     std::vector<std::int32_t> telling;
     for (std::size_t i = 0; i < requests.size(); ++i)
         if (tokens[i] > 0) telling.push_back(requests[i]);
@@ -106,7 +109,7 @@ void bind_settings(nb::module_& m) {
         .def_rw("wait_bonus", &PolicySettings::wait_bonus)
         .def_rw("slack", &PolicySettings::slack)
         .def_rw("overshoot", &PolicySettings::overshoot)
-        .def_rw("prompt_weight", &PolicySettings::prompt_weight)
+        .def_rw("prompt_weight", &PolicySettings::prompt_weight, nb::arg().none())
         .def_rw("prefill_wait", &PolicySettings::prefill_wait);
 }
 
@@ -116,7 +119,7 @@ void bind_request_events(nb::class_<Router>& router) {
         .def(nb::init<const PolicySettings&, std::size_t, std::int64_t, std::int64_t>(),
              "settings"_a, "workers"_a, "slots"_a, "room"_a)
         .def("arrive", &arrive, "size"_a, "worker"_a, "hits"_a, "expected"_a)
-        .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a)
+        .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a, "now"_a)
         .def(
             "abort", [](Router& r, std::int32_t request) { r.state().leave(request); }, "request"_a)
         .def("count_steps_by_caller", [](Router& r) { r.state().set_step_end(StepEnd::caller); })
@@ -128,6 +131,8 @@ void bind_request_events(nb::class_<Router>& router) {
                 return std::make_pair(std::move(pairs), r.due());
             },
             "arrival"_a)
+        .def("fitted_prompt_weight",
+             [](const Router& r) { return r.state().fitted_prompt_weight(); })
         .def("pooled", [](const Router& r) {
             return r.state().pooled() + r.state().pinned() + r.state().oversize();
         });
@@ -165,6 +170,18 @@ void bind_requests(nb::module_& m) {
     nb::exception<RequestRefused>(m, "RequestRefused", PyExc_ValueError);
     nb::exception<WorkerRefused>(m, "WorkerRefused", PyExc_ValueError);
     bind_settings(m);
+    nb::class_<StepTimeFit>(m, "StepTimeFit", "What csrc/requests/step_time_fit.h says.")
+        .def(nb::init<>())
+        .def(
+            "add",
+            [](StepTimeFit& fit, double seconds, std::pair<double, double> heaviest,
+               std::pair<double, double> computing) {
+                fit.add({seconds,
+                         {heaviest.first, heaviest.second},
+                         {computing.first, computing.second}});
+            },
+            "seconds"_a, "heaviest"_a, "computing"_a)
+        .def("prompt_weight", &StepTimeFit::prompt_weight);
     nb::class_<Router> router(m, "Router", "Binds requests to workers by a policy.");
     bind_request_events(router);
     bind_worker_events(router);

@@ -130,6 +130,7 @@ void bind_simulation(nb::module_& m) {
              "hashes"_a, "offsets"_a)
         .def("run", &Simulation::run, "steps"_a, nb::call_guard<nb::gil_scoped_release>())
         .def("done", &Simulation::done)
+        .def("fitted_prompt_weights", &Simulation::fitted_prompt_weights)
         .def("jobs", &request_columns)
         .def("steps", &step_columns);
 }

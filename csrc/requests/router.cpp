@@ -34,7 +34,7 @@ void check(const PolicySettings& settings, std::size_t workers) {
     require(sound(settings.wait_bonus), "wait_bonus: expected at least 0");
     require(sound(settings.slack), "slack: expected at least 0");
     require(sound(settings.overshoot), "overshoot: expected at least 0");
-    require(sound(settings.prompt_weight), "prompt_weight: expected at least 0");
+    require(sound(settings.prompt_weight.value_or(0)), "prompt_weight: expected at least 0");
     require(sound(settings.prefill_wait), "prefill_wait: expected at least 0");
 }
 

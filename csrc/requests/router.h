@@ -16,6 +16,9 @@ class Router {
           waits_(settings.lockstep && !policy_->queues()),
           state_(workers, slots, room, settings.front_ends, !policy_->queues()) {
         state_.set_step_end(settings.lockstep ? StepEnd::told : StepEnd::tokens);
+        // Without a barrier there is no step whose time could be known.
+        if (settings.lockstep && settings.name == "fit" && !settings.prompt_weight)
+            state_.time_steps();
     }
 
     RouterState& state() { return state_; }

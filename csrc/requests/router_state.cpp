@@ -66,6 +66,8 @@ void RouterState::start(std::int32_t r) {
     request.base = worker.ticks - request.made;
     worker.running += request.made == 0;
     running_ += request.made == 0;
+    if (step_timer_ && request.made == 0)
+        step_timer_->add_prompt(request.worker, request.missing, step_ - request.bound_step + 1);
     ++worker.generating;
     set_missing(request, 0);
 }
@@ -79,6 +81,7 @@ void RouterState::pause(std::int32_t r) {
 
 void RouterState::grow(std::int32_t r, std::int64_t tokens) {
     Request& request = at(r, Stage::bound, Stage::running, "grow");
+    begin_step();
     if (request.stage == Stage::bound) {
         start(r);
         begins_at_once_ = request.bound_step == step_;
@@ -99,14 +102,24 @@ void RouterState::pass_steps(std::int64_t tokens) {
 
 void RouterState::tick(std::int32_t w) {
     Worker& worker = workers_[w];
+    begin_step();
     ++worker.ticks;
     worker.load += worker.generating;
     made_ += worker.generating;
 }
 
+// Before the first token of a step changes the loads.
+void RouterState::begin_step() {
+    if (!step_timer_ || step_timer_->begun()) return;
+    loads_.clear();
+    for (const Worker& worker : workers_) loads_.push_back(worker.all_load());
+    step_timer_->begin(loads_, running_ > 0);
+}
+
 void RouterState::count_token(Request& request) {
     if (step_end_ != StepEnd::told) return;
     step_has_tokens_ = true;
+    token_time_ = now_;
     if (request.token_step == step_) return;  // bound within it, and counted then
     awaiting_token_ -= request.token_step == step_ - 1;
     request.token_step = step_;
@@ -145,6 +158,8 @@ void RouterState::settle_step() {
 
 // Requests with a token in this step are expected to get one in the next.
 void RouterState::end_step() {
+    if (step_timer_ && (step_has_tokens_ || step_end_ == StepEnd::caller))
+        step_timer_->end(step_end_ == StepEnd::told ? token_time_ : now_);
     ++step_;
     awaiting_token_ = with_token_;
     with_token_ = 0;

@@ -4,8 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 #include <vector>
+
+#include "requests/step_time_fit.h"
 
 namespace equipoise::requests {
 
@@ -164,6 +168,13 @@ class RouterState {
     void count_end(std::int32_t request);
     void set_step_end(StepEnd step_end) { step_end_ = step_end; }
 
+    // From now on the times of steps are looked at. The time is that of the events that follow, in
+    // seconds of a clock that only goes forward.
+    void time_steps() { step_timer_.emplace(); }
+    void set_time(double now) { now_ = now; }
+    // What a prompt token weighs by the times of steps; 0 while that is not known.
+    double fitted_prompt_weight() const { return step_timer_ ? step_timer_->prompt_weight() : 0; }
+
     // The only way for a request to get to a worker.
     void bind(std::int32_t request, std::int32_t worker);
     std::vector<Binding>& bindings() { return bindings_; }
@@ -200,6 +211,7 @@ class RouterState {
     std::int32_t after(std::int32_t r) const { return requests_[r].next; }
 
  private:
+    void begin_step();
     void count_token(Request& request);
     void pass_steps(std::int64_t tokens);
     void expect(Request& request);
@@ -227,6 +239,10 @@ class RouterState {
     std::int64_t step_ = 0, with_token_ = 0, awaiting_token_ = 0;
     bool step_has_tokens_ = false, overdue_ = false, begins_at_once_ = true;
     StepEnd step_end_ = StepEnd::told;
+    std::optional<StepTimer> step_timer_;
+    std::vector<std::int64_t> loads_;  // for it, by worker
+    // The time of the present event, and of the latest one with a token.
+    double now_ = std::numeric_limits<double>::quiet_NaN(), token_time_ = now_;
     // Requests that run; tokens since the latest step ended, without a barrier.
     std::int64_t running_ = 0, step_tokens_ = 0;
     std::int64_t largest_room_ =

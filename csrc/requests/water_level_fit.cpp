@@ -54,7 +54,7 @@ class WaterLevelFitPolicy final : public Policy {
     // barrier. Waits until that has cost as much as computing one prompt alone, which is the rule
     // for an acknowledgement that may be delayed (Dooly, Goldman, Scott, JACM 48(2), 2001).
     bool should_gather(const RouterState& state) {
-        const double alone = settings_.prefill_wait * settings_.prompt_weight;
+        const double alone = settings_.prefill_wait * prompt_weight(state);
         const std::int64_t free = alone > 0 ? state.free_slots() : 0;
         const SlotSurvey slots = free > 0 ? survey_slots(state) : SlotSurvey{};
         if (slots.all_open || slots.running == 0) {
@@ -220,7 +220,7 @@ class WaterLevelFitPolicy final : public Policy {
             const double distance = static_cast<double>(request.size) - need;
             const double cost = (distance > 0 ? overshoot * distance : -distance) -
                                 mean_size * wait_credit(waited, waits) -
-                                cache_credit(request, w);
+                                cache_credit(state, request, w);
             if (best >= 0 && cost >= least) continue;
             best = r;
             least = cost;
@@ -265,7 +265,7 @@ class WaterLevelFitPolicy final : public Policy {
             const auto index = static_cast<std::int32_t>(w);
             if (!state.fits(state.worker(w), request)) continue;
             const double cost = static_cast<double>(state.worker(w).all_load()) -
-                                workers * cache_credit(request, index);
+                                workers * cache_credit(state, request, index);
             if (best >= 0 && cost >= least) continue;
             best = index;
             least = cost;
@@ -275,10 +275,15 @@ class WaterLevelFitPolicy final : public Policy {
 
     // What cached tokens save, in load over the life of a request: a prompt is computed once, while
     // load is read at every step. Without a finished request the length of a life is not known.
-    double cache_credit(const Request& request, std::int32_t w) const {
-        if (settings_.prompt_weight <= 0 || tokens_ == 0) return 0;
+    double cache_credit(const RouterState& state, const Request& request, std::int32_t w) const {
+        const double weight = prompt_weight(state);
+        if (weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
-        return settings_.prompt_weight * static_cast<double>(request.hit(w)) / steps;
+        return weight * static_cast<double>(request.hit(w)) / steps;
+    }
+
+    double prompt_weight(const RouterState& state) const {
+        return settings_.prompt_weight ? *settings_.prompt_weight : state.fitted_prompt_weight();
     }
 
     PolicySettings settings_;

@@ -59,6 +59,13 @@ bool Simulation::run(std::int64_t steps) {
     return done_ < all;
 }
 
+std::vector<double> Simulation::fitted_prompt_weights() const {
+    std::vector<double> weights;
+    for (const FrontEnd& front : front_ends_)
+        weights.push_back(front.router->state().fitted_prompt_weight());
+    return weights;
+}
+
 Span<const std::int64_t> Simulation::blocks(std::int32_t request) const {
     if (offsets_.empty()) return {nullptr, 0};
     const std::int64_t first = offsets_[request];
@@ -174,12 +181,15 @@ void Simulation::report() {
 }
 
 void Simulation::decide() {
-    for (FrontEnd& front : front_ends_)
+    for (FrontEnd& front : front_ends_) {
+        // Where tokens are told late, several steps come at once, and the time of each is not known.
+        if (settings_.token_delay == 0) front.router->state().set_time(clock_);
         for (const Binding& binding : front.router->dispatch()) {
             const std::int32_t j = front.request_of[binding.request];
             requests_[j].worker = binding.worker;
             workers_[binding.worker].push(j);
         }
+    }
 }
 
 void Simulation::admit() {

@@ -56,6 +56,8 @@ class Simulation {
     const std::vector<SimulatedRequest>& requests() const { return requests_; }
     const StepRecord& steps() const { return record_; }
     std::int64_t done() const { return done_; }
+    // By front end, what its policy takes a prompt token to weigh by the times of steps.
+    std::vector<double> fitted_prompt_weights() const;
 
  private:
     // A front end knows what its router was told, which may be late.

@@ -269,11 +269,26 @@ class PolicySettings:
     wait_bonus: float
     slack: float
     overshoot: float
-    prompt_weight: float
+    prompt_weight: float | None
     prefill_wait: float
 
     def __init__(self) -> None:
         """Defaults."""
+
+class StepTimeFit:
+    """What a prompt token weighs, by the times of steps; csrc/requests/step_time_fit.h."""
+
+    def __init__(self) -> None:
+        """No step yet."""
+
+    def add(
+        self, seconds: float, heaviest: tuple[float, float], computing: tuple[float, float]
+    ) -> None:
+        """A step: (load, prompt tokens) of the worker with the largest load, and of the one that
+        computed most."""
+
+    def prompt_weight(self) -> float:
+        """KV tokens that are read in the time of computing a prompt token; 0: not known."""
 
 class Router:
     """The router of one front end; requests have handles, workers numbers.
@@ -290,8 +305,8 @@ class Router:
     def arrive(self, size: int, worker: int, hits: list[int], expected: int) -> int:
         """A handle, used again once its request is gone; `worker`, `expected` -1: there is none."""
 
-    def advance(self, requests: list[int], tokens: list[int], ended: list[int]) -> None:
-        """Requests made so many tokens each, then some ended."""
+    def advance(self, requests: list[int], tokens: list[int], ended: list[int], now: float) -> None:
+        """Requests made so many tokens each, then some ended, at `now`; nan: there is no clock."""
 
     def abort(self, request: int) -> None:
         """It is gone, wherever it was."""
@@ -322,6 +337,9 @@ class Router:
 
     def loads(self) -> list[int]:
         """KV tokens by worker."""
+
+    def fitted_prompt_weight(self) -> float:
+        """What a prompt token weighs by the times of steps, in KV tokens; 0: not known."""
 
     def counts(self) -> list[int]:
         """Requests by worker."""
@@ -393,6 +411,9 @@ class Simulation:
 
     def done(self) -> int:
         """Requests that have ended."""
+
+    def fitted_prompt_weights(self) -> list[float]:
+        """By front end, what its policy takes a prompt token to weigh by the times of steps."""
 
     def jobs(self) -> dict[str, NDArray[np.float64] | NDArray[np.int64]]:
         """By request [n]: arrival, admitted, first, end in seconds, -1 where that never came;

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from queue import Full, Queue
 from typing import Any
@@ -25,7 +26,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 from equipoise.balancer.requests.dispatcher import RequestDispatcher, Running, load_imbalance
-from equipoise.balancer.requests.policy import WorkerState
+from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
+from equipoise.balancer.requests.request_router import prompt_weight_of
 from equipoise.serve.health import LoopStalls
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.request_log import RequestLog, RequestStats
@@ -140,10 +142,17 @@ class ProxyMetrics:
         self._end_counters[outcome].inc()
 
     def watch(
-        self, dispatcher: RequestDispatcher, stalls: LoopStalls, dropped: Callable[[], int]
+        self,
+        dispatcher: RequestDispatcher,
+        stalls: LoopStalls,
+        dropped: Callable[[], int],
+        prompt_weight: Callable[[], float],
     ) -> None:
-        """Show what `dispatcher` and `stalls` know, and how many records were dropped."""
-        self._registry.register(_LiveCollector(dispatcher, stalls, self._workers, dropped))
+        """Show what `dispatcher` and `stalls` know, how many records were dropped, and what a
+        prompt token weighs."""
+        self._registry.register(
+            _LiveCollector(dispatcher, stalls, self._workers, dropped, prompt_weight)
+        )
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
@@ -165,9 +174,10 @@ class _LiveCollector:
         stalls: LoopStalls,
         names: Sequence[str],
         dropped: Callable[[], int],
+        prompt_weight: Callable[[], float],
     ) -> None:
         self._dispatcher, self._names, self._dropped = dispatcher, names, dropped
-        self._stalls = stalls
+        self._stalls, self._prompt_weight = stalls, prompt_weight
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
@@ -179,6 +189,7 @@ class _LiveCollector:
         )
         yield _gauge("idle_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
+        yield _gauge("prompt_weight", "KV tokens that a prompt token weighs", self._prompt_weight())
         yield _count(
             "policy_errors", "events that the policy could not take", dispatcher.policy_errors
         )
@@ -240,10 +251,12 @@ class StatLogger:
         self._counts = dict.fromkeys(RequestOutcome, 0)
         self._dispatcher: RequestDispatcher | None = None
 
-    def watch(self, dispatcher: RequestDispatcher, stalls: LoopStalls) -> None:
+    def watch(
+        self, dispatcher: RequestDispatcher, stalls: LoopStalls, policy: RoutingPolicy
+    ) -> None:
         """Show what these know, from now on."""
         self._dispatcher = dispatcher
-        self.metrics.watch(dispatcher, stalls, self._dropped)
+        self.metrics.watch(dispatcher, stalls, self._dropped, partial(prompt_weight_of, policy))
 
     def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""

@@ -1,6 +1,7 @@
 """A front end with a native policy, told event by event, that decides when it is asked."""
 
 from collections.abc import Sequence
+from math import nan
 
 from equipoise import _native
 from equipoise.balancer.requests.policy import Capacity, WorkerReport
@@ -30,10 +31,10 @@ class NativeFront:
         self.handles[name] = self.router.arrive(size, worker, list(hits), expected_tokens)
 
     def grow(self, name: int, tokens: int) -> None:
-        self.router.advance([self.handles[name]], [tokens], [])
+        self.router.advance([self.handles[name]], [tokens], [], nan)
 
     def finish(self, name: int) -> None:
-        self.router.advance([], [], [self.handles.pop(name)])
+        self.router.advance([], [], [self.handles.pop(name)], nan)
 
     def abort(self, name: int) -> None:
         self.router.abort(self.handles.pop(name))

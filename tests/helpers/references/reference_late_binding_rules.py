@@ -131,6 +131,8 @@ class Fit:
 
     def __init__(self, settings: RoutingPolicySettings, workers: int) -> None:
         self.settings = settings
+        # Without a clock, or with so few steps as in a comparison, none is fitted.
+        self.prompt_weight = settings.prompt_weight or 0.0
         self.output_lengths: list[int] = []
         self.looked: int | None = None
         self.lost_work = 0.0
@@ -155,7 +157,7 @@ class Fit:
         serving = self.serving(front)
         running = sum(request.begun for w in serving for request in front.members(w))
         free = sum(front.free(w) for w in serving)
-        prompt_cost = self.settings.prefill_wait * self.settings.prompt_weight
+        prompt_cost = self.settings.prefill_wait * self.prompt_weight
         since, self.looked = self.looked, None
         if not prompt_cost or not free or not running or all(front.free(w) for w in serving):
             return False
@@ -265,10 +267,7 @@ class Fit:
     def credit(self, request: SlowRequest, worker: int) -> float:
         """Computing a token is paid once, reading one at every step of a mean output."""
         total_output = sum(self.output_lengths)
-        if worker >= len(request.hits) or not self.settings.prompt_weight or not total_output:
+        if worker >= len(request.hits) or not self.prompt_weight or not total_output:
             return 0.0
-        return (
-            self.settings.prompt_weight
-            * request.hits[worker]
-            / (total_output / len(self.output_lengths))
-        )
+        mean_output = total_output / len(self.output_lengths)
+        return self.prompt_weight * request.hits[worker] / mean_output

@@ -198,6 +198,7 @@ def test_proxy_serves_health_ready_and_metrics() -> None:
             for name in ("proxy_latency", "queue_wait", "decision", "first_answer"):
                 assert f"equipoise_route_{name}_seconds_count" in text
             assert await setup.metric("idle_ratio") == 0
+            assert await setup.metric("prompt_weight") == 0
             for name in ("policy_errors", "log_dropped_records", "worker_report_failures"):
                 assert f"# TYPE equipoise_route_{name}_total counter" in text
 

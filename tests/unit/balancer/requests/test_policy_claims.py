@@ -112,7 +112,7 @@ def test_fit_with_prompt_weight_beats_other_policies_with_prefill(
 ) -> None:
     policies = (
         *named_policies(OTHERS[:-2]),
-        NamedPolicy("blind", RoutingPolicySettings()),
+        NamedPolicy("blind", RoutingPolicySettings(prompt_weight=0.0)),
         NamedPolicy("fit", RoutingPolicySettings(prompt_weight=weight)),
     )
     results = {
