@@ -122,8 +122,9 @@ class RoutingPolicySettings:
         points: `fast_phi`: points of the distribution of outputs.
         window: `fit`: number of waiting requests to choose from.
         wait_bonus: `fit`: what a step of waiting is worth, in mean sizes of the requests that wait:
-            after 80 steps, with 0.0125, a request counts as nearer by one of them. What exceeds 12
-            times the mean wait counts by its square, too. More is fairer, less is more even.
+            after 80 steps, with 0.0125, a request counts as nearer by one of them. Half of
+            what exceeds eight times the mean wait of those that were bound counts by its square,
+            too. More is fairer, less is more even.
         slack: `fit`: how far above the mean load, or above its share of it if it has more slots or
             KV cache than others, a worker still takes requests, in standard deviations of the
             loads. Above 1.4 it has no effect on up to three workers that are alike.

@@ -20,14 +20,6 @@ const char* name_of(Stage stage) {
     }
 }
 
-void add_to_sums(RequestList& list, const Request& request, std::int64_t sign) {
-    list.size += sign;
-    list.tokens += sign * request.size;
-    if (request.first_seen < 0) return;
-    list.seen += sign;
-    list.seen_steps += sign * request.first_seen;
-}
-
 }  // namespace
 
 RouterState::RouterState(std::size_t workers, std::int64_t slots, std::int64_t room,
@@ -164,13 +156,6 @@ void RouterState::end_step() {
     awaiting_token_ = with_token_;
     with_token_ = 0;
     step_has_tokens_ = false;
-}
-
-void RouterState::mark_seen(std::int32_t r) {
-    requests_[r].first_seen = step_;
-    RequestList& list = list_of(requests_[r]);
-    ++list.seen;
-    list.seen_steps += step_;
 }
 
 std::int64_t RouterState::leave(std::int32_t r) {
@@ -327,7 +312,8 @@ void RouterState::insert(std::int32_t r) {
     request.next = before < 0 ? list.head : requests_[before].next;
     (before < 0 ? list.head : requests_[before].next) = r;
     (request.next < 0 ? list.tail : requests_[request.next].previous) = r;
-    add_to_sums(list, request, 1);
+    ++list.size;
+    list.tokens += request.size;
 }
 
 void RouterState::update_largest_room() {
@@ -352,7 +338,8 @@ void RouterState::unlink(Request& request) {
     (request.previous < 0 ? list.head : requests_[request.previous].next) = request.next;
     (request.next < 0 ? list.tail : requests_[request.next].previous) = request.previous;
     request.previous = request.next = -1;
-    add_to_sums(list, request, -1);
+    --list.size;
+    list.tokens -= request.size;
 }
 
 void RouterState::set_missing(Request& request, std::int64_t missing) {

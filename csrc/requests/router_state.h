@@ -95,13 +95,6 @@ struct Request {
 struct RequestList {
     std::int32_t head = -1, tail = -1;
     std::int64_t size = 0, tokens = 0;  // requests, and the sum of their sizes
-    // Of those that a policy has seen, how many they are and the sum of the steps at which.
-    std::int64_t seen = 0, seen_steps = 0;
-};
-
-// Requests of the pool that a policy has seen, and the steps that they have waited since, summed.
-struct SeenWaits {
-    double count, steps;
 };
 
 // What ends a step.
@@ -190,7 +183,7 @@ class RouterState {
     Worker& worker_at(std::int32_t w);
     const Request& request(std::int32_t r) const { return requests_[r]; }
     const Request& request_at(std::int32_t r) const;
-    void mark_seen(std::int32_t r);
+    void mark_seen(std::int32_t r) { requests_[r].first_seen = step_; }
     std::int64_t age(const Request& request) const;
     std::int64_t weight(const Request& r) const { return r.size + age(r); }
     bool fits(const Worker& worker, const Request& request) const {
@@ -201,10 +194,6 @@ class RouterState {
     std::int32_t first() const { return pool_.head; }
     std::int64_t pooled() const { return pool_.size; }
     std::int64_t pooled_tokens() const { return pool_.tokens; }
-    SeenWaits seen_waits() const {
-        return {static_cast<double>(pool_.seen),
-                static_cast<double>(step_ * pool_.seen - pool_.seen_steps)};
-    }
     std::int64_t oversize() const { return oversize_.size; }
     std::int32_t first_pinned() const { return pinned_.head; }
     std::int64_t pinned() const { return pinned_.size; }

@@ -10,9 +10,10 @@
 namespace equipoise::requests {
 namespace {
 
-// A request that has waited so many times as long as the others in the mean has waited too long: see
+// A request that has waited so many times as long as those that were bound has waited too long: see
 // WaterLevelFitPolicy::wait_credit.
-constexpr double kLongWait = 12;
+constexpr double kLongWait = 8;
+constexpr std::int64_t kMeanOf = 512;  // requests, of a mean that forgets
 
 // What decides whether a worker is too heavy to get requests, over all serving workers.
 struct LoadLimits {
@@ -159,7 +160,7 @@ class WaterLevelFitPolicy final : public Policy {
             const double need = level - (end_load(state.worker(w), size) - size);
             const std::int32_t request = closest_request(state, w, need, size);
             if (request >= 0) {
-                state.bind(request, w);
+                bind(state, request, w);
                 return true;
             }
             passed_over_[w] = 1;  // its KV cache has no room for any request of the window
@@ -208,7 +209,6 @@ class WaterLevelFitPolicy final : public Policy {
                                  double mean_size) {
         const double overshoot =
             std::max(1.0, settings_.overshoot * static_cast<double>(state.count_present()));
-        const SeenWaits waits = state.seen_waits();
         std::int32_t best = -1;
         double least = 0;
         std::int64_t left = settings_.window;
@@ -219,7 +219,7 @@ class WaterLevelFitPolicy final : public Policy {
             const auto waited = static_cast<double>(state.steps() - request.first_seen);
             const double distance = static_cast<double>(request.size) - need;
             const double cost = (distance > 0 ? overshoot * distance : -distance) -
-                                mean_size * wait_credit(waited, waits) -
+                                mean_size * wait_credit(waited) -
                                 cache_credit(state, request, w);
             if (best >= 0 && cost >= least) continue;
             best = r;
@@ -231,10 +231,18 @@ class WaterLevelFitPolicy final : public Policy {
     // What waiting is worth, in mean sizes. In proportion to the steps, and, once a request has
     // waited much longer than others do, to the square of the rest: a large one among small ones
     // would otherwise wait in proportion to its size times the number of workers.
-    double wait_credit(double waited, const SeenWaits& waits) const {
-        const double others = waits.count > 1 ? (waits.steps - waited) / (waits.count - 1) : 0;
-        const double excess = settings_.wait_bonus * std::max(0.0, waited - kLongWait * others);
-        return settings_.wait_bonus * waited + excess * excess;
+    double wait_credit(double waited) const {
+        const double excess =
+            settings_.wait_bonus * std::max(0.0, waited - kLongWait * mean_wait_);
+        return settings_.wait_bonus * waited + excess * excess / 4;
+    }
+
+    void bind(RouterState& state, std::int32_t r, std::int32_t w) {
+        const std::int64_t seen = state.request(r).first_seen;
+        const auto waited = static_cast<double>(seen < 0 ? 0 : state.steps() - seen);
+        ++bound_;
+        mean_wait_ += (waited - mean_wait_) / static_cast<double>(std::min(bound_, kMeanOf));
+        state.bind(r, w);
     }
 
     // There are fewer requests than free slots: the largest goes first, to the lightest worker with
@@ -251,7 +259,7 @@ class WaterLevelFitPolicy final : public Policy {
             worker = lightest;
         }
         if (largest < 0) return false;
-        state.bind(largest, worker);
+        bind(state, largest, worker);
         return true;
     }
 
@@ -292,6 +300,10 @@ class WaterLevelFitPolicy final : public Policy {
     std::int64_t gathered_at_ = -1;
     double lost_ = 0;
     std::int64_t tokens_ = 0, ended_ = 0;  // of requests that have ended
+    // Requests that were bound, and the steps that the latest of them had waited in the mean. Of
+    // those that wait it would not do: the larger ones pile up there.
+    std::int64_t bound_ = 0;
+    double mean_wait_ = 0;
     std::vector<char> passed_over_;        // by worker, within one decision
 };
 

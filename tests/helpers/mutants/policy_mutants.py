@@ -250,7 +250,7 @@ def _heavy_by_the_mean(self: Fit, front: SlowFront, worker: int) -> bool:
     return bool(front.load(worker) > mean + self.settings.slack * deviation)
 
 
-def _linear_wait(self: Fit, steps: int, waits: list[int]) -> float:
+def _linear_wait(self: Fit, steps: int) -> float:
     return self.settings.wait_bonus * steps
 
 

@@ -136,6 +136,7 @@ class Fit:
         self.output_lengths: list[int] = []
         self.looked: int | None = None
         self.lost_work = 0.0
+        self.bound, self.mean_wait = 0, 0.0
 
     def finished(self, made: int) -> None:
         self.output_lengths.append(made)
@@ -150,7 +151,14 @@ class Fit:
             bound = self.fill(front) if len(front.pool) >= free else self.spread(front)
             if bound is None:
                 return
+            self.note_wait(front, bound[0])
             front.bind(*bound)
+
+    def note_wait(self, front: SlowFront, request: SlowRequest) -> None:
+        """A mean that forgets: of about the latest 512."""
+        waited = 0 if request.seen is None else front.steps - request.seen
+        self.bound += 1
+        self.mean_wait += (waited - self.mean_wait) / min(self.bound, 512)
 
     def gathers(self, front: SlowFront) -> bool:
         """Whether requests wait for each other, until as much is lost as one prompt costs alone."""
@@ -229,7 +237,6 @@ class Fit:
 
     def nearest(self, front: SlowFront, worker: int, need: float) -> SlowRequest | None:
         window = front.pool[: self.settings.window]
-        waits = [front.steps - r.seen for r in front.pool if r.seen is not None]
         for request in window:
             request.seen = front.steps if request.seen is None else request.seen
         mean_size = self.mean_size(front)
@@ -238,18 +245,17 @@ class Fit:
             waiting_time = front.steps - (request.seen or 0)
             distance = request.size - need
             away = self.overshoot(front) * distance if distance > 0 else -distance
-            patience = mean_size * self.wait_credit(waiting_time, waits)
+            patience = mean_size * self.wait_credit(waiting_time)
             return away - patience - self.credit(request, worker)
 
         fitting = [request for request in window if front.fits(worker, request.size)]
         return min(fitting, key=cost, default=None)
 
-    def wait_credit(self, steps: int, waits: list[int]) -> float:
-        """In mean sizes: in proportion, and by the square of what exceeds twelve times what the
-        others have waited."""
-        others = (sum(waits) - steps) / (len(waits) - 1) if len(waits) > 1 else 0.0
-        excess = self.settings.wait_bonus * max(0.0, steps - 12 * others)
-        return self.settings.wait_bonus * steps + excess * excess
+    def wait_credit(self, steps: int) -> float:
+        """In mean sizes: in proportion, and by the square of half of what exceeds eight times what
+        those that were bound had waited."""
+        excess = self.settings.wait_bonus * max(0.0, steps - 8 * self.mean_wait)
+        return self.settings.wait_bonus * steps + excess * excess / 4
 
     def spread(self, front: SlowFront) -> tuple[SlowRequest, int] | None:
         """The largest to the lightest, by what its cache saves lighter still."""

@@ -359,9 +359,9 @@ def test_fit_binds_large_request_though_small_ones_keep_coming(lockstep: bool) -
     for _ in range(60):
         fleet.step()
     fleet.note(fleet.router.on_arrival(request(0, 1000)))
-    for _ in range(1000):
+    for _ in range(1400):
         fleet.step()
-    assert 0 in fleet.bound
+    assert 0 in fleet.bound  # after 1,215 steps, and 317; 3,771 by waiting in proportion only
 
 
 def test_fit_skips_request_that_fits_nowhere() -> None:
