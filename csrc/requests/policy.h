@@ -36,8 +36,8 @@ struct PolicySettings {
     // still takes requests, in standard deviations of the loads. `overshoot`: what a token above
     // the level costs, in tokens below it and times the number of workers, all of which wait for
     // the fullest; 1 at least. `prompt_weight`: KV tokens that are read in the time of computing
-    // one prompt token; without it, fitted to the times of steps. `prefill_wait`: how many times the cost of a prompt that is computed alone
-    // may be lost while requests wait for each other.
+    // one prompt token; without it, fitted to the times of steps. `prefill_wait`: how many times
+    // the cost of a prompt that is computed alone may be lost while requests wait for each other.
     std::int64_t window = 1024;
     double wait_bonus = 0.0125, slack = 1.5, overshoot = 0.1, prefill_wait = 1.0;
     std::optional<double> prompt_weight;

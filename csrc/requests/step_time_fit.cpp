@@ -18,9 +18,9 @@ constexpr double kStall = 2;
 constexpr int kPasses = 6;
 // What is to count has to be so many standard errors above 0.
 constexpr double kSure = 4;
-// Weights that are not surely above this count as 0. Requests gain nothing by waiting for each other
-// then; and loads hold prompts from when they are bound on, though they are not computed yet, which
-// shifts the weight by 1.
+// Weights that are not surely above this count as 0. Requests gain nothing by waiting for each
+// other then; and loads hold prompts from when they are bound on, though they are not computed yet,
+// which shifts the weight by 1.
 constexpr double kNegligible = 4;
 constexpr double kChange = 0.2;
 // Prompt tokens that an engine computes in a step at most: the usual setting of large engines.
@@ -47,6 +47,7 @@ const StepWork& slowest(const TimedStep& step, double prompt_weight) {
 struct StepTimeFit::Moments {
     double load = 0, prompt = 0, seconds = 0;
     double load_load = 0, load_prompt = 0, prompt_prompt = 0, load_seconds = 0, prompt_seconds = 0;
+    double determinant = 0, per_load = 0, per_prompt = 0;  // the last two only if it is solvable
 
     explicit Moments(const std::vector<Row>& rows) {
         double all = 0;
@@ -68,20 +69,16 @@ struct StepTimeFit::Moments {
             load_seconds += row.importance * l * s;
             prompt_seconds += row.importance * p * s;
         }
+        determinant = load_load * prompt_prompt - load_prompt * load_prompt;
+        per_load = (prompt_prompt * load_seconds - load_prompt * prompt_seconds) / determinant;
+        per_prompt = (load_load * prompt_seconds - load_prompt * load_seconds) / determinant;
     }
 
-    double determinant() const { return load_load * prompt_prompt - load_prompt * load_prompt; }
     // Loads that are all alike, or go with the prompts, tell nothing about either.
-    bool solvable() const { return determinant() > 1e-9 * load_load * prompt_prompt; }
-    double per_load() const {
-        return (prompt_prompt * load_seconds - load_prompt * prompt_seconds) / determinant();
-    }
-    double per_prompt() const {
-        return (load_load * prompt_seconds - load_prompt * load_seconds) / determinant();
-    }
+    bool solvable() const { return determinant > 1e-9 * load_load * prompt_prompt; }
     double expected(const StepWork& work) const {
-        return seconds + per_load() * (work.load - load) +
-               per_prompt() * (work.prompt_tokens - prompt);
+        return seconds + per_load * (work.load - load) +
+               per_prompt * (work.prompt_tokens - prompt);
     }
 };
 
@@ -118,8 +115,8 @@ std::optional<StepTimeFit::Estimate> StepTimeFit::estimate() {
     for (int pass = 1; pass < kPasses; ++pass) {
         const Moments moments(rows_);
         if (!moments.solvable()) return std::nullopt;
-        const double per_load = moments.per_load();
-        const double weight = per_load > 0 ? std::max(moments.per_prompt() / per_load, 0.0) : 0;
+        const double per_load = moments.per_load;
+        const double weight = per_load > 0 ? std::max(moments.per_prompt / per_load, 0.0) : 0;
         for (std::size_t i = 0; i < rows_.size(); ++i) {
             const TimedStep& step = steps_[(oldest + i) % steps_.size()];
             const StepWork& work = slowest(step, weight);
@@ -141,11 +138,11 @@ std::optional<StepTimeFit::Estimate> StepTimeFit::solve(const Moments& moments) 
         squares += row.importance * residual * residual;
     }
     const double variance =
-        squares / static_cast<double>(rows_.size() - 3) / moments.determinant();
-    const double per_load = moments.per_load();
+        squares / static_cast<double>(rows_.size() - 3) / moments.determinant;
+    const double per_load = moments.per_load;
     // Where loads cost no time that can be seen, nothing can be weighed in them.
     if (per_load <= kSure * std::sqrt(variance * moments.prompt_prompt)) return std::nullopt;
-    const double weight = moments.per_prompt() / per_load;
+    const double weight = moments.per_prompt / per_load;
     // Of a ratio of two coefficients, to first order.
     const double error =
         std::sqrt(variance * (moments.load_load + 2 * weight * moments.load_prompt +

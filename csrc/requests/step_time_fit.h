@@ -21,8 +21,8 @@ struct TimedStep {
     StepWork heaviest, computing;
 };
 
-// Least squares of seconds = fixed + per_load * (load + prompt_weight * prompt_tokens) of the slowest
-// worker, over the latest steps.
+// Least squares of seconds = fixed + per_load * (load + prompt_weight * prompt_tokens) of the
+// slowest worker, over the latest steps.
 class StepTimeFit {
  public:
     StepTimeFit();

@@ -182,7 +182,7 @@ void Simulation::report() {
 
 void Simulation::decide() {
     for (FrontEnd& front : front_ends_) {
-        // Where tokens are told late, several steps come at once, and the time of each is not known.
+        // Where tokens are told late, several steps come at once, and no time of one is known.
         if (settings_.token_delay == 0) front.router->state().set_time(clock_);
         for (const Binding& binding : front.router->dispatch()) {
             const std::int32_t j = front.request_of[binding.request];

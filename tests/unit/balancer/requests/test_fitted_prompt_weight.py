@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -214,6 +215,17 @@ def one_by_one(homes: dict[int, int], dice: Random) -> list[list[int]]:
 
 def test_router_fits_weight_to_times_of_told_steps() -> None:
     router = Engine(at_once).play(2_000)
+    assert router.prompt_weight == pytest.approx(200, rel=0.05)
+
+
+def test_step_that_some_leave_out_ends_with_its_last_token() -> None:
+    """It is known to be over only by a token of the next one."""
+    calls = count()
+
+    def one_late(homes: dict[int, int], dice: Random) -> list[list[int]]:
+        return [list(homes)[next(calls) % 2 :]]
+
+    router = Engine(one_late).play(2_000)
     assert router.prompt_weight == pytest.approx(200, rel=0.05)
 
 
