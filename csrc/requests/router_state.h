@@ -165,8 +165,10 @@ class RouterState {
     // seconds of a clock that only goes forward.
     void time_steps() { step_timer_.emplace(); }
     void set_time(double now) { now_ = now; }
-    // What a prompt token weighs by the times of steps; 0 while that is not known.
+    // What a prompt token weighs by the times of steps, and the part of a step that depends on
+    // nothing, both in KV tokens read; 0 while that is not known.
     double fitted_prompt_weight() const { return step_timer_ ? step_timer_->prompt_weight() : 0; }
+    double fitted_fixed_load() const { return step_timer_ ? step_timer_->fixed_load() : 0; }
 
     // The only way for a request to get to a worker.
     void bind(std::int32_t request, std::int32_t worker);

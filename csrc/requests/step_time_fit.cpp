@@ -96,8 +96,10 @@ void StepTimeFit::add(const TimedStep& step) {
     const double weight = now->counts() ? now->weight : 0;
     // What cannot be told from the present weight does not replace it.
     const double change = std::abs(now->weight - prompt_weight_);
-    if (change > kSure * now->error && change > kChange * std::max(weight, prompt_weight_))
-        prompt_weight_ = weight;
+    if (change <= kSure * now->error || change <= kChange * std::max(weight, prompt_weight_))
+        return;
+    prompt_weight_ = weight;
+    fixed_load_ = weight > 0 ? now->fixed_load : 0;
 }
 
 std::optional<StepTimeFit::Estimate> StepTimeFit::estimate() {
@@ -148,7 +150,8 @@ std::optional<StepTimeFit::Estimate> StepTimeFit::solve(const Moments& moments) 
         std::sqrt(variance * (moments.load_load + 2 * weight * moments.load_prompt +
                               weight * weight * moments.prompt_prompt)) /
         per_load;
-    const Estimate estimate{weight, error};
+    const double fixed_seconds = moments.expected({0, 0});
+    const Estimate estimate{weight, error, std::max(fixed_seconds, 0.0) / per_load};
     if (!estimate.counts() || neighbours_differ(per_load)) return estimate;
     return std::nullopt;
 }

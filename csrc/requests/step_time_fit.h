@@ -30,10 +30,14 @@ class StepTimeFit {
     // KV tokens that are read in the time of computing one prompt token: 0 while that is not known,
     // or not surely worth anything. Changes only if the fit differs from it by more than a fifth.
     double prompt_weight() const { return prompt_weight_; }
+    // KV tokens that are read in the part of a step that does not depend on work, as of the same
+    // fit; 0 while the weight is 0.
+    double fixed_load() const { return fixed_load_; }
 
  private:
     struct Estimate {
         double weight, error;  // a standard error
+        double fixed_load;
 
         bool counts() const;
     };
@@ -51,7 +55,7 @@ class StepTimeFit {
     std::vector<TimedStep> steps_;  // the latest, as a ring
     std::vector<Row> rows_;         // of one estimate
     std::int64_t added_ = 0, next_estimate_;
-    double prompt_weight_ = 0;
+    double prompt_weight_ = 0, fixed_load_ = 0;
 };
 
 // Puts timed steps together from events: the loads when a step begins, prompts when their first
@@ -69,6 +73,7 @@ class StepTimer {
     // The step was over at `now`, in seconds; not a number where there is no clock.
     void end(double now);
     double prompt_weight() const { return fit_.prompt_weight(); }
+    double fixed_load() const { return fit_.fixed_load(); }
 
  private:
     struct Step {

@@ -70,7 +70,7 @@ class WaterLevelFitPolicy final : public Policy {
         // every request in the pool could have run, and loses the whole step.
         const bool scarce = state.pooled() >= free;
         const double part = scarce ? slots.wanted / slots.slots : 1;
-        lost_ += steps * part * slots.envelope;
+        lost_ += steps * part * (slots.envelope + fixed_load(state));
         if (lost_ < alone * mean_missing(state, std::min(free, settings_.window))) return true;
         gathered_at_ = -1;
         return false;
@@ -288,6 +288,11 @@ class WaterLevelFitPolicy final : public Policy {
         if (weight <= 0 || tokens_ == 0) return 0;
         const double steps = static_cast<double>(tokens_) / static_cast<double>(ended_);
         return weight * static_cast<double>(request.hit(w)) / steps;
+    }
+
+    // What a step takes besides reading and computing, in KV tokens read. Known only if fitted.
+    double fixed_load(const RouterState& state) const {
+        return settings_.prompt_weight ? 0 : state.fitted_fixed_load();
     }
 
     double prompt_weight(const RouterState& state) const {
