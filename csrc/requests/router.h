@@ -15,7 +15,7 @@ class Router {
         : policy_(make_policy(settings, workers)),
           waits_(settings.lockstep && !policy_->queues()),
           state_(workers, slots, room, settings.front_ends, !policy_->queues()) {
-        state_.set_step_end(settings.lockstep ? StepEnd::told : StepEnd::tokens);
+        state_.set_step_end(settings.lockstep ? StepEnd::all_told : StepEnd::tokens);
         // Without a barrier there is no step whose time could be known.
         if (settings.lockstep && settings.name == "fit" && !settings.prompt_weight)
             state_.time_steps();

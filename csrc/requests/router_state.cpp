@@ -109,7 +109,7 @@ void RouterState::begin_step() {
 }
 
 void RouterState::count_token(Request& request) {
-    if (step_end_ != StepEnd::told) return;
+    if (step_end_ != StepEnd::all_told) return;
     step_has_tokens_ = true;
     token_time_ = now_;
     if (request.token_step == step_) return;  // bound within it, and counted then
@@ -121,7 +121,7 @@ void RouterState::count_token(Request& request) {
 // As if it had a token in the step before the one in which it is expected to get its first.
 void RouterState::expect(Request& request) {
     request.bound_step = step_has_tokens_ ? step_ + 1 : step_;
-    if (step_end_ != StepEnd::told || !begins_at_once_) return;
+    if (step_end_ != StepEnd::all_told || !begins_at_once_) return;
     request.token_step = request.bound_step - 1;
     ++(step_has_tokens_ ? with_token_ : awaiting_token_);
 }
@@ -151,7 +151,7 @@ void RouterState::settle_step() {
 // Requests with a token in this step are expected to get one in the next.
 void RouterState::end_step() {
     if (step_timer_ && (step_has_tokens_ || step_end_ == StepEnd::caller))
-        step_timer_->end(step_end_ == StepEnd::told ? token_time_ : now_);
+        step_timer_->end(step_end_ == StepEnd::all_told ? token_time_ : now_);
     ++step_;
     awaiting_token_ = with_token_;
     with_token_ = 0;

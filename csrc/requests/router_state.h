@@ -99,7 +99,7 @@ struct RequestList {
 
 // What ends a step.
 enum class StepEnd : std::uint8_t {
-    told,    // the tokens that requests are told to have made, of workers that meet at a barrier
+    all_told,  // the tokens that requests are told to have made, of workers that meet at a barrier
     tokens,  // as many tokens as requests run: workers without a barrier
     caller,  // end_step only: a simulation knows
 };
@@ -229,7 +229,7 @@ class RouterState {
     // and whether requests get a token in the first step after they were bound.
     std::int64_t step_ = 0, with_token_ = 0, awaiting_token_ = 0;
     bool step_has_tokens_ = false, overdue_ = false, begins_at_once_ = true;
-    StepEnd step_end_ = StepEnd::told;
+    StepEnd step_end_ = StepEnd::all_told;
     std::optional<StepTimer> step_timer_;
     std::vector<std::int64_t> loads_;  // for it, by worker
     // The time of the present event, and of the latest one with a token.

@@ -51,8 +51,8 @@ class ScheduleInterval final : public PrefillAlignment {
         }
     }
 
-    void admitted(std::size_t worker, std::int64_t left) override {
-        if (!deferred_[worker]) behind_[worker] = left > 0;
+    void admitted(std::size_t worker, std::int64_t queued) override {
+        if (!deferred_[worker]) behind_[worker] = queued > 0;
     }
 
  private:

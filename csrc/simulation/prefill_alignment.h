@@ -28,10 +28,10 @@ class PrefillAlignment {
 
     virtual void decide(const std::vector<PrefillState>& workers,
                         std::vector<PrefillPermission>& permissions) = 0;
-    // A worker has admitted what it may; so many requests are left in its queue.
-    virtual void admitted(std::size_t worker, std::int64_t left) {
+    // A worker has admitted what it may; so many requests are in its queue still.
+    virtual void admitted(std::size_t worker, std::int64_t queued) {
         static_cast<void>(worker);
-        static_cast<void>(left);
+        static_cast<void>(queued);
     }
 };
 

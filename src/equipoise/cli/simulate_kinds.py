@@ -50,8 +50,9 @@ def _slots_of_yaml(value: object) -> int | tuple[int, ...]:
 
 
 def _alignment_of_text(text: str) -> tuple[str, int]:
-    name, _, limit = text.partition(":")
-    return name, int(limit) if limit else DEFAULT_LIMITS[PrefillRule(name)]
+    name, colon, limit = text.partition(":")
+    rule = PrefillRule(name)
+    return name, int(str(WHOLE.from_text(limit))) if colon else DEFAULT_LIMITS[rule]
 
 
 def _alignment_of_yaml(value: object) -> tuple[str, int]:

@@ -65,6 +65,14 @@ BAD = {
         (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "trt"),
         "expected sglang, vllm, trtllm, and a limit in steps behind a colon, got 'trt'",
     ),
+    "an alignment of no engine, with a limit": (
+        (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "VLLM:8"),
+        "expected sglang, vllm, trtllm, and a limit in steps behind a colon, got 'VLLM:8'",
+    ),
+    "an alignment without its limit": (
+        (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "vllm:"),
+        "expected sglang, vllm, trtllm, and a limit in steps behind a colon, got 'vllm:'",
+    ),
     "an alignment for no step": (
         (*SYNTHETIC, "--prefill-chunk", "9", "--prefill-alignment", "vllm:0"),
         "a limit is 1 to 1000000 steps, got 0",

@@ -1,6 +1,7 @@
 """The tables of `equipoise simulate`, 100 columns wide, and texts that the report shares."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,11 +44,12 @@ def title(comparison: SimulationResult) -> str:
 def describe_workers(cluster: Cluster) -> str:
     """How many, and how large."""
     room = "" if cluster.kv_tokens is None else f" and {cluster.kv_tokens:,} KV tokens"
-    slots = sorted(set(cluster.worker_slots))
-    numbers = "" if len(slots) == 1 else f"{', '.join(map(str, slots[:-1]))} or "
-    return (
-        f"{pluralize(cluster.workers, 'worker')} of {numbers}{pluralize(slots[-1], 'slot')}{room}"
-    )
+    counts = Counter(cluster.worker_slots)
+    if len(counts) == 1:
+        slots = pluralize(cluster.worker_slots[0], "slot")
+        return f"{pluralize(cluster.workers, 'worker')} of {slots}{room}"
+    kinds = ", ".join(f"{number} of {slots}" for slots, number in sorted(counts.items()))
+    return f"{cluster.workers} workers, {kinds} slots{room}"
 
 
 def subject_facts(subject: SimulationSubject) -> tuple[str, ...]:
@@ -59,6 +61,7 @@ def subject_facts(subject: SimulationSubject) -> tuple[str, ...]:
         subject.sampling,
         subject.arrivals,
         describe_step(subject),
+        *describe_prefill(subject.cluster),
     )
 
 
@@ -72,6 +75,21 @@ def describe_step(subject: SimulationSubject) -> str:
     return (
         f"a step takes {step.fixed * 1e3:.3g} ms and {rates}: {full * 1e3:.3g} ms with all slots "
         f"taken, {step.fixed / full:.0%} of it fixed; capacity {subject.capacity:.3g} requests/s"
+    )
+
+
+def describe_prefill(cluster: Cluster) -> tuple[str, ...]:
+    """What workers compute of prompts, and when."""
+    prefill = cluster.prefill
+    if prefill is None:
+        return ()
+    when = ""
+    if prefill.alignment is not None:
+        rule, limit = prefill.alignment.rule.value, prefill.alignment.limit
+        when = f", aligned as by {rule} ({pluralize(limit, 'step')})"
+    return (
+        f"prompts are computed beside decoding, {prefill.chunk:,} tokens a step at most; one token "
+        f"takes as long as {cluster.step.prompt_weight:g} KV tokens to read{when}",
     )
 
 
