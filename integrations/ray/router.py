@@ -12,7 +12,6 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 from ray.util import metrics
 
 from equipoise.balancer.requests.dispatcher import RequestClosed
-from equipoise.hal.errors import EquipoiseError
 from equipoise.integrations.ray.compatibility import check_symbols
 from equipoise.integrations.ray.replica_pool import LOG, NoBinding, ReplicaPool, RoutedRequest
 from equipoise.integrations.ray.request_sizes import MOST_TOKENS
@@ -73,7 +72,7 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         try:
             check_symbols()
             self._settings = router_settings(**settings)
-        except (EquipoiseError, TypeError) as error:
+        except Exception as error:
             # Ray would log what is raised here, and let every request of this handle wait forever.
             LOG.error("requests go by Ray's own choice: %s", error)
 
@@ -137,7 +136,12 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
     def _open_pool(self) -> ReplicaPool | None:
         # Here and not at the start: it takes the running loop, which is the handle's.
         if self.pool is None and self._settings is not None:
-            self.pool = ReplicaPool(self._settings.factory)
+            try:
+                self.pool = ReplicaPool(self._settings.factory)
+            except Exception as error:
+                # Raised in `update_replicas` it would leave every request waiting, too.
+                LOG.error("requests go by Ray's own choice: %s", error)
+                self._settings = None
         return self.pool
 
     async def _choose(self, pool: ReplicaPool, pending_request: Any) -> Any:

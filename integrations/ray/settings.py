@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
+from equipoise.hal.errors import UsageError
 from equipoise.integrations.ray.request_sizes import RequestSize, load_request_size
 
 ROUTER_CLASS = "equipoise.integrations.ray.router:EquipoiseRequestRouter"
@@ -37,12 +38,22 @@ def router_settings(
             wait for each other, and nobody says when a step is over.
         request_size: PACKAGE:OBJECT, a function of the arguments of a call; None: `prompt_tokens`.
 
-    Raises UsageError for a policy, an option or a function that there is not.
+    Raises UsageError for an argument of the wrong type, for a policy, an option or a function that
+    there is not, and for a policy that cannot be created.
     """
+    if not isinstance(policy, str):
+        raise UsageError(f"policy has to be a name or PACKAGE:OBJECT, got {policy!r}")
+    if not isinstance(policy_options, Mapping | None):
+        raise UsageError(f"policy_options has to be a mapping, got {policy_options!r}")
+    if not isinstance(request_size, str | None):
+        raise UsageError(f"request_size has to be PACKAGE:OBJECT, got {request_size!r}")
     options = dict(policy_options or {})
     if ":" not in policy:
         options.setdefault("lockstep", False)
-    return RouterSettings(routing_policy_factory(policy, options), load_request_size(request_size))
+    factory = routing_policy_factory(policy, options)
+    # What a user's factory returns is known only when it is called.
+    factory([1], [None])
+    return RouterSettings(factory, load_request_size(request_size))
 
 
 def request_router_config(

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_ray_serve import (
     ActorDied,
     FakeCluster,
@@ -481,6 +482,11 @@ def test_failed_policy_leaves_the_choice_to_ray(
         ({"policy_options": {"window": -1}}, "window"),
         ({"request_size": "no_such:thing"}, "does not import"),
         ({"size": 1}, "unexpected keyword"),
+        ({"policy": 3}, "policy has to be a name or PACKAGE:OBJECT, got 3"),
+        ({"policy_options": "lockstep=false"}, "policy_options has to be a mapping"),
+        ({"request_size": 5}, "request_size has to be PACKAGE:OBJECT, got 5"),
+        ({"policy": "json:dumps"}, "makes no policy"),
+        ({"policy": f"{__name__}:policy_once"}, "no second policy"),
     ],
 )
 def test_bad_settings_leave_the_choice_to_ray(
@@ -489,6 +495,8 @@ def test_bad_settings_leave_the_choice_to_ray(
     message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    CREATED.clear()
+
     async def work() -> None:
         router = router_of(ray_router, "a", **settings)
         cluster = FakeCluster(router)
@@ -500,6 +508,18 @@ def test_bad_settings_leave_the_choice_to_ray(
 
     run(work())
     assert message in caplog.text
+    assert len(caplog.records) == 1
+
+
+CREATED: list[FailingPolicy] = []
+
+
+def policy_once(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> FailingPolicy:
+    """Created when the settings are read, and not when the first replica is there."""
+    if CREATED:
+        raise RuntimeError("no second policy")
+    CREATED.append(FailingPolicy(slots, kv_tokens))
+    return CREATED[0]
 
 
 def test_ray_without_the_hook_leaves_the_choice_to_ray(
