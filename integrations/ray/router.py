@@ -5,7 +5,9 @@ Ray copies this module by value into every process that has a handle, so it has 
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
@@ -59,7 +61,7 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         self.counts: Counter[str] = Counter()
         self.pool: ReplicaPool | None = None
         self._settings: RouterSettings | None = None
-        self._size_failed = False
+        self._size_failed = self._statistic_failed = False
         names = self._deployment_id
         self._choices = metrics.Counter(
             "equipoise_ray_choices",
@@ -84,10 +86,10 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
             return
         pool.set_replicas({one.replica_id: one.max_ongoing_requests for one in replicas})
         for one in replicas:
-            generated = one.routing_stats.get(GENERATED_TOKENS)
-            if isinstance(generated, int):
-                ongoing = one.routing_stats.get(ONGOING_REQUESTS, 0)
-                pool.share_tokens(one.replica_id, generated, ongoing)
+            generated = self._statistic(one.routing_stats, GENERATED_TOKENS)
+            if generated is not None:
+                ongoing = self._statistic(one.routing_stats, ONGOING_REQUESTS)
+                pool.share_tokens(one.replica_id, generated, ongoing or 0)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Have what it had not begun bound to others."""
@@ -177,6 +179,20 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         waited = time.time() - pending_request.created_at
         self.queue_wait_time_ms_histogram.observe(1000 * waited)
         return replica
+
+    def _statistic(self, published: Any, name: str) -> int | None:
+        """A count that a deployment publishes; None: it publishes none, or what is no count."""
+        if isinstance(published, Mapping) and name not in published:
+            return None
+        value = published[name] if isinstance(published, Mapping) else published
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as a library of metrics counts
+        if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
+            return int(value)
+        if not self._statistic_failed:
+            LOG.error("record_routing_stats: %s has to be a count, got %.80r: ignored", name, value)
+        self._statistic_failed = True
+        return None
 
     def _size_of(self, pending_request: Any) -> int:
         assert self._settings is not None

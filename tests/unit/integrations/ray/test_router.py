@@ -448,6 +448,82 @@ def test_generated_tokens_are_divided_among_running_requests(ray_router: Any) ->
     run(work())
 
 
+COUNTS = st.sampled_from(
+    [None, "7", b"7", [], True, -1, 1.5, 2.0, float("nan"), float("inf"), 1 << 31, 1 << 80, 5]
+)
+
+
+@given(
+    statistics=st.lists(
+        st.fixed_dictionaries({}, optional={"generated_tokens": COUNTS, "ongoing_requests": COUNTS})
+        | COUNTS,
+        max_size=8,
+    )
+)
+def test_router_serves_whatever_a_replica_publishes(
+    ray_router: Any, statistics: Sequence[Any]
+) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        calls = [cluster.call("x") for _ in range(2)]
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for one in ({"generated_tokens": 0}, *statistics):
+            router.update_replicas([RunningReplica("a", 2, one)])
+            await turns()
+        assert not router.pool.stopped
+        for sending in list(cluster.open):
+            cluster.finish(sending)
+        assert await asyncio.gather(*calls) == ["a", "a"]
+        assert router.counts == {"policy": 2}
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "tokens"),
+    [(None, 6), ("2", 6), (1.5, 6), (-3, 6), (2.0, 3), (2, 3)],
+)
+def test_ongoing_requests_that_are_no_count_are_ignored(
+    ray_router: Any, ongoing: Any, tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        call = cluster.call("x")
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for generated in (10, 12, 16.0):
+            stats = {"generated_tokens": generated, "ongoing_requests": ongoing}
+            router.update_replicas([RunningReplica("a", 2, stats)])
+        (request,) = router.pool.view("a").requests.values()
+        assert request.tokens == 1 + tokens
+        call.cancel()
+
+    run(work())
+    assert caplog.text.count("ongoing_requests has to be a count") == (tokens == 6)
+
+
+def test_jump_of_a_counter_is_bounded(ray_router: Any) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        call = cluster.call("x")
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for generated in (0, 1 << 40, (1 << 40) + 3):
+            router.update_replicas([RunningReplica("a", 2, {"generated_tokens": generated})])
+        (request,) = router.pool.view("a").requests.values()
+        assert request.tokens == 1 + replica_pool.MOST_SHARE + 3
+        call.cancel()
+
+    run(work())
+
+
 def test_failed_policy_leaves_the_choice_to_ray(
     ray_router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
