@@ -69,6 +69,14 @@ class RequestRouter:
         return next(iter(self._replicas.values()))
 
 
+class RequestRouterConfig(SimpleNamespace):
+    """Takes any argument, as Ray's does, and has only fields that Ray knows."""
+
+    model_fields = dict.fromkeys(
+        ("request_router_class", "request_router_kwargs", "request_routing_stats_period_s")
+    )
+
+
 class Counter:
     def __init__(self, name: str, description: str = "", tag_keys: Sequence[str] = ()) -> None:
         self.tag_keys = tag_keys
@@ -98,6 +106,7 @@ def fake_ray() -> Iterator[Any]:
                 "RunningReplica", (), {"max_ongoing_requests": 0, "routing_stats": 0}
             ),
         },
+        "ray.serve.config": {"RequestRouterConfig": RequestRouterConfig},
         "ray.util": {"metrics": SimpleNamespace(Counter=Counter)},
     }
     before = {name: sys.modules.pop(name, None) for name in (*contents, ROUTER)}
