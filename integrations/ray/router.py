@@ -62,17 +62,23 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         self.pool: ReplicaPool | None = None
         self._settings: RouterSettings | None = None
         self._size_failed = self._statistic_failed = False
-        names = self._deployment_id
+        # Without it there are no labels; `initialize_state` logs that it is missing.
+        names = getattr(self, "_deployment_id", None)
         self._choices = metrics.Counter(
             "equipoise_ray_choices",
             description="Choices of a replica, by who made them, and those that came to nothing.",
             tag_keys=("deployment", "application", "by"),
-        ).set_default_tags({"deployment": names.name, "application": names.app_name})
+        ).set_default_tags(
+            {
+                "deployment": getattr(names, "name", ""),
+                "application": getattr(names, "app_name", ""),
+            }
+        )
 
     def initialize_state(self, **settings: Any) -> None:
         """Take `request_router_kwargs`: the arguments of `router_settings`."""
         try:
-            check_symbols()
+            check_symbols(self)
             self._settings = router_settings(**settings)
         except Exception as error:
             # Ray would log what is raised here, and let every request of this handle wait forever.
@@ -113,12 +119,9 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
             by = FAILED
         else:
             try:
-                replica = await self._choose(pool, pending_request)
+                return await self._choose(pool, pending_request)
             except NoBinding:
                 by = FAILED
-            else:
-                self._count(POLICY)
-                return replica
         self._count(by)
         return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
@@ -169,15 +172,20 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
                     break
                 # It left the list since.
                 routing.request = pool.retry(routing.request, bound)
+            call = pending_request.metadata.internal_request_id
+            asked = self._use_replica_queue_len_cache and not replica.is_cross_language
+            waited = time.time() - pending_request.created_at
+            self.queue_wait_time_ms_histogram.observe(1000 * waited)
+            self._count(POLICY)
         except BaseException:
             pool.abort(routing.request)
             raise
-        pool.send(routing.request, pending_request.metadata.internal_request_id)
-        if not self._use_replica_queue_len_cache or replica.is_cross_language:
-            # It is not asked whether it accepts: what is sent has begun.
+        # Nothing of Ray's is called from here on: of an attempt whose choice raised it would never
+        # say that it is over.
+        pool.send(routing.request, call)
+        if not asked:
+            # The replica accepts whatever is sent: it has begun.
             pool.begin(routing.request)
-        waited = time.time() - pending_request.created_at
-        self.queue_wait_time_ms_histogram.observe(1000 * waited)
         return replica
 
     def _statistic(self, published: Any, name: str) -> int | None:

@@ -77,8 +77,8 @@ def request_router_config(
         ray_settings: other fields of a `RequestRouterConfig`.
 
     Raises UsageError as `router_settings`, here rather than in every process that has a handle, and
-    for a setting that Ray does not have, which Ray would ignore. A value that Ray refuses raises its
-    own error.
+    for a setting that Ray does not have, which Ray would ignore. Ray raises its own error for a
+    value that it refuses.
     """
     router_settings(policy, policy_options, request_size)
     from ray.serve.config import RequestRouterConfig

@@ -103,7 +103,11 @@ def fake_ray() -> Iterator[Any]:
         "ray.serve.request_router": {
             "RequestRouter": RequestRouter,
             "RunningReplica": type(
-                "RunningReplica", (), {"max_ongoing_requests": 0, "routing_stats": 0}
+                "RunningReplica",
+                (),
+                dict.fromkeys(
+                    ("max_ongoing_requests", "routing_stats", "replica_id", "is_cross_language")
+                ),
             ),
         },
         "ray.serve.config": {"RequestRouterConfig": RequestRouterConfig},

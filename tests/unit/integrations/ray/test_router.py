@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_ray_serve import (
     ActorDied,
     FakeCluster,
+    PendingRequest,
     RequestRouter,
     RunningReplica,
     fake_ray,
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.requests.dispatcher import CloseReason, RequestClosed, Running
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.integrations.ray import doctor, replica_pool
+from equipoise.integrations.ray import compatibility, doctor, replica_pool
 from equipoise.integrations.vllm.compatibility import Release
 
 FAILING = "helpers.fakes.failing_policies:FailingPolicy"
@@ -608,6 +610,52 @@ def test_ray_without_the_hook_leaves_the_choice_to_ray(
 
     run(work())
     assert "RequestRouter.on_request_completed is missing" in caplog.text
+
+
+@pytest.mark.parametrize("name", compatibility.ROUTER_ATTRIBUTES)
+def test_ray_without_an_attribute_leaves_the_choice_to_ray(
+    ray_router: Any, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialize = RequestRouter.__init__
+
+    def initialize_without(router: RequestRouter, strict: bool) -> None:
+        initialize(router, strict)
+        delattr(router, name)
+
+    monkeypatch.setattr(RequestRouter, "__init__", initialize_without)
+
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        assert router.pool is None
+        pending = PendingRequest(["x"], {}, SimpleNamespace(multiplexed_model_id=""))
+        assert (await router._choose_replica_for_request(pending)).replica_id == "a"
+        assert router.counts == {"no_policy": 1}
+
+    run(work())
+    assert f"RequestRouter sets no {name}" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["histogram", "counter", "metadata"])
+def test_choice_that_raises_leaves_no_attempt(ray_router: Any, broken: str) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ArithmeticError("a mistake")
+
+    async def work() -> None:
+        router = router_of(ray_router, "a", slots=1)
+        metadata = SimpleNamespace(multiplexed_model_id="", internal_request_id="call")
+        if broken == "histogram":
+            router.queue_wait_time_ms_histogram.observe = fail
+        elif broken == "counter":
+            router._choices.inc = fail
+        else:
+            del metadata.internal_request_id
+        with pytest.raises((ArithmeticError, AttributeError)):
+            await router._choose_replica_for_request(PendingRequest(["x"], {}, metadata))
+        assert router.pool.attempts == 0
+        assert not router.pool.dispatcher.requests
+        assert not router.pool.view("a").requests
+
+    run(work())
 
 
 @pytest.mark.usefixtures("ray_router")

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import pytest
-
 from helpers.fakes.fake_ray_serve import fake_ray
 
 from equipoise.hal.errors import UsageError
