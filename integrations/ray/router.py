@@ -195,7 +195,7 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         value = published[name] if isinstance(published, Mapping) else published
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # as a library of metrics counts
-        if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0:
             return int(value)
         if not self._statistic_failed:
             LOG.error("record_routing_stats: %s has to be a count, got %.80r: ignored", name, value)
