@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
 
@@ -664,6 +665,17 @@ def test_doctor_finds_what_the_router_overrides(monkeypatch: pytest.MonkeyPatch)
     assert [passed for _, passed, _ in doctor.examine()] == [True, True]
     monkeypatch.delattr(RequestRouter, "_backoff")
     assert [passed for _, passed, _ in doctor.examine()] == [True, False]
+
+
+def test_doctor_says_what_to_install_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("equipoise.integrations.vllm.compatibility.version", find_none)
+    ((name, passed, detail),) = doctor.examine()
+    assert (name, passed) == ("Ray", False)
+    expected = "Ray is not installed: install ray (tested: 2.60.0), by pip install '.[ray]'"
+    assert detail.startswith(expected)
 
 
 def test_request_for_a_model_is_left_to_ray(ray_router: Any) -> None:
