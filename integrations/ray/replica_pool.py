@@ -265,10 +265,10 @@ class ReplicaPool:
         them; calls that share an id are told apart by nobody.
         """
         key = replica, call
-        sent = self._attempts.get(key)
-        if sent is None:
-            return  # not sent by the policy
-        attempt = sent[0]
+        attempts = self._attempts.get(key)
+        if attempts is None:
+            return  # Ray chose the replica
+        attempt = attempts[0]
         self._forget(key, attempt)
         if isinstance(attempt.request.status, Running):
             self._finish(attempt)
