@@ -451,7 +451,7 @@ def test_generated_tokens_are_divided_among_running_requests(ray_router: Any) ->
     run(work())
 
 
-COUNTS = st.sampled_from(
+COUNTS: st.SearchStrategy[Any] = st.sampled_from(
     [None, "7", b"7", [], True, -1, 1.5, 2.0, float("nan"), float("inf"), 1 << 31, 1 << 80, 5]
 )
 
