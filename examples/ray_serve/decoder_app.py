@@ -30,11 +30,17 @@ STEP_SECONDS, TOKEN_SECONDS = 0.004, 0.000008
 
 @dataclass(eq=False)
 class Decoding:
-    """A request under way: tokens in the KV cache, tokens to make, tokens made and not yet sent."""
+    """A request under way.
+
+    Attributes:
+        size: tokens in the KV cache.
+        remaining_tokens: tokens of the answer that no step has generated.
+        generated_tokens: those of it that are not yet sent to the caller.
+    """
 
     size: int
-    left: int
-    made: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    remaining_tokens: int
+    generated_tokens: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
 
 class Decoder:
@@ -62,7 +68,7 @@ class Decoder:
             self._steps = asyncio.create_task(self._step())
         try:
             for _ in range(request["max_tokens"]):
-                yield await decoding.made.get()
+                yield await decoding.generated_tokens.get()
         finally:
             self._running.discard(decoding)
 
@@ -79,11 +85,12 @@ class Decoder:
             load = sum(one.size for one in self._running)
             self._history.append((time.monotonic(), load))
             await asyncio.sleep(STEP_SECONDS + TOKEN_SECONDS * load)
-            for one in [one for one in self._running if one.left]:
-                one.size, one.left = one.size + 1, one.left - 1
-                one.made.put_nowait(one.size)
+            for one in [one for one in self._running if one.remaining_tokens]:
+                one.size += 1
+                one.remaining_tokens -= 1
+                one.generated_tokens.put_nowait(one.size)
                 self._generated += 1
-                if not one.left:
+                if not one.remaining_tokens:
                     self._running.discard(one)
         self._history.append((time.monotonic(), 0))
 

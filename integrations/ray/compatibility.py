@@ -23,18 +23,34 @@ SYMBOLS = (
     Symbol(ROUTER, "RequestRouter.on_request_completed", "self, replica_id, internal_request_id"),
     Symbol(ROUTER, "RunningReplica.max_ongoing_requests", ANY_SIGNATURE),
     Symbol(ROUTER, "RunningReplica.routing_stats", ANY_SIGNATURE),
+    Symbol(ROUTER, "RunningReplica.replica_id", ANY_SIGNATURE),
+    Symbol(ROUTER, "RunningReplica.is_cross_language", ANY_SIGNATURE),
     Symbol(POWER_OF_TWO, "PowerOfTwoChoicesRequestRouter", ANY_SIGNATURE),
 )
 """Ray calls this interface alpha. `_choose_replica_for_request` is private in name, and what Ray's
 own `CapacityQueueRouter` overrides; `choose_replicas`, which is public, is called for twice as many
 requests at a time as there are replicas, and says nothing of requests that are given up."""
 
+ROUTER_ATTRIBUTES = (
+    "_deployment_id",
+    "_replicas",
+    "_use_replica_queue_len_cache",
+    "queue_wait_time_ms_histogram",
+)
+"""What the router reads of itself, set by Ray's `__init__`: only an object shows whether it is."""
 
-def check_symbols() -> None:
-    """Raises `EngineUnsupported`, which names what this Ray lacks of `SYMBOLS`.
 
-    Any version that has them is taken: without them requests would go by Ray's own choice.
+def check_symbols(router: object) -> None:
+    """Raises `EngineUnsupported`, which names what this Ray, or its `router`, lacks.
+
+    Any version that has `SYMBOLS` and `ROUTER_ATTRIBUTES` is taken: without them requests would go
+    by Ray's own choice.
     """
-    problems = symbol_problems(SYMBOLS)
+    problems = [*symbol_problems(SYMBOLS)]
+    problems += [
+        f"{ROUTER}:RequestRouter sets no {name}"
+        for name in ROUTER_ATTRIBUTES
+        if not hasattr(router, name)
+    ]
     if problems:
         raise EngineUnsupported(f"this Ray is not supported: {'; '.join(problems)}")

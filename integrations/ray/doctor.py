@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from equipoise import install_command
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.ray import compatibility
 from equipoise.integrations.vllm.doctor import Finding, symbols_finding, version_finding
@@ -12,7 +13,7 @@ def examine() -> Iterator[Finding]:
     try:
         installed = compatibility.RELEASE.installed()
     except EngineUnsupported as error:
-        yield "Ray", False, str(error)
+        yield "Ray", False, f"{error}, by {install_command('ray')}"
         return
     yield version_finding(compatibility.RELEASE, installed)
     yield symbols_finding("request router", compatibility.SYMBOLS)

@@ -28,6 +28,8 @@ may reserve a replica (`DeploymentHandle.choose_replica`) and send nothing."""
 OVERTAKING_SECONDS = 0.1
 """By how much Ray's word that an attempt is over, which a thread of its own brings, may come before
 its word of what the replica said of it."""
+MOST_SHARE = 1 << 20
+"""Tokens of one request between two reports of a replica; more is a counter of something else."""
 ReplicaKey: TypeAlias = Hashable
 CallId: TypeAlias = Hashable
 """Ray's id of a request. Calls that one request makes to a deployment share theirs."""
@@ -200,7 +202,7 @@ class ReplicaPool:
         # What is left of the division counts the next time.
         self._generated[replica] = before + each * max(len(running), ongoing)
         for request in running:
-            self.dispatcher.report_tokens(request, request.tokens + each)
+            self.dispatcher.report_tokens(request, request.tokens + min(each, MOST_SHARE))
 
     # Requests.
 
@@ -263,10 +265,10 @@ class ReplicaPool:
         them; calls that share an id are told apart by nobody.
         """
         key = replica, call
-        sent = self._attempts.get(key)
-        if sent is None:
-            return  # not sent by the policy
-        attempt = sent[0]
+        attempts = self._attempts.get(key)
+        if attempts is None:
+            return  # Ray chose the replica
+        attempt = attempts[0]
         self._forget(key, attempt)
         if isinstance(attempt.request.status, Running):
             self._finish(attempt)

@@ -1,7 +1,9 @@
 """Estimates the prompt tokens of a request from the arguments of a call to a deployment."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
+from numbers import Integral
 from typing import Any, TypeAlias
 
 from equipoise.hal.errors import UsageError
@@ -26,19 +28,24 @@ PROMPT_FIELDS = (
 MOST_DEPTH = 8
 """Levels of lists and mappings in which text is looked for: what is nested deeper is no prompt."""
 
+MOST_TOKEN_DEPTH = 2
+"""Several prompts of token ids are a list of lists, or an array of two dimensions."""
+TEXTS = str | bytes | bytearray
+
 
 def prompt_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Tokens of the first argument that has a prompt; 1 where none has one.
+    """Tokens of the argument with the largest prompt; 1 where none has one.
 
     A prompt is a field of `PROMPT_FIELDS`, of a mapping or of an object such as the requests of Ray
-    Serve LLM: a text, messages, a list of tokens, or several of these. A keyword argument of such a
-    name is a prompt, and so is an argument that is a text.
+    Serve LLM: a text, messages, a list or an array of tokens, or several of these. A keyword
+    argument of such a name is a prompt, and so is an argument that is a text. The largest counts,
+    because a text beside the prompt is an identifier or the like.
     """
-    for value in (*args, kwargs, *kwargs.values()):
-        size = _size(value) if isinstance(value, str) else _size_of_fields(value)
-        if size:
-            return min(size, MOST_TOKENS)
-    return 1
+    sizes = (
+        _size(value) if isinstance(value, str) else _size_of_fields(value)
+        for value in (*args, kwargs, *kwargs.values())
+    )
+    return min(max(1, *sizes), MOST_TOKENS)
 
 
 def load_request_size(name: str | None) -> RequestSize:
@@ -68,18 +75,32 @@ def _size_of_fields(request: object) -> int:
 
 def _size(value: object) -> int:
     """Of a text, of tokens, of several of either, or of messages."""
-    if isinstance(value, list | tuple) and value:
-        if isinstance(value[0], int):
-            return len(value)
-        if isinstance(value[0], list | tuple) and value[0] and isinstance(value[0][0], int):
-            return sum(len(one) for one in value if isinstance(one, list | tuple))
-    return -(-_text_bytes(value, MOST_DEPTH) // BYTES_PER_TOKEN)
+    tokens = _token_count(value, MOST_TOKEN_DEPTH)
+    return tokens or -(-_text_bytes(value, MOST_DEPTH) // BYTES_PER_TOKEN)
+
+
+def _token_count(value: object, depth: int) -> int:
+    """Of a list or an array of token ids, or of several such; 0: it is neither."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        # An array of any library. One of more dimensions has no token ids, but a picture.
+        return math.prod(shape) if 0 < len(shape) <= depth else 0
+    if not isinstance(value, Collection) or isinstance(value, TEXTS | Mapping) or depth == 0:
+        return 0
+    first = next(iter(value), None)
+    if isinstance(first, Integral):
+        return len(value)
+    return (
+        sum(_token_count(one, depth - 1) for one in value) if _token_count(first, depth - 1) else 0
+    )
 
 
 def _text_bytes(value: object, depth: int) -> int:
     """Bytes of all text of messages and their parts; pictures and the like are none."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, bytes | bytearray):
+        return len(value)
     if depth == 0:
         return 0
     if isinstance(value, list | tuple):

@@ -5,14 +5,15 @@ Ray copies this module by value into every process that has a handle, so it has 
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.util import metrics
 
 from equipoise.balancer.requests.dispatcher import RequestClosed
-from equipoise.hal.errors import EquipoiseError
 from equipoise.integrations.ray.compatibility import check_symbols
 from equipoise.integrations.ray.replica_pool import LOG, NoBinding, ReplicaPool, RoutedRequest
 from equipoise.integrations.ray.request_sizes import MOST_TOKENS
@@ -60,20 +61,26 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
         self.counts: Counter[str] = Counter()
         self.pool: ReplicaPool | None = None
         self._settings: RouterSettings | None = None
-        self._size_failed = False
-        names = self._deployment_id
+        self._size_failed = self._statistic_failed = False
+        # Without it there are no labels; `initialize_state` logs that it is missing.
+        names = getattr(self, "_deployment_id", None)
         self._choices = metrics.Counter(
             "equipoise_ray_choices",
             description="Choices of a replica, by who made them, and those that came to nothing.",
             tag_keys=("deployment", "application", "by"),
-        ).set_default_tags({"deployment": names.name, "application": names.app_name})
+        ).set_default_tags(
+            {
+                "deployment": getattr(names, "name", ""),
+                "application": getattr(names, "app_name", ""),
+            }
+        )
 
     def initialize_state(self, **settings: Any) -> None:
         """Take `request_router_kwargs`: the arguments of `router_settings`."""
         try:
-            check_symbols()
+            check_symbols(self)
             self._settings = router_settings(**settings)
-        except (EquipoiseError, TypeError) as error:
+        except Exception as error:
             # Ray would log what is raised here, and let every request of this handle wait forever.
             LOG.error("requests go by Ray's own choice: %s", error)
 
@@ -85,10 +92,10 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
             return
         pool.set_replicas({one.replica_id: one.max_ongoing_requests for one in replicas})
         for one in replicas:
-            generated = one.routing_stats.get(GENERATED_TOKENS)
-            if isinstance(generated, int):
-                ongoing = one.routing_stats.get(ONGOING_REQUESTS, 0)
-                pool.share_tokens(one.replica_id, generated, ongoing)
+            generated = self._statistic(one.routing_stats, GENERATED_TOKENS)
+            if generated is not None:
+                ongoing = self._statistic(one.routing_stats, ONGOING_REQUESTS)
+                pool.share_tokens(one.replica_id, generated, ongoing or 0)
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         """Have what it had not begun bound to others."""
@@ -112,12 +119,9 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
             by = FAILED
         else:
             try:
-                replica = await self._choose(pool, pending_request)
+                return await self._choose(pool, pending_request)
             except NoBinding:
                 by = FAILED
-            else:
-                self._count(POLICY)
-                return replica
         self._count(by)
         return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
 
@@ -137,7 +141,12 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
     def _open_pool(self) -> ReplicaPool | None:
         # Here and not at the start: it takes the running loop, which is the handle's.
         if self.pool is None and self._settings is not None:
-            self.pool = ReplicaPool(self._settings.factory)
+            try:
+                self.pool = ReplicaPool(self._settings.factory)
+            except Exception as error:
+                # Raised in `update_replicas` it would leave every request waiting, too.
+                LOG.error("requests go by Ray's own choice: %s", error)
+                self._settings = None
         return self.pool
 
     async def _choose(self, pool: ReplicaPool, pending_request: Any) -> Any:
@@ -163,16 +172,35 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
                     break
                 # It left the list since.
                 routing.request = pool.retry(routing.request, bound)
+            call = pending_request.metadata.internal_request_id
+            asked = self._use_replica_queue_len_cache and not replica.is_cross_language
+            waited = time.time() - pending_request.created_at
+            self.queue_wait_time_ms_histogram.observe(1000 * waited)
+            self._count(POLICY)
         except BaseException:
             pool.abort(routing.request)
             raise
-        pool.send(routing.request, pending_request.metadata.internal_request_id)
-        if not self._use_replica_queue_len_cache or replica.is_cross_language:
-            # It is not asked whether it accepts: what is sent has begun.
+        # Nothing of Ray's is called from here on: of an attempt whose choice raised it would never
+        # say that it is over.
+        pool.send(routing.request, call)
+        if not asked:
+            # The replica accepts whatever is sent: it has begun.
             pool.begin(routing.request)
-        waited = time.time() - pending_request.created_at
-        self.queue_wait_time_ms_histogram.observe(1000 * waited)
         return replica
+
+    def _statistic(self, published: Any, name: str) -> int | None:
+        """A count that a deployment publishes; None: it publishes none, or what is no count."""
+        if isinstance(published, Mapping) and name not in published:
+            return None
+        value = published[name] if isinstance(published, Mapping) else published
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # as a library of metrics counts
+        if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0:
+            return int(value)
+        if not self._statistic_failed:
+            LOG.error("record_routing_stats: %s has to be a count, got %.80r: ignored", name, value)
+        self._statistic_failed = True
+        return None
 
     def _size_of(self, pending_request: Any) -> int:
         assert self._settings is not None

@@ -39,8 +39,10 @@ class Release:
                 return version(name).partition("+")[0]
             except PackageNotFoundError:
                 continue
-        names = ", ".join(self.distributions)
-        raise EngineUnsupported(f"{self.engine} is not installed: none of {names} is")
+        names, versions = " or ".join(self.distributions), ", ".join(self.tested_versions)
+        raise EngineUnsupported(
+            f"{self.engine} is not installed: install {names} (tested: {versions})"
+        )
 
     def is_tested(self, installed_version: str) -> bool:
         """Whether a version was tested, or is a post-release of one that was.

@@ -262,7 +262,7 @@ def _engines(engine_names: tuple[str, ...], json_file: Path | None) -> int:
     results = {check.passed for checks in findings.values() for check in checks}
     every = "every part that can be had" if None in results else "every part"
     print(
-        "\nsome of it is missing: see above"
+        "\nsome checks failed: their lines say what to install or change"
         if False in results
         else f"\n{every} can be switched on"
     )

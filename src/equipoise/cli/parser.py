@@ -402,7 +402,8 @@ def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
         help="what this machine has, what is missing and why",
-        description=f"{DOCTOR} Exit code 0 if an accelerator works, 1 otherwise.",
+        description=f"{DOCTOR} Exit code 0 if an accelerator works; with the name of an engine, if"
+        " every part of it that can be had can be switched on; 1 otherwise.",
         allow_abbrev=False,
     )
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write the findings there too")

@@ -69,6 +69,14 @@ class RequestRouter:
         return next(iter(self._replicas.values()))
 
 
+class RequestRouterConfig(SimpleNamespace):
+    """Takes any argument, as Ray's does, and has only fields that Ray knows."""
+
+    model_fields = dict.fromkeys(
+        ("request_router_class", "request_router_kwargs", "request_routing_stats_period_s")
+    )
+
+
 class Counter:
     def __init__(self, name: str, description: str = "", tag_keys: Sequence[str] = ()) -> None:
         self.tag_keys = tag_keys
@@ -95,9 +103,14 @@ def fake_ray() -> Iterator[Any]:
         "ray.serve.request_router": {
             "RequestRouter": RequestRouter,
             "RunningReplica": type(
-                "RunningReplica", (), {"max_ongoing_requests": 0, "routing_stats": 0}
+                "RunningReplica",
+                (),
+                dict.fromkeys(
+                    ("max_ongoing_requests", "routing_stats", "replica_id", "is_cross_language")
+                ),
             ),
         },
+        "ray.serve.config": {"RequestRouterConfig": RequestRouterConfig},
         "ray.util": {"metrics": SimpleNamespace(Counter=Counter)},
     }
     before = {name: sys.modules.pop(name, None) for name in (*contents, ROUTER)}

@@ -11,7 +11,7 @@ import pytest
 from equipoise.backends.ascend.lookup_tables import table_bytes
 from equipoise.backends.cpu.accelerator import CpuBackend
 from equipoise.balancer.experts.weights.memory_report import BACKEND_TABLES
-from equipoise.cli import doctor
+from equipoise.cli import doctor, engines
 from equipoise.cli.doctor import (
     BackendFinding,
     collect_findings,
@@ -54,6 +54,29 @@ def test_doctor_says_where_it_wrote(equipoise: Callable[..., Any]) -> None:
 
 def test_doctor_table_fits_80_columns(equipoise: Callable[..., Any]) -> None:
     assert max(map(len, equipoise("doctor").out.splitlines())) <= 80
+
+
+def test_doctor_says_that_checks_of_an_engine_failed(
+    equipoise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = DoctorCheck("abacus", passed=False, detail="not installed: install abacus")
+    monkeypatch.setattr(engines, "requested", lambda arguments: ("abacus",))
+    monkeypatch.setattr(engines, "examine", lambda name: (missing,))
+    answer = equipoise("doctor")
+    assert answer.code == 1
+    assert "MISSING: not installed: install abacus" in answer.out
+    assert answer.out.splitlines()[-1] == (
+        "some checks failed: their lines say what to install or change"
+    )
+
+
+def test_doctor_help_tells_the_exit_code_of_an_engine(
+    equipoise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        equipoise("doctor", "--help")
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Exit code 0 if an accelerator works; with the name of an engine, if every" in words
 
 
 def test_doctor_fails_without_working_accelerator() -> None:

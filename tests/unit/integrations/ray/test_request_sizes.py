@@ -1,9 +1,13 @@
 """Prompt tokens of a call, from whatever its arguments are."""
 
+from array import array
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +51,23 @@ JSON = st.recursive(
         ([], {"prompt": "x" * 20}, 5),
         ([], {"request": {"prompt": [1, 2]}}, 2),
         ([], {"temperature": 1.0}, 1),
+        (["an identifier", {"prompt": "x" * 400}], {}, 100),
+        ([{"prompt": "x" * 40}, "a longer text" * 40], {}, 130),
+        ([], {"user": "abc", "body": {"messages": MESSAGES}}, 5),
+        ([], {"prompt": "x" * 40, "messages": MESSAGES}, 10),
+        ([{"prompt": b"x" * 40}], {}, 10),
+        ([{"messages": [{"content": bytearray(16)}]}], {}, 4),
+        ([{"input_ids": np.arange(7)}], {}, 7),
+        ([{"input_ids": np.ones((2, 7), dtype=np.int32)}], {}, 14),
+        ([SimpleNamespace(input_ids=torch.ones(1, 9, dtype=torch.int64))], {}, 9),
+        ([{"input_ids": [np.int64(1), np.int64(2)]}], {}, 2),
+        ([{"input_ids": [np.arange(3), np.arange(4)]}], {}, 7),
+        ([{"input_ids": array("q", [1, 2, 3])}], {}, 3),
+        ([{"input_ids": deque([1, 2])}], {}, 2),
+        ([{"input_ids": range(5), "prompt": "x" * 400}], {}, 5),
+        ([{"input_ids": np.empty(0, dtype=np.int64), "prompt": "x" * 8}], {}, 2),
+        ([{"input": np.ones((3, 8, 8))}], {}, 1),  # a picture
+        ([{"input_ids": np.int64(5)}], {}, 1),
         ([b"of the HTTP proxy"], {}, 1),
         ([], {}, 1),
     ],

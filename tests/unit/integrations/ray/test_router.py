@@ -4,12 +4,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_ray_serve import (
     ActorDied,
     FakeCluster,
+    PendingRequest,
     RequestRouter,
     RunningReplica,
     fake_ray,
@@ -19,7 +23,7 @@ from hypothesis import strategies as st
 
 from equipoise.balancer.requests.dispatcher import CloseReason, RequestClosed, Running
 from equipoise.balancer.requests.policy import WorkerState
-from equipoise.integrations.ray import doctor, replica_pool
+from equipoise.integrations.ray import compatibility, doctor, replica_pool
 from equipoise.integrations.vllm.compatibility import Release
 
 FAILING = "helpers.fakes.failing_policies:FailingPolicy"
@@ -447,6 +451,82 @@ def test_generated_tokens_are_divided_among_running_requests(ray_router: Any) ->
     run(work())
 
 
+COUNTS: st.SearchStrategy[Any] = st.sampled_from(
+    [None, "7", b"7", [], True, -1, 1.5, 2.0, float("nan"), float("inf"), 1 << 31, 1 << 80, 5]
+)
+
+
+@given(
+    statistics=st.lists(
+        st.fixed_dictionaries({}, optional={"generated_tokens": COUNTS, "ongoing_requests": COUNTS})
+        | COUNTS,
+        max_size=8,
+    )
+)
+def test_router_serves_whatever_a_replica_publishes(
+    ray_router: Any, statistics: Sequence[Any]
+) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        calls = [cluster.call("x") for _ in range(2)]
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for one in ({"generated_tokens": 0}, *statistics):
+            router.update_replicas([RunningReplica("a", 2, one)])
+            await turns()
+        assert not router.pool.stopped
+        for sending in list(cluster.open):
+            cluster.finish(sending)
+        assert await asyncio.gather(*calls) == ["a", "a"]
+        assert router.counts == {"policy": 2}
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("ongoing", "tokens"),
+    [(None, 6), ("2", 6), (1.5, 6), (-3, 6), (2.0, 3), (2, 3)],
+)
+def test_ongoing_requests_that_are_no_count_are_ignored(
+    ray_router: Any, ongoing: Any, tokens: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        call = cluster.call("x")
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for generated in (10, 12, 16.0):
+            stats = {"generated_tokens": generated, "ongoing_requests": ongoing}
+            router.update_replicas([RunningReplica("a", 2, stats)])
+        (request,) = router.pool.view("a").requests.values()
+        assert request.tokens == 1 + tokens
+        call.cancel()
+
+    run(work())
+    assert caplog.text.count("ongoing_requests has to be a count") == (tokens == 6)
+
+
+def test_jump_of_a_counter_is_bounded(ray_router: Any) -> None:
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        cluster = FakeCluster(router)
+        call = cluster.call("x")
+        await turns()
+        cluster.accept(cluster.open[0])
+        await turns()
+        for generated in (0, 1 << 40, (1 << 40) + 3):
+            router.update_replicas([RunningReplica("a", 2, {"generated_tokens": generated})])
+        (request,) = router.pool.view("a").requests.values()
+        assert request.tokens == 1 + replica_pool.MOST_SHARE + 3
+        call.cancel()
+
+    run(work())
+
+
 def test_failed_policy_leaves_the_choice_to_ray(
     ray_router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -481,6 +561,11 @@ def test_failed_policy_leaves_the_choice_to_ray(
         ({"policy_options": {"window": -1}}, "window"),
         ({"request_size": "no_such:thing"}, "does not import"),
         ({"size": 1}, "unexpected keyword"),
+        ({"policy": 3}, "policy has to be a name or PACKAGE:OBJECT, got 3"),
+        ({"policy_options": "lockstep=false"}, "policy_options has to be a mapping"),
+        ({"request_size": 5}, "request_size has to be PACKAGE:OBJECT, got 5"),
+        ({"policy": "json:dumps"}, "makes no policy"),
+        ({"policy": f"{__name__}:policy_once"}, "no second policy"),
     ],
 )
 def test_bad_settings_leave_the_choice_to_ray(
@@ -489,6 +574,8 @@ def test_bad_settings_leave_the_choice_to_ray(
     message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    CREATED.clear()
+
     async def work() -> None:
         router = router_of(ray_router, "a", **settings)
         cluster = FakeCluster(router)
@@ -500,6 +587,18 @@ def test_bad_settings_leave_the_choice_to_ray(
 
     run(work())
     assert message in caplog.text
+    assert len(caplog.records) == 1
+
+
+CREATED: list[FailingPolicy] = []
+
+
+def policy_once(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> FailingPolicy:
+    """Created when the settings are read, and not when the first replica is there."""
+    if CREATED:
+        raise RuntimeError("no second policy")
+    CREATED.append(FailingPolicy(slots, kv_tokens))
+    return CREATED[0]
 
 
 def test_ray_without_the_hook_leaves_the_choice_to_ray(
@@ -514,12 +613,69 @@ def test_ray_without_the_hook_leaves_the_choice_to_ray(
     assert "RequestRouter.on_request_completed is missing" in caplog.text
 
 
+@pytest.mark.parametrize("name", compatibility.ROUTER_ATTRIBUTES)
+def test_ray_without_an_attribute_leaves_the_choice_to_ray(
+    ray_router: Any, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initialize = RequestRouter.__init__
+
+    def initialize_without(router: RequestRouter, strict: bool) -> None:
+        initialize(router, strict)
+        delattr(router, name)
+
+    monkeypatch.setattr(RequestRouter, "__init__", initialize_without)
+
+    async def work() -> None:
+        router = router_of(ray_router, "a")
+        assert router.pool is None
+        pending = PendingRequest(["x"], {}, SimpleNamespace(multiplexed_model_id=""))
+        assert (await router._choose_replica_for_request(pending)).replica_id == "a"
+        assert router.counts == {"no_policy": 1}
+
+    run(work())
+    assert f"RequestRouter sets no {name}" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["histogram", "counter", "metadata"])
+def test_choice_that_raises_leaves_no_attempt(ray_router: Any, broken: str) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ArithmeticError("a mistake")
+
+    async def work() -> None:
+        router = router_of(ray_router, "a", slots=1)
+        metadata = SimpleNamespace(multiplexed_model_id="", internal_request_id="call")
+        if broken == "histogram":
+            router.queue_wait_time_ms_histogram.observe = fail
+        elif broken == "counter":
+            router._choices.inc = fail
+        else:
+            del metadata.internal_request_id
+        with pytest.raises((ArithmeticError, AttributeError)):
+            await router._choose_replica_for_request(PendingRequest(["x"], {}, metadata))
+        assert router.pool.attempts == 0
+        assert not router.pool.dispatcher.requests
+        assert not router.pool.view("a").requests
+
+    run(work())
+
+
 @pytest.mark.usefixtures("ray_router")
 def test_doctor_finds_what_the_router_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Release, "installed", lambda release: "2.60.0")
     assert [passed for _, passed, _ in doctor.examine()] == [True, True]
     monkeypatch.delattr(RequestRouter, "_backoff")
     assert [passed for _, passed, _ in doctor.examine()] == [True, False]
+
+
+def test_doctor_says_what_to_install_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("equipoise.integrations.vllm.compatibility.version", find_none)
+    ((name, passed, detail),) = doctor.examine()
+    assert (name, passed) == ("Ray", False)
+    expected = "Ray is not installed: install ray (tested: 2.60.0), by pip install '.[ray]'"
+    assert detail.startswith(expected)
 
 
 def test_request_for_a_model_is_left_to_ray(ray_router: Any) -> None:

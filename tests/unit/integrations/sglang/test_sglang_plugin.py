@@ -46,7 +46,7 @@ def test_sglang_entry_without_settings_imports_nothing(value: str | None) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"eplb_policy": true}', "SGLang is not installed: none of sglang is"),
+        ('{"eplb_policy": true}', "SGLang is not installed: install sglang"),
         ("{", "EQUIPOISE_SGLANG is no JSON"),
         ('{"eplb": true}', "EQUIPOISE_SGLANG: eplb is not for SGLang, only eplb_policy is"),
     ],
@@ -78,7 +78,7 @@ def test_sglang_policy_takes_words_of_vllm_integration() -> None:
 
 def test_sglang_doctor_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(doctor.examine()) == [
-        ("SGLang", False, "SGLang is not installed: none of sglang is")
+        ("SGLang", False, "SGLang is not installed: install sglang (tested: 0.5.23)")
     ]
     monkeypatch.setenv(doctor.PLUGINS_VARIABLE, "another, third")
     monkeypatch.setattr(doctor, "entry_points", lambda **_: ["ours"])
