@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,7 @@ class Bench:
     def decide(self) -> float:
         """Microseconds of one decision."""
         request = self._running.pop(0)
-        self._router.advance([request], [600], [request])
+        self._router.advance([request], [600], [request], nan)
         self._arrive()
         return self._dispatch()
 
