@@ -208,8 +208,12 @@ def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
 
 
 def read_endpoints(path: Path, slots: int, kv_tokens: int | None) -> tuple[WorkerSettings, ...]:
-    """The endpoints of a file; none where its list is empty. Raises UsageError."""
-    entries = read_config(path, {"workers": LISTED}).get("workers", ())
+    """The endpoints of a file; none where it says `workers: []`. Raises UsageError."""
+    config = read_config(path, {"workers": LISTED})
+    if "workers" not in config:
+        # Empty is also what a file is between its truncation and its new text: no word of a list.
+        raise UsageError(f"{path} has no `workers:`; where there are none it is `workers: []`")
+    entries = config["workers"]
     return endpoints_of(entries, slots, kv_tokens) if entries else ()
 
 

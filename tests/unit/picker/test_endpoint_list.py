@@ -77,7 +77,9 @@ def test_endpoint_that_the_policy_does_not_take_is_logged_and_counted(
     run(work())
 
 
-@pytest.mark.parametrize("text", ["workers: [a:1]", "workers: [", "wrong: 1", "\0", None])
+@pytest.mark.parametrize(
+    "text", ["workers: [a:1]", "workers: [", "workers:", "wrong: 1", "\0", "", "\n# none\n", None]
+)
 def test_file_with_a_mistake_changes_nothing(
     tmp_path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,6 +96,8 @@ def test_file_with_a_mistake_changes_nothing(
             else:
                 path.write_text(text)
                 await setup.until(lambda: "stays as it is" in caplog.text)
+            await asyncio.sleep(QUICK * 5)
+            assert caplog.text.count("stays as it is") == (text is not None)
             assert (await setup.send()).status == 200
             write(path, fake)  # and it is read again when it is well
             await setup.until(lambda: setup.pool.serving == 1)
