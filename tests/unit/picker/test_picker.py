@@ -413,6 +413,30 @@ def test_endpoint_that_leaves_the_list_keeps_its_requests() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_restricted_request_moves_where_its_endpoint_serves_no_more(left: bool) -> None:
+    async def work() -> None:
+        fakes = [Fake(f"w{n}", slots=1) for n in range(3)]
+        async with picking(*fakes) as setup:
+            busy = prompt(fake={one.name: {"stall": 1} for one in fakes})
+            held = [setup.send(busy, subset=[setup.address(one.name)]) for one in fakes]
+            await setup.until(lambda: all(one.events("token") for one in fakes))
+            late = setup.send(subset=[setup.address("w0"), setup.address("w1")])
+            await setup.until(lambda: setup.pool.dispatcher.queued == 1)
+            # It waits for the first of those that are equally loaded.
+            if left:
+                setup.pool.set_endpoints([worker_of(one) for one in fakes[1:]])
+            else:
+                fakes[0].health = 500
+                await setup.until(lambda: setup.state_of("w0") is WorkerState.DRAINING)
+            await until_left(held[1])
+            assert (await late).served == setup.address("w1")
+            for one in held:
+                await until_left(one)
+
+    run(work())
+
+
 def test_waiting_request_takes_an_endpoint_that_was_added() -> None:
     async def work() -> None:
         fakes = Fake("w0", slots=1), Fake("w1", slots=1)
