@@ -8,14 +8,19 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.fakes.fake_envoy import KEY, BodyModes, until_left
-from helpers.fakes.fake_openai_server import Fake
+from helpers.fakes.fake_openai_server import Fake, start
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve import body_parser
 from equipoise.serve.body_parser import LARGE_BODY, BodyParser
 from equipoise.serve.outcomes import overloaded
-from equipoise.serve.picker.settings import PickerLimits, PickerTimeouts, TokenSource
+from equipoise.serve.picker.settings import (
+    PickerLimits,
+    PickerTimeouts,
+    StaticEndpoints,
+    TokenSource,
+)
 from equipoise.serve.settings import HealthSettings, ReportSettings, WorkerSettings
 
 BODIES = "NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"
@@ -353,6 +358,30 @@ def test_books_follow_the_endpoint_that_served() -> None:
             assert setup.pool.running(0) == 0
             for one in held:
                 await until_left(one)
+
+    run(work())
+
+
+def test_books_follow_the_rank_that_a_fallback_reached() -> None:
+    async def work() -> None:
+        fakes = Fake("w0", slots=4), Fake("w1", slots=4)
+        runners = [await start(one) for one in fakes]
+        name = "x-data-parallel-rank"
+        ranks = tuple(
+            worker_of(one, name=f"{one.name}-{rank}", headers={name: rank})
+            for one in fakes
+            for rank in "01"
+        )
+        async with picking(endpoints=StaticEndpoints(workers=ranks), health=SLOW) as setup:
+            fail = prompt(fake={"w0": {"status": 503}, "w1": {"stall": 1}})
+            held = [setup.send(fail) for _ in range(4)]
+            await setup.until(lambda: len(fakes[1].events("token")) == 4)
+            await setup.until(lambda: sum(map(setup.pool.running, range(4))) == 4)
+            assert [setup.pool.running(one.number) for one in setup.pool.endpoints] == [0, 0, 2, 2]
+            for one in held:
+                await until_left(one)
+        for runner in runners:
+            await runner.cleanup()
 
     run(work())
 

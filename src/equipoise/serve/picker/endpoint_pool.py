@@ -263,24 +263,25 @@ class EndpointPool:
                 addresses.append(one.address)
         return tuple(addresses)
 
-    def start_answer(self, state: ProxyRequest, address: str) -> ProxyRequest:
-        """The endpoint at `address` answers.
+    def start_answer(
+        self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
+    ) -> ProxyRequest:
+        """The endpoint at `address` answers a request that was sent with these headers.
 
         Returns the request as the dispatcher has it from now on: another one, where another
         endpoint answers than it is bound to.
         """
-        bound = state.status
-        if isinstance(bound, BoundToWorker) and self._endpoints[bound.worker].address == address:
+        bound, number = state.status, self._answering(address, headers)
+        if isinstance(bound, BoundToWorker) and bound.worker == number:
             self.dispatcher.start(state, bound)
             return state
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
         self.dispatcher.abort(state)
-        numbers = [one.number for one in self._endpoints.values() if one.address == address]
-        if not numbers or not self._serves(numbers[0]):
+        if number is None or not self._serves(number):
             return state
         try:
-            state = self._submit(self._bounded(state.size, numbers[:1]), numbers[0], state.blocks)
+            state = self._submit(self._bounded(state.size, [number]), number, state.blocks)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
@@ -346,6 +347,13 @@ class EndpointPool:
             self.dispatcher.report_tokens(state, tokens)
         self.dispatcher.finish(state)
         self._release_empty()
+
+    def _answering(self, address: str, headers: tuple[tuple[str, str], ...]) -> int | None:
+        """The endpoint at an address that a request with these headers reaches."""
+        there = [one for one in self._endpoints.values() if one.address == address]
+        # Ranks that share an address are told apart by the headers, also by the worker.
+        exact = [one for one in there if one.headers == headers]
+        return next((one.number for one in exact or there), None)
 
     def _close_stuck(self) -> None:
         """Close what waits for an endpoint that does not serve while one of its subset does.
