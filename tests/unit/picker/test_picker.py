@@ -624,6 +624,29 @@ def page(generated: int) -> str:
     return f"w 0\nr 1\nt 0\nmade_total {generated}\n"
 
 
+def test_metrics_have_each_series_once_where_an_endpoint_moves() -> None:
+    async def work() -> None:
+        fakes = Fake("w0", pace=0.05), Fake("w1", pace=0.05)
+        async with picking(*fakes) as setup:
+            setup.pool.set_endpoints([worker_of(fakes[0])])
+            await setup.until(lambda: setup.state_of("w1") is None)
+            held = [setup.send(prompt(12))]
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            setup.pool.set_endpoints([worker_of(fakes[1], name="w0")])
+            await setup.until(lambda: setup.pool.serving == 1)
+            held.append(setup.send(prompt(12)))
+            await setup.until(lambda: setup.pool.running(1) == 1)
+            _, text = await setup.page("/metrics")
+            series = [one.rsplit(" ", 1)[0] for one in text.splitlines() if one[0] != "#"]
+            assert len(series) == len(set(series))
+            assert 'equipoise_picker_endpoint_running_requests{endpoint="w0"} 2.0' in text
+            for state in ("draining", "serving"):
+                assert f'endpoint_state{{endpoint="w0",state="{state}"}} 1.0' in text
+            await asyncio.gather(*held)
+
+    run(work())
+
+
 def test_tokens_come_from_a_counter_of_the_worker() -> None:
     async def work() -> None:
         fake = Fake("w0", metrics=page(100))
