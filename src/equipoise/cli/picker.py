@@ -1,6 +1,7 @@
 """`equipoise picker`: its options, its checks, and the settings that the picker runs with."""
 
 import ipaddress
+import stat
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from equipoise.cli.route import (
     WAITS,
     WHERE,
     WORKERS,
+    check_bodies,
     check_port,
     check_ranges,
     check_reports,
@@ -40,10 +42,12 @@ from equipoise.serve.picker.settings import (
     StaticEndpoints,
     TokenSource,
 )
-from equipoise.serve.settings import HealthSettings, WorkerSettings
+from equipoise.serve.settings import MIB, HealthSettings, WorkerSettings
 
 _PORTS, _LIMITS, _TIMEOUTS = PickerPorts(), PickerLimits(), PickerTimeouts()
 MOST_FALLBACKS = 8
+MOST_BODY = 2046 * MIB
+"""Bytes: gRPC counts those of a message in 31 bits, and 1 MiB of it is for all but the body."""
 
 
 def _port(key: str, default: int, about: str) -> Option:
@@ -165,10 +169,15 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
     if tokens is TokenSource.METRICS and not counted:
         raise UsageError("--tokens metrics needs --metrics generated=NAME: the counter to read")
     check_reports(values.get("policy", "fit"), reports)
+    limits = PickerLimits(**whole_numbers(of_group(LIMITS)))
+    if limits.body > MOST_BODY:
+        most = f"{MOST_BODY // MIB}MiB, which fits a message of gRPC"
+        raise UsageError(f"--max-body must be at most {most}, got {limits.body}")
+    check_bodies(limits.body, limits.buffered)
     return PickerSettings(
         endpoints=source,
         ports=_ports(values),
-        limits=PickerLimits(**whole_numbers(of_group(LIMITS))),
+        limits=limits,
         timeouts=PickerTimeouts(**of_group(WAITS)),
         health=HealthSettings(**of_group(HEALTH)),  # type: ignore[arg-type]  # as their kinds say
         reports=reports,
@@ -197,6 +206,7 @@ def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
                 return read_endpoints(path, slots, kv_tokens)
 
             return EndpointsFile(path=values["endpoints_file"], read=read)
+    _check_dns_name(values["endpoints_name"])
     # Slots and KV tokens are checked as those of a worker are.
     [example] = worker_settings(["http://127.0.0.1:8000"], slots, kv_tokens)
     return DnsEndpoints(
@@ -208,8 +218,13 @@ def endpoint_source(values: Mapping[str, Any]) -> EndpointSource:
 
 
 def read_endpoints(path: Path, slots: int, kv_tokens: int | None) -> tuple[WorkerSettings, ...]:
-    """The endpoints of a file; none where its list is empty. Raises UsageError."""
-    entries = read_config(path, {"workers": LISTED}).get("workers", ())
+    """The endpoints of a file; none where it says `workers: []`. Raises UsageError."""
+    _check_regular(path)
+    config = read_config(path, {"workers": LISTED})
+    if "workers" not in config:
+        # Empty is also what a file is between its truncation and its new text: no word of a list.
+        raise UsageError(f"{path} has no `workers:`; where there are none it is `workers: []`")
+    entries = config["workers"]
     return endpoints_of(entries, slots, kv_tokens) if entries else ()
 
 
@@ -222,18 +237,38 @@ def endpoints_of(
         parts = urlsplit(one.url)
         try:
             ipaddress.ip_address(parts.hostname or "")
-            has_address = parts.port is not None and not parts.path
+            has_address = parts.port is not None and not parts.path and "%" not in parts.netloc
         except ValueError:
             has_address = False
-        if not has_address:
+        if not has_address or parts.scheme != "http":
             raise UsageError(
-                f"workers: {one.url} has to be http://IP:PORT: Envoy takes no names and no paths"
+                f"workers: {one.url} has to be http://IP:PORT: Envoy takes no names, no zones and "
+                "no paths, and has the TLS of workers in its own configuration"
             )
     pairs = [(one.url, tuple(sorted(one.headers.items()))) for one in workers]
     for pair in pairs:
         if pairs.count(pair) > 1:
             raise UsageError(f"workers: {pair[0]} is there twice: give them headers of their ranks")
     return workers
+
+
+def _check_dns_name(name: str) -> None:
+    """Raises UsageError for what no resolver can be asked for."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        expected = "a name of DNS, whose parts have 1 to 63 letters each"
+        raise UsageError(f"--endpoints-name: expected {expected}, got {name!r}") from None
+
+
+def _check_regular(path: Path) -> None:
+    """Raises UsageError for a pipe and the like: the event loop would wait for who writes it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # to read it says why
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is not a regular file: the list of endpoints is read repeatedly")
 
 
 def _examples(source: EndpointSource) -> tuple[WorkerSettings, ...]:

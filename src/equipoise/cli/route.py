@@ -213,11 +213,13 @@ def route_settings(request: RouteRequest) -> RouteSettings:
     if reports is not None and reports.generated is not None:
         raise UsageError("--metrics: generated is for `equipoise picker`: a proxy counts tokens")
     check_reports(request.policy, reports)
+    limits = Limits(**whole_numbers(by_group[LIMITS]))
+    check_bodies(limits.body, limits.buffered)
     return RouteSettings(
         workers=workers,
         reports=reports,
         access=_access(request),
-        limits=Limits(**whole_numbers(by_group[LIMITS])),
+        limits=limits,
         timeouts=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
@@ -249,6 +251,12 @@ def check_ranges(values: Mapping[str, float], options: Mapping[str, Option]) -> 
                 )
         elif not least <= value <= (1 << 60 if option.group == LIMITS else MAX_COUNT):
             raise UsageError(f"{option.name} must be at least {least}, got {value}")
+
+
+def check_bodies(body: int, buffered: int) -> None:
+    """Raises UsageError where one body of the longest could never be kept."""
+    if buffered < body:
+        raise UsageError(f"--max-buffered must be at least --max-body ({body}), got {buffered}")
 
 
 def check_port(option: Option, port: int) -> None:

@@ -1,5 +1,6 @@
 """`equipoise picker`: its options, and what is wrong with them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ BAD = {
         "--policy: it takes no new worker: IndexError: worker 1"
     ),
     ONE + "max_body: 1": "--max-body must be at least 1024",
+    ONE + "max_body: 3GiB": "--max-body must be at most 2046MiB",
+    ONE + "max_body: 2MiB\nmax_buffered: 1MiB": (
+        "--max-buffered must be at least --max-body (2097152), got 1048576"
+    ),
+    "endpoints_name: bad..name": "--endpoints-name: expected a name of DNS",
+    f"endpoints_name: {'a' * 64}.svc": "whose parts have 1 to 63 letters each",
+    "workers: ['https://10.0.0.1:8000']": "has to be http://IP:PORT",
+    "workers: ['http://[fe80::1%eth0]:8000']": "has to be http://IP:PORT",
 }
 
 
@@ -122,6 +131,17 @@ def test_picker_reads_no_other_key_of_an_endpoints_file(tmp_path: Path) -> None:
     path.write_text(ONE + "slots: 3")
     with pytest.raises(UsageError, match="unknown key 'slots'"):
         read_endpoints(path, 1, None)
+
+
+@pytest.mark.parametrize("metrics", ["", "metrics: {waiting: w, running: r, tokens: t}"])
+def test_picker_refuses_a_pipe_as_endpoints_file(
+    equipoise: Callable[..., Any], tmp_path: Path, metrics: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "picker.yaml").write_text(f"endpoints_file: pipe\n{metrics}")
+    answer = equipoise("picker", "--config", "picker.yaml")
+    assert answer.code == 2
+    assert "pipe is not a regular file" in answer.err.splitlines()[-1]
 
 
 def test_policy_waits_for_steps_only_where_chunks_tell_of_them() -> None:

@@ -20,6 +20,9 @@ BAD = {
     "port: 1\n": "workers are needed",
     "workers: []": "key 'workers': expected a list of URLs or of mappings",
     "workers: http://a:1": "key 'workers': expected a list",
+    "workers: ['http://a:1']\nmax_body: 2MiB\nmax_buffered: 1MiB": (
+        "--max-buffered must be at least --max-body (2097152), got 1048576"
+    ),
     "workers: [7]": "workers: entry 1: expected a URL or a mapping, got 7",
     "workers: [a:1]": "workers: entry 1: url has to be http://HOST:PORT",
     "workers: ['http://a:99999']": "workers: entry 1: url 'http://a:99999'",

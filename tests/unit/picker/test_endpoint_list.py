@@ -77,7 +77,9 @@ def test_endpoint_that_the_policy_does_not_take_is_logged_and_counted(
     run(work())
 
 
-@pytest.mark.parametrize("text", ["workers: [a:1]", "workers: [", "wrong: 1", "\0", None])
+@pytest.mark.parametrize(
+    "text", ["workers: [a:1]", "workers: [", "workers:", "wrong: 1", "\0", "", "\n# none\n", None]
+)
 def test_file_with_a_mistake_changes_nothing(
     tmp_path: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,10 +92,11 @@ def test_file_with_a_mistake_changes_nothing(
             await setup.until(lambda: setup.pool.serving == 1)
             if text is None:
                 path.unlink()
-                await asyncio.sleep(QUICK * 5)
             else:
                 path.write_text(text)
-                await setup.until(lambda: "stays as it is" in caplog.text)
+            await setup.until(lambda: "stays as it is" in caplog.text)
+            await asyncio.sleep(QUICK * 5)
+            assert caplog.text.count("stays as it is") == 1
             assert (await setup.send()).status == 200
             write(path, fake)  # and it is read again when it is well
             await setup.until(lambda: setup.pool.serving == 1)
@@ -130,6 +133,12 @@ def test_name_has_an_endpoint_for_each_address_and_port(monkeypatch: pytest.Monk
         )  # a name without an answer has none to begin with
 
     run(work())
+
+
+def test_name_that_no_resolver_takes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    source = DnsEndpoints(name="bad..name", ports=(8000,))
+    assert run(first_endpoints(source)) == ()
+    assert "bad..name is not resolved, the endpoints stay" in caplog.text
 
 
 def test_name_without_an_answer_keeps_its_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,19 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.fakes.fake_envoy import KEY, BodyModes, until_left
-from helpers.fakes.fake_openai_server import Fake
+from helpers.fakes.fake_openai_server import Fake, start
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
 
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve import body_parser
 from equipoise.serve.body_parser import LARGE_BODY, BodyParser
 from equipoise.serve.outcomes import overloaded
-from equipoise.serve.picker.settings import PickerLimits, PickerTimeouts, TokenSource
+from equipoise.serve.picker.settings import (
+    PickerLimits,
+    PickerTimeouts,
+    StaticEndpoints,
+    TokenSource,
+)
 from equipoise.serve.settings import HealthSettings, ReportSettings, WorkerSettings
 
 BODIES = "NONE", "STREAMED", "BUFFERED", "FULL_DUPLEX_STREAMED"
@@ -357,6 +362,30 @@ def test_books_follow_the_endpoint_that_served() -> None:
     run(work())
 
 
+def test_books_follow_the_rank_that_a_fallback_reached() -> None:
+    async def work() -> None:
+        fakes = Fake("w0", slots=4), Fake("w1", slots=4)
+        runners = [await start(one) for one in fakes]
+        name = "x-data-parallel-rank"
+        ranks = tuple(
+            worker_of(one, name=f"{one.name}-{rank}", headers={name: rank})
+            for one in fakes
+            for rank in "01"
+        )
+        async with picking(endpoints=StaticEndpoints(workers=ranks), health=SLOW) as setup:
+            fail = prompt(fake={"w0": {"status": 503}, "w1": {"stall": 1}})
+            held = [setup.send(fail) for _ in range(4)]
+            await setup.until(lambda: len(fakes[1].events("token")) == 4)
+            await setup.until(lambda: sum(map(setup.pool.running, range(4))) == 4)
+            assert [setup.pool.running(one.number) for one in setup.pool.endpoints] == [0, 0, 2, 2]
+            for one in held:
+                await until_left(one)
+        for runner in runners:
+            await runner.cleanup()
+
+    run(work())
+
+
 def test_every_endpoint_failing_ends_with_envoys_own_answer() -> None:
     async def work() -> None:
         fakes = Fake("w0"), Fake("w1")
@@ -409,6 +438,30 @@ def test_endpoint_that_leaves_the_list_keeps_its_requests() -> None:
             assert (await setup.send()).served == setup.address("w1")
             assert (await held).body.endswith(b"data: [DONE]\n\n")
             await setup.until(lambda: setup.state_of("w0") is None)
+
+    run(work())
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_restricted_request_moves_where_its_endpoint_serves_no_more(left: bool) -> None:
+    async def work() -> None:
+        fakes = [Fake(f"w{n}", slots=1) for n in range(3)]
+        async with picking(*fakes) as setup:
+            busy = prompt(fake={one.name: {"stall": 1} for one in fakes})
+            held = [setup.send(busy, subset=[setup.address(one.name)]) for one in fakes]
+            await setup.until(lambda: all(one.events("token") for one in fakes))
+            late = setup.send(subset=[setup.address("w0"), setup.address("w1")])
+            await setup.until(lambda: setup.pool.dispatcher.queued == 1)
+            # It waits for the first of those that are equally loaded.
+            if left:
+                setup.pool.set_endpoints([worker_of(one) for one in fakes[1:]])
+            else:
+                fakes[0].health = 500
+                await setup.until(lambda: setup.state_of("w0") is WorkerState.DRAINING)
+            await until_left(held[1])
+            assert (await late).served == setup.address("w1")
+            for one in held:
+                await until_left(one)
 
     run(work())
 
@@ -569,6 +622,29 @@ def test_endpoints_page_and_metrics_name_every_endpoint() -> None:
 
 def page(generated: int) -> str:
     return f"w 0\nr 1\nt 0\nmade_total {generated}\n"
+
+
+def test_metrics_have_each_series_once_where_an_endpoint_moves() -> None:
+    async def work() -> None:
+        fakes = Fake("w0", pace=0.05), Fake("w1", pace=0.05)
+        async with picking(*fakes) as setup:
+            setup.pool.set_endpoints([worker_of(fakes[0])])
+            await setup.until(lambda: setup.state_of("w1") is None)
+            held = [setup.send(prompt(12))]
+            await setup.until(lambda: setup.pool.running(0) == 1)
+            setup.pool.set_endpoints([worker_of(fakes[1], name="w0")])
+            await setup.until(lambda: setup.pool.serving == 1)
+            held.append(setup.send(prompt(12)))
+            await setup.until(lambda: setup.pool.running(1) == 1)
+            _, text = await setup.page("/metrics")
+            series = [one.rsplit(" ", 1)[0] for one in text.splitlines() if one[0] != "#"]
+            assert len(series) == len(set(series))
+            assert 'equipoise_picker_endpoint_running_requests{endpoint="w0"} 2.0' in text
+            for state in ("draining", "serving"):
+                assert f'endpoint_state{{endpoint="w0",state="{state}"}} 1.0' in text
+            await asyncio.gather(*held)
+
+    run(work())
 
 
 def test_tokens_come_from_a_counter_of_the_worker() -> None:

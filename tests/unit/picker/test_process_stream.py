@@ -131,6 +131,34 @@ def test_request_whose_worker_is_lost_has_one_entry_in_the_books(between: int) -
     run(work())
 
 
+@pytest.mark.parametrize("left", [True, False])
+def test_restricted_request_without_another_endpoint_waits_only_for_health(left: bool) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1)
+        held = {one: pool.submit(9, frozenset([one])) for one in ADDRESSES}
+        stream = QueuedStream(pool)
+        stream.send_head(subset=ADDRESSES[:1])
+        await turns()
+        if left:
+            pool.set_endpoints([endpoint_at(ADDRESSES[1], slots=1)])
+            await turns()
+            assert stream.status == 503
+        else:
+            [number] = [one.number for one in pool.endpoints if one.address == ADDRESSES[0]]
+            pool.dispatcher.set_health(number, WorkerState.DRAINING)
+            await turns()
+            assert not stream.replies
+            pool.dispatcher.set_health(number, WorkerState.SERVING)
+            pool.abort(held[ADDRESSES[0]])
+            await turns()
+            assert stream.destination == ADDRESSES[0]
+        await stream.end()
+        for one in held.values():
+            pool.abort(one)
+
+    run(work())
+
+
 @pytest.mark.parametrize(("healthy", "status"), [(ADDRESSES, 0), (ADDRESSES[1:], 503)])
 def test_subset_holds_for_what_waited_while_all_were_in_doubt(
     healthy: Sequence[str], status: int

@@ -19,6 +19,8 @@ from equipoise.serve.settings import WorkerSettings
 
 LOG = logging.getLogger("equipoise.picker")
 FileVersion: TypeAlias = tuple[int, int, int]
+NO_VERSION: FileVersion = (-1, -1, -1)
+"""Of no file."""
 
 
 async def first_endpoints(source: EndpointSource) -> tuple[WorkerSettings, ...]:
@@ -46,11 +48,12 @@ async def follow_endpoints(source: EndpointSource, pool: EndpointPool) -> None:
 
 
 async def _follow_file(source: EndpointsFile, pool: EndpointPool) -> None:
-    version: FileVersion | None = None
+    version: FileVersion | None = NO_VERSION
     while True:
-        # The first look is at once: the file may have changed since it was read.
+        # The first look is at once: the file may have changed since it was read. One that is gone
+        # is read once, too: what is wrong is logged by that.
         latest = _version(source.path)
-        if latest is not None and latest != version:
+        if latest != version:
             version = latest
             try:
                 pool.set_endpoints(source.read(source.path))
@@ -61,7 +64,10 @@ async def _follow_file(source: EndpointsFile, pool: EndpointPool) -> None:
 
 
 def _version(path: Path) -> FileVersion | None:
-    """Changes with the file: Kubernetes replaces a link, an editor replaces or writes the file."""
+    """Changes with the file: Kubernetes replaces a link, an editor replaces or writes the file.
+
+    None: there is no such file.
+    """
     try:
         status = os.stat(path)
     except OSError as error:
@@ -76,7 +82,7 @@ async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
     try:
         async with asyncio.timeout(source.interval):
             infos = await loop.getaddrinfo(source.name, None, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:
         LOG.warning("%s is not resolved, the endpoints stay: %s", source.name, error)
         return None
     addresses = sorted({str(address[0]) for *_, address in infos})

@@ -12,6 +12,10 @@ from urllib.parse import urlsplit
 
 from equipoise.balancer.requests.dispatcher import (
     BoundToWorker,
+    CloseReason,
+    DispatchedRequest,
+    Queued,
+    RequestClosed,
     RequestDispatcher,
     Running,
     WorkerView,
@@ -56,6 +60,7 @@ class EndpointDispatcher(RequestDispatcher):
     """A dispatcher whose workers come and go.
 
     Attributes:
+        on_serving: called when a worker began to serve, or serves no more.
         serving: numbers of the workers that serve; kept, because each request asks for it.
         checked: numbers of the workers of which a health check has said anything.
     """
@@ -69,6 +74,7 @@ class EndpointDispatcher(RequestDispatcher):
         observe: Callable[[float], None],
     ) -> None:
         self.checked: set[int] = set()
+        self.on_serving: Callable[[], None] = lambda: None
         # A policy has one worker at least: this one is lost, and an endpoint takes its number.
         super().__init__(
             policy,
@@ -91,10 +97,28 @@ class EndpointDispatcher(RequestDispatcher):
         super().remove_worker(worker)
         self.checked.discard(worker)  # the endpoint that gets this number is another one
 
+    def close_queued(self, request: DispatchedRequest) -> None:
+        """Take a request that waits from the policy, as if its worker were lost."""
+        if isinstance(request.status, Queued):
+            self._give_up(request, RequestClosed(CloseReason.WORKER_LOST))
+
     def _update_worker(self, worker: int) -> None:
         super()._update_worker(worker)
         views = enumerate(self.workers)
-        self.serving = tuple(n for n, view in views if view.state is WorkerState.SERVING)
+        serving = tuple(n for n, view in views if view.state is WorkerState.SERVING)
+        if serving != self.serving:
+            self.serving = serving
+            self.on_serving()
+
+
+class PickedRequest(ProxyRequest):
+    """A request of the pool.
+
+    Attributes:
+        subset: addresses of the endpoints that it may go to; None: any, or it is answered already.
+    """
+
+    subset: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +174,7 @@ class EndpointPool:
         self._settle: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._turn, self._names = 0, count()
+        self.dispatcher.on_serving = self._close_stuck
         self.on_change: Callable[[], None] = lambda: None
         self.on_doubt: Callable[[int], None] = lambda number: None
 
@@ -201,7 +226,7 @@ class EndpointPool:
         # The policy knows "any" and "this one". What may not go everywhere waits for the lightest
         # of those that have room for it.
         roomy = [number for number in eligible if self._bounded(size, [number]) == size]
-        return self._submit(size, min(roomy, key=self._weight), blocks)
+        return self._submit(size, min(roomy, key=self._weight), blocks, subset)
 
     def any_endpoint(self, subset: frozenset[str] | None = None) -> Endpoint:
         """For a request that needs no slot, in turns. Raises RequestRefused (503): none is ready.
@@ -238,24 +263,25 @@ class EndpointPool:
                 addresses.append(one.address)
         return tuple(addresses)
 
-    def start_answer(self, state: ProxyRequest, address: str) -> ProxyRequest:
-        """The endpoint at `address` answers.
+    def start_answer(
+        self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
+    ) -> ProxyRequest:
+        """The endpoint at `address` answers a request that was sent with these headers.
 
         Returns the request as the dispatcher has it from now on: another one, where another
         endpoint answers than it is bound to.
         """
-        bound = state.status
-        if isinstance(bound, BoundToWorker) and self._endpoints[bound.worker].address == address:
+        bound, number = state.status, self._answering(address, headers)
+        if isinstance(bound, BoundToWorker) and bound.worker == number:
             self.dispatcher.start(state, bound)
             return state
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
         self.dispatcher.abort(state)
-        numbers = [one.number for one in self._endpoints.values() if one.address == address]
-        if not numbers or not self._serves(numbers[0]):
+        if number is None or not self._serves(number):
             return state
         try:
-            state = self._submit(self._bounded(state.size, numbers[:1]), numbers[0], state.blocks)
+            state = self._submit(self._bounded(state.size, [number]), number, state.blocks)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
@@ -322,8 +348,37 @@ class EndpointPool:
         self.dispatcher.finish(state)
         self._release_empty()
 
-    def _submit(self, size: int, worker: int | None, blocks: Sequence[int]) -> ProxyRequest:
-        state = ProxyRequest(next(self._names), size, worker, blocks)
+    def _answering(self, address: str, headers: tuple[tuple[str, str], ...]) -> int | None:
+        """The endpoint at an address that a request with these headers reaches."""
+        there = [one for one in self._endpoints.values() if one.address == address]
+        # Ranks that share an address are told apart by the headers, also by the worker.
+        exact = [one for one in there if one.headers == headers]
+        return next((one.number for one in exact or there), None)
+
+    def _close_stuck(self) -> None:
+        """Close what waits for an endpoint that does not serve while one of its subset does.
+
+        Its stream submits it again, and so does that of a request whose endpoint left the list. One
+        whose endpoint is only in doubt waits for the next health check where it has no other.
+        """
+        serving = {self._endpoints[number].address for number in self.dispatcher.serving}
+        for state in self.dispatcher.requests:
+            if not isinstance(state, PickedRequest) or state.subset is None:
+                continue
+            worker = state.required_worker
+            stuck = worker is not None and not self._serves(worker)
+            if stuck and (worker in self._leaving or not serving.isdisjoint(state.subset)):
+                self.dispatcher.close_queued(state)
+
+    def _submit(
+        self,
+        size: int,
+        worker: int | None,
+        blocks: Sequence[int],
+        subset: frozenset[str] | None = None,
+    ) -> ProxyRequest:
+        state = PickedRequest(next(self._names), size, worker, blocks)
+        state.subset = subset
         self.dispatcher.submit(state)
         state.check_open()
         return state
@@ -400,6 +455,7 @@ class EndpointPool:
             self._settings.timeouts.drain, self._remove, number
         )
         self.dispatcher.drain_worker(number)
+        self._close_stuck()  # also of one that did not serve before, by which nothing changed
         self._release_empty()
 
     def _release_empty(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from equipoise.balancer.requests.dispatcher import Running, load_imbalance
+from equipoise.balancer.requests.dispatcher import Running, WorkerView, load_imbalance
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.metrics import DECISION_SECONDS, WAIT_SECONDS
 from equipoise.serve.outcomes import RequestOutcome
@@ -85,15 +85,19 @@ class _PoolCollector:
         failed = CounterMetricFamily(
             PREFIX + "endpoint_report_failures", "load reports that failed", labels=["endpoint"]
         )
+        # One that moved to another address keeps its name, also while its old address drains:
+        # Prometheus refuses a page on which a series is twice.
+        named: dict[str, list[WorkerView]] = {}
         for endpoint in self._pool.endpoints:
-            name, view = endpoint.settings.name, self._pool.view(endpoint)
-            load.add_metric([name], view.load)
-            bound.add_metric([name], len(view.requests))
-            answered = sum(isinstance(one.status, Running) for one in view.requests.values())
-            running.add_metric([name], answered)
-            failed.add_metric([name], view.report_failures)
+            named.setdefault(endpoint.settings.name, []).append(self._pool.view(endpoint))
+        for name, views in named.items():
+            requests = [one for view in views for one in view.requests.values()]
+            load.add_metric([name], sum(view.load for view in views))
+            bound.add_metric([name], len(requests))
+            running.add_metric([name], sum(isinstance(one.status, Running) for one in requests))
+            failed.add_metric([name], sum(view.report_failures for view in views))
             for one in WorkerState:
-                state.add_metric([name, one.value], float(view.state is one))
+                state.add_metric([name, one.value], any(view.state is one for view in views))
         yield from (load, bound, running, failed, state)
 
 

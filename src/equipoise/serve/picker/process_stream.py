@@ -146,6 +146,7 @@ class ProcessStream:
         self._pending: asyncio.Task[Any] | None = None
         self._state: ProxyRequest | None = None
         self._addresses: tuple[str, ...] = ()
+        self._headers: tuple[tuple[str, str], ...] = ()
         self._size: PromptSize | None = None
         self._buffered_bytes = 0
         self._request_mode = self._response_mode = 0
@@ -266,6 +267,7 @@ class ProcessStream:
 
     def _named(self, kind: str, head: RequestHead, endpoint: Endpoint) -> bytes:
         self._addresses = self._pool.addresses(endpoint, head.subset)
+        self._headers = endpoint.headers
         return destination_reply(kind, self._addresses, endpoint.headers)
 
     async def _bound(self, size: PromptSize, head: RequestHead) -> Endpoint:
@@ -353,7 +355,8 @@ class ProcessStream:
             )
             return
         self.outcome = RequestOutcome.COMPLETED
-        self._state = self._pool.start_answer(self._state, served or self._addresses[0])
+        served = served or self._addresses[0]
+        self._state = self._pool.start_answer(self._state, served, self._headers)
         if self._settings.tokens is TokenSource.CHUNKS:
             kind = response_header(message, "content-type")
             self._answer = AnswerTokens(kind.startswith("text/event-stream"))
