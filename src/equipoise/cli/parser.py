@@ -128,8 +128,8 @@ examples:
 exit code: 0 written, 2 bad input, nothing was written, 3 it could not be written"""
 ROUTE = """\
 A proxy in front of several servers of the OpenAI API: binds each request to one of
-them when it has a free slot, so that none makes the others wait. Takes
-equipoise[serve]."""
+them when it has a free slot, so that none makes the others wait. Needs
+the extra `serve`: pip install '.[serve]' in a clone."""
 ROUTE_EXAMPLES = """\
 examples:
   equipoise route --config route.yaml
@@ -140,7 +140,8 @@ exit code: 0 ended by a signal after all requests had ended, 1 some were cut
 off, 2 bad input, 3 a part of it failed"""
 PICKER = """\
 An endpoint picker of the Gateway API Inference Extension: Envoy asks it which worker a
-request goes to, and waits until one has a free slot. Takes equipoise[picker]."""
+request goes to, and waits until one has a free slot. Needs the extra
+`picker`: pip install '.[picker]' in a clone."""
 PICKER_EXAMPLES = """\
 examples:
   equipoise picker --workers http://10.0.0.1:8000 http://10.0.0.2:8000 --slots 128
@@ -151,8 +152,8 @@ exit code: 0 ended by a signal, 1 requests that waited for a worker were refused
 2 bad input, 3 a part of it failed"""
 BENCH = """\
 Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
-to answer: time to first token, time per output token, latency, throughput. Takes
-equipoise[serve]."""
+to answer: time to first token, time per output token, latency, throughput. Needs
+the extra `serve`: pip install '.[serve]' in a clone."""
 BENCH_EXAMPLES = """\
 examples:
   equipoise bench serve --url http://127.0.0.1:9000 --concurrency 64 --requests 1000

@@ -75,6 +75,13 @@ OPTIONS = (
            shown_default="8000",
            help="ports of each address of --endpoints-name, one for each data-parallel rank"),
     *(route.BY_KEY[key] for key in ("policy", "policy_options", "slots", "kv_tokens")),
+    replace(
+        route.BY_KEY["metrics"],
+        help="names of the Prometheus metrics by which workers report: generated=NAME is a counter "
+        "of generated tokens, by which --tokens metrics counts; the others are for policies that "
+        "need to know loads: waiting=NAME running=NAME, kv_usage=NAME or tokens=NAME, "
+        "rank_label=LABEL, interval=SECONDS, timeout=SECONDS, path=/metrics",
+    ),
     Option(key="tokens", kind=kinds.TOKEN_SOURCE, group=WORKERS, metavar="|".join(TokenSource),
            shown_default="metrics with --metrics generated=NAME, else chunks",
            help="where tokens of answers are known from: chunks that Envoy sends, a counter of the "

@@ -123,7 +123,7 @@ OPTIONS = (
     Option(key="log", kind=kinds.PATH, group=WATCHING, metavar="FILE", shown_default="none",
            help="append what became of each request there, as JSON lines"),
     Option(key="wandb", kind=kinds.NAME, group=WATCHING, metavar="PROJECT", shown_default="none",
-           help="send charts to this project at Weights & Biases; takes equipoise[wandb]"),
+           help="send charts to this project at Weights & Biases; needs the extra wandb"),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_envoy import KEY, BodyModes, until_left
 from helpers.fakes.fake_openai_server import Fake, start
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
@@ -715,5 +716,23 @@ def test_ratio_of_bytes_to_tokens_is_learned_from_usage() -> None:
             [request] = setup.pool.dispatcher.requests
             assert request.size > 8_000  # 2,500 at four bytes a token
             await until_left(held)
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_failed_policy_is_500_in_the_words_of_the_path(path: str) -> None:
+    async def work() -> None:
+        async with picking(Fake("w0"), factory=FailingPolicy) as setup:
+            dispatcher = setup.pool.dispatcher
+            assert isinstance(dispatcher.policy, FailingPolicy)
+            dispatcher.policy.left = 0  # it raises at the next event
+            refused = await setup.send(path=path)
+            assert (refused.status, refused.immediate) == (500, True)
+            content = json.loads(refused.body)
+            assert content["error"]["message"] == "the policy failed at this request"
+            assert (content.get("type") == "error") is (path == "/v1/messages")
+            assert dispatcher.policy_errors == 1
+            dispatcher.policy_errors = 0  # so that the harness finds none
 
     run(work())

@@ -14,6 +14,7 @@ from envoy.type.v3.http_status_pb2 import HttpStatus
 from google.protobuf.struct_pb2 import Struct
 
 from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
+from equipoise.serve.openai_protocol import error_body
 from equipoise.serve.outcomes import ErrorResponse
 
 SERVICE, METHOD = "envoy.service.ext_proc.v3.ExternalProcessor", "Process"
@@ -177,14 +178,14 @@ def streamed_reply(kind: str, body: pb.HttpBody) -> bytes:
     return _bytes(**{kind: pb.BodyResponse(response=common)})
 
 
-def refusal_reply(error: ErrorResponse) -> bytes:
-    """The request ends here, with this error."""
+def refusal_reply(error: ErrorResponse, path: str) -> bytes:
+    """The request to `path` ends here, with this error in the words of its API."""
     headers = {"content-type": "application/json", **error.headers}
     return _bytes(
         immediate_response=pb.ImmediateResponse(
             status=HttpStatus(code=error.status),
             headers=pb.HeaderMutation(set_headers=_overwritten(headers.items())),
-            body=error.body(),
+            body=error_body(path, error),
             details=error.code,
         )
     )

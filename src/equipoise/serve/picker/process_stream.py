@@ -15,6 +15,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 
 from equipoise.balancer.requests.dispatcher import BoundToWorker, RequestClosed
+from equipoise.hal.errors import EquipoiseError
 from equipoise.serve.cancel_scope import CancelReason, CancelScope, ScopeCancelled
 from equipoise.serve.openai_protocol import EventReader, read_usage
 from equipoise.serve.outcomes import (
@@ -51,6 +52,9 @@ ANSWER_BYTES = 1 << 20
 """Bytes of an answer that is no stream, of which the usage is read; a longer one is not kept."""
 QUEUE_TIMEOUT = ErrorResponse(
     503, RequestOutcome.QUEUE_TIMEOUT, CancelReason.NO_FREE_SLOT.value, "queue_timeout", RETRY_AFTER
+)
+POLICY_FAILED = ErrorResponse(
+    500, RequestOutcome.FAILED, "the policy failed at this request", "policy_failed"
 )
 SHUTTING_DOWN = ErrorResponse(
     503, RequestOutcome.SHUTTING_DOWN, "the picker is shutting down", "shutting_down", RETRY_AFTER
@@ -152,6 +156,7 @@ class ProcessStream:
         self._request_mode = self._response_mode = 0
         self._answer: AnswerTokens | None = None
         self._answer_end = AnswerEnd.UNSEEN
+        self._path = ""
         self.outcome: RequestOutcome | None = None
         self.queue_seconds: float | None = None
 
@@ -166,7 +171,7 @@ class ProcessStream:
             self.outcome = RequestOutcome.CLIENT_DISCONNECTED
         except RequestRefused as refusal:
             self.outcome = refusal.error_response.outcome
-            await self._write(refusal_reply(refusal.error_response))
+            await self._write(refusal_reply(refusal.error_response, self._path))
         except asyncio.CancelledError:
             self._check_end()
             self.outcome = self.outcome or RequestOutcome.CLIENT_DISCONNECTED
@@ -197,6 +202,7 @@ class ProcessStream:
         self._request_mode = message.protocol_config.request_body_mode
         self._response_mode = message.protocol_config.response_body_mode
         head = request_head(message)
+        self._path = head.path.partition("?")[0]
         if not head.complete and self._request_mode in WHOLE_BODY:
             await self._write(CONTINUE["request_headers"])
             size = await self._size_of_whole_body(head)
@@ -261,6 +267,8 @@ class ProcessStream:
         began = loop.time()
         try:
             endpoint = await self._bound(size, head)
+        except EquipoiseError:
+            raise RequestRefused(POLICY_FAILED) from None  # logged where it failed
         finally:
             self.queue_seconds = loop.time() - began
         return self._named(kind, head, endpoint)

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc.aio import EOF
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from equipoise.balancer.requests.policy_factory import PolicyFactory
@@ -23,7 +24,7 @@ from equipoise.serve.outcomes import RequestOutcome, overloaded
 from equipoise.serve.picker.endpoint_list import first_endpoints, follow_endpoints
 from equipoise.serve.picker.endpoint_pool import EndpointPool, check_policy
 from equipoise.serve.picker.endpoint_watch import EndpointWatch
-from equipoise.serve.picker.messages import METHOD, SERVICE, refusal_reply
+from equipoise.serve.picker.messages import METHOD, SERVICE, refusal_reply, request_head
 from equipoise.serve.picker.metrics import PickerMetrics
 from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.request_bodies import RequestBodies
@@ -146,8 +147,9 @@ class Picker:
             most = self._settings.limits.concurrency
             refusal = overloaded(f"{most} requests are under way already")
             self.metrics.request_ended(RequestOutcome.OVERLOADED, None)
-            await context.read()
-            await context.write(refusal_reply(refusal.error_response))
+            first = await context.read()
+            path = "" if first is EOF else request_head(first).path.partition("?")[0]
+            await context.write(refusal_reply(refusal.error_response, path))
             return
         stream = ProcessStream(self.pool, self._settings, self.bodies, context)
         task = asyncio.current_task()
