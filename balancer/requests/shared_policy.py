@@ -9,9 +9,11 @@ each in a turn of its own, so that neither end is called while it works.
 docs/design/request-balance.md says what can cross on the way, and what then holds.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, unique
+from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from equipoise.balancer.requests.dispatcher import (
@@ -33,8 +35,9 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.hal.errors import PolicyError, WorkerError
+from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
+LOG = logging.getLogger(__name__)
 VERSION = 1
 """Of the messages; both ends are of one installation, unless it was changed while they ran."""
 GREETING_SECONDS = 120.0
@@ -65,7 +68,80 @@ class SharedPolicyLost(PolicyError):
 
 
 class MalformedMessage(Exception):
-    """A front end sent what no front end of this version sends."""
+    """A front end sent what no front end of this version sends, or what the policy refuses."""
+
+
+MAX_TOKENS = 2**31 - 1
+"""Of a request, as `RequestRouter` has it."""
+MAX_NUMBER = 2**53
+"""Of anything else: exact in JSON everywhere."""
+FieldCheck: TypeAlias = Callable[[Any, int], bool]
+"""Whether a field can have this value, where there are so many workers."""
+
+
+def _whole(least: int, most: int) -> FieldCheck:
+    # `type`: to Python, `true` is a whole number.
+    return lambda value, _: type(value) is int and least <= value <= most
+
+
+def _whole_list(most: int) -> FieldCheck:
+    """Without a call for each number: a step has all requests that run."""
+    return lambda values, _: (
+        type(values) is list
+        and set(map(type, values)) <= {int}
+        and (not values or (min(values) >= 0 and max(values) <= most))
+    )
+
+
+def _optional(check: FieldCheck) -> FieldCheck:
+    return lambda value, workers: value is None or check(value, workers)
+
+
+def _is_worker(value: Any, workers: int) -> bool:
+    return type(value) is int and 0 <= value < workers
+
+
+def _is_state(value: Any, _: int) -> bool:
+    return type(value) is str and value in {state.value for state in WorkerState}
+
+
+def _is_usage(value: Any, _: int) -> bool:
+    return type(value) in (int, float) and 0 <= value < inf
+
+
+def _is_hits(value: Any, workers: int) -> bool:
+    return _whole_list(MAX_TOKENS)(value, workers) and len(value) == workers
+
+
+_NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)
+FIELDS: Mapping[str, tuple[FieldCheck, ...]] = {
+    "hello": (_NUMBER, _NUMBER),
+    "arrive": (
+        _NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _optional(_is_hits),
+        _optional(_TOKENS),
+    ),
+    "tokens": (_whole_list(MAX_NUMBER), _whole_list(MAX_TOKENS), _whole_list(MAX_NUMBER)),
+    "abort": (_NUMBER,),
+    "state": (_is_worker, _is_state, _NUMBER),
+    "capacity": (_is_worker, _optional(_NUMBER), _optional(_NUMBER)),
+    "report": (_is_worker, _NUMBER, _NUMBER, _NUMBER, _is_usage),
+}  # fmt: skip
+"""Messages of a front end, and what their fields can be."""
+
+
+def check_message(message: Message, workers: int) -> None:
+    """Raises `MalformedMessage` for one that is not in `FIELDS`."""
+    match message:
+        case [str() as name, *fields] if name in FIELDS and len(fields) == len(FIELDS[name]):
+            for number, (check, value) in enumerate(zip(FIELDS[name], fields, strict=True), 1):
+                if not check(value, workers):
+                    raise MalformedMessage(f"field {number} of {name!r} cannot be {_short(value)}")
+        case _:
+            raise MalformedMessage(f"not a message: {_short(message)}")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
 
 
 @unique
@@ -157,12 +233,19 @@ class PolicyServer:
     # What sessions ask for.
 
     def arrive(self, request: SharedRequest) -> None:
-        """Tell the policy of a request, unless it has to wait for its worker to serve."""
+        """Tell the policy of a request, unless it has to wait for its worker to serve.
+
+        Raises `MalformedMessage` where the policy refuses it.
+        """
         pin = request.arrival.worker
         if pin is not None and self.states[pin] is not WorkerState.SERVING:
             return
         request.stage = Stage.POOLED
-        self.tell(lambda policy: policy.on_arrival(request.arrival))
+        try:
+            self.tell_refusable(lambda policy: policy.on_arrival(request.arrival))
+        except MalformedMessage:
+            request.stage = Stage.PARKED  # the policy does not know it, as before
+            raise
 
     def abort(self, request: SharedRequest) -> None:
         """Take a request from the policy."""
@@ -183,27 +266,32 @@ class PolicyServer:
             for session in self.sessions:
                 for request in session.with_stage(Stage.PARKED):
                     if request.arrival.worker == worker:
-                        self.arrive(request)
+                        session.tell_parked(request)
 
     def tell(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
-        """Call the policy, and keep in mind for the front ends what it decides.
+        """Call the policy with an event that it cannot refuse: an abort, or the state of a worker.
+
+        A policy that refuses it has other requests or workers than it was told, and has failed.
 
         Args:
             event: the call.
             changed_worker: whose state it is told, if any.
         """
-        if self.policy is None:
-            return
         try:
-            decision = event(self.policy)
-            if not isinstance(decision, Decision):
-                raise PolicyError(f"a policy must return a Decision, got {decision!r}")
-            self._take(decision, changed_worker)
-        except Exception as error:
-            self._drop_policy(f"{type(error).__name__}: {error}")
-            self._on_failure(error)
-            return
-        self._wait_for_rest(decision.due)
+            self._call(event, changed_worker)
+        except (RequestError, WorkerError) as error:
+            self._fail(error)
+
+    def tell_refusable(self, event: PolicyEvent) -> None:
+        """Call the policy with an event that a front end has put values into.
+
+        Raises `MalformedMessage` where the policy refuses them: nothing has changed then, and the
+        other front ends go on.
+        """
+        try:
+            self._call(event)
+        except (RequestError, WorkerError) as error:
+            raise MalformedMessage(f"the policy refuses it: {error}") from error
 
     def flush(self) -> None:
         """Send the front ends what was decided; after each event, so that what they have heard of
@@ -223,6 +311,29 @@ class PolicyServer:
         self.flush()
 
     # The policy.
+
+    def _call(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
+        """Call the policy, and keep in mind for the front ends what it decides.
+
+        Raises what it refuses the event with; any other error is a failure of the policy.
+        """
+        if self.policy is None:
+            return
+        try:
+            decision = event(self.policy)
+            if not isinstance(decision, Decision):
+                raise PolicyError(f"a policy must return a Decision, got {decision!r}")
+            self._take(decision, changed_worker)
+        except (RequestError, WorkerError):
+            raise
+        except Exception as error:
+            self._fail(error)
+            return
+        self._wait_for_rest(decision.due)
+
+    def _fail(self, error: Exception) -> None:
+        self._drop_policy(f"{type(error).__name__}: {error}")
+        self._on_failure(error)
 
     def _take(self, decision: Decision, changed_worker: int | None) -> None:
         for name in decision.lost:
@@ -325,18 +436,31 @@ class FrontEndSession:
         return self._words.get(worker, WorkerState.SERVING)
 
     def receive(self, message: Message) -> None:
-        """Handle a message. Raises `MalformedMessage`; the front end is then gone."""
+        """Handle a message; one that is malformed, or that the policy refuses, ends this front
+        end's part, and nobody else's."""
         if not self._open:
             return
         self._received += 1
         try:
             self._handle(message)
         except MalformedMessage as error:
-            self.refuse(str(error))
-            self._server.leave(self)
-            raise
+            self.drop(str(error))
         self._server.flush()
         self._acknowledge()
+
+    def tell_parked(self, request: SharedRequest) -> None:
+        """The worker of a request serves again."""
+        if self._open:  # else dropped for one before it
+            try:
+                self._server.arrive(request)
+            except MalformedMessage as error:
+                self.drop(str(error))
+
+    def drop(self, why: str) -> None:
+        """Refuse it, and abort its requests."""
+        LOG.warning("equipoise: a front end of a shared policy is dropped: %s", why)
+        self.refuse(why)
+        self._server.leave(self)
 
     def disconnect(self) -> None:
         """Its link has broken."""
@@ -392,6 +516,7 @@ class FrontEndSession:
 
     def _handle(self, message: Message) -> None:
         server = self._server
+        check_message(message, len(server.states))
         match message:
             case ["hello", version, workers]:
                 if (version, workers) != (VERSION, len(server.states)):
@@ -399,38 +524,34 @@ class FrontEndSession:
                         f"version {version} with {workers} workers: the policy has version "
                         f"{VERSION} and {len(server.states)}: restart all front ends"
                     )
-            case ["arrive", int() as serial, int() as size, worker, hits, expected]:
-                if serial in self._requests or (worker is not None and worker not in self._workers):
-                    raise MalformedMessage(f"request {serial} for worker {worker} cannot arrive")
+            case ["arrive", serial, size, worker, hits, expected]:
+                if serial in self._requests:
+                    raise MalformedMessage(f"request {serial} has arrived already")
                 name = (self.number, serial)
                 arrival = Request(id=name, size=size, worker=worker, hits=hits, expected=expected)
                 self._requests[serial] = SharedRequest(arrival)
                 server.arrive(self._requests[serial])
-            case ["tokens", list() as serials, list() as counts, list() as ended]:
-                self._on_tokens(dict(zip(serials, counts, strict=False)), ended)
-            case ["abort", int() as serial]:
+            case ["tokens", serials, counts, ended]:
+                if len(serials) != len(counts):
+                    raise MalformedMessage(f"{len(counts)} counts of {len(serials)} requests")
+                self._on_tokens(dict(zip(serials, counts, strict=True)), ended)
+            case ["abort", serial]:
                 request = self._requests.pop(serial, None)
                 if request is not None:  # else the policy has lost it meanwhile
                     server.abort(request)
-            case ["state", worker, state, int() as acknowledged] if worker in self._workers:
-                self._on_state(worker, _state(state), acknowledged)
-            case ["capacity", worker, slots, kv_tokens] if worker in self._workers:
+            case ["state", worker, state, acknowledged]:
+                self._on_state(worker, WorkerState(state), acknowledged)
+            case ["capacity", worker, slots, kv_tokens]:
                 capacity = Capacity(slots=slots, kv_tokens=kv_tokens)
                 change = WorkerChange(worker=worker, capacity=capacity)
-                server.tell(lambda policy: policy.on_worker_change(change))
-            case ["report", worker, waiting, running, tokens, kv_usage] if worker in self._workers:
+                server.tell_refusable(lambda policy: policy.on_worker_change(change))
+            case ["report", worker, waiting, running, tokens, kv_usage]:
                 self._on_report(
                     worker,
                     WorkerReport(
                         waiting=waiting, running=running, tokens=tokens, kv_usage=kv_usage
                     ),
                 )
-            case _:
-                raise MalformedMessage(f"not a message: {str(message)[:80]}")
-
-    @property
-    def _workers(self) -> range:
-        return range(len(self._server.states))
 
     def _on_tokens(self, counts: Mapping[int, int], ended: Iterable[int]) -> None:
         tokens: dict[RequestId, int] = {}
@@ -439,14 +560,17 @@ class FrontEndSession:
             if request is not None:
                 request.stage = Stage.RUNNING
                 tokens[request.arrival.id] = count
-        finished: list[RequestId] = []
+        finished: dict[int, RequestId] = {}
         for serial in ended:
             request = self._begun(serial)
             if request is not None:
-                finished.append(request.arrival.id)
-                del self._requests[serial]
+                finished[serial] = request.arrival.id
         if tokens or finished:
-            self._server.tell(lambda policy: policy.on_tokens(tokens, finished))
+            ends = list(finished.values())
+            self._server.tell_refusable(lambda policy: policy.on_tokens(tokens, ends))
+        # Not before: of an event that is refused the policy still has all requests.
+        for serial in finished:
+            self._requests.pop(serial, None)
 
     def _begun(self, serial: int) -> SharedRequest | None:
         request = self._requests.get(serial)
@@ -494,7 +618,7 @@ class FrontEndSession:
         first = self._server.sessions[0] is self
         if first and self._server.states[worker] is not WorkerState.LOST:
             change = WorkerChange(worker=worker, report=report)
-            self._server.tell(lambda policy: policy.on_worker_change(change))
+            self._server.tell_refusable(lambda policy: policy.on_worker_change(change))
 
 
 class RemotePolicy:
@@ -722,10 +846,3 @@ def connect_in_process(
 def _serial(request: SharedRequest) -> int:
     assert isinstance(request.arrival.id, tuple)
     return int(request.arrival.id[1])
-
-
-def _state(value: object) -> WorkerState:
-    try:
-        return WorkerState(value)
-    except ValueError:
-        raise MalformedMessage(f"there is no state {value!r} of a worker") from None
