@@ -44,6 +44,11 @@ GREETING_SECONDS = 120.0
 """How long a front end waits for the server's first answer: its process may still load."""
 ANSWER_SECONDS = 30.0
 """How long a front end waits for an answer later: the server acknowledges every turn."""
+SILENT_SECONDS = 30.0
+"""How long the server hears nothing from a front end that has requests, or has not said `hello`,
+before it drops it."""
+ALIVE_SECONDS = 5.0
+"""A front end that has requests says so as often."""
 Message: TypeAlias = list[Any]
 
 
@@ -116,6 +121,7 @@ def _is_hits(value: Any, workers: int) -> bool:
 _NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)
 FIELDS: Mapping[str, tuple[FieldCheck, ...]] = {
     "hello": (_NUMBER, _NUMBER),
+    "alive": (),
     "arrive": (
         _NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _optional(_is_hits),
         _optional(_TOKENS),
@@ -211,26 +217,28 @@ class PolicyServer:
 
     @property
     def sessions(self) -> "tuple[FrontEndSession, ...]":
-        """Front ends that are connected, the longest first."""
+        """Front ends that have said `hello`, the one that did first ahead."""
         return tuple(self._sessions.values())
 
     def connect(self, link: Link) -> "FrontEndSession":
-        """A front end has connected; `link` leads to it."""
-        number = self._connected
+        """Somebody has connected, and counts as a front end once it says `hello`; `link` leads
+        to it."""
         self._connected += 1
-        session = FrontEndSession(self, number, link, self._clock)
-        if self.policy is None:
-            session.refuse("the policy has failed")
-        else:
-            self._sessions[number] = session
-            self._observe(len(self._sessions))
-        return session
+        return FrontEndSession(self, self._connected, link, self._clock)
 
     def close(self) -> None:
         """Let the policy go, and tell the front ends so."""
         self._drop_policy("the process that has the policy ends")
 
     # What sessions ask for.
+
+    def join(self, session: "FrontEndSession") -> None:
+        """A front end has said `hello`."""
+        if self.policy is None:
+            session.refuse("the policy has failed")
+        else:
+            self._sessions[session.number] = session
+            self._observe(len(self._sessions))
 
     def arrive(self, request: SharedRequest) -> None:
         """Tell the policy of a request, unless it has to wait for its worker to serve.
@@ -416,7 +424,8 @@ class FrontEndSession:
         self._bound: list[tuple[int, int]] = []
         self._lost: list[int] = []
         self._answer_timer: Timer | None = None
-        self._open = True
+        self._open, self._joined = True, False
+        self._look_later(missed=0)
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
@@ -508,15 +517,39 @@ class FrontEndSession:
         if self._answered < self._received:
             self._answer()
 
+    def _look_later(self, missed: int) -> None:
+        """Drop a front end that is stopped: it would keep its slots for ever.
+
+        Two looks must miss it: where this process was stopped, its timers may run before it reads
+        what has come meanwhile.
+
+        Args:
+            missed: looks in a row before this one that found nothing new.
+        """
+        heard = self._received
+
+        def look() -> None:
+            if self._received > heard or (self._joined and not self._requests):
+                self._look_later(missed=0)
+            elif missed == 0:
+                self._look_later(missed=1)
+            else:
+                self.drop(f"nothing came from it for {SILENT_SECONDS:g} seconds")
+
+        self._look_timer = self._clock.call_later(SILENT_SECONDS / 2, look)
+
     def _close(self) -> None:
         self._open = False
         self._link.close()
+        self._look_timer.cancel()
         if self._answer_timer is not None:
             self._answer_timer.cancel()
 
     def _handle(self, message: Message) -> None:
         server = self._server
         check_message(message, len(server.states))
+        if self._joined is (message[0] == "hello"):
+            raise MalformedMessage("`hello` comes first, and once")
         match message:
             case ["hello", version, workers]:
                 if (version, workers) != (VERSION, len(server.states)):
@@ -524,6 +557,10 @@ class FrontEndSession:
                         f"version {version} with {workers} workers: the policy has version "
                         f"{VERSION} and {len(server.states)}: restart all front ends"
                     )
+                self._joined = True
+                server.join(self)
+            case ["alive"]:
+                pass
             case ["arrive", serial, size, worker, hits, expected]:
                 if serial in self._requests:
                     raise MalformedMessage(f"request {serial} has arrived already")
@@ -651,6 +688,7 @@ class RemotePolicy:
         # to it before it has that, and not after.
         self._stopped_at = [0] * workers
         self._answer_timer: Timer | None = None
+        self._alive_timer: Timer | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -744,8 +782,9 @@ class RemotePolicy:
             self._stop()
 
     def _stop(self) -> None:
-        if self._answer_timer is not None:
-            self._answer_timer.cancel()
+        for timer in (self._answer_timer, self._alive_timer):
+            if timer is not None:
+                timer.cancel()
         if self._link is not None:
             self._link.close()
         self._serials.clear()
@@ -765,7 +804,15 @@ class RemotePolicy:
         self._link.send(list(message))
         if self._answer_timer is None:
             self._expect_answer(GREETING_SECONDS if self._received == 0 else ANSWER_SECONDS)
+        if self._alive_timer is None:
+            self._alive_timer = self._clock.call_later(ALIVE_SECONDS, self._say_alive)
         return Decision()
+
+    def _say_alive(self) -> None:
+        """The server drops a front end that is silent with requests; one without need not speak."""
+        self._alive_timer = None
+        if self._serials:
+            self._send("alive")
 
     def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
         """Look twice: where this process was stopped, its timers may run before it reads what has

@@ -55,9 +55,10 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
 
 @contextmanager
 def connected(served: Served) -> Iterator[socket.socket]:
-    """A peer that does as the test says."""
+    """A front end that does as the test says, after its `hello`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(str(served.socket.path))
+        peer.send(b'["hello",1,1]\n')
         yield peer
 
 

@@ -35,8 +35,10 @@ from equipoise.balancer.requests.policy import (
 )
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.balancer.requests.shared_policy import (
+    ALIVE_SECONDS,
     ANSWER_SECONDS,
     GREETING_SECONDS,
+    SILENT_SECONDS,
     VERSION,
     FrontEndSession,
     Message,
@@ -168,6 +170,11 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an abort does not reach the server": (RemotePolicy, "on_abort", _abort_is_not_told),
     "a lost request is not reported": (FrontEndSession, "lose", _lost_is_not_said),
     "a parked request is forgotten": (PolicyServer, "update_worker", _never_told_again),
+    "a front end that is stopped keeps its slots": (
+        FrontEndSession,
+        "drop",
+        lambda self, why: None,
+    ),
     "a link that breaks is not reported": (
         RemotePolicy,
         "lose",
@@ -522,6 +529,81 @@ def test_policy_that_refuses_an_abort_has_failed() -> None:
     pool.settle()
     assert [type(one) for one in pool.errors] == [RequestError]
     assert [len(one) for one in pool.failures] == [1, 1]
+
+
+@pytest.mark.parametrize("hello", [["hello", VERSION + 1, 1], ["hello", VERSION, 2]])
+def test_front_end_of_another_version_or_size_is_refused(hello: Message) -> None:
+    pool = Pool(LateBinding([1]))
+    link = Silent()
+    pool.server.connect(link).receive(hello)
+    assert "restart all front ends" in link.messages[-1][1]
+    assert link.closed
+    assert len(pool.server.sessions) == 2
+
+
+def test_connection_counts_as_front_end_after_its_hello() -> None:
+    pool = Pool(LateBinding([1]))
+    links = [Silent(), Silent()]
+    silent, early = [pool.server.connect(link) for link in links]
+    assert len(pool.server.sessions) == 2
+    early.receive(ARRIVES)
+    assert links[1].closed
+    for dispatcher in pool.dispatchers:
+        dispatcher.set_health(0, WorkerState.LOST)
+    pool.settle()
+    assert pool.server.states == [WorkerState.LOST], "it has no say about workers"
+    pool.clock.advance(SILENT_SECONDS)
+    assert links[0].closed
+    silent.disconnect()
+    assert (pool.errors, pool.failures) == ([], [[], []])
+
+
+def test_front_end_that_is_stopped_loses_its_slots(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(LateBinding([1]))
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    waits = pool.submit(0, "a")
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    session.receive(["alive"])
+    for _ in range(2):
+        pool.settle()
+        pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    assert (link.closed, waits.worker) == (False, None)
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    assert (link.closed, waits.worker) == (True, 0)
+    assert link.messages[-1] == ["failed", "nothing came from it for 30 seconds"]
+    assert len(caplog.messages) == 1
+
+
+def test_front_end_that_waits_is_not_taken_for_stopped() -> None:
+    pool = Pool(LateBinding([1]))
+    requests = [pool.submit(0, "a"), pool.submit(1, "b")]
+    for _ in range(40):
+        pool.clock.advance(ALIVE_SECONDS)
+        pool.settle()
+    assert [one.worker for one in requests] == [0, None]
+    pool.dispatchers[0].abort(requests[0])
+    pool.dispatchers[1].abort(requests[1])
+    for _ in range(40):
+        pool.clock.advance(ALIVE_SECONDS)
+        pool.settle()
+    assert len(pool.server.sessions) == 2, "one without requests need not speak"
+    assert pool.failures == [[], []]
+
+
+def test_server_that_was_stopped_reads_before_it_drops_a_front_end() -> None:
+    pool = Pool(LateBinding([1]))
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.clock.now += 10 * SILENT_SECONDS
+    pool.clock.advance(0)
+    session.receive(["alive"])
+    pool.clock.advance(SILENT_SECONDS / 2)
+    assert not link.closed
 
 
 def test_reports_are_taken_from_one_front_end() -> None:
