@@ -223,8 +223,9 @@ class PolicyServer:
     def connect(self, link: Link) -> "FrontEndSession":
         """Somebody has connected, and counts as a front end once it says `hello`; `link` leads
         to it."""
+        number = self._connected
         self._connected += 1
-        return FrontEndSession(self, self._connected, link, self._clock)
+        return FrontEndSession(self, number, link, self._clock)
 
     def close(self) -> None:
         """Let the policy go, and tell the front ends so."""
@@ -257,14 +258,14 @@ class PolicyServer:
 
     def abort(self, request: SharedRequest) -> None:
         """Take a request from the policy."""
-        known = request.stage is not Stage.PARKED
+        in_policy = request.stage is not Stage.PARKED
         request.stage, request.worker = Stage.PARKED, -1
-        if known:
+        if in_policy:
             self.tell(lambda policy: policy.on_abort(request.arrival.id))
 
     def update_worker(self, worker: int) -> None:
         """Tell the policy the state of a worker, if another one follows from what is said of it."""
-        state = self._state_by_word(worker)
+        state = self._combined_state(worker)
         if state is self.states[worker]:
             return
         self.states[worker] = state
@@ -345,9 +346,9 @@ class PolicyServer:
 
     def _take(self, decision: Decision, changed_worker: int | None) -> None:
         for name in decision.lost:
-            session, request = self._find(name)
-            if request is not None:
-                session.lose(request)
+            match self._find(name):
+                case (session, request):
+                    session.lose(request)
         if changed_worker is not None and self.states[changed_worker] is WorkerState.LOST:
             # What the worker had not begun is in the pool again, and may be bound in this decision.
             for session in self.sessions:
@@ -355,35 +356,40 @@ class PolicyServer:
                     if request.worker == changed_worker:
                         request.stage, request.worker = Stage.POOLED, -1
         for assignment in decision.assignments:
-            session, request = self._find(assignment.request)
-            worker = assignment.worker
-            if (
-                request is None
-                or request.stage is not Stage.POOLED
-                or not 0 <= worker < len(self.states)
-                or self.states[worker] is not WorkerState.SERVING
-                or request.arrival.worker not in (None, worker)
-            ):
-                raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
-            session.bind(request, worker)
+            match self._find(assignment.request):
+                case (session, request) if self._can_bind(request, assignment.worker):
+                    session.bind(request, assignment.worker)
+                case _:
+                    raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
 
-    def _find(self, name: RequestId) -> "tuple[FrontEndSession, SharedRequest | None]":
-        assert isinstance(name, tuple)
-        number, serial = name
-        session = self._sessions[number]
-        return session, session.find(serial)
+    def _can_bind(self, request: SharedRequest, worker: int) -> bool:
+        return (
+            request.stage is Stage.POOLED
+            and 0 <= worker < len(self.states)
+            and self.states[worker] is WorkerState.SERVING
+            and request.arrival.worker in (None, worker)
+        )
 
-    def _state_by_word(self, worker: int) -> WorkerState:
-        said = {session.word(worker) for session in self.sessions}
-        if said <= {WorkerState.SERVING}:
+    def _find(self, name: RequestId) -> "tuple[FrontEndSession, SharedRequest] | None":
+        """A request by the policy's name of it; None: there is none, or it has ended."""
+        match name:
+            case (int() as number, int() as serial) if number in self._sessions:
+                session = self._sessions[number]
+                request = session.find(serial)
+                return None if request is None else (session, request)
+        return None
+
+    def _combined_state(self, worker: int) -> WorkerState:
+        reported = {session.reported_state(worker) for session in self.sessions}
+        if reported <= {WorkerState.SERVING}:
             return WorkerState.SERVING
         # A lost worker has nothing to drain: it stays lost until it serves.
-        lost = said == {WorkerState.LOST} or self.states[worker] is WorkerState.LOST
+        lost = reported == {WorkerState.LOST} or self.states[worker] is WorkerState.LOST
         return WorkerState.LOST if lost else WorkerState.DRAINING
 
     def _wait_for_rest(self, due: bool) -> None:
         """Have the policy decide without the rest of a step: only here all events are known."""
-        if due and self._step_timer is None:
+        if due and self._step_timer is None and hasattr(self.policy, "decide"):
             self._step_timer = self._clock.call_later(STEP_TIMEOUT_SECONDS, self._decide)
         elif not due:
             self._stop_timer()
@@ -419,7 +425,7 @@ class FrontEndSession:
         self.number, self.unknown = number, 0
         self._server, self._link, self._clock = server, link, clock
         self._requests: dict[int, SharedRequest] = {}
-        self._words: dict[int, WorkerState] = {}
+        self._reported_states: dict[int, WorkerState] = {}
         self._received = self._sent = self._answered = 0
         self._bound: list[tuple[int, int]] = []
         self._lost: list[int] = []
@@ -440,9 +446,9 @@ class FrontEndSession:
         """Its requests that are so far."""
         return [request for request in self._requests.values() if request.stage is stage]
 
-    def word(self, worker: int) -> WorkerState:
+    def reported_state(self, worker: int) -> WorkerState:
         """The state that it says a worker has."""
-        return self._words.get(worker, WorkerState.SERVING)
+        return self._reported_states.get(worker, WorkerState.SERVING)
 
     def receive(self, message: Message) -> None:
         """Handle a message; one that is malformed, or that the policy refuses, ends this front
@@ -624,7 +630,7 @@ class FrontEndSession:
         are ignored by the front end. So they are over here, too.
         """
         server = self._server
-        self._words[worker] = state
+        self._reported_states[worker] = state
         server.update_worker(worker)
         if state is WorkerState.SERVING:
             return
@@ -712,9 +718,9 @@ class RemotePolicy:
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
         """Requests made tokens, and ended; what the server has lost meanwhile is left out."""
-        known = {self._serials[name]: n for name, n in counts.items() if name in self._serials}
+        tokens = {self._serials[name]: n for name, n in counts.items() if name in self._serials}
         ended = [self._forget(name) for name in finished if name in self._serials]
-        return self._send("tokens", list(known), list(known.values()), ended)
+        return self._send("tokens", list(tokens), list(tokens.values()), ended)
 
     def on_finish(self, request: RequestId) -> Decision:
         """A request ended."""
@@ -758,6 +764,8 @@ class RemotePolicy:
             return
         match message:
             case ["decision", int() as acknowledged, list() as bound, list() as lost]:
+                if self._received == 0:
+                    self._end_greeting(acknowledged)
                 self._received += 1
                 self._acknowledged = acknowledged
                 self._apply(bound, lost)
@@ -813,6 +821,14 @@ class RemotePolicy:
         self._alive_timer = None
         if self._serials:
             self._send("alive")
+
+    def _end_greeting(self, acknowledged: int) -> None:
+        """The server is there: from now on it answers in the shorter time."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+        if acknowledged < self._sent:
+            self._expect_answer(ANSWER_SECONDS)
 
     def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
         """Look twice: where this process was stopped, its timers may run before it reads what has

@@ -24,6 +24,7 @@ from equipoise.balancer.requests.dispatcher import (
 )
 from equipoise.balancer.requests.policy import (
     STEP_TIMEOUT_SECONDS,
+    Assignment,
     Capacity,
     Decision,
     Request,
@@ -95,18 +96,18 @@ def _requests_stay(self: PolicyServer, session: FrontEndSession) -> None:
 def _word_stays(self: PolicyServer, session: FrontEndSession) -> None:
     """The word of a front end outlives it."""
     for other in self.sessions:
-        other._words = {**session._words, **other._words}
+        other._reported_states = {**session._reported_states, **other._reported_states}
     LEAVE(self, session)
 
 
 def _one_word_is_enough(self: PolicyServer, worker: int) -> WorkerState:
-    lost = any(one.word(worker) is WorkerState.LOST for one in self.sessions)
-    return WorkerState.LOST if lost else BY_WORD(self, worker)
+    lost = any(one.reported_state(worker) is WorkerState.LOST for one in self.sessions)
+    return WorkerState.LOST if lost else COMBINED_STATE(self, worker)
 
 
 def _last_word_counts(self: FrontEndSession, worker: int, state: Any, acknowledged: int) -> None:
     for session in self._server.sessions:
-        session._words[worker] = state
+        session._reported_states[worker] = state
     ON_STATE(self, worker, state, acknowledged)
 
 
@@ -132,10 +133,10 @@ def _never_told_again(self: PolicyServer, worker: int) -> None:
 
 APPLY, ON_ARRIVAL = RemotePolicy._apply, RemotePolicy.on_arrival
 ON_STATE, LEAVE = FrontEndSession._on_state, PolicyServer.leave
-LOSE, UPDATE, BY_WORD = (
+LOSE, UPDATE, COMBINED_STATE = (
     FrontEndSession.lose,
     PolicyServer.update_worker,
-    PolicyServer._state_by_word,
+    PolicyServer._combined_state,
 )
 MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an assignment that is superseded is made": (
@@ -158,7 +159,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the word of a front end that left stays": (PolicyServer, "leave", _word_stays),
     "one front end loses the requests of others": (
         PolicyServer,
-        "_state_by_word",
+        "_combined_state",
         _one_word_is_enough,
     ),
     "the last word of a worker counts for all": (FrontEndSession, "_on_state", _last_word_counts),
@@ -604,6 +605,41 @@ def test_server_that_was_stopped_reads_before_it_drops_a_front_end() -> None:
     session.receive(["alive"])
     pool.clock.advance(SILENT_SECONDS / 2)
     assert not link.closed
+
+
+class DueWithoutDecide:
+    """Has a decision due, and no method for it."""
+
+    def on_arrival(self, request: Request) -> Decision:
+        return Decision((Assignment(request.id, 0),), due=True)
+
+
+class LosesOthers(LateBinding):
+    """Reports requests as lost that there never were."""
+
+    def on_arrival(self, request: Request) -> Decision:
+        assigned = super().on_arrival(request).assignments
+        return Decision(assigned, lost=("never was", (77, 0), (1, 77), 5))
+
+
+@pytest.mark.parametrize("policy", [DueWithoutDecide(), LosesOthers([2])])
+def test_shared_policy_is_taken_as_a_dispatcher_takes_it(policy: Any) -> None:
+    pool = Pool(policy)
+    requests = [pool.submit(0, "a"), pool.submit(1, "b")]
+    pool.clock.advance(STEP_TIMEOUT_SECONDS)
+    pool.settle()
+    assert [one.worker for one in requests] == [0, 0]
+    assert (pool.errors, pool.failures) == ([], [[], []])
+
+
+def test_stopped_server_is_given_up_in_the_short_time_after_its_first_answer() -> None:
+    clock, _, policy, dispatcher = silent()
+    dispatcher.submit(DispatchedRequest("a", 5))
+    policy.receive(["decision", 1, [], []])
+    clock.advance(ANSWER_SECONDS - 1)
+    assert not policy.is_lost
+    clock.advance(1)
+    assert policy.is_lost, "not in the time that the first answer had"
 
 
 def test_reports_are_taken_from_one_front_end() -> None:
