@@ -656,8 +656,8 @@ class FrontEndSession:
             server.arrive(request)
 
     def _on_report(self, worker: int, report: WorkerReport) -> None:
-        """Pass on a report of the front end that has been there longest: everybody's say the same,
-        and an older one must not replace a newer one."""
+        """Pass on a report of the front end that has been there longest: an older one of another
+        must not replace a newer one."""
         first = self._server.sessions[0] is self
         if first and self._server.states[worker] is not WorkerState.LOST:
             change = WorkerChange(worker=worker, report=report)

@@ -300,11 +300,11 @@ class SharedPolicyMachine(RuleBasedStateMachine):
                 stages[shared.stage] += 1
         self.policy_knows(stages)
         for worker, state in enumerate(self.server.states):
-            words = {
+            reported = {
                 one.dispatcher.workers[worker].state for one in self.front_ends if not one.is_cut
             }
-            assert (state is SERVING) == (words == {SERVING})
-            assert words != {LOST} or state is LOST
+            assert (state is SERVING) == (reported == {SERVING})
+            assert reported != {LOST} or state is LOST
 
     def policy_knows(self, stages: Counter[Stage]) -> None:
         """So many requests of each stage, and none of front ends that are gone."""
