@@ -37,7 +37,7 @@ from lib.results import Row, save, spread
 from report import show
 
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
-from equipoise.balancer.requests.shared_policy import FrontEndSession, PolicyServer
+from equipoise.balancer.requests.shared_policy import VERSION, FrontEndSession, PolicyServer
 from equipoise.balancer.requests.workload import Workload
 from equipoise.balancer.requests.workload_generators import generate
 
@@ -68,7 +68,7 @@ def imbalance(scenario: FrontEnds, workload: Workload, seed: int) -> float:
     return Fleet(scenario, seed).serve(workload).imbalance(scenario.slots) / 1000
 
 
-class Discarded:
+class DiscardLink:
     """A link whose messages are written as JSON, and go nowhere."""
 
     def send(self, message: Any) -> None:
@@ -84,7 +84,9 @@ def step_cost(slots: int = 128, steps: int = 50) -> float:
     workers, clock = 8, Turns()
     policy = routing_policy_factory("fit", {})([slots] * workers, [None] * workers)
     server = PolicyServer(policy, workers, clock, print)
-    sessions = [server.connect(Discarded()) for _ in range(FRONT_ENDS)]
+    sessions = [server.connect(DiscardLink()) for _ in range(FRONT_ENDS)]
+    for session in sessions:
+        session.receive(["hello", VERSION, workers])
     dice = np.random.default_rng(0)
     for number in range(workers * slots):
         front_end = int(dice.integers(FRONT_ENDS))

@@ -198,12 +198,28 @@ async def _connect(path: Path, link: JsonLinesLink, policy: RemotePolicy) -> Non
         try:
             if path.parent.exists():
                 _check_private(path.parent)
-            await loop.create_unix_connection(lambda: link, str(path))
+            await loop.create_unix_connection(lambda: link, sock=_connected(path))
             return
-        except (FileNotFoundError, ConnectionRefusedError):
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             await asyncio.sleep(RETRY_SECONDS)
         except (OSError, PolicyError) as error:
             policy.lose(str(error))
+
+
+def _connected(path: Path) -> socket.socket:
+    """Return a socket that is connected.
+
+    Raises `BlockingIOError` where too many wait to be accepted: there a Unix socket does not
+    connect later, though asyncio would wait for it, and then take it for connected.
+    """
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connecting.setblocking(False)
+        connecting.connect(str(path))
+    except OSError:
+        connecting.close()
+        raise
+    return connecting
 
 
 def _bind(path: Path) -> socket.socket:
@@ -227,9 +243,9 @@ def _bind(path: Path) -> socket.socket:
 
 
 def _check_private(folder: Path) -> None:
-    found = folder.lstat()
-    own = found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)
-    if not own or found.st_mode & 0o077:
+    status = folder.lstat()
+    own = status.st_uid == os.geteuid() and stat.S_ISDIR(status.st_mode)
+    if not own or status.st_mode & 0o077:
         raise PolicyError(f"{folder} is not this user's alone: remove it, or set another TMPDIR")
 
 

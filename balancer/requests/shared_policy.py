@@ -9,9 +9,11 @@ each in a turn of its own, so that neither end is called while it works.
 docs/design/request-balance.md says what can cross on the way, and what then holds.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, unique
+from math import inf
 from typing import Any, Protocol, TypeAlias
 
 from equipoise.balancer.requests.dispatcher import (
@@ -33,14 +35,20 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
-from equipoise.hal.errors import PolicyError, WorkerError
+from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
+LOG = logging.getLogger(__name__)
 VERSION = 1
 """Of the messages; both ends are of one installation, unless it was changed while they ran."""
 GREETING_SECONDS = 120.0
 """How long a front end waits for the server's first answer: its process may still load."""
 ANSWER_SECONDS = 30.0
 """How long a front end waits for an answer later: the server acknowledges every turn."""
+SILENT_SECONDS = 30.0
+"""How long the server hears nothing from a front end that has requests, or has not said `hello`,
+before it drops it."""
+ALIVE_SECONDS = 5.0
+"""A front end that has requests says so as often."""
 Message: TypeAlias = list[Any]
 
 
@@ -65,7 +73,81 @@ class SharedPolicyLost(PolicyError):
 
 
 class MalformedMessage(Exception):
-    """A front end sent what no front end of this version sends."""
+    """A front end sent what no front end of this version sends, or what the policy refuses."""
+
+
+MAX_TOKENS = 2**31 - 1
+"""Of a request, as `RequestRouter` has it."""
+MAX_NUMBER = 2**53
+"""Of anything else: exact in JSON everywhere."""
+FieldCheck: TypeAlias = Callable[[Any, int], bool]
+"""Whether a field can have this value, where there are so many workers."""
+
+
+def _whole(least: int, most: int) -> FieldCheck:
+    # `type`: to Python, `true` is a whole number.
+    return lambda value, _: type(value) is int and least <= value <= most
+
+
+def _whole_list(most: int) -> FieldCheck:
+    """Without a call for each number: a step has all requests that run."""
+    return lambda values, _: (
+        type(values) is list
+        and set(map(type, values)) <= {int}
+        and (not values or (min(values) >= 0 and max(values) <= most))
+    )
+
+
+def _optional(check: FieldCheck) -> FieldCheck:
+    return lambda value, workers: value is None or check(value, workers)
+
+
+def _is_worker(value: Any, workers: int) -> bool:
+    return type(value) is int and 0 <= value < workers
+
+
+def _is_state(value: Any, _: int) -> bool:
+    return type(value) is str and value in {state.value for state in WorkerState}
+
+
+def _is_usage(value: Any, _: int) -> bool:
+    return type(value) in (int, float) and 0 <= value < inf
+
+
+def _is_hits(value: Any, workers: int) -> bool:
+    return _whole_list(MAX_TOKENS)(value, workers) and len(value) == workers
+
+
+_NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)
+FIELDS: Mapping[str, tuple[FieldCheck, ...]] = {
+    "hello": (_NUMBER, _NUMBER),
+    "alive": (),
+    "arrive": (
+        _NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _optional(_is_hits),
+        _optional(_TOKENS),
+    ),
+    "tokens": (_whole_list(MAX_NUMBER), _whole_list(MAX_TOKENS), _whole_list(MAX_NUMBER)),
+    "abort": (_NUMBER,),
+    "state": (_is_worker, _is_state, _NUMBER),
+    "capacity": (_is_worker, _optional(_NUMBER), _optional(_NUMBER)),
+    "report": (_is_worker, _NUMBER, _NUMBER, _NUMBER, _is_usage),
+}  # fmt: skip
+"""Messages of a front end, and what their fields can be."""
+
+
+def check_message(message: Message, workers: int) -> None:
+    """Raises `MalformedMessage` for one that is not in `FIELDS`."""
+    match message:
+        case [str() as name, *fields] if name in FIELDS and len(fields) == len(FIELDS[name]):
+            for number, (check, value) in enumerate(zip(FIELDS[name], fields, strict=True), 1):
+                if not check(value, workers):
+                    raise MalformedMessage(f"field {number} of {name!r} cannot be {_short(value)}")
+        case _:
+            raise MalformedMessage(f"not a message: {_short(message)}")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
 
 
 @unique
@@ -135,20 +217,15 @@ class PolicyServer:
 
     @property
     def sessions(self) -> "tuple[FrontEndSession, ...]":
-        """Front ends that are connected, the longest first."""
+        """Front ends that have said `hello`, the one that did first ahead."""
         return tuple(self._sessions.values())
 
     def connect(self, link: Link) -> "FrontEndSession":
-        """A front end has connected; `link` leads to it."""
+        """Somebody has connected, and counts as a front end once it says `hello`; `link` leads
+        to it."""
         number = self._connected
         self._connected += 1
-        session = FrontEndSession(self, number, link, self._clock)
-        if self.policy is None:
-            session.refuse("the policy has failed")
-        else:
-            self._sessions[number] = session
-            self._observe(len(self._sessions))
-        return session
+        return FrontEndSession(self, number, link, self._clock)
 
     def close(self) -> None:
         """Let the policy go, and tell the front ends so."""
@@ -156,24 +233,39 @@ class PolicyServer:
 
     # What sessions ask for.
 
+    def join(self, session: "FrontEndSession") -> None:
+        """A front end has said `hello`."""
+        if self.policy is None:
+            session.refuse("the policy has failed")
+        else:
+            self._sessions[session.number] = session
+            self._observe(len(self._sessions))
+
     def arrive(self, request: SharedRequest) -> None:
-        """Tell the policy of a request, unless it has to wait for its worker to serve."""
+        """Tell the policy of a request, unless it has to wait for its worker to serve.
+
+        Raises `MalformedMessage` where the policy refuses it.
+        """
         pin = request.arrival.worker
         if pin is not None and self.states[pin] is not WorkerState.SERVING:
             return
         request.stage = Stage.POOLED
-        self.tell(lambda policy: policy.on_arrival(request.arrival))
+        try:
+            self.tell_refusable(lambda policy: policy.on_arrival(request.arrival))
+        except MalformedMessage:
+            request.stage = Stage.PARKED  # the policy does not know it, as before
+            raise
 
     def abort(self, request: SharedRequest) -> None:
         """Take a request from the policy."""
-        known = request.stage is not Stage.PARKED
+        in_policy = request.stage is not Stage.PARKED
         request.stage, request.worker = Stage.PARKED, -1
-        if known:
+        if in_policy:
             self.tell(lambda policy: policy.on_abort(request.arrival.id))
 
     def update_worker(self, worker: int) -> None:
         """Tell the policy the state of a worker, if another one follows from what is said of it."""
-        state = self._state_by_word(worker)
+        state = self._combined_state(worker)
         if state is self.states[worker]:
             return
         self.states[worker] = state
@@ -183,27 +275,32 @@ class PolicyServer:
             for session in self.sessions:
                 for request in session.with_stage(Stage.PARKED):
                     if request.arrival.worker == worker:
-                        self.arrive(request)
+                        session.tell_parked(request)
 
     def tell(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
-        """Call the policy, and keep in mind for the front ends what it decides.
+        """Call the policy with an event that it cannot refuse: an abort, or the state of a worker.
+
+        A policy that refuses it has other requests or workers than it was told, and has failed.
 
         Args:
             event: the call.
             changed_worker: whose state it is told, if any.
         """
-        if self.policy is None:
-            return
         try:
-            decision = event(self.policy)
-            if not isinstance(decision, Decision):
-                raise PolicyError(f"a policy must return a Decision, got {decision!r}")
-            self._take(decision, changed_worker)
-        except Exception as error:
-            self._drop_policy(f"{type(error).__name__}: {error}")
-            self._on_failure(error)
-            return
-        self._wait_for_rest(decision.due)
+            self._call(event, changed_worker)
+        except (RequestError, WorkerError) as error:
+            self._fail(error)
+
+    def tell_refusable(self, event: PolicyEvent) -> None:
+        """Call the policy with an event that a front end has put values into.
+
+        Raises `MalformedMessage` where the policy refuses them: nothing has changed then, and the
+        other front ends go on.
+        """
+        try:
+            self._call(event)
+        except (RequestError, WorkerError) as error:
+            raise MalformedMessage(f"the policy refuses it: {error}") from error
 
     def flush(self) -> None:
         """Send the front ends what was decided; after each event, so that what they have heard of
@@ -224,11 +321,34 @@ class PolicyServer:
 
     # The policy.
 
+    def _call(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
+        """Call the policy, and keep in mind for the front ends what it decides.
+
+        Raises what it refuses the event with; any other error is a failure of the policy.
+        """
+        if self.policy is None:
+            return
+        try:
+            decision = event(self.policy)
+            if not isinstance(decision, Decision):
+                raise PolicyError(f"a policy must return a Decision, got {decision!r}")
+            self._take(decision, changed_worker)
+        except (RequestError, WorkerError):
+            raise
+        except Exception as error:
+            self._fail(error)
+            return
+        self._wait_for_rest(decision.due)
+
+    def _fail(self, error: Exception) -> None:
+        self._drop_policy(f"{type(error).__name__}: {error}")
+        self._on_failure(error)
+
     def _take(self, decision: Decision, changed_worker: int | None) -> None:
         for name in decision.lost:
-            session, request = self._find(name)
-            if request is not None:
-                session.lose(request)
+            match self._find(name):
+                case (session, request):
+                    session.lose(request)
         if changed_worker is not None and self.states[changed_worker] is WorkerState.LOST:
             # What the worker had not begun is in the pool again, and may be bound in this decision.
             for session in self.sessions:
@@ -236,35 +356,40 @@ class PolicyServer:
                     if request.worker == changed_worker:
                         request.stage, request.worker = Stage.POOLED, -1
         for assignment in decision.assignments:
-            session, request = self._find(assignment.request)
-            worker = assignment.worker
-            if (
-                request is None
-                or request.stage is not Stage.POOLED
-                or not 0 <= worker < len(self.states)
-                or self.states[worker] is not WorkerState.SERVING
-                or request.arrival.worker not in (None, worker)
-            ):
-                raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
-            session.bind(request, worker)
+            match self._find(assignment.request):
+                case (session, request) if self._can_bind(request, assignment.worker):
+                    session.bind(request, assignment.worker)
+                case _:
+                    raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
 
-    def _find(self, name: RequestId) -> "tuple[FrontEndSession, SharedRequest | None]":
-        assert isinstance(name, tuple)
-        number, serial = name
-        session = self._sessions[number]
-        return session, session.find(serial)
+    def _can_bind(self, request: SharedRequest, worker: int) -> bool:
+        return (
+            request.stage is Stage.POOLED
+            and 0 <= worker < len(self.states)
+            and self.states[worker] is WorkerState.SERVING
+            and request.arrival.worker in (None, worker)
+        )
 
-    def _state_by_word(self, worker: int) -> WorkerState:
-        said = {session.word(worker) for session in self.sessions}
-        if said <= {WorkerState.SERVING}:
+    def _find(self, name: RequestId) -> "tuple[FrontEndSession, SharedRequest] | None":
+        """A request by the policy's name of it; None: there is none, or it has ended."""
+        match name:
+            case (int() as number, int() as serial) if number in self._sessions:
+                session = self._sessions[number]
+                request = session.find(serial)
+                return None if request is None else (session, request)
+        return None
+
+    def _combined_state(self, worker: int) -> WorkerState:
+        reported = {session.reported_state(worker) for session in self.sessions}
+        if reported <= {WorkerState.SERVING}:
             return WorkerState.SERVING
         # A lost worker has nothing to drain: it stays lost until it serves.
-        lost = said == {WorkerState.LOST} or self.states[worker] is WorkerState.LOST
+        lost = reported == {WorkerState.LOST} or self.states[worker] is WorkerState.LOST
         return WorkerState.LOST if lost else WorkerState.DRAINING
 
     def _wait_for_rest(self, due: bool) -> None:
         """Have the policy decide without the rest of a step: only here all events are known."""
-        if due and self._step_timer is None:
+        if due and self._step_timer is None and hasattr(self.policy, "decide"):
             self._step_timer = self._clock.call_later(STEP_TIMEOUT_SECONDS, self._decide)
         elif not due:
             self._stop_timer()
@@ -300,12 +425,13 @@ class FrontEndSession:
         self.number, self.unknown = number, 0
         self._server, self._link, self._clock = server, link, clock
         self._requests: dict[int, SharedRequest] = {}
-        self._words: dict[int, WorkerState] = {}
+        self._reported_states: dict[int, WorkerState] = {}
         self._received = self._sent = self._answered = 0
         self._bound: list[tuple[int, int]] = []
         self._lost: list[int] = []
         self._answer_timer: Timer | None = None
-        self._open = True
+        self._open, self._joined = True, False
+        self._look_later(missed=0)
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
@@ -320,23 +446,36 @@ class FrontEndSession:
         """Its requests that are so far."""
         return [request for request in self._requests.values() if request.stage is stage]
 
-    def word(self, worker: int) -> WorkerState:
+    def reported_state(self, worker: int) -> WorkerState:
         """The state that it says a worker has."""
-        return self._words.get(worker, WorkerState.SERVING)
+        return self._reported_states.get(worker, WorkerState.SERVING)
 
     def receive(self, message: Message) -> None:
-        """Handle a message. Raises `MalformedMessage`; the front end is then gone."""
+        """Handle a message; one that is malformed, or that the policy refuses, ends this front
+        end's part, and nobody else's."""
         if not self._open:
             return
         self._received += 1
         try:
             self._handle(message)
         except MalformedMessage as error:
-            self.refuse(str(error))
-            self._server.leave(self)
-            raise
+            self.drop(str(error))
         self._server.flush()
         self._acknowledge()
+
+    def tell_parked(self, request: SharedRequest) -> None:
+        """The worker of a request serves again."""
+        if self._open:  # else dropped for one before it
+            try:
+                self._server.arrive(request)
+            except MalformedMessage as error:
+                self.drop(str(error))
+
+    def drop(self, why: str) -> None:
+        """Refuse it, and abort its requests."""
+        LOG.warning("equipoise: a front end of a shared policy is dropped: %s", why)
+        self.refuse(why)
+        self._server.leave(self)
 
     def disconnect(self) -> None:
         """Its link has broken."""
@@ -384,14 +523,39 @@ class FrontEndSession:
         if self._answered < self._received:
             self._answer()
 
+    def _look_later(self, missed: int) -> None:
+        """Drop a front end that is stopped: it would keep its slots for ever.
+
+        Two looks must miss it: where this process was stopped, its timers may run before it reads
+        what has come meanwhile.
+
+        Args:
+            missed: looks in a row before this one that found nothing new.
+        """
+        heard = self._received
+
+        def look() -> None:
+            if self._received > heard or (self._joined and not self._requests):
+                self._look_later(missed=0)
+            elif missed == 0:
+                self._look_later(missed=1)
+            else:
+                self.drop(f"nothing came from it for {SILENT_SECONDS:g} seconds")
+
+        self._look_timer = self._clock.call_later(SILENT_SECONDS / 2, look)
+
     def _close(self) -> None:
         self._open = False
         self._link.close()
+        self._look_timer.cancel()
         if self._answer_timer is not None:
             self._answer_timer.cancel()
 
     def _handle(self, message: Message) -> None:
         server = self._server
+        check_message(message, len(server.states))
+        if self._joined is (message[0] == "hello"):
+            raise MalformedMessage("`hello` comes first, and once")
         match message:
             case ["hello", version, workers]:
                 if (version, workers) != (VERSION, len(server.states)):
@@ -399,38 +563,38 @@ class FrontEndSession:
                         f"version {version} with {workers} workers: the policy has version "
                         f"{VERSION} and {len(server.states)}: restart all front ends"
                     )
-            case ["arrive", int() as serial, int() as size, worker, hits, expected]:
-                if serial in self._requests or (worker is not None and worker not in self._workers):
-                    raise MalformedMessage(f"request {serial} for worker {worker} cannot arrive")
+                self._joined = True
+                server.join(self)
+            case ["alive"]:
+                pass
+            case ["arrive", serial, size, worker, hits, expected]:
+                if serial in self._requests:
+                    raise MalformedMessage(f"request {serial} has arrived already")
                 name = (self.number, serial)
                 arrival = Request(id=name, size=size, worker=worker, hits=hits, expected=expected)
                 self._requests[serial] = SharedRequest(arrival)
                 server.arrive(self._requests[serial])
-            case ["tokens", list() as serials, list() as counts, list() as ended]:
-                self._on_tokens(dict(zip(serials, counts, strict=False)), ended)
-            case ["abort", int() as serial]:
+            case ["tokens", serials, counts, ended]:
+                if len(serials) != len(counts):
+                    raise MalformedMessage(f"{len(counts)} counts of {len(serials)} requests")
+                self._on_tokens(dict(zip(serials, counts, strict=True)), ended)
+            case ["abort", serial]:
                 request = self._requests.pop(serial, None)
                 if request is not None:  # else the policy has lost it meanwhile
                     server.abort(request)
-            case ["state", worker, state, int() as acknowledged] if worker in self._workers:
-                self._on_state(worker, _state(state), acknowledged)
-            case ["capacity", worker, slots, kv_tokens] if worker in self._workers:
+            case ["state", worker, state, acknowledged]:
+                self._on_state(worker, WorkerState(state), acknowledged)
+            case ["capacity", worker, slots, kv_tokens]:
                 capacity = Capacity(slots=slots, kv_tokens=kv_tokens)
                 change = WorkerChange(worker=worker, capacity=capacity)
-                server.tell(lambda policy: policy.on_worker_change(change))
-            case ["report", worker, waiting, running, tokens, kv_usage] if worker in self._workers:
+                server.tell_refusable(lambda policy: policy.on_worker_change(change))
+            case ["report", worker, waiting, running, tokens, kv_usage]:
                 self._on_report(
                     worker,
                     WorkerReport(
                         waiting=waiting, running=running, tokens=tokens, kv_usage=kv_usage
                     ),
                 )
-            case _:
-                raise MalformedMessage(f"not a message: {str(message)[:80]}")
-
-    @property
-    def _workers(self) -> range:
-        return range(len(self._server.states))
 
     def _on_tokens(self, counts: Mapping[int, int], ended: Iterable[int]) -> None:
         tokens: dict[RequestId, int] = {}
@@ -439,14 +603,17 @@ class FrontEndSession:
             if request is not None:
                 request.stage = Stage.RUNNING
                 tokens[request.arrival.id] = count
-        finished: list[RequestId] = []
+        finished: dict[int, RequestId] = {}
         for serial in ended:
             request = self._begun(serial)
             if request is not None:
-                finished.append(request.arrival.id)
-                del self._requests[serial]
+                finished[serial] = request.arrival.id
         if tokens or finished:
-            self._server.tell(lambda policy: policy.on_tokens(tokens, finished))
+            ends = list(finished.values())
+            self._server.tell_refusable(lambda policy: policy.on_tokens(tokens, ends))
+        # Not before: of an event that is refused the policy still has all requests.
+        for serial in finished:
+            self._requests.pop(serial, None)
 
     def _begun(self, serial: int) -> SharedRequest | None:
         request = self._requests.get(serial)
@@ -463,7 +630,7 @@ class FrontEndSession:
         are ignored by the front end. So they are over here, too.
         """
         server = self._server
-        self._words[worker] = state
+        self._reported_states[worker] = state
         server.update_worker(worker)
         if state is WorkerState.SERVING:
             return
@@ -489,12 +656,12 @@ class FrontEndSession:
             server.arrive(request)
 
     def _on_report(self, worker: int, report: WorkerReport) -> None:
-        """Pass on a report of the front end that has been there longest: everybody's say the same,
-        and an older one must not replace a newer one."""
+        """Pass on a report of the front end that has been there longest: an older one of another
+        must not replace a newer one."""
         first = self._server.sessions[0] is self
         if first and self._server.states[worker] is not WorkerState.LOST:
             change = WorkerChange(worker=worker, report=report)
-            self._server.tell(lambda policy: policy.on_worker_change(change))
+            self._server.tell_refusable(lambda policy: policy.on_worker_change(change))
 
 
 class RemotePolicy:
@@ -527,6 +694,7 @@ class RemotePolicy:
         # to it before it has that, and not after.
         self._stopped_at = [0] * workers
         self._answer_timer: Timer | None = None
+        self._alive_timer: Timer | None = None
 
     @property
     def is_lost(self) -> bool:
@@ -550,9 +718,9 @@ class RemotePolicy:
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
         """Requests made tokens, and ended; what the server has lost meanwhile is left out."""
-        known = {self._serials[name]: n for name, n in counts.items() if name in self._serials}
+        tokens = {self._serials[name]: n for name, n in counts.items() if name in self._serials}
         ended = [self._forget(name) for name in finished if name in self._serials]
-        return self._send("tokens", list(known), list(known.values()), ended)
+        return self._send("tokens", list(tokens), list(tokens.values()), ended)
 
     def on_finish(self, request: RequestId) -> Decision:
         """A request ended."""
@@ -596,6 +764,8 @@ class RemotePolicy:
             return
         match message:
             case ["decision", int() as acknowledged, list() as bound, list() as lost]:
+                if self._received == 0:
+                    self._end_greeting(acknowledged)
                 self._received += 1
                 self._acknowledged = acknowledged
                 self._apply(bound, lost)
@@ -620,8 +790,9 @@ class RemotePolicy:
             self._stop()
 
     def _stop(self) -> None:
-        if self._answer_timer is not None:
-            self._answer_timer.cancel()
+        for timer in (self._answer_timer, self._alive_timer):
+            if timer is not None:
+                timer.cancel()
         if self._link is not None:
             self._link.close()
         self._serials.clear()
@@ -641,7 +812,23 @@ class RemotePolicy:
         self._link.send(list(message))
         if self._answer_timer is None:
             self._expect_answer(GREETING_SECONDS if self._received == 0 else ANSWER_SECONDS)
+        if self._alive_timer is None:
+            self._alive_timer = self._clock.call_later(ALIVE_SECONDS, self._say_alive)
         return Decision()
+
+    def _say_alive(self) -> None:
+        """The server drops a front end that is silent with requests; one without need not speak."""
+        self._alive_timer = None
+        if self._serials:
+            self._send("alive")
+
+    def _end_greeting(self, acknowledged: int) -> None:
+        """The server is there: from now on it answers in the shorter time."""
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+        if acknowledged < self._sent:
+            self._expect_answer(ANSWER_SECONDS)
 
     def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
         """Look twice: where this process was stopped, its timers may run before it reads what has
@@ -722,10 +909,3 @@ def connect_in_process(
 def _serial(request: SharedRequest) -> int:
     assert isinstance(request.arrival.id, tuple)
     return int(request.arrival.id[1])
-
-
-def _state(value: object) -> WorkerState:
-    try:
-        return WorkerState(value)
-    except ValueError:
-        raise MalformedMessage(f"there is no state {value!r} of a worker") from None

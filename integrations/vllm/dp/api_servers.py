@@ -68,7 +68,7 @@ def share_policy(
     Raises:
         IntegrationError: they cannot share one; says what to set.
     """
-    name = pool_name(client)
+    name = policy_name(client)
     workers = len(client.core_engines)
     try:
         if client.client_index > 0:
@@ -83,7 +83,7 @@ def share_policy(
         ) from error
 
 
-def pool_name(client: Any) -> str:
+def policy_name(client: Any) -> str:
     """Return what the API servers of one engine have in common, and those of others do not.
 
     Raises `IntegrationError` where they have nothing, or there is no event loop to serve them in.

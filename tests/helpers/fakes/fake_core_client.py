@@ -263,7 +263,9 @@ class Deployment:
             workers = len(client.core_engines)
             self.server = PolicyServer(make_policy(), workers, self.clock, lambda error: None)
         assert self.server is not None
-        connect_in_process(self.server, policy, dispatcher, RunningLoopClock())
+        session = connect_in_process(self.server, policy, dispatcher, RunningLoopClock())
+        # Time passes here without turns, in which a client could say that it is there.
+        session._look_timer.cancel()
 
     async def step(self, engine: int) -> None:
         """One engine makes a step, and everybody hears of it."""

@@ -25,6 +25,7 @@ from equipoise.balancer.requests.dispatcher import (
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
 from equipoise.balancer.requests.request_router import RequestRouter
 from equipoise.balancer.requests.shared_policy import (
+    ALIVE_SECONDS,
     FrontEndSession,
     Message,
     PolicyServer,
@@ -215,6 +216,22 @@ class SharedPolicyMachine(RuleBasedStateMachine):
             front_end.cut()
             self.front_ends.append(FrontEnd(self))
 
+    @precondition(lambda self: len(self.front_ends) < FRONT_ENDS + 2)
+    @rule(at=INDEX)
+    def stop_and_replace(self, at: int) -> None:
+        """Nothing reaches or leaves a front end for so long that both ends give it up."""
+        self.settle()
+        front_end = self.front_end(at)
+        if front_end.is_cut or not front_end.open_requests():
+            return
+        front_end.is_cut = True
+        for _ in range(12):
+            self.clock.advance(ALIVE_SECONDS)
+            self.deliver_all(without=front_end)
+        assert front_end.session not in self.server.sessions
+        self.front_ends.append(FrontEnd(self))
+        self.settle()
+
     @invariant()
     def nothing_fails(self) -> None:
         assert self.errors == []
@@ -237,11 +254,16 @@ class SharedPolicyMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Deliver all that is on its way, and what follows from it."""
+        self.deliver_all()
+        self.both_ends_agree()
+
+    def deliver_all(self, without: FrontEnd | None = None) -> None:
         for _ in range(200):
             self.clock.end_turn()
             links = [
                 link
                 for front_end in self.front_ends
+                if front_end is not without
                 for link in (front_end.to_server, front_end.to_front_end)
             ]
             if not (any(link.messages for link in links) or self.clock.soon):
@@ -250,7 +272,6 @@ class SharedPolicyMachine(RuleBasedStateMachine):
                 link.deliver()
         else:
             raise AssertionError("it does not come to rest")
-        self.both_ends_agree()
 
     def both_ends_agree(self) -> None:
         """With nothing on its way, all have the same idea of each request."""
@@ -279,11 +300,11 @@ class SharedPolicyMachine(RuleBasedStateMachine):
                 stages[shared.stage] += 1
         self.policy_knows(stages)
         for worker, state in enumerate(self.server.states):
-            words = {
+            reported = {
                 one.dispatcher.workers[worker].state for one in self.front_ends if not one.is_cut
             }
-            assert (state is SERVING) == (words == {SERVING})
-            assert words != {LOST} or state is LOST
+            assert (state is SERVING) == (reported == {SERVING})
+            assert reported != {LOST} or state is LOST
 
     def policy_knows(self, stages: Counter[Stage]) -> None:
         """So many requests of each stage, and none of front ends that are gone."""

@@ -55,9 +55,10 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
 
 @contextmanager
 def connected(served: Served) -> Iterator[socket.socket]:
-    """A peer that does as the test says."""
+    """A front end that does as the test says, after its `hello`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(str(served.socket.path))
+        peer.send(b'["hello",1,1]\n')
         yield peer
 
 
@@ -183,5 +184,36 @@ def test_front_end_gives_up_while_nobody_reads(monkeypatch: pytest.MonkeyPatch) 
         await until(lambda: failures)
         assert len(failures) == 1
         assert dispatcher.requests == ()
+
+    in_loop(work)
+
+
+def test_front_ends_beyond_the_backlog_connect_when_there_is_room() -> None:
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        path = socket_path("test")
+        path.parent.mkdir(mode=0o700)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as full:
+            full.bind(str(path))
+            full.listen(0)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(str(path))
+                policy = RemotePolicy(1, loop)
+                failures: list[Exception] = []
+
+                def failed(error: Exception) -> FailureAction:
+                    failures.append(error)
+                    return FailureAction.STOP_POLICY
+
+                dispatcher = RequestDispatcher(policy, 1, loop, failed)
+                connect_by_socket("test", policy, dispatcher)
+                await asyncio.sleep(2 * policy_socket.RETRY_SECONDS)
+                full.accept()[0].close()
+                full.setblocking(False)
+                accepted, _ = await loop.sock_accept(full)
+                assert await loop.sock_recv(accepted, 100) == b'["hello",1,1]\n'
+                accepted.close()
+                await until(lambda: failures)
+                assert "the connection has ended" in str(failures[0])
 
     in_loop(work)

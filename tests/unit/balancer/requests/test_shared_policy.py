@@ -1,6 +1,6 @@
 """A policy that several front ends share: nothing is lost, bound twice, or left in a slot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -24,19 +24,24 @@ from equipoise.balancer.requests.dispatcher import (
 )
 from equipoise.balancer.requests.policy import (
     STEP_TIMEOUT_SECONDS,
+    Assignment,
     Capacity,
     Decision,
     Request,
+    RequestId,
     RoutingPolicy,
+    WorkerChange,
     WorkerReport,
     WorkerState,
 )
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
 from equipoise.balancer.requests.shared_policy import (
+    ALIVE_SECONDS,
     ANSWER_SECONDS,
     GREETING_SECONDS,
+    SILENT_SECONDS,
+    VERSION,
     FrontEndSession,
-    MalformedMessage,
     Message,
     PolicyServer,
     RemotePolicy,
@@ -45,6 +50,7 @@ from equipoise.balancer.requests.shared_policy import (
     Stage,
     connect_in_process,
 )
+from equipoise.hal.errors import RequestError, WorkerError
 
 SKIP, STOP = FailureAction.SKIP_EVENT, FailureAction.STOP_POLICY
 
@@ -90,18 +96,18 @@ def _requests_stay(self: PolicyServer, session: FrontEndSession) -> None:
 def _word_stays(self: PolicyServer, session: FrontEndSession) -> None:
     """The word of a front end outlives it."""
     for other in self.sessions:
-        other._words = {**session._words, **other._words}
+        other._reported_states = {**session._reported_states, **other._reported_states}
     LEAVE(self, session)
 
 
 def _one_word_is_enough(self: PolicyServer, worker: int) -> WorkerState:
-    lost = any(one.word(worker) is WorkerState.LOST for one in self.sessions)
-    return WorkerState.LOST if lost else BY_WORD(self, worker)
+    lost = any(one.reported_state(worker) is WorkerState.LOST for one in self.sessions)
+    return WorkerState.LOST if lost else COMBINED_STATE(self, worker)
 
 
 def _last_word_counts(self: FrontEndSession, worker: int, state: Any, acknowledged: int) -> None:
     for session in self._server.sessions:
-        session._words[worker] = state
+        session._reported_states[worker] = state
     ON_STATE(self, worker, state, acknowledged)
 
 
@@ -127,10 +133,10 @@ def _never_told_again(self: PolicyServer, worker: int) -> None:
 
 APPLY, ON_ARRIVAL = RemotePolicy._apply, RemotePolicy.on_arrival
 ON_STATE, LEAVE = FrontEndSession._on_state, PolicyServer.leave
-LOSE, UPDATE, BY_WORD = (
+LOSE, UPDATE, COMBINED_STATE = (
     FrontEndSession.lose,
     PolicyServer.update_worker,
-    PolicyServer._state_by_word,
+    PolicyServer._combined_state,
 )
 MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an assignment that is superseded is made": (
@@ -153,7 +159,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the word of a front end that left stays": (PolicyServer, "leave", _word_stays),
     "one front end loses the requests of others": (
         PolicyServer,
-        "_state_by_word",
+        "_combined_state",
         _one_word_is_enough,
     ),
     "the last word of a worker counts for all": (FrontEndSession, "_on_state", _last_word_counts),
@@ -165,6 +171,11 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an abort does not reach the server": (RemotePolicy, "on_abort", _abort_is_not_told),
     "a lost request is not reported": (FrontEndSession, "lose", _lost_is_not_said),
     "a parked request is forgotten": (PolicyServer, "update_worker", _never_told_again),
+    "a front end that is stopped keeps its slots": (
+        FrontEndSession,
+        "drop",
+        lambda self, why: None,
+    ),
     "a link that breaks is not reported": (
         RemotePolicy,
         "lose",
@@ -375,34 +386,260 @@ def test_front_end_that_was_stopped_reads_before_it_gives_up() -> None:
     assert not policy.is_lost
 
 
+NO_WORKERS: list[Any] = [2, -1, True, 0.0, "0", []]
+ARRIVES = ["arrive", 0, 5, None, None, None]
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        ["hello", 0, 1], ["hello", 1, 2], [], ["arrive", 0], ["arrive", 0, 5, 1, None, None],
-        ["arrive", 0, 5, "x", None, None], ["state", 0, "gone", 0], ["state", 1, "lost", 0],
-        ["capacity", 7, 1, None], ["report", -1, 0, 0, 0, 0.0], ["abort", "a"],
+        ["hello", 0, 2], ["hello", 1, 3], [], ["arrive", 0], [["arrive"]], ["gone"],
+        *(["arrive", serial, 5, None, None, None] for serial in (0, -1, True, "a", 1 << 62)),
+        *(["arrive", 1, size, None, None, None] for size in (0, -5, True, 1 << 31, 1.0, None)),
+        *(["arrive", 1, 5, worker, None, None] for worker in NO_WORKERS),
+        *(["arrive", 1, 5, None, hits, None] for hits in ("ab", [1], [1, 2, 3], [-1, 0], [6, 0])),
+        *(["arrive", 1, 5, None, None, expected] for expected in (-3, "x", True, 1 << 31)),
+        *(["tokens", [0], [count], []] for count in (-1, "x", None, True, 1 << 31)),
+        ["tokens", [[0]], [1], []], ["tokens", [0], [1], [[0]]], ["tokens", [0], [], []],
+        ["abort", "a"], ["abort", True],
+        *(["state", worker, "lost", 0] for worker in (2, 0.0, True)),
+        ["state", 0, "gone", 0], ["state", 0, ["lost"], 0], ["state", 0, "draining", -5],
+        *(["capacity", 0, slots, None] for slots in (-1, "x", True)),
+        ["capacity", 7, 1, None], ["capacity", 0, None, -4],
+        ["report", -1, 0, 0, 0, 0.0], ["report", True, 0, 0, 0, 0.5], ["report", 0, -1, 0, 0, 0.0],
+        ["report", 0, 0, "x", 0, 0.0], ["report", 0, 0, 0, 1 << 62, 0.0],
+        *(["report", 0, 0, 0, 0, usage] for usage in (float("nan"), float("inf"), -0.1, "x")),
     ],
+    ids=str,
 )  # fmt: skip
-def test_server_drops_front_end_that_sends_malformed_message(message: Message) -> None:
-    pool = Pool(LateBinding([1]))
-    waits = pool.submit(1, "b")
+def test_malformed_message_drops_the_front_end_that_sends_it(
+    message: Message, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = Pool(routing_policy_factory("fit", {})([1, 1], [None, None]), 2)
+    pool.submit(1, "a")
+    link, session = greeted(pool, 2)
+    session.receive(ARRIVES)
+    session.receive(message)
+    session.receive(["abort", 0])
+    assert link.closed
+    assert link.messages[-1][0] == "failed"
+    assert session not in pool.server.sessions
+    assert (pool.errors, pool.failures) == ([], [[], []])
+    assert len(caplog.messages) == 1
+    last = [pool.submit(0, name) for name in "bc"]
+    assert [one.worker is None for one in last] == [False, True], "its slot is free again"
+
+
+def greeted(pool: "Pool", workers: int = 1) -> tuple["Silent", FrontEndSession]:
+    """A front end that says what the test does."""
     link = Silent()
     session = pool.server.connect(link)
-    with pytest.raises(MalformedMessage):
-        session.receive(message)
-    assert link.closed
-    assert link.messages[0][0] == "failed"
-    assert session not in pool.server.sessions
-    assert (waits.worker, pool.errors) == (0, [])
+    session.receive(["hello", VERSION, workers])
+    return link, session
 
 
-def test_tokens_of_request_on_no_worker_are_malformed() -> None:
+def test_tokens_of_request_on_no_worker_drop_the_front_end() -> None:
     pool = Pool(LateBinding([1]), front_ends=1)
     pool.submit(0, "a")
-    session = pool.server.connect(Silent())
-    session.receive(["arrive", 0, 5, None, None, None])
-    with pytest.raises(MalformedMessage, match="on no worker"):
-        session.receive(["tokens", [0], [1], []])
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    session.receive(["tokens", [0], [1], []])
+    assert "on no worker" in link.messages[-1][1]
+    assert (session in pool.server.sessions, pool.errors) == (False, [])
+
+
+class RefusingPolicy(LateBinding):
+    """Refuses events by a rule of its own.
+
+    Attributes:
+        refuses: names of its methods that do.
+    """
+
+    def __init__(self, slots: Sequence[int]) -> None:
+        super().__init__(slots)
+        self.refuses: set[str] = set()
+
+    def on_arrival(self, request: Request) -> Decision:
+        if request.size > 7 or "on_arrival" in self.refuses:
+            raise RequestError(f"{request.size} tokens are too many")
+        return super().on_arrival(request)
+
+    def on_tokens(
+        self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
+    ) -> Decision:
+        if "on_tokens" in self.refuses:
+            raise RequestError("not now")
+        return super().on_tokens(counts, finished)
+
+    def on_abort(self, request: RequestId) -> Decision:
+        if "on_abort" in self.refuses:
+            raise RequestError("not known")
+        return super().on_abort(request)
+
+    def on_worker_change(self, change: WorkerChange) -> Decision:
+        if change.state is None and "on_worker_change" in self.refuses:
+            raise WorkerError("not so")
+        return super().on_worker_change(change)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("on_arrival", ["arrive", 1, 5, None, None, None]), ("on_tokens", ["tokens", [0], [1], []]),
+        ("on_tokens", ["tokens", [0], [1], [0]]), ("on_worker_change", ["capacity", 0, 1, None]),
+    ],
+)  # fmt: skip
+def test_event_that_the_policy_refuses_drops_its_front_end_only(
+    method: str, message: Message
+) -> None:
+    policy = RefusingPolicy([1])
+    pool = Pool(policy)
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    waits = pool.submit(0, "a")
+    policy.refuses.add(method)
+    session.receive(message)
+    pool.settle()
+    assert "the policy refuses it" in link.messages[-1][1]
+    assert (pool.errors, pool.failures, policy.refused) == ([], [[], []], [])
+    assert waits.worker == 0
+    assert not policy.knows((session.number, 0))
+
+
+def test_parked_request_that_the_policy_refuses_drops_its_front_end_only() -> None:
+    policy = RefusingPolicy([1, 1])
+    pool = Pool(policy, 2)
+    link, session = greeted(pool, 2)
+    pool.dispatchers[0].set_health(1, WorkerState.DRAINING)
+    pool.settle()
+    for serial in (0, 1):
+        session.receive(["arrive", serial, 8, 1, None, None])
+    pool.dispatchers[0].set_health(1, WorkerState.SERVING)
+    requests = [pool.submit(0, name) for name in "ab"]
+    assert "8 tokens are too many" in link.messages[-1][1]
+    assert (pool.errors, pool.failures) == ([], [[], []])
+    assert [one.worker for one in requests] == [0, 1]
+
+
+def test_policy_that_refuses_an_abort_has_failed() -> None:
+    policy = RefusingPolicy([1])
+    pool = Pool(policy)
+    request = pool.submit(0, "a")
+    policy.refuses.add("on_abort")
+    pool.dispatchers[0].abort(request)
+    pool.settle()
+    assert [type(one) for one in pool.errors] == [RequestError]
+    assert [len(one) for one in pool.failures] == [1, 1]
+
+
+@pytest.mark.parametrize("hello", [["hello", VERSION + 1, 1], ["hello", VERSION, 2]])
+def test_front_end_of_another_version_or_size_is_refused(hello: Message) -> None:
+    pool = Pool(LateBinding([1]))
+    link = Silent()
+    pool.server.connect(link).receive(hello)
+    assert "restart all front ends" in link.messages[-1][1]
+    assert link.closed
+    assert len(pool.server.sessions) == 2
+
+
+def test_connection_counts_as_front_end_after_its_hello() -> None:
+    pool = Pool(LateBinding([1]))
+    links = [Silent(), Silent()]
+    silent, early = [pool.server.connect(link) for link in links]
+    assert len(pool.server.sessions) == 2
+    early.receive(ARRIVES)
+    assert links[1].closed
+    for dispatcher in pool.dispatchers:
+        dispatcher.set_health(0, WorkerState.LOST)
+    pool.settle()
+    assert pool.server.states == [WorkerState.LOST], "it has no say about workers"
+    pool.clock.advance(SILENT_SECONDS)
+    assert links[0].closed
+    silent.disconnect()
+    assert (pool.errors, pool.failures) == ([], [[], []])
+
+
+def test_front_end_that_is_stopped_loses_its_slots(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(LateBinding([1]))
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    waits = pool.submit(0, "a")
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    session.receive(["alive"])
+    for _ in range(2):
+        pool.settle()
+        pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    assert (link.closed, waits.worker) == (False, None)
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.settle()
+    assert (link.closed, waits.worker) == (True, 0)
+    assert link.messages[-1] == ["failed", "nothing came from it for 30 seconds"]
+    assert len(caplog.messages) == 1
+
+
+def test_front_end_that_waits_is_not_taken_for_stopped() -> None:
+    pool = Pool(LateBinding([1]))
+    requests = [pool.submit(0, "a"), pool.submit(1, "b")]
+    for _ in range(40):
+        pool.clock.advance(ALIVE_SECONDS)
+        pool.settle()
+    assert [one.worker for one in requests] == [0, None]
+    pool.dispatchers[0].abort(requests[0])
+    pool.dispatchers[1].abort(requests[1])
+    for _ in range(40):
+        pool.clock.advance(ALIVE_SECONDS)
+        pool.settle()
+    assert len(pool.server.sessions) == 2, "one without requests need not speak"
+    assert pool.failures == [[], []]
+
+
+def test_server_that_was_stopped_reads_before_it_drops_a_front_end() -> None:
+    pool = Pool(LateBinding([1]))
+    link, session = greeted(pool)
+    session.receive(ARRIVES)
+    pool.clock.advance(SILENT_SECONDS / 2)
+    pool.clock.now += 10 * SILENT_SECONDS
+    pool.clock.advance(0)
+    session.receive(["alive"])
+    pool.clock.advance(SILENT_SECONDS / 2)
+    assert not link.closed
+
+
+class DueWithoutDecide:
+    """Has a decision due, and no method for it."""
+
+    def on_arrival(self, request: Request) -> Decision:
+        return Decision((Assignment(request.id, 0),), due=True)
+
+
+class LosesOthers(LateBinding):
+    """Reports requests as lost that there never were."""
+
+    def on_arrival(self, request: Request) -> Decision:
+        assigned = super().on_arrival(request).assignments
+        return Decision(assigned, lost=("never was", (77, 0), (1, 77), 5))
+
+
+@pytest.mark.parametrize("policy", [DueWithoutDecide(), LosesOthers([2])])
+def test_shared_policy_is_taken_as_a_dispatcher_takes_it(policy: Any) -> None:
+    pool = Pool(policy)
+    requests = [pool.submit(0, "a"), pool.submit(1, "b")]
+    pool.clock.advance(STEP_TIMEOUT_SECONDS)
+    pool.settle()
+    assert [one.worker for one in requests] == [0, 0]
+    assert (pool.errors, pool.failures) == ([], [[], []])
+
+
+def test_stopped_server_is_given_up_in_the_short_time_after_its_first_answer() -> None:
+    clock, _, policy, dispatcher = silent()
+    dispatcher.submit(DispatchedRequest("a", 5))
+    policy.receive(["decision", 1, [], []])
+    clock.advance(ANSWER_SECONDS - 1)
+    assert not policy.is_lost
+    clock.advance(1)
+    assert policy.is_lost, "not in the time that the first answer had"
 
 
 def test_reports_are_taken_from_one_front_end() -> None:

@@ -22,7 +22,7 @@ from helpers.harnesses.request_routing_scenario import run
 
 from equipoise.hal.errors import IntegrationError
 from equipoise.integrations.vllm.counters import COUNTERS
-from equipoise.integrations.vllm.dp.api_servers import pool_name
+from equipoise.integrations.vllm.dp.api_servers import policy_name
 from equipoise.integrations.vllm.dp.scheduler import RoutingMode
 
 FIT = {"policy": "fit", "queue_timeout": 1e6}
@@ -82,7 +82,7 @@ def test_pool_is_that_of_the_coordinator_and_the_ranks(
     async def work() -> None:
         first = SimpleNamespace(stats_update_address="ipc:///tmp/a", engine_ranks_managed=[0, 1])
         other = SimpleNamespace(stats_update_address=address, engine_ranks_managed=ranks)
-        assert (pool_name(first) == pool_name(other)) == same
+        assert (policy_name(first) == policy_name(other)) == same
 
     run(work())
 
