@@ -104,7 +104,7 @@ OPTIONS = (
            shown_default=f"{_TIMEOUTS.drain:g}",
            help="for requests under way, of an endpoint that left the list, and of the picker "
            "after a signal to end"),
-    *(option for option in route.OPTIONS if option.group == HEALTH),
+    *(one for one in route.OPTIONS if one.group == HEALTH and one.key != "metrics"),
 )  # fmt: skip
 BY_KEY: Mapping[str, Option] = {option.key: option for option in OPTIONS}
 

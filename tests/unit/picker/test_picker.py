@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
@@ -12,7 +13,7 @@ from helpers.fakes.fake_envoy import KEY, BodyModes, until_left
 from helpers.fakes.fake_openai_server import Fake, start
 from helpers.harnesses.picker_setup import picking, prompt, run, worker_of
 
-from equipoise.balancer.requests.policy import WorkerState
+from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
 from equipoise.serve import body_parser
 from equipoise.serve.body_parser import LARGE_BODY, BodyParser
 from equipoise.serve.outcomes import overloaded
@@ -720,10 +721,14 @@ def test_ratio_of_bytes_to_tokens_is_learned_from_usage() -> None:
     run(work())
 
 
+def failing_policy(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> RoutingPolicy:
+    return FailingPolicy(slots, kv_tokens)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 def test_failed_policy_is_500_in_the_words_of_the_path(path: str) -> None:
     async def work() -> None:
-        async with picking(Fake("w0"), factory=FailingPolicy) as setup:
+        async with picking(Fake("w0"), factory=failing_policy) as setup:
             dispatcher = setup.pool.dispatcher
             assert isinstance(dispatcher.policy, FailingPolicy)
             dispatcher.policy.left = 0  # it raises at the next event
