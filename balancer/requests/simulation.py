@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from sys import maxsize
 from typing import TypeAlias
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings
-from equipoise.balancer.requests.request_router import UNLIMITED
 from equipoise.balancer.requests.simulation_run import SimulationRun
 from equipoise.balancer.requests.workload import Workload
 from equipoise.hal.errors import PolicyError, UsageError
@@ -140,7 +140,7 @@ def _native_settings(scenario: Scenario) -> _native.SimulationSettings:
 
 def _native_server(cluster: Cluster) -> _native.ServerSettings:
     server = _native.ServerSettings()
-    server.room = UNLIMITED if cluster.kv_tokens is None else cluster.kv_tokens
+    server.room = maxsize if cluster.kv_tokens is None else cluster.kv_tokens
     server.prefill_chunk = 0 if cluster.prefill is None else cluster.prefill.chunk
     if cluster.drafting is not None:
         server.drafts, server.acceptance = cluster.drafting.tokens, cluster.drafting.acceptance

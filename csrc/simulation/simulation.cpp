@@ -173,8 +173,10 @@ void Simulation::report() {
         report.waiting = worker.waiting();
         report.running = worker.admitted();
         report.tokens = worker.reserved() + worker.waiting_tokens(requests_);
-        const auto room = static_cast<double>(settings_.server.room);
-        report.kv_usage = static_cast<double>(worker.reserved()) / room;
+        // Of a cache without bound nothing is used, not even a rounding error.
+        if (settings_.server.room < kUnlimited)
+            report.kv_usage = static_cast<double>(worker.reserved()) /
+                              static_cast<double>(settings_.server.room);
         for (FrontEnd& front : front_ends_)
             front.router->state().set_report(static_cast<std::int32_t>(w), report);
     }

@@ -126,7 +126,7 @@ class Gateways:
         command = [str(BINARY), "-c", str(self._folder / "envoy.yaml"), "-l", "warning"]
         envoy = Process(
             subprocess.Popen(
-                [*command, "--concurrency", "1", "--use-dynamic-base-id"],
+                [*command, "--concurrency", "1", "--disable-hot-restart"],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
