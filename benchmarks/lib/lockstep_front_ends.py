@@ -113,7 +113,7 @@ class Turns:
 
 
 @dataclass
-class Delayed:
+class DelayedClock:
     """The clock of links on which a message takes `seconds`."""
 
     turns: Turns
@@ -210,7 +210,7 @@ class Fleet:
             server = PolicyServer(self._policy(1, 0), self._workers, self._clock, _raise)
             self._shared = [RemotePolicy(self._workers, self._clock) for _ in range(front_ends)]
             self._dispatchers = [self._dispatcher(policy) for policy in self._shared]
-            slow = Delayed(self._clock, scenario.link_seconds)
+            slow = DelayedClock(self._clock, scenario.link_seconds)
             for number, remote in enumerate(self._shared):
                 late = scenario.link_seconds > 0 and number >= scenario.prompt_links
                 clock = slow if late else self._clock

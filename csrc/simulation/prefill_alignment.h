@@ -1,4 +1,5 @@
-// How engines hold prompts back, so that their data-parallel workers compute them in the same steps.
+// How engines hold prompts back, so that their data-parallel workers compute them in the same
+// steps.
 // docs/design/request-balance.md names the engines and what is left out of their rules.
 #pragma once
 

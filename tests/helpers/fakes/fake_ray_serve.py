@@ -133,7 +133,7 @@ class ActorDied(Exception):
 
 
 @dataclass(eq=False)
-class Sending:
+class SentRequest:
     """A request that was sent to a replica.
 
     Attributes:
@@ -164,7 +164,7 @@ class FakeCluster:
 
     def __init__(self, router: Any) -> None:
         self.router = router
-        self.open: list[Sending] = []
+        self.open: list[SentRequest] = []
         self._names = count()
 
     def call(self, *args: Any, call: str | None = None, model: str = "") -> asyncio.Task[str]:
@@ -179,59 +179,61 @@ class FakeCluster:
             replica = await self.router._choose_replica_for_request(pending, is_retry=is_retry)
             loop = asyncio.get_running_loop()
             call = pending.metadata.internal_request_id
-            sending = Sending(replica.replica_id, call, loop.create_future(), loop.create_future())
-            self.open.append(sending)
+            sent_request = SentRequest(
+                replica.replica_id, call, loop.create_future(), loop.create_future()
+            )
+            self.open.append(sent_request)
             try:
                 if not self.router._use_replica_queue_len_cache:
-                    return await sending.result
-                if await sending.reply:
-                    self.router.on_request_routed(pending, sending.replica_id, sending)
-                    return await sending.result
-                self.end(sending)
+                    return await sent_request.result
+                if await sent_request.reply:
+                    self.router.on_request_routed(pending, sent_request.replica_id, sent_request)
+                    return await sent_request.result
+                self.end(sent_request)
             except ActorDied:
-                self.router.on_replica_actor_died(sending.replica_id)
-                if sending.begun:
+                self.router.on_replica_actor_died(sent_request.replica_id)
+                if sent_request.begun:
                     raise
             except asyncio.CancelledError:
-                self.end(sending)
+                self.end(sent_request)
                 raise
             is_retry = True
 
-    def accept(self, sending: Sending) -> None:
-        if not sending.reply.done():
-            sending.reply.set_result(True)
+    def accept(self, sent_request: SentRequest) -> None:
+        if not sent_request.reply.done():
+            sent_request.reply.set_result(True)
 
-    def reject(self, sending: Sending, *, overtake: bool = False) -> None:
-        """The word that the sending is over may come first."""
-        if sending.reply.done():
+    def reject(self, sent_request: SentRequest, *, overtake: bool = False) -> None:
+        """The word that the sent_request is over may come first."""
+        if sent_request.reply.done():
             return
         if overtake:
-            self.end(sending)
-        sending.reply.set_result(False)
+            self.end(sent_request)
+        sent_request.reply.set_result(False)
 
-    def finish(self, sending: Sending) -> None:
+    def finish(self, sent_request: SentRequest) -> None:
         """Answer, though perhaps nobody has noticed yet that it was accepted."""
-        self.accept(sending)
-        if not sending.begun:
+        self.accept(sent_request)
+        if not sent_request.begun:
             return
-        self.end(sending)
-        if not sending.result.done():
-            sending.result.set_result(sending.replica_id)
+        self.end(sent_request)
+        if not sent_request.result.done():
+            sent_request.result.set_result(sent_request.replica_id)
 
     def kill(self, replica_id: str) -> None:
         """Everything that was sent there fails."""
-        for sending in [one for one in self.open if one.replica_id == replica_id]:
-            self.end(sending)
-            waited_for = sending.result if sending.begun else sending.reply
+        for sent_request in [one for one in self.open if one.replica_id == replica_id]:
+            self.end(sent_request)
+            waited_for = sent_request.result if sent_request.begun else sent_request.reply
             if not waited_for.done():
                 waited_for.set_exception(ActorDied(replica_id))
         self.router.on_replica_actor_died(replica_id)
 
-    def end(self, sending: Sending) -> None:
+    def end(self, sent_request: SentRequest) -> None:
         """Tell the router once, in a turn of its own, as the callback of another thread does."""
-        if not sending.reported:
-            sending.reported = True
-            self.open.remove(sending)
+        if not sent_request.reported:
+            sent_request.reported = True
+            self.open.remove(sent_request)
             asyncio.get_running_loop().call_soon(
-                self.router.on_request_completed, sending.replica_id, sending.call
+                self.router.on_request_completed, sent_request.replica_id, sent_request.call
             )

@@ -393,7 +393,7 @@ def test_policy_decides_without_the_rest_of_a_step_that_does_not_come() -> None:
     assert isinstance(late.status, BoundToWorker)
 
 
-class Later(LateBinding):
+class LateDecisionPolicy(LateBinding):
     """Decides nothing when it is asked."""
 
     def __init__(self, slots: int = 1) -> None:
@@ -408,7 +408,7 @@ class Later(LateBinding):
 
 
 def test_decision_that_comes_later_is_applied_as_any_other() -> None:
-    fleet = Fleet(Later())
+    fleet = Fleet(LateDecisionPolicy())
     first, second = fleet.submit("a"), fleet.submit("b", required=0)
     fleet.dispatcher.apply_decision(Decision((Assignment("a", 0),), lost=("b",)))
     assert first.worker == 0
@@ -418,7 +418,7 @@ def test_decision_that_comes_later_is_applied_as_any_other() -> None:
 
 
 def test_policy_that_fails_unasked_is_left_once() -> None:
-    policy = Later()
+    policy = LateDecisionPolicy()
     fleet = Fleet(policy, action=STOP)
     request = fleet.submit("a")
     for _ in range(2):

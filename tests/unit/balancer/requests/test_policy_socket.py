@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     return path
 
 
-class Served:
+class PolicyBehindSocket:
     """A policy behind its socket, in the event loop that runs."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def in_loop(work: Callable[[], Awaitable[None]]) -> None:
 
 
 @contextmanager
-def connected(served: Served) -> Iterator[socket.socket]:
+def connected(served: PolicyBehindSocket) -> Iterator[socket.socket]:
     """A front end that does as the test says, after its `hello`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(str(served.socket.path))
@@ -69,7 +69,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def test_socket_is_for_its_user_only_and_goes_with_the_server(folder: Path) -> None:
     async def work() -> None:
-        served = Served()
+        served = PolicyBehindSocket()
         modes = [stat.S_IMODE(one.stat().st_mode) for one in (served.socket.path.parent,)]
         assert modes == [0o700]
         assert stat.S_IMODE(served.socket.path.stat().st_mode) == 0o600
@@ -88,7 +88,7 @@ def test_folder_that_others_may_enter_is_refused() -> None:
 
     async def work() -> None:
         with pytest.raises(PolicyError, match="is not this user's alone"):
-            Served()
+            PolicyBehindSocket()
         loop = asyncio.get_running_loop()
         policy = RemotePolicy(1, loop)
         failures: list[Exception] = []
@@ -118,7 +118,7 @@ def test_names_and_users_have_folders_of_their_own() -> None:
 @pytest.mark.parametrize("line", [b"{}\n", b"no json\n", b'["abort"]\n', b"[" * 5000 + b"\n"])
 def test_server_drops_peer_that_sends_malformed_line(line: bytes) -> None:
     async def work() -> None:
-        served = Served()
+        served = PolicyBehindSocket()
         with connected(served) as peer:
             await until(lambda: served.server.sessions)
             peer.send(line)
@@ -133,7 +133,7 @@ def test_server_drops_peer_whose_line_does_not_end(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(policy_socket, "MAX_LINE_BYTES", 1000)
 
     async def work() -> None:
-        served = Served()
+        served = PolicyBehindSocket()
         with connected(served) as peer:
             await until(lambda: served.server.sessions)
             peer.send(b"[" + b" " * 2000)
@@ -148,7 +148,7 @@ def test_server_drops_peer_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(policy_socket, "MAX_UNSENT_BYTES", 1000)
 
     async def work() -> None:
-        served = Served()
+        served = PolicyBehindSocket()
         with connected(served):
             await until(lambda: served.server.sessions)
             [session] = served.server.sessions

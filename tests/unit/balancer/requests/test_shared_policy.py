@@ -326,7 +326,7 @@ def test_front_ends_go_on_by_themselves_when_the_server_closes() -> None:
     assert pool.errors == []
 
 
-class Silent:
+class RecordingLink:
     """A link to nobody."""
 
     def __init__(self) -> None:
@@ -340,8 +340,8 @@ class Silent:
         self.closed = True
 
 
-def silent() -> tuple[ManualClock, Silent, RemotePolicy, RequestDispatcher]:
-    clock, link = ManualClock(), Silent()
+def silent() -> tuple[ManualClock, RecordingLink, RemotePolicy, RequestDispatcher]:
+    clock, link = ManualClock(), RecordingLink()
     policy = RemotePolicy(1, clock)
     dispatcher = RequestDispatcher(policy, 1, clock, lambda error: STOP)
     policy.connect(link, dispatcher)
@@ -430,9 +430,9 @@ def test_malformed_message_drops_the_front_end_that_sends_it(
     assert [one.worker is None for one in last] == [False, True], "its slot is free again"
 
 
-def greeted(pool: "Pool", workers: int = 1) -> tuple["Silent", FrontEndSession]:
+def greeted(pool: "Pool", workers: int = 1) -> tuple["RecordingLink", FrontEndSession]:
     """A front end that says what the test does."""
-    link = Silent()
+    link = RecordingLink()
     session = pool.server.connect(link)
     session.receive(["hello", VERSION, workers])
     return link, session
@@ -535,7 +535,7 @@ def test_policy_that_refuses_an_abort_has_failed() -> None:
 @pytest.mark.parametrize("hello", [["hello", VERSION + 1, 1], ["hello", VERSION, 2]])
 def test_front_end_of_another_version_or_size_is_refused(hello: Message) -> None:
     pool = Pool(LateBinding([1]))
-    link = Silent()
+    link = RecordingLink()
     pool.server.connect(link).receive(hello)
     assert "restart all front ends" in link.messages[-1][1]
     assert link.closed
@@ -544,7 +544,7 @@ def test_front_end_of_another_version_or_size_is_refused(hello: Message) -> None
 
 def test_connection_counts_as_front_end_after_its_hello() -> None:
     pool = Pool(LateBinding([1]))
-    links = [Silent(), Silent()]
+    links = [RecordingLink(), RecordingLink()]
     silent, early = [pool.server.connect(link) for link in links]
     assert len(pool.server.sessions) == 2
     early.receive(ARRIVES)
