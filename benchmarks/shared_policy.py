@@ -37,7 +37,8 @@ from lib.results import Row, save, spread
 from report import show
 
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
-from equipoise.balancer.requests.shared_policy import VERSION, FrontEndSession, PolicyServer
+from equipoise.balancer.requests.policy_messages import VERSION
+from equipoise.balancer.requests.policy_server import FrontEndSession, PolicyServer
 from equipoise.balancer.requests.workload import Workload
 from equipoise.balancer.requests.workload_generators import generate
 

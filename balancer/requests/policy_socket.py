@@ -16,12 +16,9 @@ from pathlib import Path
 from typing import cast
 
 from equipoise.balancer.requests.dispatcher import RequestDispatcher
-from equipoise.balancer.requests.shared_policy import (
-    MalformedMessage,
-    Message,
-    PolicyServer,
-    RemotePolicy,
-)
+from equipoise.balancer.requests.policy_messages import MalformedMessage, Message
+from equipoise.balancer.requests.policy_server import PolicyServer
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.hal.errors import PolicyError
 
 LOG = logging.getLogger(__name__)

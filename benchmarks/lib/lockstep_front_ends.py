@@ -22,13 +22,10 @@ from equipoise.balancer.requests.dispatcher import (
     RequestDispatcher,
 )
 from equipoise.balancer.requests.policy import Capacity, RoutingPolicy, WorkerReport
+from equipoise.balancer.requests.policy_server import PolicyServer
 from equipoise.balancer.requests.policy_settings import RoutingPolicySettings, WhenFull
+from equipoise.balancer.requests.remote_policy import RemotePolicy, connect_in_process
 from equipoise.balancer.requests.request_router import RequestRouter
-from equipoise.balancer.requests.shared_policy import (
-    PolicyServer,
-    RemotePolicy,
-    connect_in_process,
-)
 from equipoise.balancer.requests.simulation import BACKLOG_PER_WORKER
 from equipoise.balancer.requests.workload import Workload
 

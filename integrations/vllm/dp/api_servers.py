@@ -13,12 +13,9 @@ from typing import Any
 
 from equipoise.balancer.requests.dispatcher import Clock, RequestDispatcher
 from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.policy_server import PolicyServer
 from equipoise.balancer.requests.policy_socket import PolicySocket, connect_by_socket
-from equipoise.balancer.requests.shared_policy import (
-    PolicyServer,
-    RemotePolicy,
-    connect_in_process,
-)
+from equipoise.balancer.requests.remote_policy import RemotePolicy, connect_in_process
 from equipoise.hal.errors import IntegrationError, PolicyError
 from equipoise.integrations.vllm.dp.metrics import RoutingMetrics
 

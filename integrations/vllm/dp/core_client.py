@@ -10,7 +10,7 @@ from os import environ
 from typing import Any
 from weakref import finalize
 
-from equipoise.balancer.requests.shared_policy import RemotePolicy
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.hal.errors import EngineUnsupported
 from equipoise.integrations.vllm import compatibility
 from equipoise.integrations.vllm.dp.api_servers import share_policy

@@ -23,7 +23,7 @@ from equipoise.balancer.requests.dispatcher import (
     Timer,
 )
 from equipoise.balancer.requests.policy import RoutingPolicy
-from equipoise.balancer.requests.shared_policy import SharedPolicyLost
+from equipoise.balancer.requests.policy_messages import SharedPolicyLost
 from equipoise.integrations.vllm.dp.client_view import (
     ClientView,
     RankLoad,

@@ -17,11 +17,8 @@ from helpers.fakes.manual_clock import LoopTurns
 
 from equipoise.balancer.requests.dispatcher import RequestDispatcher
 from equipoise.balancer.requests.policy import RoutingPolicy
-from equipoise.balancer.requests.shared_policy import (
-    PolicyServer,
-    RemotePolicy,
-    connect_in_process,
-)
+from equipoise.balancer.requests.policy_server import PolicyServer
+from equipoise.balancer.requests.remote_policy import RemotePolicy, connect_in_process
 from equipoise.integrations.vllm.dp import core_client
 from equipoise.integrations.vllm.dp.client_view import NUM_COUNT_FIELDS
 from equipoise.integrations.vllm.dp.core_client import client_class

@@ -23,16 +23,10 @@ from equipoise.balancer.requests.dispatcher import (
     Running,
 )
 from equipoise.balancer.requests.policy import WorkerReport, WorkerState
+from equipoise.balancer.requests.policy_messages import Message, SharedPolicyLost
+from equipoise.balancer.requests.policy_server import FrontEndSession, PolicyServer, Stage
+from equipoise.balancer.requests.remote_policy import ALIVE_SECONDS, RemotePolicy
 from equipoise.balancer.requests.request_router import RequestRouter
-from equipoise.balancer.requests.shared_policy import (
-    ALIVE_SECONDS,
-    FrontEndSession,
-    Message,
-    PolicyServer,
-    RemotePolicy,
-    SharedPolicyLost,
-    Stage,
-)
 
 WORKERS, SLOTS, FRONT_ENDS, QUEUE_TIMEOUT = 3, 2, 3, 30.0
 SERVING, DRAINING, LOST = WorkerState

@@ -19,9 +19,10 @@ from equipoise.balancer.requests.dispatcher import (
     RequestDispatcher,
 )
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
+from equipoise.balancer.requests.policy_server import PolicyServer
 from equipoise.balancer.requests.policy_socket import PolicySocket, connect_by_socket
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.balancer.requests.request_router import RequestRouter
-from equipoise.balancer.requests.shared_policy import PolicyServer, RemotePolicy
 
 WORKERS, SLOTS = 2, 1
 

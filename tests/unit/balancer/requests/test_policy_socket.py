@@ -17,8 +17,9 @@ from equipoise.balancer.requests.dispatcher import (
     FailureAction,
     RequestDispatcher,
 )
+from equipoise.balancer.requests.policy_server import PolicyServer
 from equipoise.balancer.requests.policy_socket import PolicySocket, connect_by_socket, socket_path
-from equipoise.balancer.requests.shared_policy import PolicyServer, RemotePolicy
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.hal.errors import PolicyError
 
 

@@ -35,19 +35,19 @@ from equipoise.balancer.requests.policy import (
     WorkerState,
 )
 from equipoise.balancer.requests.policy_factory import routing_policy_factory
-from equipoise.balancer.requests.shared_policy import (
+from equipoise.balancer.requests.policy_messages import VERSION, Message, SharedPolicyLost
+from equipoise.balancer.requests.policy_server import (
+    SILENT_SECONDS,
+    FrontEndSession,
+    PolicyServer,
+    SharedRequest,
+    Stage,
+)
+from equipoise.balancer.requests.remote_policy import (
     ALIVE_SECONDS,
     ANSWER_SECONDS,
     GREETING_SECONDS,
-    SILENT_SECONDS,
-    VERSION,
-    FrontEndSession,
-    Message,
-    PolicyServer,
     RemotePolicy,
-    SharedPolicyLost,
-    SharedRequest,
-    Stage,
     connect_in_process,
 )
 from equipoise.hal.errors import RequestError, WorkerError

@@ -1,11 +1,8 @@
-"""One policy for the requests of several front ends.
+"""The server's end of a policy that front ends share.
 
 The front ends are processes, or dispatchers of one process. `PolicyServer` has the policy. Each
 front end has a `RemotePolicy`, which its `RequestDispatcher` calls as any policy: it sends each
 event to the server and decides nothing; what the server decides comes later, by `apply_decision`.
-
-Nothing here does I/O. A `Link` carries messages, which JSON can express, in order, and delivers
-each in a turn of its own, so that neither end is called while it works.
 docs/design/request-balance.md says what can cross on the way, and what then holds.
 """
 
@@ -13,19 +10,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, unique
-from math import inf
-from typing import Any, Protocol, TypeAlias
 
-from equipoise.balancer.requests.dispatcher import (
-    Clock,
-    InvalidAssignment,
-    PolicyEvent,
-    RequestDispatcher,
-    Timer,
-)
+from equipoise.balancer.requests.dispatcher import Clock, InvalidAssignment, PolicyEvent, Timer
 from equipoise.balancer.requests.policy import (
     STEP_TIMEOUT_SECONDS,
-    Assignment,
     Capacity,
     Decision,
     Request,
@@ -35,119 +23,19 @@ from equipoise.balancer.requests.policy import (
     WorkerReport,
     WorkerState,
 )
+from equipoise.balancer.requests.policy_messages import (
+    VERSION,
+    Link,
+    MalformedMessage,
+    Message,
+    check_message,
+)
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 LOG = logging.getLogger(__name__)
-VERSION = 1
-"""Of the messages; both ends are of one installation, unless it was changed while they ran."""
-GREETING_SECONDS = 120.0
-"""How long a front end waits for the server's first answer: its process may still load."""
-ANSWER_SECONDS = 30.0
-"""How long a front end waits for an answer later: the server acknowledges every turn."""
 SILENT_SECONDS = 30.0
 """How long the server hears nothing from a front end that has requests, or has not said `hello`,
 before it drops it."""
-ALIVE_SECONDS = 5.0
-"""A front end that has requests says so as often."""
-Message: TypeAlias = list[Any]
-
-
-class Link(Protocol):
-    """One direction of a connection.
-
-    Messages arrive in the order in which they were sent, each in a turn of its own, never within
-    `send`. A link that breaks, or whose peer does not read, loses the rest and says so at its end.
-    """
-
-    def send(self, message: Message) -> None:
-        """Send a message; does nothing on a link that is closed."""
-        ...
-
-    def close(self) -> None:
-        """Close it, after what was sent."""
-        ...
-
-
-class SharedPolicyLost(PolicyError):
-    """The process that has the shared policy does not answer, or its policy has failed."""
-
-
-class MalformedMessage(Exception):
-    """A front end sent what no front end of this version sends, or what the policy refuses."""
-
-
-MAX_TOKENS = 2**31 - 1
-"""Of a request, as `RequestRouter` has it."""
-MAX_NUMBER = 2**53
-"""Of anything else: exact in JSON everywhere."""
-FieldCheck: TypeAlias = Callable[[Any, int], bool]
-"""Whether a field can have this value, where there are so many workers."""
-
-
-def _whole(least: int, most: int) -> FieldCheck:
-    # `type`: to Python, `true` is a whole number.
-    return lambda value, _: type(value) is int and least <= value <= most
-
-
-def _whole_list(most: int) -> FieldCheck:
-    """Without a call for each number: a step has all requests that run."""
-    return lambda values, _: (
-        type(values) is list
-        and set(map(type, values)) <= {int}
-        and (not values or (min(values) >= 0 and max(values) <= most))
-    )
-
-
-def _optional(check: FieldCheck) -> FieldCheck:
-    return lambda value, workers: value is None or check(value, workers)
-
-
-def _is_worker(value: Any, workers: int) -> bool:
-    return type(value) is int and 0 <= value < workers
-
-
-def _is_state(value: Any, _: int) -> bool:
-    return type(value) is str and value in {state.value for state in WorkerState}
-
-
-def _is_usage(value: Any, _: int) -> bool:
-    return type(value) in (int, float) and 0 <= value < inf
-
-
-def _is_hits(value: Any, workers: int) -> bool:
-    return _whole_list(MAX_TOKENS)(value, workers) and len(value) == workers
-
-
-_NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)
-FIELDS: Mapping[str, tuple[FieldCheck, ...]] = {
-    "hello": (_NUMBER, _NUMBER),
-    "alive": (),
-    "arrive": (
-        _NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _optional(_is_hits),
-        _optional(_TOKENS),
-    ),
-    "tokens": (_whole_list(MAX_NUMBER), _whole_list(MAX_TOKENS), _whole_list(MAX_NUMBER)),
-    "abort": (_NUMBER,),
-    "state": (_is_worker, _is_state, _NUMBER),
-    "capacity": (_is_worker, _optional(_NUMBER), _optional(_NUMBER)),
-    "report": (_is_worker, _NUMBER, _NUMBER, _NUMBER, _is_usage),
-}  # fmt: skip
-"""Messages of a front end, and what their fields can be."""
-
-
-def check_message(message: Message, workers: int) -> None:
-    """Raises `MalformedMessage` for one that is not in `FIELDS`."""
-    match message:
-        case [str() as name, *fields] if name in FIELDS and len(fields) == len(FIELDS[name]):
-            for number, (check, value) in enumerate(zip(FIELDS[name], fields, strict=True), 1):
-                if not check(value, workers):
-                    raise MalformedMessage(f"field {number} of {name!r} cannot be {_short(value)}")
-        case _:
-            raise MalformedMessage(f"not a message: {_short(message)}")
-
-
-def _short(value: object) -> str:
-    return repr(value)[:80]
 
 
 @unique
@@ -662,248 +550,6 @@ class FrontEndSession:
         if first and self._server.states[worker] is not WorkerState.LOST:
             change = WorkerChange(worker=worker, report=report)
             self._server.tell_refusable(lambda policy: policy.on_worker_change(change))
-
-
-class RemotePolicy:
-    """The policy of one front end, which a `PolicyServer` decides for.
-
-    Every event returns an empty decision. An assignment that has crossed with what ends it (an
-    abort, a timeout, a retry, a worker that drains or is lost) is left out: the server gets to know
-    the same, and has the request in its pool again, or no more.
-
-    Args:
-        workers: number of workers, as the server's policy has.
-        clock: time and timers.
-
-    Attributes:
-        superseded: assignments that were left out.
-    """
-
-    def __init__(self, workers: int, clock: Clock) -> None:
-        self.superseded = 0
-        self._clock = clock
-        self._link: Link | None = None
-        self._dispatcher: RequestDispatcher | None = None
-        self._lost: SharedPolicyLost | None = None
-        # Serials tell attempts of one request apart, and requests that have one id after the other:
-        # an assignment says which it means.
-        self._serials: dict[RequestId, int] = {}
-        self._ids: dict[int, RequestId] = {}
-        self._arrived = self._sent = self._received = self._acknowledged = 0
-        # By worker, the number of the last message that said it takes nothing: the server assigns
-        # to it before it has that, and not after.
-        self._stopped_at = [0] * workers
-        self._answer_timer: Timer | None = None
-        self._alive_timer: Timer | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the server is gone; then every event raises."""
-        return self._lost is not None
-
-    def connect(self, link: Link, dispatcher: RequestDispatcher) -> None:
-        """Begin: `link` leads to the server, and `dispatcher` does what it decides."""
-        self._link, self._dispatcher = link, dispatcher
-        self._send("hello", VERSION, len(self._stopped_at))
-
-    def on_arrival(self, request: Request) -> Decision:
-        """A request arrived."""
-        serial = self._arrived
-        self._arrived += 1
-        self._serials[request.id], self._ids[serial] = serial, request.id
-        hits = None if request.hits is None else list(request.hits)
-        return self._send("arrive", serial, request.size, request.worker, hits, request.expected)
-
-    def on_tokens(
-        self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
-    ) -> Decision:
-        """Requests made tokens, and ended; what the server has lost meanwhile is left out."""
-        tokens = {self._serials[name]: n for name, n in counts.items() if name in self._serials}
-        ended = [self._forget(name) for name in finished if name in self._serials]
-        return self._send("tokens", list(tokens), list(tokens.values()), ended)
-
-    def on_finish(self, request: RequestId) -> Decision:
-        """A request ended."""
-        return self.on_tokens({}, (request,))
-
-    def on_abort(self, request: RequestId) -> Decision:
-        """A request was given up."""
-        if request not in self._serials:  # the server has lost it meanwhile
-            return Decision()
-        return self._send("abort", self._forget(request))
-
-    def on_worker_change(self, change: WorkerChange) -> Decision:
-        """A worker changed. Raises `WorkerError` for one that would be new."""
-        worker = change.worker
-        if not 0 <= worker < len(self._stopped_at):
-            raise WorkerError(
-                f"there is no worker {worker}: a shared policy has {len(self._stopped_at)} and "
-                "gets no new ones"
-            )
-        if change.capacity is not None:
-            capacity = change.capacity
-            self._send("capacity", worker, capacity.slots, capacity.kv_tokens)
-        if change.state is not None:
-            self._send("state", worker, change.state.value, self._received)
-            if change.state is not WorkerState.SERVING:
-                self._stopped_at[worker] = self._sent
-        if change.report is not None:
-            report = change.report
-            self._send(
-                "report", worker, report.waiting, report.running, report.tokens, report.kv_usage
-            )
-        return Decision()
-
-    def decide(self) -> Decision:
-        """Nothing: a decision is never due here, since the server has the timer of steps."""
-        return Decision()
-
-    def receive(self, message: Message) -> None:
-        """Handle a message of the server."""
-        if self._lost is not None:
-            return
-        match message:
-            case ["decision", int() as acknowledged, list() as bound, list() as lost]:
-                if self._received == 0:
-                    self._end_greeting(acknowledged)
-                self._received += 1
-                self._acknowledged = acknowledged
-                self._apply(bound, lost)
-            case ["failed", str() as why]:
-                self.lose(why)
-            case _:
-                self.lose(f"not a message of the policy: {str(message)[:80]}")
-
-    def lose(self, why: str) -> None:
-        """The server is gone: the dispatcher does as with any policy that failed."""
-        if self._lost is not None:
-            return
-        self._lost = SharedPolicyLost(f"the policy that front ends share is lost: {why}")
-        self._stop()
-        if self._dispatcher is not None:
-            self._dispatcher.fail_policy(self._lost)
-
-    def close(self) -> None:
-        """Leave the server, which aborts what it still has of this front end."""
-        if self._lost is None:
-            self._lost = SharedPolicyLost("this front end has left the policy")
-            self._stop()
-
-    def _stop(self) -> None:
-        for timer in (self._answer_timer, self._alive_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._link is not None:
-            self._link.close()
-        self._serials.clear()
-        self._ids.clear()
-
-    def _forget(self, request: RequestId) -> int:
-        serial = self._serials.pop(request)
-        del self._ids[serial]
-        return serial
-
-    def _send(self, *message: Any) -> Decision:
-        """Send an event, and expect an acknowledgement."""
-        if self._lost is not None:
-            raise self._lost
-        assert self._link is not None, "`connect` comes before the first event"
-        self._sent += 1
-        self._link.send(list(message))
-        if self._answer_timer is None:
-            self._expect_answer(GREETING_SECONDS if self._received == 0 else ANSWER_SECONDS)
-        if self._alive_timer is None:
-            self._alive_timer = self._clock.call_later(ALIVE_SECONDS, self._say_alive)
-        return Decision()
-
-    def _say_alive(self) -> None:
-        """The server drops a front end that is silent with requests; one without need not speak."""
-        self._alive_timer = None
-        if self._serials:
-            self._send("alive")
-
-    def _end_greeting(self, acknowledged: int) -> None:
-        """The server is there: from now on it answers in the shorter time."""
-        if self._answer_timer is not None:
-            self._answer_timer.cancel()
-            self._answer_timer = None
-        if acknowledged < self._sent:
-            self._expect_answer(ANSWER_SECONDS)
-
-    def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
-        """Look twice: where this process was stopped, its timers may run before it reads what has
-        come meanwhile.
-
-        Args:
-            seconds: until the second look.
-            sent: number of the message that was missed at the first look; None: it is to come.
-        """
-        last = self._sent if sent is None else sent
-
-        def look() -> None:
-            self._answer_timer = None
-            if self._acknowledged >= last:
-                if self._acknowledged < self._sent:
-                    self._expect_answer(ANSWER_SECONDS)
-            elif sent is None:
-                self._expect_answer(seconds, last)
-            else:
-                self.lose(f"no answer for {seconds:g} seconds")
-
-        self._answer_timer = self._clock.call_later(seconds / 2, look)
-
-    def _apply(self, bound: Iterable[tuple[int, int]], lost: Iterable[int]) -> None:
-        assignments: list[Assignment] = []
-        for serial, worker in bound:
-            # The first: the request has ended. The second: this front end takes nothing to the
-            # worker, and the server did not know it. Either is on its way there, and undoes this.
-            if serial not in self._ids or self._acknowledged < self._stopped_at[worker]:
-                self.superseded += 1
-            else:
-                assignments.append(Assignment(self._ids[serial], worker))
-        names = [self._ids[serial] for serial in lost if serial in self._ids]
-        for name in names:
-            self._forget(name)
-        if assignments or names:
-            assert self._dispatcher is not None
-            self._dispatcher.apply_decision(Decision(tuple(assignments), tuple(names)))
-
-
-class TurnLink:
-    """A link within a process: each message is received at the end of this turn of the event loop.
-
-    Args:
-        clock: schedules that.
-        receive: the other end.
-        closed: called after the last message.
-    """
-
-    def __init__(
-        self, clock: Clock, receive: Callable[[Message], object], closed: Callable[[], object]
-    ) -> None:
-        self._clock, self._receive, self._closed = clock, receive, closed
-        self._open = True
-
-    def send(self, message: Message) -> None:
-        """As `Link`."""
-        if self._open:
-            self._clock.call_soon(lambda: self._receive(message))
-
-    def close(self) -> None:
-        """As `Link`."""
-        if self._open:
-            self._open = False
-            self._clock.call_soon(self._closed)
-
-
-def connect_in_process(
-    server: PolicyServer, policy: RemotePolicy, dispatcher: RequestDispatcher, clock: Clock
-) -> FrontEndSession:
-    """Connect the front end of the process that has the server, by the way that all others go."""
-    to_front_end = TurnLink(clock, policy.receive, lambda: policy.lose("the link has ended"))
-    session = server.connect(to_front_end)
-    policy.connect(TurnLink(clock, session.receive, session.disconnect), dispatcher)
-    return session
 
 
 def _serial(request: SharedRequest) -> int:
