@@ -84,10 +84,13 @@ def step_cost(slots: int = 128, steps: int = 50) -> float:
     """CPU milliseconds of a step at the process that has the policy."""
     workers, clock = 8, Turns()
     policy = routing_policy_factory("fit", {})([slots] * workers, [None] * workers)
-    server = PolicyServer(policy, workers, clock, print)
+    names = [str(number) for number in range(workers)]
+    server = PolicyServer(policy, names, clock, print)
     sessions = [server.connect(DiscardLink()) for _ in range(FRONT_ENDS)]
     for session in sessions:
-        session.receive(["hello", VERSION, workers])
+        session.receive(["hello", VERSION, None])
+        for number, name in enumerate(names):
+            session.receive(["worker", number, name, None, None, "serving"])
     dice = np.random.default_rng(0)
     for number in range(workers * slots):
         front_end = int(dice.integers(FRONT_ENDS))
@@ -108,7 +111,7 @@ def step_cost(slots: int = 128, steps: int = 50) -> float:
 def by_worker(session: FrontEndSession, workers: int) -> list[list[int]]:
     """Serials of the requests that each worker runs."""
     return [
-        [one.arrival.id[1] for one in session.requests if one.worker == worker]
+        [one.serial for one in session.requests if one.worker == worker]
         for worker in range(workers)
     ]
 

@@ -182,9 +182,10 @@ class WorkerView:
     """What is known of one worker.
 
     Attributes:
+        name: by which several front ends mean the same worker.
+        capacity: what it takes at once; None: as the policy was made with.
         state: as last reported to the policy.
         health: state found by health checks.
-        kv_tokens: size of its KV cache in tokens; None: unknown.
         manually_drained: whether an operator has drained it.
         requests: bound to it or running on it, by id.
         load: their tokens, prompts and generated ones.
@@ -192,9 +193,10 @@ class WorkerView:
         last_answer_at: clock's time at which tokens came from it last.
     """
 
+    name: str = ""
+    capacity: Capacity | None = None
     state: WorkerState = WorkerState.SERVING
     health: WorkerState = WorkerState.SERVING
-    kv_tokens: int | None = None
     manually_drained: bool = False
     requests: dict[RequestId, DispatchedRequest] = field(default_factory=dict)
     load: int = 0
@@ -211,6 +213,11 @@ class WorkerView:
         target = WorkerState.DRAINING if drains else self.health
         nothing = target is WorkerState.DRAINING and self.state is WorkerState.LOST
         return WorkerState.LOST if nothing else target
+
+    def takes(self, size: int) -> bool:
+        """Whether its KV cache is large enough for a prompt of `size` tokens, as far as known."""
+        kv_tokens = None if self.capacity is None else self.capacity.kv_tokens
+        return kv_tokens is None or size <= kv_tokens
 
     def add_request(self, request: DispatchedRequest) -> None:
         """A request was bound to this worker."""
@@ -289,7 +296,7 @@ class RequestDispatcher:
         self._queue_timer: Timer | None = None
         self._removed: set[int] = set()
         self._prefixes = PrefixIndex()
-        self.workers = [WorkerView() for _ in range(workers)]
+        self.workers = [WorkerView(name=str(number)) for number in range(workers)]
         self.policy_errors = 0
 
     @property
@@ -379,21 +386,22 @@ class RequestDispatcher:
 
     # What a transport reports of workers.
 
-    def add_worker(self, capacity: Capacity, health: WorkerState = WorkerState.SERVING) -> int:
+    def add_worker(
+        self, capacity: Capacity, health: WorkerState = WorkerState.SERVING, name: str = ""
+    ) -> int:
         """Add a worker that serves, or is lost until a health check finds it; returns its number.
 
-        Numbers of removed workers are used again. Raises `WorkerError` where the policy does not
-        take it, or for a worker that drains.
+        Numbers of removed workers are used again; `name` is its number where there is none. Raises
+        `WorkerError` where the policy does not take it, or for a worker that drains.
         """
         if health is WorkerState.DRAINING:
             raise WorkerError("a new worker has nothing to drain")
         self._flush()
         worker = min(self._removed, default=len(self.workers))
-        change = WorkerChange(worker=worker, state=health, capacity=capacity)
-        decision = self._ask(lambda policy: policy.on_worker_change(change))
+        view = WorkerView(name or str(worker), capacity, state=health, health=health)
+        decision = self._ask(lambda policy: policy.on_worker_change(_introduction(worker, view)))
         if decision is None:
             raise WorkerError(f"the policy does not take worker {worker}")
-        view = WorkerView(state=health, health=health, kv_tokens=capacity.kv_tokens)
         self.workers[worker : worker + 1] = [view]
         self._removed.discard(worker)
         self._apply(decision)
@@ -401,7 +409,7 @@ class RequestDispatcher:
 
     def set_capacity(self, worker: int, capacity: Capacity) -> None:
         """A worker takes another number of requests from now on."""
-        self._member(worker).kv_tokens = capacity.kv_tokens
+        self._member(worker).capacity = capacity
         change = WorkerChange(worker=worker, capacity=capacity)
         self._flush()
         self._tell(lambda policy: policy.on_worker_change(change))
@@ -434,7 +442,30 @@ class RequestDispatcher:
         change = WorkerChange(worker=worker, report=report)
         self._tell(lambda policy: policy.on_worker_change(change))
 
-    # What a policy reports that answers later than it is asked.
+    # Policies that come and go, and those that answer later than they are asked.
+
+    def replace_policy(self, policy: RoutingPolicy) -> None:
+        """Have another policy decide from now on.
+
+        It is told of all workers, of the requests that they have, and then of those that wait.
+        Requests that wait for a worker that does not serve are closed.
+
+        Args:
+            policy: knows of no requests yet, and has `on_running`; it may be the present one.
+        """
+        if policy is not self.policy:
+            self._drop_policy()
+        self.policy = policy
+        for worker, view in enumerate(self.workers):
+            change = _introduction(worker, view)
+            self._tell(lambda policy, change=change: policy.on_worker_change(change))  # type: ignore[misc]
+        for view in list(self.workers):
+            for request in list(view.requests.values()):
+                self._tell_running(request)
+        for request in _with_status(self._requests, Queued):
+            if isinstance(request.status, Queued):  # else the policy failed at one before it
+                self._tell_arrival(request, CloseReason.POLICY_FAILED)
+        self._arm_queue_timer()
 
     def apply_decision(self, decision: Decision) -> None:
         """Do what the policy has decided since it was asked; nothing once it is called no more."""
@@ -501,11 +532,16 @@ class RequestDispatcher:
         if self.policy is None:
             self._cancel(request, RequestClosed(CloseReason.POLICY_FAILED))
             return
+        if pin is None or self._serves(pin):
+            self._set_status(request, Queued(self.clock.time()))
+        self._tell_arrival(request, refused)
+
+    def _tell_arrival(self, request: DispatchedRequest, refused: CloseReason) -> None:
+        pin = request.pinned_worker
         if pin is not None and not self._serves(pin):
             message = f"worker {pin}, which was asked for, does not serve"
             self._cancel(request, RequestClosed(CloseReason.WORKER_UNAVAILABLE, message))
             return
-        self._set_status(request, Queued(self.clock.time()))
         hits = self._hits(request)
         arrival = Request(id=request.request_id, size=request.size, worker=pin, hits=hits)
         decision = self._ask(lambda policy: policy.on_arrival(arrival))
@@ -513,6 +549,14 @@ class RequestDispatcher:
             self._apply(decision)
         elif isinstance(request.status, Queued):
             self._cancel(request, RequestClosed(refused))
+
+    def _tell_running(self, request: DispatchedRequest) -> None:
+        """Tell a new policy of a request that a worker has."""
+        worker, pin = request.worker, request.pinned_worker
+        if worker is None:  # the policy failed at one before it
+            return
+        running = Request(id=request.request_id, size=request.size, worker=pin)
+        self._tell(lambda policy: policy.on_running(running, worker, request.tokens))
 
     def _hits(self, request: DispatchedRequest) -> list[int] | None:
         """Prompt tokens that each worker was sent before, as far as is remembered."""
@@ -630,7 +674,7 @@ class RequestDispatcher:
             if timer is not None:
                 timer.cancel()
         self._step_timer = self._queue_timer = None
-        self._take_pending()
+        self._take_pending()  # what it would be told of is in the books
 
     def _apply(self, decision: Decision, lost_worker: WorkerView | None = None) -> None:
         movable = self._drop_lost(decision)
@@ -738,6 +782,11 @@ class RequestDispatcher:
             request.pinned_worker = least_loaded(self.workers, without, request.size)
 
 
+def _introduction(worker: int, view: WorkerView) -> WorkerChange:
+    """What a policy is told of a worker that it does not know."""
+    return WorkerChange(worker=worker, name=view.name, state=view.state, capacity=view.capacity)
+
+
 def _with_status(
     requests: Mapping[RequestId, DispatchedRequest], status: type[RequestStatus]
 ) -> list[DispatchedRequest]:
@@ -774,8 +823,6 @@ def least_loaded(
     candidates = [
         (len(one.requests), one.load, number)
         for number, one in enumerate(workers)
-        if one.state is WorkerState.SERVING
-        and number != without
-        and (one.kv_tokens is None or size <= one.kv_tokens)
+        if one.state is WorkerState.SERVING and number != without and one.takes(size)
     ]
     return min(candidates)[2] if candidates else None

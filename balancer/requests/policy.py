@@ -81,10 +81,12 @@ class Capacity:
 class WorkerChange:
     """A change of worker `worker`: the fields that are not None.
 
-    A number equal to the number of workers so far adds a worker.
+    A number equal to the number of workers so far adds a worker. A number with a `name` is from now
+    on that of the worker of this name; one that had the number before is gone.
     """
 
     worker: int
+    name: str | None = None
     state: WorkerState | None = None
     capacity: Capacity | None = None
     report: WorkerReport | None = None
@@ -147,6 +149,11 @@ class RoutingPolicy(Protocol):
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
         """Handles a change of a worker: its state, its capacity or its report."""
+        ...
+
+    def on_running(self, request: Request, worker: int, tokens: int) -> Decision:
+        """Handles a request that `worker` has already, with so many tokens: this policy takes the
+        place of another one. A policy that never does need not have it."""
         ...
 
     def decide(self) -> Decision:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.hal.errors import PolicyError
 
-VERSION = 1
+VERSION = 2
 """Of the messages; both ends are of one installation, unless it was changed while they ran."""
 Message: TypeAlias = list[Any]
 
@@ -44,6 +44,8 @@ MAX_TOKENS = 2**31 - 1
 """Of a request, as `RequestRouter` has it."""
 MAX_NUMBER = 2**53
 """Of anything else: exact in JSON everywhere."""
+MAX_NAME = 1024
+"""Characters of the name of a worker."""
 FieldCheck: TypeAlias = Callable[[Any, int], bool]
 """Whether a field can have this value, where there are so many workers."""
 
@@ -70,6 +72,18 @@ def _is_worker(value: Any, workers: int) -> bool:
     return type(value) is int and 0 <= value < workers
 
 
+def _is_next_worker(value: Any, workers: int) -> bool:
+    return _is_worker(value, workers + 1)
+
+
+def _is_name(value: Any, _: int) -> bool:
+    return type(value) is str and 0 < len(value) <= MAX_NAME
+
+
+def _is_lockstep(value: Any, _: int) -> bool:
+    return value is None or type(value) is bool
+
+
 def _is_state(value: Any, _: int) -> bool:
     return type(value) is str and value in {state.value for state in WorkerState}
 
@@ -84,23 +98,28 @@ def _is_hits(value: Any, workers: int) -> bool:
 
 _NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)
 FIELDS: Mapping[str, tuple[FieldCheck, ...]] = {
-    "hello": (_NUMBER, _NUMBER),
+    "hello": (_NUMBER, _is_lockstep),
     "alive": (),
     "arrive": (
         _NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _optional(_is_hits),
         _optional(_TOKENS),
     ),
+    "running": (_NUMBER, _whole(1, MAX_TOKENS), _optional(_is_worker), _is_worker, _TOKENS),
     "tokens": (_whole_list(MAX_NUMBER), _whole_list(MAX_TOKENS), _whole_list(MAX_NUMBER)),
     "abort": (_NUMBER,),
+    "worker": (
+        _is_next_worker, _is_name, _optional(_NUMBER), _optional(_NUMBER), _is_state,
+    ),
     "state": (_is_worker, _is_state, _NUMBER),
     "capacity": (_is_worker, _optional(_NUMBER), _optional(_NUMBER)),
     "report": (_is_worker, _NUMBER, _NUMBER, _NUMBER, _is_usage),
 }  # fmt: skip
-"""Messages of a front end, and what their fields can be."""
+"""Messages of a front end, and what their fields can be; workers have numbers of its own."""
 
 
 def check_message(message: Message, workers: int) -> None:
-    """Raises `MalformedMessage` for one that is not in `FIELDS`."""
+    """Raises `MalformedMessage` for one that is not in `FIELDS`; the front end knows of as many
+    workers."""
     match message:
         case [str() as name, *fields] if name in FIELDS and len(fields) == len(FIELDS[name]):
             for number, (check, value) in enumerate(zip(FIELDS[name], fields, strict=True), 1):

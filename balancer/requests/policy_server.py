@@ -7,8 +7,9 @@ docs/design/request-balance.md says what can cross on the way, and what then hol
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, unique
 
 from equipoise.balancer.requests.dispatcher import Clock, InvalidAssignment, PolicyEvent, Timer
@@ -51,19 +52,79 @@ class Stage(Enum):
 
 @dataclass(eq=False)
 class SharedRequest:
-    """A request of one front end, at the server.
+    """A request of one front end, at the server. Workers have the numbers of the policy.
 
     Attributes:
-        arrival: as the policy is told of it; its id is (front end, serial).
+        session: its front end.
+        serial: the front end's name of it.
+        size: prompt tokens.
+        required_worker: the only worker that may serve it, says its front end; None: any.
+        hits: prompt tokens that are cached, by worker; none where they are not known.
+        expected: output tokens, if known.
+        pin: the worker that the server has chosen, where the policy chose one that its front end
+            does not use now; None: none.
         stage: how far it is.
         worker: that has it; -1: none.
         message: number of the message that binds it, of those to its front end.
     """
 
-    arrival: Request
+    session: "FrontEndSession"
+    serial: int
+    size: int
+    required_worker: int | None = None
+    hits: Mapping[int, int] = field(default_factory=dict)
+    expected: int | None = None
+    pin: int | None = None
     stage: Stage = Stage.PARKED
     worker: int = -1
     message: int = 0
+
+    @property
+    def id(self) -> RequestId:
+        """The policy's name of it."""
+        return self.session.number, self.serial
+
+    @property
+    def only_worker(self) -> int | None:
+        """The only worker that it may go to now; None: any."""
+        return self.pin if self.required_worker is None else self.required_worker
+
+    def arrival(self, workers: int) -> Request:
+        """As the policy is told of it, which has so many workers."""
+        hits = [self.hits.get(worker, 0) for worker in range(workers)] if self.hits else None
+        return Request(
+            id=self.id, size=self.size, worker=self.only_worker, hits=hits, expected=self.expected
+        )
+
+
+@dataclass
+class SharedWorker:
+    """A worker of the policy.
+
+    Attributes:
+        name: by which front ends mean the same; None: its number is free.
+        state: as the policy knows it.
+        capacity: as the policy knows it; None: it was told none.
+    """
+
+    name: str | None
+    state: WorkerState = WorkerState.SERVING
+    capacity: Capacity | None = None
+
+
+@dataclass
+class ReportedWorker:
+    """What one front end says of a worker.
+
+    Attributes:
+        number: of the policy.
+        state: by its own health checks and its own list.
+        capacity: what the worker takes; None: nothing is said of it.
+    """
+
+    number: int
+    state: WorkerState
+    capacity: Capacity | None
 
 
 class PolicyServer:
@@ -72,36 +133,43 @@ class PolicyServer:
     A front end that leaves has its requests aborted. A policy that fails is called no more, and
     every front end is told so.
 
-    A worker serves while every front end says so. It is lost once every front end says so, and
-    until every one says that it serves; in between it drains: no front end's word costs another one
-    its requests.
+    Front ends know workers by numbers of their own, and tell each other's apart by names. A worker
+    serves while any front end says so, and is lost while all say so that know it, or none does.
+    What the policy assigns to a worker that the front end of the request does not use now goes to
+    the least loaded of those that it does.
 
     Args:
-        policy: not called by anything else from now on.
-        workers: number of workers that it has; all serve. None can be added.
+        policy: not called by anything else from now on; it has no requests.
+        workers: names of the workers that it has; None: one that is to be lost, its number free.
         clock: time and timers.
         on_failure: called once, with what the policy raised.
         observe: called with the number of front ends, when it has changed.
 
     Attributes:
         policy: for inspection; None once it is called no more.
-        states: of the workers, as the policy knows them.
+        workers: as the policy knows them, by its numbers.
     """
 
     def __init__(
         self,
         policy: RoutingPolicy,
-        workers: int,
+        workers: Sequence[str | None],
         clock: Clock,
         on_failure: Callable[[Exception], object],
         observe: Callable[[int], object] = lambda front_ends: None,
+        lockstep: bool | None = None,
     ) -> None:
         self.policy: RoutingPolicy | None = policy
-        self.states = [WorkerState.SERVING] * workers
+        self.lockstep = lockstep
+        self.workers = [SharedWorker(name) for name in workers]
+        self._misplaced: deque[SharedRequest] = deque()
         self._clock, self._on_failure, self._observe = clock, on_failure, observe
         self._sessions: dict[int, FrontEndSession] = {}
         self._connected = 0
         self._step_timer: Timer | None = None
+        for number, worker in enumerate(self.workers):
+            if worker.name is None:
+                self._set_state(number, WorkerState.LOST)
 
     @property
     def sessions(self) -> "tuple[FrontEndSession, ...]":
@@ -134,12 +202,13 @@ class PolicyServer:
 
         Raises `MalformedMessage` where the policy refuses it.
         """
-        pin = request.arrival.worker
-        if pin is not None and self.states[pin] is not WorkerState.SERVING:
+        only = request.only_worker
+        if only is not None and not request.session.uses(only):
             return
         request.stage = Stage.POOLED
+        arrival = request.arrival(len(self.workers))
         try:
-            self.tell_refusable(lambda policy: policy.on_arrival(request.arrival))
+            self.tell_refusable(lambda policy: policy.on_arrival(arrival))
         except MalformedMessage:
             request.stage = Stage.PARKED  # the policy does not know it, as before
             raise
@@ -147,23 +216,56 @@ class PolicyServer:
     def abort(self, request: SharedRequest) -> None:
         """Take a request from the policy."""
         in_policy = request.stage is not Stage.PARKED
-        request.stage, request.worker = Stage.PARKED, -1
+        request.stage, request.worker, request.pin = Stage.PARKED, -1, None
         if in_policy:
-            self.tell(lambda policy: policy.on_abort(request.arrival.id))
+            self.tell(lambda policy: policy.on_abort(request.id))
 
-    def update_worker(self, worker: int) -> None:
+    def find_worker(self, name: str) -> int:
+        """Return the number of a worker, which the policy gets if it has none of this name."""
+        names = [worker.name for worker in self.workers]
+        for wanted in (name, None):
+            if wanted in names:
+                number = names.index(wanted)
+                self.workers[number].name = name
+                return number
+        number = len(self.workers)
+        self.workers.append(SharedWorker(name, WorkerState.LOST))
+        change = WorkerChange(worker=number, name=name, state=WorkerState.LOST)
+        self.tell(lambda policy: policy.on_worker_change(change), number)
+        return number
+
+    def update_worker(self, number: int) -> None:
         """Tell the policy the state of a worker, if another one follows from what is said of it."""
-        state = self._combined_state(worker)
-        if state is self.states[worker]:
+        worker = self.workers[number]
+        reported = [session.reported(number) for session in self.sessions]
+        known = [one for one in reported if one is not None]
+        states = {one.state for one in known}
+        # In the order of the states: what one front end uses, serves.
+        state = next((one for one in WorkerState if one in states), WorkerState.LOST)
+        if state is not worker.state:
+            self._set_state(number, state)
+        if not known:
+            # The next worker of this number is another one, whose capacity has to be told.
+            worker.name = worker.capacity = None
+
+    def update_capacity(self, number: int) -> None:
+        """Tell the policy what a worker takes: the least that a front end says.
+
+        Raises `MalformedMessage` where the policy refuses it.
+        """
+        reported = [session.reported(number) for session in self.sessions]
+        told = [one.capacity for one in reported if one is not None and one.capacity is not None]
+        if not told:
             return
-        self.states[worker] = state
-        change = WorkerChange(worker=worker, state=state)
-        self.tell(lambda policy: policy.on_worker_change(change), worker)
-        if state is WorkerState.SERVING:
-            for session in self.sessions:
-                for request in session.with_stage(Stage.PARKED):
-                    if request.arrival.worker == worker:
-                        session.tell_parked(request)
+        slots, kv_tokens = (
+            min((amount for amount in amounts if amount is not None), default=None)
+            for amounts in zip(*((one.slots, one.kv_tokens) for one in told), strict=True)
+        )
+        capacity = Capacity(slots=slots, kv_tokens=kv_tokens)
+        if capacity != self.workers[number].capacity:
+            self.workers[number].capacity = capacity
+            change = WorkerChange(worker=number, capacity=capacity)
+            self.tell_refusable(lambda policy: policy.on_worker_change(change))
 
     def tell(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
         """Call the policy with an event that it cannot refuse: an abort, or the state of a worker.
@@ -178,6 +280,7 @@ class PolicyServer:
             self._call(event, changed_worker)
         except (RequestError, WorkerError) as error:
             self._fail(error)
+        self._place_misplaced()
 
     def tell_refusable(self, event: PolicyEvent) -> None:
         """Call the policy with an event that a front end has put values into.
@@ -189,6 +292,7 @@ class PolicyServer:
             self._call(event)
         except (RequestError, WorkerError) as error:
             raise MalformedMessage(f"the policy refuses it: {error}") from error
+        self._place_misplaced()
 
     def flush(self) -> None:
         """Send the front ends what was decided; after each event, so that what they have heard of
@@ -203,8 +307,8 @@ class PolicyServer:
             self.abort(request)
         if self._sessions.pop(session.number, None) is not None:
             self._observe(len(self._sessions))
-        for worker in range(len(self.states)):
-            self.update_worker(worker)
+        for number in range(len(self.workers)):
+            self.update_worker(number)
         self.flush()
 
     # The policy.
@@ -234,46 +338,88 @@ class PolicyServer:
 
     def _take(self, decision: Decision, changed_worker: int | None) -> None:
         for name in decision.lost:
-            match self._find(name):
-                case (session, request):
-                    session.lose(request)
-        if changed_worker is not None and self.states[changed_worker] is WorkerState.LOST:
+            request = self._find(name)
+            if request is not None:
+                request.session.lose(request)
+        if changed_worker is not None and self.workers[changed_worker].state is WorkerState.LOST:
             # What the worker had not begun is in the pool again, and may be bound in this decision.
             for session in self.sessions:
                 for request in session.with_stage(Stage.BOUND):
                     if request.worker == changed_worker:
                         request.stage, request.worker = Stage.POOLED, -1
         for assignment in decision.assignments:
-            match self._find(assignment.request):
-                case (session, request) if self._can_bind(request, assignment.worker):
-                    session.bind(request, assignment.worker)
-                case _:
-                    raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
+            request, worker = self._find(assignment.request), assignment.worker
+            if request is None or not self._can_bind(request, worker):
+                raise InvalidAssignment(f"the policy cannot bind so: {assignment}")
+            if request.session.uses(worker):
+                request.session.bind(request, worker)
+            else:
+                self._misplaced.append(request)
 
     def _can_bind(self, request: SharedRequest, worker: int) -> bool:
         return (
             request.stage is Stage.POOLED
-            and 0 <= worker < len(self.states)
-            and self.states[worker] is WorkerState.SERVING
-            and request.arrival.worker in (None, worker)
+            and 0 <= worker < len(self.workers)
+            and self.workers[worker].state is WorkerState.SERVING
+            and request.only_worker in (None, worker)
         )
 
-    def _find(self, name: RequestId) -> "tuple[FrontEndSession, SharedRequest] | None":
+    def _find(self, name: RequestId) -> SharedRequest | None:
         """A request by the policy's name of it; None: there is none, or it has ended."""
         match name:
             case (int() as number, int() as serial) if number in self._sessions:
-                session = self._sessions[number]
-                request = session.find(serial)
-                return None if request is None else (session, request)
+                return self._sessions[number].find(serial)
         return None
 
-    def _combined_state(self, worker: int) -> WorkerState:
-        reported = {session.reported_state(worker) for session in self.sessions}
-        if reported <= {WorkerState.SERVING}:
-            return WorkerState.SERVING
-        # A lost worker has nothing to drain: it stays lost until it serves.
-        lost = reported == {WorkerState.LOST} or self.states[worker] is WorkerState.LOST
-        return WorkerState.LOST if lost else WorkerState.DRAINING
+    def _place_misplaced(self) -> None:
+        """Take from the policy what it has assigned to workers that the front ends of the requests
+        do not use, and let it arrive for one that they do.
+
+        In a loop and not where that is found: what is decided meanwhile may be misplaced, too.
+        """
+        while self._misplaced:
+            request = self._misplaced.popleft()
+            try:
+                self._call(lambda policy, request=request: policy.on_abort(request.id))  # type: ignore[misc]
+                request.stage = Stage.PARKED
+                if request.required_worker is None:
+                    request.pin = self._least_loaded(request)
+                only = request.only_worker
+                if only is None or not request.session.uses(only):
+                    continue  # until one of its workers serves
+                request.stage = Stage.POOLED
+                arrival = request.arrival(len(self.workers))
+                self._call(lambda policy, arrival=arrival: policy.on_arrival(arrival))  # type: ignore[misc]
+            except (RequestError, WorkerError) as error:
+                self._fail(error)
+
+    def _least_loaded(self, request: SharedRequest) -> int | None:
+        """The worker with the fewest requests of those that its front end uses and that have room
+        for it; None: there is none."""
+        counts = Counter(
+            one.worker if one.worker >= 0 else one.pin
+            for session in self.sessions
+            for one in session.requests
+        )
+        candidates = [
+            (counts[number], number)
+            for number, worker in enumerate(self.workers)
+            if request.session.uses(number)
+            and (
+                worker.capacity is None
+                or worker.capacity.kv_tokens is None
+                or request.size <= worker.capacity.kv_tokens
+            )
+        ]
+        return min(candidates)[1] if candidates else None
+
+    def _set_state(self, number: int, state: WorkerState) -> None:
+        worker = self.workers[number]
+        # A lost worker has nothing to drain, unless a front end comes that has requests on it.
+        name = worker.name if worker.state is WorkerState.LOST else None
+        worker.state = state
+        change = WorkerChange(worker=number, name=name, state=state)
+        self.tell(lambda policy: policy.on_worker_change(change), number)
 
     def _wait_for_rest(self, due: bool) -> None:
         """Have the policy decide without the rest of a step: only here all events are known."""
@@ -294,6 +440,7 @@ class PolicyServer:
 
     def _drop_policy(self, why: str) -> None:
         self.policy = None
+        self._misplaced.clear()
         self._stop_timer()
         for session in self.sessions:
             session.refuse(why)
@@ -313,7 +460,8 @@ class FrontEndSession:
         self.number, self.unknown = number, 0
         self._server, self._link, self._clock = server, link, clock
         self._requests: dict[int, SharedRequest] = {}
-        self._reported_states: dict[int, WorkerState] = {}
+        self._workers: list[ReportedWorker | None] = []  # by its own numbers; None: it is gone
+        self._numbers: dict[int, int] = {}  # of the policy: its own
         self._received = self._sent = self._answered = 0
         self._bound: list[tuple[int, int]] = []
         self._lost: list[int] = []
@@ -334,9 +482,21 @@ class FrontEndSession:
         """Its requests that are so far."""
         return [request for request in self._requests.values() if request.stage is stage]
 
-    def reported_state(self, worker: int) -> WorkerState:
-        """The state that it says a worker has."""
-        return self._reported_states.get(worker, WorkerState.SERVING)
+    def reported(self, number: int) -> ReportedWorker | None:
+        """What it says of a worker of the policy; None: it has none such."""
+        own = self._numbers.get(number)
+        return None if own is None else self._workers[own]
+
+    def _worker(self, own: int) -> ReportedWorker:
+        worker = self._workers[own]
+        if worker is None:
+            raise MalformedMessage(f"number {own} is that of a worker that is gone")
+        return worker
+
+    def uses(self, number: int) -> bool:
+        """Whether it says that a worker of the policy serves."""
+        reported = self.reported(number)
+        return reported is not None and reported.state is WorkerState.SERVING
 
     def receive(self, message: Message) -> None:
         """Handle a message; one that is malformed, or that the policy refuses, ends this front
@@ -350,14 +510,6 @@ class FrontEndSession:
             self.drop(str(error))
         self._server.flush()
         self._acknowledge()
-
-    def tell_parked(self, request: SharedRequest) -> None:
-        """The worker of a request serves again."""
-        if self._open:  # else dropped for one before it
-            try:
-                self._server.arrive(request)
-            except MalformedMessage as error:
-                self.drop(str(error))
 
     def drop(self, why: str) -> None:
         """Refuse it, and abort its requests."""
@@ -386,12 +538,12 @@ class FrontEndSession:
         """The policy has bound a request."""
         request.stage, request.worker = Stage.BOUND, worker
         request.message = self._sent + 1  # the next one
-        self._bound.append((_serial(request), worker))
+        self._bound.append((request.serial, self._numbers[worker]))
 
     def lose(self, request: SharedRequest) -> None:
         """The policy does not know a request any more, which its front end has not ended."""
-        del self._requests[_serial(request)]
-        self._lost.append(_serial(request))
+        del self._requests[request.serial]
+        self._lost.append(request.serial)
 
     def _answer(self) -> None:
         bound, self._bound = self._bound, []
@@ -441,48 +593,84 @@ class FrontEndSession:
 
     def _handle(self, message: Message) -> None:
         server = self._server
-        check_message(message, len(server.states))
+        check_message(message, len(self._workers))
         if self._joined is (message[0] == "hello"):
             raise MalformedMessage("`hello` comes first, and once")
         match message:
-            case ["hello", version, workers]:
-                if (version, workers) != (VERSION, len(server.states)):
-                    raise MalformedMessage(
-                        f"version {version} with {workers} workers: the policy has version "
-                        f"{VERSION} and {len(server.states)}: restart all front ends"
-                    )
+            case ["hello", version, lockstep]:
+                self._check_hello(version, lockstep)
                 self._joined = True
                 server.join(self)
             case ["alive"]:
                 pass
             case ["arrive", serial, size, worker, hits, expected]:
-                if serial in self._requests:
-                    raise MalformedMessage(f"request {serial} has arrived already")
-                name = (self.number, serial)
-                arrival = Request(id=name, size=size, worker=worker, hits=hits, expected=expected)
-                self._requests[serial] = SharedRequest(arrival)
-                server.arrive(self._requests[serial])
+                request = self._add(serial, size, worker)
+                request.hits = self._hits(hits or ())
+                request.expected = expected
+                server.arrive(request)
+            case ["running", serial, size, required, worker, tokens]:
+                self._on_running(self._add(serial, size, required), worker, tokens)
             case ["tokens", serials, counts, ended]:
                 if len(serials) != len(counts):
                     raise MalformedMessage(f"{len(counts)} counts of {len(serials)} requests")
                 self._on_tokens(dict(zip(serials, counts, strict=True)), ended)
             case ["abort", serial]:
-                request = self._requests.pop(serial, None)
-                if request is not None:  # else the policy has lost it meanwhile
-                    server.abort(request)
+                known = self._requests.pop(serial, None)
+                if known is not None:  # else the policy has lost it meanwhile
+                    server.abort(known)
+            case ["worker", number, name, slots, kv_tokens, state]:
+                self._on_worker(number, name, _capacity(slots, kv_tokens), WorkerState(state))
             case ["state", worker, state, acknowledged]:
-                self._on_state(worker, WorkerState(state), acknowledged)
+                self._on_state(self._worker(worker), WorkerState(state), acknowledged)
             case ["capacity", worker, slots, kv_tokens]:
-                capacity = Capacity(slots=slots, kv_tokens=kv_tokens)
-                change = WorkerChange(worker=worker, capacity=capacity)
-                server.tell_refusable(lambda policy: policy.on_worker_change(change))
+                self._worker(worker).capacity = _capacity(slots, kv_tokens)
+                server.update_capacity(self._worker(worker).number)
             case ["report", worker, waiting, running, tokens, kv_usage]:
                 self._on_report(
-                    worker,
+                    self._worker(worker).number,
                     WorkerReport(
                         waiting=waiting, running=running, tokens=tokens, kv_usage=kv_usage
                     ),
                 )
+
+    def _check_hello(self, version: int, lockstep: bool | None) -> None:
+        if version != VERSION:
+            raise MalformedMessage(
+                f"its messages are of version {version}, and the policy's of {VERSION}: have all "
+                "front ends run the version of the policy's process"
+            )
+        ours = self._server.lockstep
+        if None not in (lockstep, ours) and lockstep is not ours:
+            raise MalformedMessage(
+                f"its requests need a policy with lockstep {_text(lockstep)}, and this one has "
+                f"{_text(ours)}: set the policy option `lockstep` of the policy's process"
+            )
+
+    def _add(self, serial: int, size: int, required: int | None) -> SharedRequest:
+        if serial in self._requests:
+            raise MalformedMessage(f"request {serial} has arrived already")
+        worker = None if required is None else self._worker(required).number
+        request = self._requests[serial] = SharedRequest(self, serial, size, worker)
+        return request
+
+    def _hits(self, hits: Sequence[int]) -> dict[int, int]:
+        """By numbers of the policy, without those that are none."""
+        pairs = zip(self._workers, hits, strict=True) if hits else ()
+        return {worker.number: hit for worker, hit in pairs if hit and worker is not None}
+
+    def _on_running(self, request: SharedRequest, worker: int, tokens: int) -> None:
+        """It runs already: this front end had another policy before."""
+        number = self._worker(worker).number
+        if self._worker(worker).state is WorkerState.LOST:
+            raise MalformedMessage(f"request {request.serial} runs on a worker that is lost")
+        request.worker = number
+        request.stage = Stage.RUNNING if tokens else Stage.BOUND
+        running = Request(id=request.id, size=request.size, worker=request.required_worker)
+        try:
+            self._server.tell_refusable(lambda policy: policy.on_running(running, number, tokens))
+        except MalformedMessage:
+            request.stage, request.worker = Stage.PARKED, -1  # the policy does not know it
+            raise
 
     def _on_tokens(self, counts: Mapping[int, int], ended: Iterable[int]) -> None:
         tokens: dict[RequestId, int] = {}
@@ -490,12 +678,12 @@ class FrontEndSession:
             request = self._begun(serial)
             if request is not None:
                 request.stage = Stage.RUNNING
-                tokens[request.arrival.id] = count
+                tokens[request.id] = count
         finished: dict[int, RequestId] = {}
         for serial in ended:
             request = self._begun(serial)
             if request is not None:
-                finished[serial] = request.arrival.id
+                finished[serial] = request.id
         if tokens or finished:
             ends = list(finished.values())
             self._server.tell_refusable(lambda policy: policy.on_tokens(tokens, ends))
@@ -511,27 +699,64 @@ class FrontEndSession:
             raise MalformedMessage(f"request {serial} makes tokens, and is on no worker")
         return request
 
-    def _on_state(self, worker: int, state: WorkerState, acknowledged: int) -> None:
+    def _on_worker(
+        self, own: int, name: str, capacity: Capacity | None, state: WorkerState
+    ) -> None:
+        """It has a worker of this name, by this number from now on."""
+        server = self._server
+        if own < len(self._workers):
+            self._forget_worker(own)
+        number = server.find_worker(name)
+        if number in self._numbers:  # it was removed, and comes back by another number
+            self._forget_worker(self._numbers[number])
+            number = server.find_worker(name)
+        self._numbers[number] = own
+        reported = ReportedWorker(number, state, capacity)
+        self._workers[own : own + 1] = [reported]
+        server.update_capacity(number)
+        self._use(reported)
+
+    def _forget_worker(self, own: int) -> None:
+        """One of its numbers is that of no worker now. Raises `MalformedMessage` where the worker
+        is not lost: it may have requests."""
+        before = self._workers[own]
+        if before is None:
+            return
+        if before.state is not WorkerState.LOST:
+            raise MalformedMessage(f"number {own} is that of a worker that is not lost")
+        self._workers[own] = None
+        del self._numbers[before.number]
+        self._server.update_worker(before.number)
+
+    def _on_state(self, worker: ReportedWorker, state: WorkerState, acknowledged: int) -> None:
         """Take its word of a worker, and with it what of its own requests that worker had.
 
         Assignments to the worker that were on their way (in messages after the `acknowledged` one)
         are ignored by the front end. So they are over here, too.
         """
-        server = self._server
-        self._reported_states[worker] = state
-        server.update_worker(worker)
+        server, number = self._server, worker.number
+        worker.state = state
         if state is WorkerState.SERVING:
+            self._use(worker)
             return
         is_lost = state is WorkerState.LOST
+        # What the server has sent there goes anywhere else. Before the policy hears of a loss, with
+        # which it would lose them.
         again: list[SharedRequest] = []
         for request in self.requests:
-            pinned = is_lost and request.arrival.worker == worker
-            begun = is_lost and request.worker == worker and request.stage is Stage.RUNNING
-            if pinned or begun:
+            pooled, bound = (request.stage is stage for stage in (Stage.POOLED, Stage.BOUND))
+            if request.pin == number and (pooled or (bound and is_lost)):
+                server.abort(request)
+                again.append(request)
+        self._use(worker)
+        for request in self.requests:
+            required = is_lost and request.required_worker == number
+            begun = is_lost and request.worker == number and request.stage is Stage.RUNNING
+            if required or begun:
                 self.lose(request)
                 server.abort(request)
             elif (
-                request.worker == worker
+                request.worker == number
                 and request.stage is Stage.BOUND
                 and (is_lost or request.message > acknowledged)
             ):
@@ -543,15 +768,27 @@ class FrontEndSession:
         for request in again:
             server.arrive(request)
 
-    def _on_report(self, worker: int, report: WorkerReport) -> None:
-        """Pass on a report of the front end that has been there longest: an older one of another
-        must not replace a newer one."""
-        first = self._server.sessions[0] is self
-        if first and self._server.states[worker] is not WorkerState.LOST:
-            change = WorkerChange(worker=worker, report=report)
+    def _use(self, worker: ReportedWorker) -> None:
+        """Tell the policy what follows from the state of a worker, and of what waits for it."""
+        self._server.update_worker(worker.number)
+        if worker.state is WorkerState.SERVING:
+            for request in self.with_stage(Stage.PARKED):
+                if request.required_worker in (None, worker.number):
+                    self._server.arrive(request)
+
+    def _on_report(self, number: int, report: WorkerReport) -> None:
+        """Pass on a report of the front end that has been there longest of those that have the
+        worker: an older one of another must not replace a newer one."""
+        first = next(one for one in self._server.sessions if one.reported(number) is not None)
+        if first is self and self._server.workers[number].state is not WorkerState.LOST:
+            change = WorkerChange(worker=number, report=report)
             self._server.tell_refusable(lambda policy: policy.on_worker_change(change))
 
 
-def _serial(request: SharedRequest) -> int:
-    assert isinstance(request.arrival.id, tuple)
-    return int(request.arrival.id[1])
+def _capacity(slots: int | None, kv_tokens: int | None) -> Capacity | None:
+    both_unknown = slots is None and kv_tokens is None
+    return None if both_unknown else Capacity(slots=slots, kv_tokens=kv_tokens)
+
+
+def _text(lockstep: bool | None) -> str:
+    return str(lockstep).lower()

@@ -186,6 +186,7 @@ def connect_by_socket(name: str, policy: RemotePolicy, dispatcher: RequestDispat
     path = socket_path(name)
     link = JsonLinesLink(policy.receive, lambda: policy.lose("the connection has ended"))
     policy.connect(link, dispatcher)
+    dispatcher.replace_policy(policy)
     link.connecting = asyncio.get_running_loop().create_task(_connect(path, link, policy))
 
 

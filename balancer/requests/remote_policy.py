@@ -37,16 +37,30 @@ class RemotePolicy:
     the same, and has the request in its pool again, or no more.
 
     Args:
-        workers: number of workers, as the server's policy has.
         clock: time and timers.
+        on_lost: called once, when the server is gone; it has to let this policy go.
+        on_joined: called once, when the server has answered.
+        answer_seconds: how long the server may take for an answer.
+        greeting_seconds: how long for the first.
+        lockstep: whether this front end tells all tokens of a step; None: what the policy has.
 
     Attributes:
         superseded: assignments that were left out.
     """
 
-    def __init__(self, workers: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        on_lost: Callable[[SharedPolicyLost], object],
+        on_joined: Callable[[], object] = lambda: None,
+        answer_seconds: float = ANSWER_SECONDS,
+        greeting_seconds: float = GREETING_SECONDS,
+        lockstep: bool | None = None,
+    ) -> None:
         self.superseded = 0
-        self._clock = clock
+        self._clock, self._on_lost, self._on_joined = clock, on_lost, on_joined
+        self._answer_seconds, self._greeting_seconds = answer_seconds, greeting_seconds
+        self._lockstep = lockstep
         self._link: Link | None = None
         self._dispatcher: RequestDispatcher | None = None
         self._lost: SharedPolicyLost | None = None
@@ -57,7 +71,7 @@ class RemotePolicy:
         self._arrived = self._sent = self._received = self._acknowledged = 0
         # By worker, the number of the last message that said it takes nothing: the server assigns
         # to it before it has that, and not after.
-        self._stopped_at = [0] * workers
+        self._stopped_at: list[int] = []
         self._answer_timer: Timer | None = None
         self._alive_timer: Timer | None = None
 
@@ -67,17 +81,23 @@ class RemotePolicy:
         return self._lost is not None
 
     def connect(self, link: Link, dispatcher: RequestDispatcher) -> None:
-        """Begin: `link` leads to the server, and `dispatcher` does what it decides."""
+        """Begin: `link` leads to the server, and `dispatcher` does what it decides.
+
+        The dispatcher's `replace_policy` has to follow, at once or once it has joined.
+        """
         self._link, self._dispatcher = link, dispatcher
-        self._send("hello", VERSION, len(self._stopped_at))
+        self._send("hello", VERSION, self._lockstep)
 
     def on_arrival(self, request: Request) -> Decision:
         """A request arrived."""
-        serial = self._arrived
-        self._arrived += 1
-        self._serials[request.id], self._ids[serial] = serial, request.id
+        serial = self._name(request)
         hits = None if request.hits is None else list(request.hits)
         return self._send("arrive", serial, request.size, request.worker, hits, request.expected)
+
+    def on_running(self, request: Request, worker: int, tokens: int) -> Decision:
+        """A worker has a request already."""
+        serial = self._name(request)
+        return self._send("running", serial, request.size, request.worker, worker, tokens)
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
@@ -98,20 +118,23 @@ class RemotePolicy:
         return self._send("abort", self._forget(request))
 
     def on_worker_change(self, change: WorkerChange) -> Decision:
-        """A worker changed. Raises `WorkerError` for one that would be new."""
-        worker = change.worker
-        if not 0 <= worker < len(self._stopped_at):
-            raise WorkerError(
-                f"there is no worker {worker}: a shared policy has {len(self._stopped_at)} and "
-                "gets no new ones"
-            )
-        if change.capacity is not None:
-            capacity = change.capacity
-            self._send("capacity", worker, capacity.slots, capacity.kv_tokens)
-        if change.state is not None:
-            self._send("state", worker, change.state.value, self._received)
-            if change.state is not WorkerState.SERVING:
-                self._stopped_at[worker] = self._sent
+        """A worker changed. Raises `WorkerError` for one that is not known, and has no name."""
+        worker, capacity, state = change.worker, change.capacity, change.state
+        if not 0 <= worker < len(self._stopped_at) + (change.name is not None):
+            raise WorkerError(f"there is no worker {worker}: there are {len(self._stopped_at)}")
+        limits = (None, None) if capacity is None else (capacity.slots, capacity.kv_tokens)
+        if change.name is not None:
+            if worker == len(self._stopped_at):
+                self._stopped_at.append(0)
+            state = state or WorkerState.SERVING
+            self._send("worker", worker, change.name, *limits, state.value)
+        else:
+            if capacity is not None:
+                self._send("capacity", worker, *limits)
+            if state is not None:
+                self._send("state", worker, state.value, self._received)
+        if state not in (None, WorkerState.SERVING):
+            self._stopped_at[worker] = self._sent
         if change.report is not None:
             report = change.report
             self._send(
@@ -129,10 +152,10 @@ class RemotePolicy:
             return
         match message:
             case ["decision", int() as acknowledged, list() as bound, list() as lost]:
-                if self._received == 0:
-                    self._end_greeting(acknowledged)
                 self._received += 1
                 self._acknowledged = acknowledged
+                if self._received == 1:
+                    self._end_greeting(acknowledged)
                 self._apply(bound, lost)
             case ["failed", str() as why]:
                 self.lose(why)
@@ -145,8 +168,7 @@ class RemotePolicy:
             return
         self._lost = SharedPolicyLost(f"the policy that front ends share is lost: {why}")
         self._stop()
-        if self._dispatcher is not None:
-            self._dispatcher.fail_policy(self._lost)
+        self._on_lost(self._lost)
 
     def close(self) -> None:
         """Leave the server, which aborts what it still has of this front end."""
@@ -163,6 +185,12 @@ class RemotePolicy:
         self._serials.clear()
         self._ids.clear()
 
+    def _name(self, request: Request) -> int:
+        serial = self._arrived
+        self._arrived += 1
+        self._serials[request.id], self._ids[serial] = serial, request.id
+        return serial
+
     def _forget(self, request: RequestId) -> int:
         serial = self._serials.pop(request)
         del self._ids[serial]
@@ -176,7 +204,9 @@ class RemotePolicy:
         self._sent += 1
         self._link.send(list(message))
         if self._answer_timer is None:
-            self._expect_answer(GREETING_SECONDS if self._received == 0 else ANSWER_SECONDS)
+            self._expect_answer(
+                self._greeting_seconds if self._received == 0 else self._answer_seconds
+            )
         if self._alive_timer is None:
             self._alive_timer = self._clock.call_later(ALIVE_SECONDS, self._say_alive)
         return Decision()
@@ -193,7 +223,8 @@ class RemotePolicy:
             self._answer_timer.cancel()
             self._answer_timer = None
         if acknowledged < self._sent:
-            self._expect_answer(ANSWER_SECONDS)
+            self._expect_answer(self._answer_seconds)
+        self._on_joined()
 
     def _expect_answer(self, seconds: float, sent: int | None = None) -> None:
         """Look twice: where this process was stopped, its timers may run before it reads what has
@@ -209,7 +240,7 @@ class RemotePolicy:
             self._answer_timer = None
             if self._acknowledged >= last:
                 if self._acknowledged < self._sent:
-                    self._expect_answer(ANSWER_SECONDS)
+                    self._expect_answer(self._answer_seconds)
             elif sent is None:
                 self._expect_answer(seconds, last)
             else:
@@ -268,4 +299,5 @@ def connect_in_process(
     to_front_end = TurnLink(clock, policy.receive, lambda: policy.lose("the link has ended"))
     session = server.connect(to_front_end)
     policy.connect(TurnLink(clock, session.receive, session.disconnect), dispatcher)
+    dispatcher.replace_policy(policy)
     return session

@@ -110,15 +110,8 @@ class RequestRouter:
     def on_arrival(self, request: Request) -> Decision:
         """A request arrived. Raises `RequestError` where it has already, or has a number that
         cannot be; `WorkerError` where it names a worker that does not exist."""
-        check_type("request", request, Request, RequestError)
-        if request.id in self._handles:
-            raise RequestError(f"request {request.id!r} has arrived already")
-        size = whole_number("size", request.size, RequestError, least=1, most=MAX_TOKENS)
-        worker, expected = -1, -1
-        if request.worker is not None:
-            worker = whole_number("worker", request.worker, RequestError)
-        if request.worker is not None and not 0 <= worker < len(self._states):
-            raise WorkerError(f"there is no worker {worker}: there are {len(self._states)}")
+        size, worker = self._check_request(request)
+        expected = -1
         if request.expected is not None:
             expected = whole_number(
                 "expected", request.expected, RequestError, least=0, most=MAX_TOKENS
@@ -126,9 +119,23 @@ class RequestRouter:
         hits = _check_hits(request.hits, size)
         with _native_errors():
             handle = self._native.arrive(size, worker, hits, expected)
-        self._handles[request.id] = handle
-        self._ids[handle] = request.id
+        self._remember(request.id, handle)
         return self._decide(arrival=True)
+
+    def on_running(self, request: Request, worker: int, tokens: int) -> Decision:
+        """A worker has a request already, and has made `tokens` of it, 0 to 2^31 - 1: the caller
+        had another policy before. It takes a slot there, if one is free or not.
+
+        Raises `RequestError` where it is known already, or has a number that cannot be;
+        `WorkerError` where there is no such worker, or it is lost.
+        """
+        size, pin = self._check_request(request)
+        worker = self._check_number(worker)
+        made = whole_number("tokens", tokens, RequestError, least=0, most=MAX_TOKENS)
+        with _native_errors():
+            handle = self._native.adopt(size, pin, worker, made)
+        self._remember(request.id, handle)
+        return self._decide()
 
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
@@ -205,18 +212,34 @@ class RequestRouter:
         if not 0 <= change.worker < len(self._states):
             raise WorkerError(f"there is no worker {change.worker}: there are {workers}")
         is_lost = self._states[change.worker] is WorkerState.LOST
-        if is_lost and change.state is WorkerState.DRAINING:
+        if is_lost and change.name is None and change.state is WorkerState.DRAINING:
             raise WorkerError(f"worker {change.worker} is lost: it has nothing to drain")
 
     def _set_state(self, worker: int, state: WorkerState) -> tuple[RequestId, ...]:
         self._states[worker] = state
         if state is not WorkerState.LOST:
+            # Another worker by this number may drain, though the one before it was lost.
+            self._native.set_state(worker, WorkerState.SERVING.value)
             self._native.set_state(worker, state.value)
             return ()
         lost_requests = tuple(self._ids[handle] for handle in self._native.lose(worker))
         for name in lost_requests:
             self._forget(name)
         return lost_requests
+
+    def _check_request(self, request: Request) -> tuple[int, int]:
+        """Returns its size and the only worker that may serve it, or -1. Raises."""
+        check_type("request", request, Request, RequestError)
+        if request.id in self._handles:
+            raise RequestError(f"request {request.id!r} has arrived already")
+        size = whole_number("size", request.size, RequestError, least=1, most=MAX_TOKENS)
+        return size, -1 if request.worker is None else self._check_number(request.worker)
+
+    def _check_number(self, worker: int) -> int:
+        number = whole_number("worker", worker, RequestError)
+        if not 0 <= number < len(self._states):
+            raise WorkerError(f"there is no worker {number}: there are {len(self._states)}")
+        return number
 
     def _decide(self, *, arrival: bool = False) -> Decision:
         return self._decision(*self._native.dispatch_between_steps(arrival))
@@ -231,6 +254,10 @@ class RequestRouter:
         if handle is None:
             raise RequestError(f"request {name!r} is not known, or gone")
         return handle
+
+    def _remember(self, name: RequestId, handle: int) -> None:
+        self._handles[name] = handle
+        self._ids[handle] = name
 
     def _forget(self, name: RequestId) -> None:
         del self._ids[self._handles.pop(name)]

@@ -204,8 +204,9 @@ class Fleet:
         self._shared: list[RemotePolicy] = []
         front_ends = scenario.count
         if scenario.sharing is Sharing.ONE_POLICY:
-            server = PolicyServer(self._policy(1, 0), self._workers, self._clock, _raise)
-            self._shared = [RemotePolicy(self._workers, self._clock) for _ in range(front_ends)]
+            names = [str(number) for number in range(self._workers)]
+            server = PolicyServer(self._policy(1, 0), names, self._clock, _raise)
+            self._shared = [RemotePolicy(self._clock, _raise) for _ in range(front_ends)]
             self._dispatchers = [self._dispatcher(policy) for policy in self._shared]
             slow = DelayedClock(self._clock, scenario.link_seconds)
             for number, remote in enumerate(self._shared):

@@ -23,8 +23,8 @@ WorkerState state_of(const std::string& name) {
     throw RouterError("no worker is put into the state " + name + " this way");
 }
 
-std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
-                    std::vector<std::int32_t> hits, std::int64_t expected) {
+Request checked_request(const Router& router, std::int64_t size, std::int32_t worker,
+                        std::vector<std::int32_t> hits, std::int64_t expected) {
     if (size < 1 || size > kMostTokens)
         throw RequestRefused("size: expected 1 to " + std::to_string(kMostTokens) + ", got " +
                              std::to_string(size));
@@ -35,7 +35,20 @@ std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
     request.pinned = worker;
     request.hits = std::move(hits);
     request.expected = expected;
-    return router.state().arrive(std::move(request));
+    return request;
+}
+
+std::int32_t arrive(Router& router, std::int64_t size, std::int32_t worker,
+                    std::vector<std::int32_t> hits, std::int64_t expected) {
+    return router.state().arrive(checked_request(router, size, worker, std::move(hits), expected));
+}
+
+std::int32_t adopt(Router& router, std::int64_t size, std::int32_t pin, std::int32_t worker,
+                   std::int64_t made) {
+    if (made < 0 || made > kMostTokens)
+        throw RequestRefused("tokens: expected 0 to " + std::to_string(kMostTokens) + ", got " +
+                             std::to_string(made));
+    return router.state().adopt(checked_request(router, size, pin, {}, -1), worker, made);
 }
 
 // Records what one step of an engine brought. Everything is checked before anything is recorded, so
@@ -119,6 +132,7 @@ void bind_request_events(nb::class_<Router>& router) {
         .def(nb::init<const PolicySettings&, std::size_t, std::int64_t, std::int64_t>(),
              "settings"_a, "workers"_a, "slots"_a, "room"_a)
         .def("arrive", &arrive, "size"_a, "worker"_a, "hits"_a, "expected"_a)
+        .def("adopt", &adopt, "size"_a, "pin"_a, "worker"_a, "made"_a)
         .def("advance", &advance, "requests"_a, "tokens"_a, "ended"_a, "now"_a)
         .def(
             "abort", [](Router& r, std::int32_t request) { r.state().leave(request); }, "request"_a)

@@ -36,6 +36,29 @@ RouterState::RouterState(std::size_t workers, std::int64_t slots, std::int64_t r
 std::int32_t RouterState::arrive(Request request) {
     if (request.pinned >= 0 && !worker_at(request.pinned).serves())
         throw WorkerRefused("worker " + std::to_string(request.pinned) + " takes no requests");
+    return add(std::move(request));
+}
+
+std::int32_t RouterState::adopt(Request request, std::int32_t w, std::int64_t made) {
+    if (worker_at(w).lost())
+        throw WorkerRefused("worker " + std::to_string(w) + " is lost: it has no requests");
+    const std::int32_t r = add(std::move(request));
+    bind(r, w);
+    bindings_.pop_back();  // nobody has to send it
+    if (made == 0) return r;
+    Request& adopted = requests_[r];
+    Worker& worker = workers_[w];
+    adopted.stage = Stage::running;
+    adopted.base = worker.ticks - made;
+    worker.load += made;
+    ++worker.running;
+    ++worker.generating;
+    ++running_;
+    set_missing(adopted, 0);
+    return r;
+}
+
+std::int32_t RouterState::add(Request request) {
     std::int32_t r = static_cast<std::int32_t>(requests_.size());
     if (spare_.empty()) {
         requests_.emplace_back();

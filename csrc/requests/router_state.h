@@ -119,6 +119,9 @@ class RouterState {
     // Events. Each throws RequestRefused or WorkerRefused, and changes nothing, if it cannot happen
     // now.
     std::int32_t arrive(Request request);
+    // A request that worker `w` has already, with `made` tokens: told by a caller that had another
+    // policy before. It need not have a slot free, nor serve.
+    std::int32_t adopt(Request request, std::int32_t w, std::int64_t made);
     void start(std::int32_t request);
     // Its worker has preempted it and put it back into its queue. Front ends of real engines are
     // not told of that, and only see that no tokens come: so it keeps its tokens and its load, and
@@ -211,6 +214,7 @@ class RouterState {
         if (request.pinned >= 0) return pinned_;
         return request.oversize ? oversize_ : pool_;
     }
+    std::int32_t add(Request request);
     void insert(std::int32_t r);
     void update_largest_room();
     void lose_pinned_requests(std::int32_t worker, std::vector<std::int32_t>& gone);

@@ -305,6 +305,9 @@ class Router:
     def arrive(self, size: int, worker: int, hits: list[int], expected: int) -> int:
         """A handle, used again once its request is gone; `worker`, `expected` -1: there is none."""
 
+    def adopt(self, size: int, pin: int, worker: int, made: int) -> int:
+        """A handle of a request that `worker` has already, with `made` tokens; `pin` -1: none."""
+
     def advance(self, requests: list[int], tokens: list[int], ended: list[int], now: float) -> None:
         """Requests made so many tokens each, then some ended, at `now`; nan: there is no clock."""
 

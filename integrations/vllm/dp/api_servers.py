@@ -31,8 +31,9 @@ class ServedPolicy:
     """
 
     def __init__(self, policy: RoutingPolicy, workers: int, clock: Clock, name: str) -> None:
+        names = [str(rank) for rank in range(workers)]
         self.server = PolicyServer(
-            policy, workers, clock, self._failed, RoutingMetrics().set_api_servers
+            policy, names, clock, self._failed, RoutingMetrics().set_api_servers
         )
         self._socket = PolicySocket(self.server, name)
 

@@ -77,7 +77,11 @@ def attach_scheduler(client: Any) -> None:
     settings = requested.dp_load_balancer
     ranks = rank_capacity(client.vllm_config, len(client.core_engines), settings)
     make = partial(make_policy, settings, ranks)
-    shared = RemotePolicy(ranks.count, RunningLoopClock()) if client.client_count > 1 else None
+    shared: RemotePolicy | None = None
+    if client.client_count > 1:
+        shared = RemotePolicy(
+            RunningLoopClock(), lambda lost: scheduler.dispatcher.fail_policy(lost)
+        )
     scheduler = DpRequestScheduler(
         ClientView(client, ranks), shared or make(), settings.queue_timeout
     )

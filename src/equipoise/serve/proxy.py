@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import ClientSession, web
 
 from equipoise.balancer.requests.dispatcher import RequestDispatcher
-from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
+from equipoise.balancer.requests.policy import Capacity, RoutingPolicy, WorkerState
 from equipoise.serve.admin import PREFIX, WORKERS, Admin
 from equipoise.serve.auth import check_key, tls_context
 from equipoise.serve.body_parser import BodyParser
@@ -135,7 +135,8 @@ class Proxy:
             self._stats.metrics.observe_decision,
         )
         for view, worker in zip(self.dispatcher.workers, workers, strict=True):
-            view.kv_tokens = worker.kv_tokens
+            view.name = worker.key
+            view.capacity = Capacity(slots=worker.slots, kv_tokens=worker.kv_tokens)
         self.health = HealthBoard(self.dispatcher)
         self._stalls = LoopStalls()
         self._stats.watch(self.dispatcher, self._stalls, policy)

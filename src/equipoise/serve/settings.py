@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, unique
+from hashlib import sha256
 from pathlib import Path
 
 RANK_HEADER = "X-data-parallel-rank"
@@ -27,6 +28,14 @@ class WorkerSettings:
     slots: int = 256
     kv_tokens: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """What makes it the same worker at several front ends; no header can be read from it."""
+        if not self.headers:
+            return self.url
+        headers = sorted((name.lower(), value) for name, value in self.headers.items())
+        return f"{self.url}#{sha256(repr(headers).encode()).hexdigest()[:8]}"
 
     @property
     def rank(self) -> int | None:

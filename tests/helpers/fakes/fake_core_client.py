@@ -257,8 +257,8 @@ class Deployment:
     ) -> None:
         """As `share_policy`, without a socket."""
         if client.client_index == 0:
-            workers = len(client.core_engines)
-            self.server = PolicyServer(make_policy(), workers, self.clock, lambda error: None)
+            names = [str(rank) for rank in range(len(client.core_engines))]
+            self.server = PolicyServer(make_policy(), names, self.clock, lambda error: None)
         assert self.server is not None
         session = connect_in_process(self.server, policy, dispatcher, RunningLoopClock())
         # Time passes here without turns, in which a client could say that it is there.

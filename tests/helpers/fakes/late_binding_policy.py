@@ -58,6 +58,14 @@ class LateBinding:
         self._requests[request.id] = TrackedRequest(request, self._orders)
         return self.decide()
 
+    def on_running(self, request: Request, worker: int, tokens: int) -> Decision:
+        self._demand(request.id not in self._requests, f"{request} arrived twice")
+        self._demand(self._states[worker] is not WorkerState.LOST, f"{request} is on a lost worker")
+        self._orders += 1
+        state: Literal["bound", "running"] = "running" if tokens else "bound"
+        self._requests[request.id] = TrackedRequest(request, self._orders, state, worker)
+        return self.decide()
+
     def on_tokens(
         self, counts: Mapping[RequestId, int], finished: Iterable[RequestId] = ()
     ) -> Decision:
@@ -91,7 +99,7 @@ class LateBinding:
         if change.report is not None:
             self.reports.append((change.worker, change.report))
         if change.state is not None:
-            nothing = self._states[change.worker] is WorkerState.LOST
+            nothing = self._states[change.worker] is WorkerState.LOST and change.name is None
             drained = nothing and change.state is WorkerState.DRAINING
             self._demand(not drained, "a lost worker has nothing to drain")
             self._states[change.worker] = change.state

@@ -25,7 +25,7 @@ Draw: TypeAlias = tuple[str, int, int]
 KINDS = (
     *("arrive",) * 8,
     *("step",) * 6,
-    *("tokens", "finish", "abort", "report", "report", "arrive to one"),
+    *("tokens", "finish", "abort", "report", "report", "arrive to one", "running"),
     *("lose", "drain", "serve", "serve", "resize", "add", "decide"),
 )
 SLOTS = (None, 0, 1, 2, 3, 5, 9)
@@ -115,6 +115,19 @@ def _arrive(play: Play, a: int, b: int, pinned: int | None = None) -> Happening:
 def _arrive_to_one(play: Play, a: int, b: int) -> Happening | None:
     serving = play.workers(WorkerState.SERVING)
     return _arrive(play, a, b, serving[b % len(serving)]) if serving else None
+
+
+def _running(play: Play, a: int, b: int) -> Happening | None:
+    """A worker has a request already, with a few tokens or none."""
+    there = play.workers(WorkerState.SERVING, WorkerState.DRAINING)
+    if not there:
+        return None
+    name, play.names = play.names, play.names + 1
+    worker, size, tokens = there[b % len(there)], 1 + a % 40, b % 4
+    decision = play.native.on_running(Request(id=name, size=size), worker, tokens)
+    play.homes[name] = worker
+    play.slow.adopt(name, size, worker, tokens)
+    return decision, set()
 
 
 def _step(play: Play, a: int, b: int) -> Happening | None:
@@ -220,6 +233,7 @@ def _decide(play: Play, a: int, b: int) -> Happening:
 _HAPPENINGS: dict[str, Callable[[Play, int, int], Happening | None]] = {
     "arrive": _arrive,
     "arrive to one": _arrive_to_one,
+    "running": _running,
     "step": _step,
     "tokens": _tokens,
     "finish": _finish,

@@ -22,17 +22,23 @@ from equipoise.balancer.requests.dispatcher import (
     RequestDispatcher,
     Running,
 )
-from equipoise.balancer.requests.policy import WorkerReport, WorkerState
+from equipoise.balancer.requests.policy import (
+    Capacity,
+    RoutingPolicy,
+    WorkerReport,
+    WorkerState,
+)
 from equipoise.balancer.requests.policy_messages import Message, SharedPolicyLost
 from equipoise.balancer.requests.policy_server import FrontEndSession, PolicyServer, Stage
 from equipoise.balancer.requests.remote_policy import ALIVE_SECONDS, RemotePolicy
 from equipoise.balancer.requests.request_router import RequestRouter
 
-WORKERS, SLOTS, FRONT_ENDS, QUEUE_TIMEOUT = 3, 2, 3, 30.0
+WORKERS, SLOTS, FRONT_ENDS, QUEUE_TIMEOUT = ("a", "b", "c"), 2, 3, 30.0
 SERVING, DRAINING, LOST = WorkerState
 INDEX = st.integers(0, 99)
 NAMES = st.integers(0, 3)
 """Few, so that ids are used again while what belongs to the one before is on its way."""
+WORKER = st.sampled_from(WORKERS)
 REPORT = WorkerReport(waiting=0, running=1, tokens=9, kv_usage=0.1)
 
 
@@ -83,21 +89,55 @@ class TrackedRequest(DispatchedRequest):
 
 
 class FrontEnd:
-    """A dispatcher, its policy and its two links."""
+    """A dispatcher, its policy and its two links.
+
+    Attributes:
+        is_joined: whether the shared policy decides for it; else none does, or one of its own.
+        is_cut: whether its links are cut, or it is stopped.
+    """
 
     def __init__(self, machine: "SharedPolicyMachine") -> None:
         self.machine = machine
         self.failures: list[Exception] = []
         self.requests: list[TrackedRequest] = []
-        self.policy = RemotePolicy(WORKERS, machine.clock)
+        self.is_cut = self.is_joined = False
+        self.connect()
         self.dispatcher = RequestDispatcher(
-            self.policy, WORKERS, machine.clock, self.failed, queue_timeout=QUEUE_TIMEOUT
+            self.policy, 0, machine.clock, self.failed, queue_timeout=QUEUE_TIMEOUT
         )
-        self.to_front_end = SlowLink(self.policy.receive, lambda: self.policy.lose("broken"))
-        self.session: FrontEndSession = machine.server.connect(self.to_front_end)
-        self.to_server = SlowLink(self.session.receive, self.session.disconnect)
         self.policy.connect(self.to_server, self.dispatcher)
-        self.is_cut = False
+        self.is_joined = True
+        # By another order at each, so that they have other numbers.
+        first = len(machine.front_ends) % len(WORKERS)
+        self.numbers: dict[str, int] = {}
+        for name in WORKERS[first:] + WORKERS[:first]:
+            self.add_worker(name)
+
+    def connect(self) -> None:
+        """Create the links, and a policy that is not connected yet."""
+        self.policy = RemotePolicy(self.machine.clock, self.lost, self.joined)
+        self.to_front_end = SlowLink(self.policy.receive, lambda: self.policy.lose("broken"))
+        self.session: FrontEndSession = self.machine.server.connect(self.to_front_end)
+        self.to_server = SlowLink(self.session.receive, self.session.disconnect)
+
+    def joined(self) -> None:
+        """The server has answered."""
+        if not self.is_joined:
+            self.is_joined = True
+            self.dispatcher.replace_policy(self.policy)
+
+    def lost(self, error: SharedPolicyLost) -> None:
+        """The server is gone."""
+        self.is_joined = False
+        if self.machine.falls_back:
+            self.failures.append(error)
+            self.dispatcher.replace_policy(self.machine.own_policy())
+        else:
+            self.dispatcher.fail_policy(error)
+
+    def add_worker(self, name: str) -> None:
+        capacity = Capacity(slots=SLOTS)
+        self.numbers[name] = self.dispatcher.add_worker(capacity, name=name)
 
     def failed(self, error: Exception) -> FailureAction:
         self.failures.append(error)
@@ -109,6 +149,19 @@ class FrontEnd:
         self.to_server.cut()
         self.to_front_end.cut()
 
+    def rejoin(self) -> None:
+        """Connect again; the policy of its own decides until the server has answered."""
+        self.is_cut = False
+        while self.to_server.messages:
+            self.to_server.deliver()  # the server has heard of the end before
+        self.connect()
+        self.policy.connect(self.to_server, self.dispatcher)
+
+    def state(self, name: str) -> WorkerState | None:
+        """What it says of a worker; None: it has none of this name."""
+        number = self.numbers.get(name)
+        return None if number is None else self.dispatcher.workers[number].state
+
     def open_requests(self) -> list[TrackedRequest]:
         return [one for one in self.requests if not isinstance(one.status, New | RequestClosed)]
 
@@ -117,14 +170,27 @@ class SharedPolicyMachine(RuleBasedStateMachine):
     """Any order of events of front ends, and of deliveries."""
 
     factory: Factory = LateBinding
+    falls_back = False
+    """Whether front ends have a policy of their own where the shared one is lost."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.policy = type(self).factory([SLOTS] * WORKERS, [None] * WORKERS)
+        self.policy = self.own_policy()
         self.errors: list[Exception] = []
-        self.server = PolicyServer(self.policy, WORKERS, self.clock, self.errors.append)
-        self.front_ends = [FrontEnd(self) for _ in range(FRONT_ENDS)]
+        self.server = PolicyServer(self.policy, [None], self.clock, self.errors.append)
+        self.front_ends: list[FrontEnd] = []
+        for _ in range(FRONT_ENDS):
+            self.front_ends.append(FrontEnd(self))
+
+    def own_policy(self) -> RoutingPolicy:
+        """A policy has one worker at least."""
+        return type(self).factory([1], [None])
+
+    @property
+    def joined(self) -> list[FrontEnd]:
+        """Front ends for which the shared policy decides, as both ends have it."""
+        return [one for one in self.front_ends if one.is_joined and not one.is_cut]
 
     def front_end(self, index: int) -> FrontEnd:
         return self.front_ends[index % len(self.front_ends)]
@@ -139,6 +205,8 @@ class SharedPolicyMachine(RuleBasedStateMachine):
         front_end = self.front_end(at)
         if any(one.request_id == name for one in front_end.open_requests()):
             return
+        if required is not None:
+            required = front_end.numbers.get(WORKERS[required])
         request = TrackedRequest(name, size, required)
         front_end.requests.append(request)
         front_end.dispatcher.submit(request)
@@ -164,18 +232,30 @@ class SharedPolicyMachine(RuleBasedStateMachine):
         if (picked := self.pick(at, index)) is not None:
             getattr(picked[0].dispatcher, how)(picked[1])
 
-    @rule(at=INDEX, worker=st.integers(0, WORKERS - 1), state=st.sampled_from(WorkerState))
-    def set_health(self, at: int, worker: int, state: WorkerState) -> None:
-        self.front_end(at).dispatcher.set_health(worker, state)
+    @rule(at=INDEX, worker=WORKER, state=st.sampled_from(WorkerState))
+    def set_health(self, at: int, worker: str, state: WorkerState) -> None:
+        front_end = self.front_end(at)
+        if worker in front_end.numbers:
+            front_end.dispatcher.set_health(front_end.numbers[worker], state)
 
-    @rule(at=INDEX, worker=st.integers(0, WORKERS - 1))
-    def report_worker(self, at: int, worker: int) -> None:
-        self.front_end(at).dispatcher.report_worker(worker, REPORT)
+    @rule(at=INDEX, worker=WORKER)
+    def add_or_remove_worker(self, at: int, worker: str) -> None:
+        front_end = self.front_end(at)
+        if worker in front_end.numbers:
+            front_end.dispatcher.remove_worker(front_end.numbers.pop(worker))
+        elif front_end.dispatcher.policy is not None:
+            front_end.add_worker(worker)
 
-    @rule(worker=st.integers(0, WORKERS - 1), state=st.sampled_from(WorkerState))
-    def every_front_end_sees(self, worker: int, state: WorkerState) -> None:
-        for front_end in self.front_ends:
-            front_end.dispatcher.set_health(worker, state)
+    @rule(at=INDEX, worker=WORKER)
+    def report_worker(self, at: int, worker: str) -> None:
+        front_end = self.front_end(at)
+        if worker in front_end.numbers:
+            front_end.dispatcher.report_worker(front_end.numbers[worker], REPORT)
+
+    @rule(worker=WORKER, state=st.sampled_from(WorkerState))
+    def every_front_end_sees(self, worker: str, state: WorkerState) -> None:
+        for at in range(len(self.front_ends)):
+            self.set_health(at, worker, state)
 
     @rule()
     def end_turn(self) -> None:
@@ -210,6 +290,16 @@ class SharedPolicyMachine(RuleBasedStateMachine):
             front_end.cut()
             self.front_ends.append(FrontEnd(self))
 
+    @precondition(lambda self: self.falls_back)
+    @rule(at=INDEX)
+    def cut_or_rejoin(self, at: int) -> None:
+        """A link breaks, or a front end that was alone connects again."""
+        front_end = self.front_end(at)
+        if front_end.is_cut and front_end.policy.is_lost:
+            front_end.rejoin()
+        elif front_end.is_joined:
+            front_end.cut()
+
     @precondition(lambda self: len(self.front_ends) < FRONT_ENDS + 2)
     @rule(at=INDEX)
     def stop_and_replace(self, at: int) -> None:
@@ -232,17 +322,19 @@ class SharedPolicyMachine(RuleBasedStateMachine):
         assert not isinstance(self.policy, LateBinding) or self.policy.refused == []
         for front_end in self.front_ends:
             kinds = {type(one) for one in front_end.failures}
-            assert kinds <= ({SharedPolicyLost} if front_end.is_cut else set()), front_end.failures
+            may_fail = front_end.is_cut or self.falls_back
+            assert kinds <= ({SharedPolicyLost} if may_fail else set()), front_end.failures
             assert all(len(one.reasons) <= 1 for one in front_end.requests)
 
     @invariant()
     def workers_have_no_more_than_slots(self) -> None:
-        for worker in range(WORKERS):
+        """Unless front ends were alone: each has all slots then."""
+        for worker in () if self.falls_back else WORKERS:
             there = [
                 one
                 for front_end in self.front_ends
-                if not front_end.is_cut
-                for one in front_end.dispatcher.workers[worker].requests
+                if not front_end.is_cut and worker in front_end.numbers
+                for one in front_end.dispatcher.workers[front_end.numbers[worker]].requests
             ]
             assert len(there) <= SLOTS
 
@@ -277,28 +369,40 @@ class SharedPolicyMachine(RuleBasedStateMachine):
         }
         stages: Counter[Stage] = Counter()
         for front_end in self.front_ends:
-            session, policy = front_end.session, front_end.policy
             if front_end.is_cut:
-                assert front_end.open_requests() == []
-                assert session not in self.server.sessions
-                continue
+                assert self.falls_back or front_end.open_requests() == []
+                assert front_end.session not in self.server.sessions
+        for front_end in self.joined:
+            session, policy = front_end.session, front_end.policy
             here = {policy._serials[one.request_id]: one for one in front_end.open_requests()}
-            there = {one.arrival.id[1]: one for one in session.requests}  # type: ignore[index]
+            there = {one.serial: one for one in session.requests}
             assert here.keys() == there.keys() == set(policy._ids)
             for serial, request in here.items():
                 shared = there[serial]
                 assert isinstance(request.status, expected[shared.stage])
-                assert shared.worker == (-1 if request.worker is None else request.worker)
+                numbers = [-2 if one is None else one.number for one in session._workers]
+                assert shared.worker == (-1 if request.worker is None else numbers[request.worker])
                 if shared.stage is Stage.PARKED:
-                    assert self.server.states[shared.arrival.worker or 0] is not SERVING
+                    required = shared.required_worker
+                    for number in numbers if required is None else [required]:
+                        assert not session.uses(number)
                 stages[shared.stage] += 1
         self.policy_knows(stages)
-        for worker, state in enumerate(self.server.states):
-            reported = {
-                one.dispatcher.workers[worker].state for one in self.front_ends if not one.is_cut
-            }
-            assert (state is SERVING) == (reported == {SERVING})
-            assert reported != {LOST} or state is LOST
+        self.workers_are_as_reported()
+
+    def workers_are_as_reported(self) -> None:
+        """One serves if any front end says so, and is there while one has it."""
+        states = {one.name: one.state for one in self.server.workers if one.name is not None}
+        names = [one.name for one in self.server.workers if one.name is not None]
+        assert len(names) == len(states)
+        assert len(self.server.workers) <= len(WORKERS) + 1
+        for worker in WORKERS:
+            reported = {one.state(worker) for one in self.joined} - {None}
+            if reported & {SERVING, DRAINING}:
+                first = SERVING if SERVING in reported else DRAINING
+                assert states[worker] is first
+            else:
+                assert states.get(worker, LOST) is LOST
 
     def policy_knows(self, stages: Counter[Stage]) -> None:
         """So many requests of each stage, and none of front ends that are gone."""
@@ -315,13 +419,13 @@ class SharedPolicyMachine(RuleBasedStateMachine):
     def no_slot_is_left_empty(self, policy: LateBinding) -> None:
         """Nobody waits while a worker that may serve it has a free slot."""
         load = Counter(one.worker for one in policy._requests.values())
-        for front_end in self.front_ends:
-            for request in front_end.open_requests():
-                if not isinstance(request.status, Queued) or front_end.is_cut:
-                    continue
-                pin = request.pinned_worker
-                for worker in range(WORKERS) if pin is None else [pin]:
-                    assert load[worker] >= SLOTS or self.server.states[worker] is not SERVING
+        for front_end in self.joined:
+            session = front_end.session
+            for shared in session.with_stage(Stage.POOLED):
+                only = shared.only_worker
+                numbers = list(session._numbers) if only is None else [only]
+                for number in numbers:
+                    assert load[number] >= SLOTS or not session.uses(number)
 
     def teardown(self) -> None:
         self.settle()
@@ -333,11 +437,12 @@ class SharedPolicyMachine(RuleBasedStateMachine):
         self.nothing_fails()
 
 
-def machine(factory: Factory) -> type[SharedPolicyMachine]:
+def machine(factory: Factory = LateBinding, falls_back: bool = False) -> type[SharedPolicyMachine]:
     """A machine over this policy."""
 
     class Machine(SharedPolicyMachine):
         pass
 
     Machine.factory = staticmethod(factory)
+    Machine.falls_back = falls_back
     return Machine

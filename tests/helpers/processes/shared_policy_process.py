@@ -34,7 +34,7 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         self.failures: list[str] = []
         self.requests: dict[str, DispatchedRequest] = {}
-        policy = RemotePolicy(WORKERS, loop)
+        policy = RemotePolicy(loop, lambda lost: self.dispatcher.fail_policy(lost))
         self.dispatcher = RequestDispatcher(policy, WORKERS, loop, self.failed)
         connect_by_socket(name, policy, self.dispatcher)
 
@@ -63,7 +63,9 @@ class Server:
     def __init__(self, name: str) -> None:
         self.policy = routing_policy_factory("fit", {})([SLOTS] * WORKERS, [None] * WORKERS)
         loop = asyncio.get_running_loop()
-        self.server = PolicyServer(self.policy, WORKERS, loop, print)
+        self.server = PolicyServer(
+            self.policy, [str(number) for number in range(WORKERS)], loop, print
+        )
         self.socket = PolicySocket(self.server, name)
 
     def status(self) -> Any:

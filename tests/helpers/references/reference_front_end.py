@@ -83,6 +83,13 @@ class SlowFront:
         self.requests[name] = request
         self.arrivals += 1
 
+    def adopt(self, name: int, size: int, worker: int, tokens: int) -> None:
+        """A worker has it already."""
+        self.arrive(name, size, None, (), None)
+        self.bind(self.requests[name], worker)
+        self.bindings.pop()
+        self.requests[name].made, self.requests[name].begun = tokens, tokens > 0
+
     def grow(self, name: int, tokens: int) -> None:
         request = self.requests[name]
         request.made += tokens

@@ -425,7 +425,7 @@ class EndpointPool:
 
     def _add(self, settings: WorkerSettings) -> None:
         try:
-            number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST)
+            number = self.dispatcher.add_worker(_capacity(settings), WorkerState.LOST, settings.key)
         except WorkerError as error:
             # Counted with the policy's errors. The others go on, and it is tried with the next
             # change of the list.

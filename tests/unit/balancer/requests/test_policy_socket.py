@@ -38,7 +38,7 @@ class PolicyBehindSocket:
         loop = asyncio.get_running_loop()
         self.errors: list[Exception] = []
         self.policy = LateBinding([1])
-        self.server = PolicyServer(self.policy, 1, loop, self.errors.append)
+        self.server = PolicyServer(self.policy, ["0"], loop, self.errors.append)
         self.socket = PolicySocket(self.server, "test")
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ def connected(served: PolicyBehindSocket) -> Iterator[socket.socket]:
     """A front end that does as the test says, after its `hello`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(str(served.socket.path))
-        peer.send(b'["hello",1,1]\n')
+        peer.send(b'["hello",2,null]\n')
         yield peer
 
 
@@ -91,14 +91,15 @@ def test_folder_that_others_may_enter_is_refused() -> None:
         with pytest.raises(PolicyError, match="is not this user's alone"):
             PolicyBehindSocket()
         loop = asyncio.get_running_loop()
-        policy = RemotePolicy(1, loop)
+        policy = RemotePolicy(loop, lambda lost: dispatcher.fail_policy(lost))
         failures: list[Exception] = []
 
         def failed(error: Exception) -> FailureAction:
             failures.append(error)
             return FailureAction.STOP_POLICY
 
-        connect_by_socket("test", policy, RequestDispatcher(policy, 1, loop, failed))
+        dispatcher = RequestDispatcher(policy, 1, loop, failed)
+        connect_by_socket("test", policy, dispatcher)
         await until(lambda: failures)
         assert "is not this user's alone" in str(failures[0])
 
@@ -171,7 +172,7 @@ def test_front_end_gives_up_while_nobody_reads(monkeypatch: pytest.MonkeyPatch) 
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
-        policy = RemotePolicy(1, loop)
+        policy = RemotePolicy(loop, lambda lost: dispatcher.fail_policy(lost))
         failures: list[Exception] = []
 
         def failed(error: Exception) -> FailureAction:
@@ -199,7 +200,7 @@ def test_front_ends_beyond_the_backlog_connect_when_there_is_room() -> None:
             full.listen(0)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
                 peer.connect(str(path))
-                policy = RemotePolicy(1, loop)
+                policy = RemotePolicy(loop, lambda lost: dispatcher.fail_policy(lost))
                 failures: list[Exception] = []
 
                 def failed(error: Exception) -> FailureAction:
@@ -212,7 +213,8 @@ def test_front_ends_beyond_the_backlog_connect_when_there_is_room() -> None:
                 full.accept()[0].close()
                 full.setblocking(False)
                 accepted, _ = await loop.sock_accept(full)
-                assert await loop.sock_recv(accepted, 100) == b'["hello",1,1]\n'
+                first = await loop.sock_recv(accepted, 1000)
+                assert first.startswith(b'["hello",2,null]\n')
                 accepted.close()
                 await until(lambda: failures)
                 assert "the connection has ended" in str(failures[0])

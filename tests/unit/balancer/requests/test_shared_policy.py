@@ -40,6 +40,7 @@ from equipoise.balancer.requests.policy_server import (
     SILENT_SECONDS,
     FrontEndSession,
     PolicyServer,
+    ReportedWorker,
     SharedRequest,
     Stage,
 )
@@ -57,6 +58,10 @@ SKIP, STOP = FailureAction.SKIP_EVENT, FailureAction.STOP_POLICY
 
 def test_shared_policy_keeps_both_ends_equal_for_any_order_of_messages() -> None:
     run_state_machine_as_test(SharedPolicyMachine)
+
+
+def test_front_ends_fall_back_and_rejoin_with_what_runs_for_any_order_of_messages() -> None:
+    run_state_machine_as_test(machine(falls_back=True))
 
 
 @pytest.mark.slow
@@ -78,12 +83,12 @@ def _one_serial_an_id(self: RemotePolicy, request: Request) -> Decision:
     return ON_ARRIVAL(self, request)
 
 
-def _crossing_stays_bound(self: FrontEndSession, worker: int, state: Any, _: int) -> None:
+def _crossing_stays_bound(self: FrontEndSession, worker: Any, state: Any, _: int) -> None:
     """The server does not take back what the front end has ignored."""
     ON_STATE(self, worker, state, 1 << 30)
 
 
-def _all_is_taken_back(self: FrontEndSession, worker: int, state: Any, _: int) -> None:
+def _all_is_taken_back(self: FrontEndSession, worker: Any, state: Any, _: int) -> None:
     """What the front end has heard of, too."""
     ON_STATE(self, worker, state, -1)
 
@@ -95,25 +100,59 @@ def _requests_stay(self: PolicyServer, session: FrontEndSession) -> None:
 
 def _word_stays(self: PolicyServer, session: FrontEndSession) -> None:
     """The word of a front end outlives it."""
-    for other in self.sessions:
-        other._reported_states = {**session._reported_states, **other._reported_states}
-    LEAVE(self, session)
+    with patch.object(PolicyServer, "update_worker"):
+        LEAVE(self, session)
 
 
-def _one_word_is_enough(self: PolicyServer, worker: int) -> WorkerState:
-    lost = any(one.reported_state(worker) is WorkerState.LOST for one in self.sessions)
-    return WorkerState.LOST if lost else COMBINED_STATE(self, worker)
+def _one_word_is_enough(self: PolicyServer, number: int) -> None:
+    reported = [one.reported(number) for one in self.sessions]
+    if any(one is not None and one.state is WorkerState.LOST for one in reported):
+        self._set_state(number, WorkerState.LOST)
+    else:
+        UPDATE(self, number)
 
 
-def _last_word_counts(self: FrontEndSession, worker: int, state: Any, acknowledged: int) -> None:
+def _last_word_counts(
+    self: FrontEndSession, worker: ReportedWorker, state: Any, acknowledged: int
+) -> None:
     for session in self._server.sessions:
-        session._reported_states[worker] = state
+        reported = session.reported(worker.number)
+        if reported is not None:
+            reported.state = state
     ON_STATE(self, worker, state, acknowledged)
 
 
 def _told_though_parked(self: PolicyServer, request: SharedRequest) -> None:
     request.stage = Stage.POOLED
-    self.tell(lambda policy: policy.on_arrival(request.arrival))
+    arrival = request.arrival(len(self.workers))
+    self.tell(lambda policy: policy.on_arrival(arrival))
+
+
+def _misplaced_stays(self: PolicyServer) -> None:
+    """What is assigned to a worker that its front end does not use stays there."""
+    self._misplaced.clear()
+
+
+def _pin_stays(
+    self: FrontEndSession, worker: ReportedWorker, state: Any, acknowledged: int
+) -> None:
+    """A request goes on waiting for a worker that its front end does not use any more."""
+    pins = [one for one in self.requests if one.pin == worker.number]
+    for request in pins:
+        request.pin = None
+    ON_STATE(self, worker, state, acknowledged)
+    for request in pins:
+        request.pin = worker.number
+
+
+def _number_goes_on(self: FrontEndSession, own: int, name: str, *rest: Any) -> None:
+    """A worker gets the number of one that was removed, and is taken for it."""
+    if own == len(self._workers):
+        ON_WORKER(self, own, name, *rest)
+    else:
+        worker = self._worker(own)
+        worker.state = rest[-1]
+        self._use(worker)
 
 
 def _abort_is_not_told(self: RemotePolicy, request: Any) -> Any:
@@ -125,19 +164,33 @@ def _lost_is_not_said(self: FrontEndSession, request: SharedRequest) -> None:
     self._lost.pop()
 
 
-def _never_told_again(self: PolicyServer, worker: int) -> None:
+def _never_told_again(self: FrontEndSession, worker: ReportedWorker) -> None:
     """Requests for a worker that serves again stay aside."""
     with patch.object(PolicyServer, "arrive"):
-        UPDATE(self, worker)
+        USE(self, worker)
 
 
-APPLY, ON_ARRIVAL = RemotePolicy._apply, RemotePolicy.on_arrival
-ON_STATE, LEAVE = FrontEndSession._on_state, PolicyServer.leave
-LOSE, UPDATE, COMBINED_STATE = (
-    FrontEndSession.lose,
-    PolicyServer.update_worker,
-    PolicyServer._combined_state,
+def _running_is_not_told(self: RemotePolicy, request: Request, worker: int, tokens: int) -> Any:
+    """A front end that rejoins says nothing of what runs."""
+    return Decision()
+
+
+def _bound_is_told_as_running(self: RemotePolicy, request: Request, worker: int, _: int) -> Any:
+    return ON_RUNNING(self, request, worker, 1)
+
+
+APPLY, ON_ARRIVAL, ON_RUNNING = (
+    RemotePolicy._apply,
+    RemotePolicy.on_arrival,
+    RemotePolicy.on_running,
 )
+ON_STATE, ON_WORKER, USE, LOSE = (
+    FrontEndSession._on_state,
+    FrontEndSession._on_worker,
+    FrontEndSession._use,
+    FrontEndSession.lose,
+)
+LEAVE, UPDATE = PolicyServer.leave, PolicyServer.update_worker
 MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "an assignment that is superseded is made": (
         RemotePolicy,
@@ -159,7 +212,7 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "the word of a front end that left stays": (PolicyServer, "leave", _word_stays),
     "one front end loses the requests of others": (
         PolicyServer,
-        "_combined_state",
+        "update_worker",
         _one_word_is_enough,
     ),
     "the last word of a worker counts for all": (FrontEndSession, "_on_state", _last_word_counts),
@@ -170,7 +223,32 @@ MUTANTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     ),
     "an abort does not reach the server": (RemotePolicy, "on_abort", _abort_is_not_told),
     "a lost request is not reported": (FrontEndSession, "lose", _lost_is_not_said),
-    "a parked request is forgotten": (PolicyServer, "update_worker", _never_told_again),
+    "a parked request is forgotten": (FrontEndSession, "_use", _never_told_again),
+    "a request stays at a worker that its front end does not use": (
+        PolicyServer,
+        "_place_misplaced",
+        _misplaced_stays,
+    ),
+    "a request waits for a worker that its front end uses no more": (
+        FrontEndSession,
+        "_on_state",
+        _pin_stays,
+    ),
+    "a worker is taken for one that had its number": (
+        FrontEndSession,
+        "_on_worker",
+        _number_goes_on,
+    ),
+    "what runs is not told to the policy that is joined": (
+        RemotePolicy,
+        "on_running",
+        _running_is_not_told,
+    ),
+    "what has no token is told as running": (
+        RemotePolicy,
+        "on_running",
+        _bound_is_told_as_running,
+    ),
     "a front end that is stopped keeps its slots": (
         FrontEndSession,
         "drop",
@@ -192,8 +270,9 @@ def test_shared_policy_mutant_is_rejected(name: str, monkeypatch: pytest.MonkeyP
         max_examples=2000, stateful_step_count=50, phases=[Phase.generate], derandomize=True,
         database=None, report_multiple_bugs=False,
     )  # fmt: skip
+    falls_back = MUTANTS[name][1] in ("on_running", "leave")
     try:
-        run_state_machine_as_test(SharedPolicyMachine, settings=few)
+        run_state_machine_as_test(machine(falls_back=falls_back), settings=few)
     except Exception:  # an assertion, or whatever the mistake leads to
         return
     pytest.fail("the machine finds no mistake")
@@ -215,8 +294,11 @@ class Pool:
         self.action = action
         self.errors: list[Exception] = []
         self.failures: list[list[Exception]] = [[] for _ in range(front_ends)]
-        self.server = PolicyServer(policy, workers, self.clock, self.errors.append)
-        self.policies = [RemotePolicy(workers, self.clock) for _ in range(front_ends)]
+        names = [str(number) for number in range(workers)]
+        self.server = PolicyServer(policy, names, self.clock, self.errors.append)
+        self.policies = [
+            RemotePolicy(self.clock, partial(self.lost, number)) for number in range(front_ends)
+        ]
         self.dispatchers = [
             RequestDispatcher(policy, workers, self.clock, partial(self.failed, number))
             for number, policy in enumerate(self.policies)
@@ -226,6 +308,9 @@ class Pool:
             for policy, dispatcher in zip(self.policies, self.dispatchers, strict=True)
         ]
         self.settle()
+
+    def lost(self, front_end: int, error: SharedPolicyLost) -> None:
+        self.dispatchers[front_end].fail_policy(error)
 
     def failed(self, front_end: int, error: Exception) -> FailureAction:
         self.failures[front_end].append(error)
@@ -342,9 +427,10 @@ class RecordingLink:
 
 def silent() -> tuple[ManualClock, RecordingLink, RemotePolicy, RequestDispatcher]:
     clock, link = ManualClock(), RecordingLink()
-    policy = RemotePolicy(1, clock)
+    policy = RemotePolicy(clock, lambda lost: dispatcher.fail_policy(lost))
     dispatcher = RequestDispatcher(policy, 1, clock, lambda error: STOP)
     policy.connect(link, dispatcher)
+    dispatcher.replace_policy(policy)
     return clock, link, policy, dispatcher
 
 
@@ -393,7 +479,7 @@ ARRIVES = ["arrive", 0, 5, None, None, None]
 @pytest.mark.parametrize(
     "message",
     [
-        ["hello", 0, 2], ["hello", 1, 3], [], ["arrive", 0], [["arrive"]], ["gone"],
+        ["hello", 2, None], ["hello", 2, 1], [], ["arrive", 0], [["arrive"]], ["gone"],
         *(["arrive", serial, 5, None, None, None] for serial in (0, -1, True, "a", 1 << 62)),
         *(["arrive", 1, size, None, None, None] for size in (0, -5, True, 1 << 31, 1.0, None)),
         *(["arrive", 1, 5, worker, None, None] for worker in NO_WORKERS),
@@ -405,6 +491,13 @@ ARRIVES = ["arrive", 0, 5, None, None, None]
         *(["state", worker, "lost", 0] for worker in (2, 0.0, True)),
         ["state", 0, "gone", 0], ["state", 0, ["lost"], 0], ["state", 0, "draining", -5],
         *(["capacity", 0, slots, None] for slots in (-1, "x", True)),
+        *(["worker", number, "x", None, None, "lost"] for number in (3, -1, True)),
+        *(["worker", 2, name, None, None, "lost"] for name in ("", "x" * 1025, 7, None)),
+        ["worker", 2, "x", -1, None, "lost"], ["worker", 2, "x", 1, None, "gone"],
+        ["worker", 0, "x", None, None, "lost"], ["worker", 2, "0", None, None, "lost"],
+        *(["running", 1, 5, None, worker, 0] for worker in NO_WORKERS),
+        *(["running", 1, 5, None, 0, tokens] for tokens in (-1, 1 << 31, None)),
+        ["running", 0, 5, None, 0, 1],
         ["capacity", 7, 1, None], ["capacity", 0, None, -4],
         ["report", -1, 0, 0, 0, 0.0], ["report", True, 0, 0, 0, 0.5], ["report", 0, -1, 0, 0, 0.0],
         ["report", 0, 0, "x", 0, 0.0], ["report", 0, 0, 0, 1 << 62, 0.0],
@@ -434,7 +527,9 @@ def greeted(pool: "Pool", workers: int = 1) -> tuple["RecordingLink", FrontEndSe
     """A front end that says what the test does."""
     link = RecordingLink()
     session = pool.server.connect(link)
-    session.receive(["hello", VERSION, workers])
+    session.receive(["hello", VERSION, None])
+    for number in range(workers):
+        session.receive(["worker", number, str(number), None, None, "serving"])
     return link, session
 
 
@@ -510,11 +605,10 @@ def test_parked_request_that_the_policy_refuses_drops_its_front_end_only() -> No
     policy = RefusingPolicy([1, 1])
     pool = Pool(policy, 2)
     link, session = greeted(pool, 2)
-    pool.dispatchers[0].set_health(1, WorkerState.DRAINING)
-    pool.settle()
+    session.receive(["state", 1, "draining", 0])
     for serial in (0, 1):
         session.receive(["arrive", serial, 8, 1, None, None])
-    pool.dispatchers[0].set_health(1, WorkerState.SERVING)
+    session.receive(["state", 1, "serving", 0])
     requests = [pool.submit(0, name) for name in "ab"]
     assert "8 tokens are too many" in link.messages[-1][1]
     assert (pool.errors, pool.failures) == ([], [[], []])
@@ -532,14 +626,25 @@ def test_policy_that_refuses_an_abort_has_failed() -> None:
     assert [len(one) for one in pool.failures] == [1, 1]
 
 
-@pytest.mark.parametrize("hello", [["hello", VERSION + 1, 1], ["hello", VERSION, 2]])
-def test_front_end_of_another_version_or_size_is_refused(hello: Message) -> None:
+def test_front_end_of_another_version_is_refused() -> None:
     pool = Pool(LateBinding([1]))
     link = RecordingLink()
-    pool.server.connect(link).receive(hello)
-    assert "restart all front ends" in link.messages[-1][1]
+    pool.server.connect(link).receive(["hello", VERSION + 1, None])
+    assert "of version 3, and the policy's of 2" in link.messages[-1][1]
     assert link.closed
     assert len(pool.server.sessions) == 2
+
+
+@pytest.mark.parametrize(("theirs", "refused"), [(None, False), (True, False), (False, True)])
+def test_front_end_that_tells_steps_otherwise_is_refused(
+    theirs: bool | None, refused: bool
+) -> None:
+    errors: list[Exception] = []
+    server = PolicyServer(LateBinding([1]), [None], ManualClock(), errors.append, lockstep=True)
+    link = RecordingLink()
+    server.connect(link).receive(["hello", VERSION, theirs])
+    assert link.closed is refused
+    assert not refused or "need a policy with lockstep false" in link.messages[-1][1]
 
 
 def test_connection_counts_as_front_end_after_its_hello() -> None:
@@ -552,7 +657,7 @@ def test_connection_counts_as_front_end_after_its_hello() -> None:
     for dispatcher in pool.dispatchers:
         dispatcher.set_health(0, WorkerState.LOST)
     pool.settle()
-    assert pool.server.states == [WorkerState.LOST], "it has no say about workers"
+    assert states(pool) == [WorkerState.LOST], "it has no say about workers"
     pool.clock.advance(SILENT_SECONDS)
     assert links[0].closed
     silent.disconnect()
@@ -635,7 +740,7 @@ def test_shared_policy_is_taken_as_a_dispatcher_takes_it(policy: Any) -> None:
 def test_stopped_server_is_given_up_in_the_short_time_after_its_first_answer() -> None:
     clock, _, policy, dispatcher = silent()
     dispatcher.submit(DispatchedRequest("a", 5))
-    policy.receive(["decision", 1, [], []])
+    policy.receive(["decision", 2, [], []])
     clock.advance(ANSWER_SECONDS - 1)
     assert not policy.is_lost
     clock.advance(1)
@@ -657,16 +762,111 @@ def test_reports_are_taken_from_one_front_end() -> None:
     assert policy.reports == [(0, reports[0]), (0, reports[1])]
 
 
-def test_capacity_reaches_the_shared_policy_and_new_workers_are_refused() -> None:
+def states(pool: "Pool") -> list[WorkerState]:
+    return [one.state for one in pool.server.workers]
+
+
+def test_worker_takes_what_the_front_end_that_says_least_allows() -> None:
     pool = Pool(LateBinding([1]))
-    pool.submit(0, "a")
-    waits = pool.submit(1, "b")
-    pool.dispatchers[1].set_capacity(0, Capacity(slots=2))
+    requests = [pool.submit(0, name) for name in "abc"]
+    pool.dispatchers[1].set_capacity(0, Capacity(slots=3))
     pool.settle()
-    assert waits.worker == 0
-    with pytest.raises(Exception, match="does not take worker 1"):
-        pool.dispatchers[0].add_worker(Capacity(slots=1))
-    assert "gets no new ones" in str(pool.failures[0][0])
+    assert [one.worker for one in requests] == [0, 0, 0]
+    pool.dispatchers[0].set_capacity(0, Capacity(slots=2))
+    for request in requests[:2]:
+        pool.dispatchers[0].abort(request)
+    last = [pool.submit(1, name) for name in "de"]
+    assert [one.worker for one in last] == [0, None]
+
+
+def test_request_goes_to_no_worker_that_its_front_end_does_not_have() -> None:
+    pool = Pool(LateBinding([1]))
+    added = pool.dispatchers[1].add_worker(Capacity(slots=2), name="new")
+    requests = [pool.submit(0, name) for name in "ab"]
+    assert [one.worker for one in requests] == [0, None], "it has one worker"
+    others = [pool.submit(1, name) for name in "abc"]
+    assert [one.worker for one in others] == [added, added, None]
+    number = pool.dispatchers[0].add_worker(Capacity(slots=3), name="new")
+    pool.dispatchers[1].set_capacity(added, Capacity(slots=3))
+    pool.settle()
+    waits = [one for one in (requests[1], others[2]) if one.worker is None]
+    assert number == 1
+    assert len(waits) == 1, "one more has a slot, and it is one for both"
+
+
+def test_worker_that_one_front_end_cannot_reach_serves_the_others() -> None:
+    pool = Pool(LateBinding([2, 2]), 2)
+    pool.dispatchers[0].set_health(0, WorkerState.LOST)
+    pool.settle()
+    mine = [pool.submit(0, name) for name in "abc"]
+    others = [pool.submit(1, name) for name in "abc"]
+    assert [one.worker for one in mine] == [1, 1, None]
+    assert [one.worker for one in others] == [0, 0, None]
+    pool.dispatchers[0].set_health(0, WorkerState.SERVING)
+    pool.dispatchers[1].abort(others[0])
+    pool.settle()
+    assert others[2].worker == 0
+    assert pool.failures == [[], []]
+
+
+def test_front_end_without_a_worker_leaves_slots_to_the_others() -> None:
+    pool = Pool(LateBinding([1]))
+    pool.dispatchers[0].set_health(0, WorkerState.LOST)
+    pool.settle()
+    stuck, served = pool.submit(0, "a"), pool.submit(1, "b")
+    assert (stuck.worker, served.worker) == (None, 0)
+    pool.dispatchers[0].set_health(0, WorkerState.SERVING)
+    pool.dispatchers[1].abort(served)
+    pool.settle()
+    assert stuck.worker == 0
+
+
+def test_request_too_large_for_all_workers_of_its_front_end_waits() -> None:
+    """It would occupy the worker that the policy chose, which its front end does not use."""
+    pool = Pool(LateBinding([1, 1]), 2)
+    pool.dispatchers[0].set_capacity(1, Capacity(slots=1, kv_tokens=4))
+    pool.dispatchers[0].set_health(0, WorkerState.LOST)
+    pool.settle()
+    large, small = pool.submit(0, "a"), pool.submit(0, "b", size=3)
+    assert (large.worker, small.worker) == (None, 1)
+    pool.dispatchers[0].set_health(0, WorkerState.SERVING)
+    pool.settle()
+    assert large.worker == 0
+
+
+def test_number_of_a_removed_worker_is_used_again() -> None:
+    pool = Pool(LateBinding([1]))
+    for generation in range(5):
+        for dispatcher in pool.dispatchers:
+            number = dispatcher.add_worker(Capacity(slots=1), name=f"new {generation}")
+            pool.settle()
+            dispatcher.remove_worker(number)
+            pool.settle()
+    names = [one.name for one in pool.server.workers]
+    assert names == ["0", "new 4", None], "each keeps the last that it removed"
+
+
+def test_front_end_that_joins_brings_what_runs() -> None:
+    policy = LateBinding([2])
+    pool = Pool(policy, front_ends=1)
+    own = LateBinding([2])
+    remote = RemotePolicy(pool.clock, pool.errors.append)
+    dispatcher = RequestDispatcher(own, 1, pool.clock, lambda error: STOP)
+    requests = [DispatchedRequest(name, 5) for name in "abc"]
+    for request in requests:
+        dispatcher.submit(request)
+    dispatcher.start(requests[0], requests[0].status)  # type: ignore[arg-type]
+    connect_in_process(pool.server, remote, dispatcher, pool.clock)
+    pool.settle()
+    assert [one.worker for one in requests] == [0, 0, None]
+    last = pool.submit(0, "d")
+    assert last.worker is None, "no slot is counted twice"
+    dispatcher.report_tokens(requests[0], 3)
+    for request in requests[:2]:
+        dispatcher.finish(request)
+    pool.settle()
+    assert [requests[2].worker, last.worker] == [0, 0]
+    assert (policy.refused, pool.errors) == ([], [])
 
 
 def test_lost_worker_told_by_all_keeps_the_order_of_the_pool() -> None:
@@ -676,7 +876,7 @@ def test_lost_worker_told_by_all_keeps_the_order_of_the_pool() -> None:
     for dispatcher in pool.dispatchers:
         dispatcher.set_health(1, WorkerState.LOST)
     pool.settle()
-    assert pool.server.states == [WorkerState.SERVING, WorkerState.LOST]
+    assert states(pool) == [WorkerState.SERVING, WorkerState.LOST]
     pool.dispatchers[0].abort(requests[0])
     pool.settle()
     assert [one.worker for one in requests[1:]] == [0, None]
