@@ -10,6 +10,8 @@ from uuid import uuid4
 from equipoise.serve.settings import RANK_HEADER, WorkerSettings
 
 REQUEST_ID = "X-Request-Id"
+API_KEY_HEADER = "X-Api-Key"
+"""Header by which Anthropic's clients send their key."""
 LONGEST_ID = 128
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"}
@@ -45,12 +47,12 @@ def worker_request_headers(
     Args:
         headers: the client's.
         worker: its own headers replace the client's.
-        key: sent instead of the client's authorization; None: the client's is.
+        key: sent instead of the client's, in whichever header that came; None: the client's is.
         name: the request's id.
     """
     own = {one.lower() for one in worker.headers} | PROXY_REQUEST_HEADERS
     if key is not None:
-        own.add("authorization")
+        own |= {"authorization", API_KEY_HEADER.lower()}
     pairs = _end_to_end_headers(headers, own)
     # What is compressed could not be read, and its tokens not be counted.
     pairs += [(REQUEST_ID, name), ("Accept-Encoding", "identity"), *worker.headers.items()]
