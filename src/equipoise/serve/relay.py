@@ -35,7 +35,7 @@ from equipoise.serve.openai_protocol import (
     TokenUsage,
     error_event,
     read_usage,
-    whole_as_event,
+    whole_as_events,
 )
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
 from equipoise.serve.proxy_request import ProxyRequest
@@ -470,7 +470,7 @@ class Relay:
 
 async def _send_whole(context: RequestContext, whole: BufferedAnswer) -> web.StreamResponse:
     if context.client.phase is not NOTHING_SENT:
-        event = whole_as_event(context.parsed.path, whole.status, whole.body)
-        return await context.client.end_with(event)
+        events = whole_as_events(context.parsed.path, whole.status, whole.body)
+        return await context.client.end_with(events)
     headers = [*client_response_headers(whole.headers, context.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)
