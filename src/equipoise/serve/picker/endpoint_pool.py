@@ -263,7 +263,7 @@ class EndpointPool:
                 addresses.append(one.address)
         return tuple(addresses)
 
-    def start_answer(
+    def set_answering(
         self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
     ) -> ProxyRequest:
         """The endpoint at `address` answers a request that was sent with these headers.
@@ -273,7 +273,6 @@ class EndpointPool:
         """
         bound, number = state.status, self._answering(address, headers)
         if isinstance(bound, BoundToWorker) and bound.worker == number:
-            self.dispatcher.start(state, bound)
             return state
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
@@ -281,14 +280,19 @@ class EndpointPool:
         if number is None or not self._serves(number):
             return state
         try:
-            state = self._submit(self._bounded(state.size, [number]), number, state.blocks)
+            # Where no slot is free there it waits for one in the policy, as it does in the worker.
+            return self._submit(self._bounded(state.size, [number]), number, state.blocks)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
             return state
-        # Where no slot is free there it waits for one in the policy, as it does in the worker.
-        if isinstance(state.status, BoundToWorker):
-            self.dispatcher.start(state, state.status)
+
+    def start_answer(
+        self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
+    ) -> ProxyRequest:
+        """As `set_answering`; from now on the policy expects a token of it in every step."""
+        state = self.set_answering(state, address, headers)
+        self._start(state)
         return state
 
     def doubt(self, address: str) -> None:
@@ -299,6 +303,7 @@ class EndpointPool:
 
     def report_tokens(self, state: ProxyRequest, tokens: int) -> None:
         """So many tokens so far."""
+        self._start(state)
         self.dispatcher.report_tokens(state, tokens)
 
     def share_tokens(self, number: int, tokens: int) -> None:
@@ -332,6 +337,10 @@ class EndpointPool:
             if timer is not None:
                 timer.cancel()
 
+    def _start(self, state: ProxyRequest) -> None:
+        if isinstance(state.status, BoundToWorker):
+            self.dispatcher.start(state, state.status)
+
     def _finish_all(self) -> None:
         self._settle = None
         ended, self._ended = self._ended, []
@@ -341,10 +350,7 @@ class EndpointPool:
 
     def _finish(self, state: ProxyRequest, tokens: int) -> None:
         if tokens:
-            bound = state.status
-            if isinstance(bound, BoundToWorker):
-                self.dispatcher.start(state, bound)
-            self.dispatcher.report_tokens(state, tokens)
+            self.report_tokens(state, tokens)
         self.dispatcher.finish(state)
         self._release_empty()
 
