@@ -12,7 +12,7 @@ from equipoise.serve.settings import RANK_HEADER, WorkerSettings
 REQUEST_ID = "X-Request-Id"
 API_KEY_HEADER = "X-Api-Key"
 """Header by which Anthropic's clients send their key."""
-LONGEST_ID = 128
+MAX_ID_LENGTH = 128
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
@@ -34,7 +34,7 @@ ID = re.compile(r"[!-~]+", re.ASCII)
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's own, if it is fit to be written into logs; else a new one."""
     text = headers.get(REQUEST_ID, "")
-    if len(text) <= LONGEST_ID and ID.fullmatch(text):
+    if len(text) <= MAX_ID_LENGTH and ID.fullmatch(text):
         return text
     return uuid4().hex
 

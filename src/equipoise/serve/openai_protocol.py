@@ -41,9 +41,9 @@ MODEL_PATHS = (CHAT, COMPLETIONS)
 TEXT_KEYS = frozenset({"text", "content", "input", "output", "arguments"})
 """Of a content part, or of an item of a conversation: what goes into the prompt as text."""
 RANK_KEY = "data_parallel_rank"
-MOST_RANK = 1 << 20
+MAX_RANK = 1 << 20
 """Bound of a data-parallel rank in a request: far more than there are, and no huge integer."""
-LONGEST_MODEL = 512
+MAX_MODEL_NAME_LENGTH = 512
 """Letters of a model's name, which is kept as long as the request, and goes into the log."""
 
 
@@ -80,8 +80,8 @@ def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedR
         fields = _mapping(body)
         model = fields.get("model", None if path in MODEL_PATHS else "")
         shortest = 1 if path in MODEL_PATHS else 0
-        if not isinstance(model, str) or not shortest <= len(model) <= LONGEST_MODEL:
-            raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
+        if not isinstance(model, str) or not shortest <= len(model) <= MAX_MODEL_NAME_LENGTH:
+            raise bad_request(f"'model' has to be a name of 1 to {MAX_MODEL_NAME_LENGTH} letters")
         if not isinstance(fields.get("stream"), bool | None):
             raise bad_request("'stream' has to be true or false")
         _check_counts(fields)
@@ -267,7 +267,7 @@ def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
         if not (text.isascii() and text.isdigit() and len(text) <= 7):
             raise bad_request(f"{RANK_HEADER} has to be a whole number")
         rank = int(text)
-    if not _whole(rank) or rank > MOST_RANK:
+    if not _whole(rank) or rank > MAX_RANK:
         raise bad_request(f"{RANK_KEY!r} has to be a whole number that is not negative")
     return int(rank)
 
@@ -275,9 +275,9 @@ def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream of OpenAI's older APIs, vLLM's and SGLang's."""
 DECODER = json.JSONDecoder()
-MOST_EVENT = 1 << 20
+MAX_EVENT_BYTES = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
-MOST_TOKENS = 1 << 28
+MAX_TOKENS = 1 << 28
 """A count or an estimate beyond it is not believed: policies take no larger ones."""
 
 
@@ -320,7 +320,7 @@ class EventReader:
         """The whole events among what has come, with all their bytes; the rest is kept."""
         data = self._tail + chunk if self._tail else chunk
         end = _last_end(data)
-        if end == 0 and len(data) > MOST_EVENT:
+        if end == 0 and len(data) > MAX_EVENT_BYTES:
             self._tail = b""
             self.tokens += 1
             return data
@@ -578,4 +578,4 @@ def _is_fault(error: object) -> bool:
 
 
 def _count_of(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None

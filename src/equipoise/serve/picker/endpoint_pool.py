@@ -38,7 +38,7 @@ LOG = logging.getLogger("equipoise.picker")
 SETTLE_SECONDS = 0.005
 """Within it the ends of one step reach the picker; they are told to the policy as one event, where
 no tokens say when a step is over."""
-MOST_FALLBACK_LOOKS = 16
+MAX_FALLBACK_LOOKS = 16
 """Endpoints that are looked at for a fallback: each request pays for them."""
 
 
@@ -250,7 +250,7 @@ class EndpointPool:
         serving, most = self.dispatcher.serving, self._settings.limits.fallbacks
         # In turns: what a lost worker had must not fall upon one other.
         self._turn += 1
-        for offset in range(min(len(serving), MOST_FALLBACK_LOOKS)):
+        for offset in range(min(len(serving), MAX_FALLBACK_LOOKS)):
             if len(addresses) > most:
                 break
             one = self._endpoints[serving[(self._turn + offset) % len(serving)]]

@@ -455,7 +455,7 @@ async def test_jump_of_a_counter_is_bounded(ray_router: Any) -> None:
     for generated in (0, 1 << 40, (1 << 40) + 3):
         router.update_replicas([RunningReplica("a", 2, {"generated_tokens": generated})])
     (request,) = router.pool.view("a").requests.values()
-    assert request.tokens == 1 + replica_pool.MOST_SHARE + 3
+    assert request.tokens == 1 + replica_pool.MAX_SHARE + 3
     call.cancel()
 
 
