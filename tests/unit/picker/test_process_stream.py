@@ -429,6 +429,27 @@ def test_tokens_of_unknown_path_are_counted_where_it_makes_some() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("answering", [False, True])
+def test_answered_request_without_tokens_is_bound_to_no_other_endpoint(answering: bool) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1)
+        stream = QueuedStream(pool)
+        stream.send_head(path="/v1/embeddings")
+        await turns()
+        if answering:
+            stream.send_answer_head(JSON)
+            await turns()
+        assert stream.destination is not None
+        set_health(pool, [stream.destination], WorkerState.LOST)
+        await turns()
+        # Envoy may still send down its list what is not answered.
+        assert len(pool.dispatcher.requests) == (not answering)
+        await stream.end()
+        assert not pool.dispatcher.requests
+
+    run(work())
+
+
 def test_slot_of_refused_request_is_free_with_the_refusal() -> None:
     async def work() -> None:
         pool = pool_of(*ADDRESSES[:1], slots=1)

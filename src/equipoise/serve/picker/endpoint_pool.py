@@ -116,9 +116,21 @@ class PickedRequest(ProxyRequest):
 
     Attributes:
         subset: addresses of the endpoints that it may go to; None: any, or it is answered already.
+        requeued: called when its worker was lost, and the policy has it again.
     """
 
     subset: frozenset[str] | None = None
+
+    def __init__(
+        self, number: int, size: int, required_worker: int | None, blocks: Sequence[int]
+    ) -> None:
+        super().__init__(number, size, required_worker, blocks)
+        self.requeued: Callable[[], object] = lambda: None
+
+    def on_requeued(self) -> None:
+        """See `DispatchedRequest`."""
+        super().on_requeued()
+        self.requeued()
 
 
 @dataclass(frozen=True)
@@ -273,7 +285,7 @@ class EndpointPool:
         """
         bound, number = state.status, self._answering(address, headers)
         if isinstance(bound, BoundToWorker) and bound.worker == number:
-            return state
+            return self._keep_answering(state)
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
         self.dispatcher.abort(state)
@@ -281,7 +293,8 @@ class EndpointPool:
             return state
         try:
             # Where no slot is free there it waits for one in the policy, as it does in the worker.
-            return self._submit(self._bounded(state.size, [number]), number, state.blocks)
+            state = self._submit(self._bounded(state.size, [number]), number, state.blocks)
+            return self._keep_answering(state)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
@@ -336,6 +349,16 @@ class EndpointPool:
         for timer in (*self._leaving.values(), self._settle):
             if timer is not None:
                 timer.cancel()
+
+    def _keep_answering(self, state: ProxyRequest) -> ProxyRequest:
+        """If its worker is lost the policy is not to bind it elsewhere: it will not be sent again.
+
+        Matters until it starts: after that the policy gives it up by itself.
+        """
+        assert isinstance(state, PickedRequest)
+        # Later, since it is called amid the dispatcher's books.
+        state.requeued = lambda: self._loop.call_soon(self.abort, state)
+        return state
 
     def _start(self, state: ProxyRequest) -> None:
         if isinstance(state.status, BoundToWorker):
