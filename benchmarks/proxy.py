@@ -10,27 +10,29 @@ proxy, in an order that alternates; rounds are interleaved pairs. Added is the d
 percentiles of both, in one round; of rounds there is the median, the lowest and the highest.
 
 With `--cpu`: 64 streams at once of a worker that makes a token for each of them in every step of
-40 ms, through the proxy, through one of aiohttp that passes bytes on, and through the proxy under
-uvloop where that is installed. CPU time is that of the proxy's process, user and system, from the
-first request to the last; a core's tokens a second are what one core could relay at that cost.
+40 ms: through the proxy, the proxy under uvloop, one of aiohttp that passes bytes on, nginx and
+Envoy; the last two and uvloop where they are installed (`lib/native_proxies.py`). CPU time is of
+the proxy's process, user and system, from the first request to the last; a core's tokens a second
+are what one core could relay at that cost.
 
 Writes benchmarks/results/proxy.json or proxy_cpu.json; `python benchmarks/report.py` shows them.
 """
 
 import argparse
 import asyncio
-import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
+from lib.native_proxies import native_proxies
 from lib.results import Row, save, spread
 from report import show
 
@@ -53,10 +55,15 @@ sys.exit(main())
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A child of Python that is ended behind it."""
+    with running_program(sys.executable, *command) as child:
+        yield child
+
+
+@contextmanager
+def running_program(*command: str) -> Iterator[subprocess.Popen[str]]:
     """A child that is ended behind it."""
-    child = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         yield child
     finally:
@@ -116,12 +123,13 @@ async def one_round(
 
 
 async def ready(url: str) -> None:
-    """Wait until the proxy has found its worker."""
+    """Wait until the proxy listens, and has found its worker."""
     async with asyncio.timeout(READY_TIMEOUT), aiohttp.ClientSession() as client:
         while True:
-            async with client.get(f"{url}/ready") as answer:
-                if answer.status == 200:
-                    return
+            with suppress(aiohttp.ClientConnectorError):
+                async with client.get(f"{url}/ready") as answer:
+                    if answer.status == 200:
+                        return
             await asyncio.sleep(0.05)
 
 
@@ -141,9 +149,11 @@ async def stream_all(url: str, tokens: int) -> None:
 
 
 def cpu_seconds(process: int) -> float:
-    """Of a process so far, user and system."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of a process so far, user and system, by its own clock: `clock_getcpuclockid(3)`.
+
+    The ticks of /proc are too coarse for a native proxy, whose round takes a few of them.
+    """
+    return time.clock_gettime((~process << 3) | 2)
 
 
 def cpu_per_token(process: int, url: str, tokens: int) -> float:
@@ -168,7 +178,13 @@ def measure_cpu(rounds: int, tokens: int) -> list[Row]:
             command = (*start, "route", "--workers", direct, "--port", "0")
             child = stack.enter_context(running(*command))
             proxies[name] = (child.pid, first_line_with(child, "serving on").split()[3].rstrip(","))
-            asyncio.run(ready(proxies[name][1]))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        worker_port = int(direct.rpartition(":")[2])
+        for name, (native_command, port) in native_proxies(worker_port, folder).items():
+            child = stack.enter_context(running_program(*native_command))
+            proxies[name] = (child.pid, f"http://127.0.0.1:{port}")
+        for _, url in proxies.values():
+            asyncio.run(ready(url))
         costs: dict[str, list[float]] = {name: [] for name in proxies}
         for number in range(rounds + 1):
             for name, (process, url) in proxies.items():

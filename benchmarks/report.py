@@ -711,7 +711,7 @@ PROXY_CPU = Section(
     "python benchmarks/proxy.py --cpu",
     "64 streams at once, a token of each in a step of 40 ms, chat; worker, proxy and client are a "
     "process each. CPU time of the proxy's process, and tokens a second of one core at that cost; "
-    "beside it one of aiohttp that passes bytes on unread.",
+    "beside it one of aiohttp, nginx and Envoy, which pass bytes on unread, in a thread each.",
     bars=(Bar("tokens a second and core", "per_core", at_least=5000, form=",.0f"),),
     tables=(
         Table("proxies", (

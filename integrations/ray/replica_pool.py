@@ -28,7 +28,7 @@ may reserve a replica (`DeploymentHandle.choose_replica`) and send nothing."""
 OVERTAKING_SECONDS = 0.1
 """By how much Ray's word that an attempt is over, which a thread of its own brings, may come before
 its word of what the replica said of it."""
-MOST_SHARE = 1 << 20
+MAX_SHARE = 1 << 20
 """Tokens of one request between two reports of a replica; more is a counter of something else."""
 ReplicaKey: TypeAlias = Hashable
 CallId: TypeAlias = Hashable
@@ -202,7 +202,7 @@ class ReplicaPool:
         # What is left of the division counts the next time.
         self._generated[replica] = before + each * max(len(running), ongoing)
         for request in running:
-            self.dispatcher.report_tokens(request, request.tokens + min(each, MOST_SHARE))
+            self.dispatcher.report_tokens(request, request.tokens + min(each, MAX_SHARE))
 
     # Requests.
 

@@ -13,7 +13,7 @@ RequestSize: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], int]
 
 BYTES_PER_TOKEN = 4
 """Of UTF-8, about that of English: the router sees no answer that could teach it a better one."""
-MOST_TOKENS = 1 << 28
+MAX_TOKENS = 1 << 28
 """An estimate beyond it is not believed: policies take no larger ones."""
 PROMPT_FIELDS = (
     "prompt_token_ids",
@@ -25,10 +25,10 @@ PROMPT_FIELDS = (
     "text",
 )
 """Fields with the prompt, in OpenAI's, vLLM's and SGLang's requests; tokens first."""
-MOST_DEPTH = 8
+MAX_DEPTH = 8
 """Levels of lists and mappings in which text is looked for: what is nested deeper is no prompt."""
 
-MOST_TOKEN_DEPTH = 2
+MAX_TOKEN_DEPTH = 2
 """Several prompts of token ids are a list of lists, or an array of two dimensions."""
 TEXTS = str | bytes | bytearray
 
@@ -45,7 +45,7 @@ def prompt_tokens(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         _size(value) if isinstance(value, str) else _size_of_fields(value)
         for value in (*args, kwargs, *kwargs.values())
     )
-    return min(max(1, *sizes), MOST_TOKENS)
+    return min(max(1, *sizes), MAX_TOKENS)
 
 
 def load_request_size(name: str | None) -> RequestSize:
@@ -75,8 +75,8 @@ def _size_of_fields(request: object) -> int:
 
 def _size(value: object) -> int:
     """Of a text, of tokens, of several of either, or of messages."""
-    tokens = _token_count(value, MOST_TOKEN_DEPTH)
-    return tokens or -(-_text_bytes(value, MOST_DEPTH) // BYTES_PER_TOKEN)
+    tokens = _token_count(value, MAX_TOKEN_DEPTH)
+    return tokens or -(-_text_bytes(value, MAX_DEPTH) // BYTES_PER_TOKEN)
 
 
 def _token_count(value: object, depth: int) -> int:

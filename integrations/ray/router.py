@@ -16,7 +16,7 @@ from ray.util import metrics
 from equipoise.balancer.requests.dispatcher import RequestClosed
 from equipoise.integrations.ray.compatibility import check_symbols
 from equipoise.integrations.ray.replica_pool import LOG, NoBinding, ReplicaPool, RoutedRequest
-from equipoise.integrations.ray.request_sizes import MOST_TOKENS
+from equipoise.integrations.ray.request_sizes import MAX_TOKENS
 from equipoise.integrations.ray.settings import RouterSettings, router_settings
 
 GENERATED_TOKENS, ONGOING_REQUESTS = "generated_tokens", "ongoing_requests"
@@ -212,7 +212,7 @@ class EquipoiseRequestRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[mi
                 LOG.error("request_size failed: such requests count as one token", exc_info=error)
             self._size_failed = True
             return 1
-        return max(1, min(size, MOST_TOKENS))
+        return max(1, min(size, MAX_TOKENS))
 
     def _count(self, by: str) -> None:
         self.counts[by] += 1

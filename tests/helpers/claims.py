@@ -613,7 +613,7 @@ def larger() -> list[tuple[str, str, str, str]]:
 def _named(tree: ast.Module) -> Iterator[tuple[str, Sequence[ast.expr]]]:
     """What is assigned to a name, and what decorates a function, but time bounds."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.decorator_list
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) not in BOUNDS:
             yield ast.unparse(node.targets[0]), [node.value]

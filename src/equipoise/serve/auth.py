@@ -3,8 +3,10 @@
 import hmac
 import ssl
 from collections.abc import Mapping
+from itertools import product
 
 from equipoise.hal.errors import UsageError
+from equipoise.serve.headers import API_KEY_HEADER
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused
 from equipoise.serve.settings import AccessSettings
 
@@ -13,15 +15,21 @@ CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 def check_key(access: AccessSettings, headers: Mapping[str, str]) -> None:
-    """Raises RequestRefused (401) where a key is needed and this is none of them."""
+    """Raises RequestRefused (401) where a key is needed and the client sends none of them.
+
+    OpenAI's clients send it as `Authorization: Bearer KEY`, Anthropic's as `x-api-key: KEY`.
+    """
     if not access.keys:
         return
-    scheme, _, text = headers.get("Authorization", "").partition(" ")
-    key_sent = text.strip().encode("utf-8", "surrogateescape")
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    texts = (token if scheme.lower() == "bearer" else "", headers.get(API_KEY_HEADER, ""))
+    keys_sent = [text.strip().encode("utf-8", "surrogateescape") for text in texts]
     # Every key is compared, so that the time does not say which one was near.
-    fits = [hmac.compare_digest(key_sent, key.encode()) for key in access.keys]
-    if scheme.lower() != "bearer" or not any(fits):
-        message = "a valid API key is needed: Authorization: Bearer KEY"
+    fits = [
+        hmac.compare_digest(sent, key.encode()) for sent, key in product(keys_sent, access.keys)
+    ]
+    if not any(fits):
+        message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
         raise RequestRefused(
             ErrorResponse(401, RequestOutcome.UNAUTHORIZED, message, "invalid_api_key", CHALLENGE)
         )

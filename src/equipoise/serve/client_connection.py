@@ -376,13 +376,13 @@ class ClientStream:
             raise ClientDisconnected from error
         return self._response
 
-    async def end_with(self, event: bytes) -> web.StreamResponse:
-        """End it by this event, such as why it is not complete."""
+    async def end_with(self, events: bytes) -> web.StreamResponse:
+        """End it by these events, such as one that says why it is not complete."""
         try:
             async with CancelScope() as scope:
                 scope.set_timeout(ERROR_EVENT_TIMEOUT, CancelReason.CLIENT_STALLED)
                 await self._settle()
-                await self.write(event)
+                await self.write(events)
                 return await self.finish()
         except ScopeCancelled:
             raise ClientDisconnected from None

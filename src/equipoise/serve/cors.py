@@ -12,7 +12,7 @@ REQUEST_METHOD, REQUEST_HEADERS = "Access-Control-Request-Method", "Access-Contr
 EXPOSED = "X-Request-Id, Retry-After"
 MAX_AGE = "600"
 """Seconds for which a browser need not ask again."""
-LONGEST_HEADERS = 2048
+MAX_HEADERS_LENGTH = 2048
 """Letters of the headers that a page asks for, which are sent back."""
 
 
@@ -44,6 +44,6 @@ def preflight_headers(methods: Sequence[str], headers: Mapping[str, str]) -> dic
         "Access-Control-Max-Age": MAX_AGE,
     }
     names = headers.get(REQUEST_HEADERS, "")
-    if 0 < len(names) <= LONGEST_HEADERS:
+    if 0 < len(names) <= MAX_HEADERS_LENGTH:
         answer["Access-Control-Allow-Headers"] = names
     return answer

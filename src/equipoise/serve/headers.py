@@ -10,7 +10,9 @@ from uuid import uuid4
 from equipoise.serve.settings import RANK_HEADER, WorkerSettings
 
 REQUEST_ID = "X-Request-Id"
-LONGEST_ID = 128
+API_KEY_HEADER = "X-Api-Key"
+"""Header by which Anthropic's clients send their key."""
+MAX_ID_LENGTH = 128
 HOP_BY_HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
@@ -32,7 +34,7 @@ ID = re.compile(r"[!-~]+", re.ASCII)
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's own, if it is fit to be written into logs; else a new one."""
     text = headers.get(REQUEST_ID, "")
-    if len(text) <= LONGEST_ID and ID.fullmatch(text):
+    if len(text) <= MAX_ID_LENGTH and ID.fullmatch(text):
         return text
     return uuid4().hex
 
@@ -45,12 +47,12 @@ def worker_request_headers(
     Args:
         headers: the client's.
         worker: its own headers replace the client's.
-        key: sent instead of the client's authorization; None: the client's is.
+        key: sent instead of the client's, in whichever header that came; None: the client's is.
         name: the request's id.
     """
     own = {one.lower() for one in worker.headers} | PROXY_REQUEST_HEADERS
     if key is not None:
-        own.add("authorization")
+        own |= {"authorization", API_KEY_HEADER.lower()}
     pairs = _end_to_end_headers(headers, own)
     # What is compressed could not be read, and its tokens not be counted.
     pairs += [(REQUEST_ID, name), ("Accept-Encoding", "identity"), *worker.headers.items()]

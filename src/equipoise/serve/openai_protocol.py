@@ -41,9 +41,9 @@ MODEL_PATHS = (CHAT, COMPLETIONS)
 TEXT_KEYS = frozenset({"text", "content", "input", "output", "arguments"})
 """Of a content part, or of an item of a conversation: what goes into the prompt as text."""
 RANK_KEY = "data_parallel_rank"
-MOST_RANK = 1 << 20
+MAX_RANK = 1 << 20
 """Bound of a data-parallel rank in a request: far more than there are, and no huge integer."""
-LONGEST_MODEL = 512
+MAX_MODEL_NAME_LENGTH = 512
 """Letters of a model's name, which is kept as long as the request, and goes into the log."""
 
 
@@ -80,8 +80,8 @@ def parse_request(path: str, body: bytes, headers: Mapping[str, str]) -> ParsedR
         fields = _mapping(body)
         model = fields.get("model", None if path in MODEL_PATHS else "")
         shortest = 1 if path in MODEL_PATHS else 0
-        if not isinstance(model, str) or not shortest <= len(model) <= LONGEST_MODEL:
-            raise bad_request(f"'model' has to be a name of 1 to {LONGEST_MODEL} letters")
+        if not isinstance(model, str) or not shortest <= len(model) <= MAX_MODEL_NAME_LENGTH:
+            raise bad_request(f"'model' has to be a name of 1 to {MAX_MODEL_NAME_LENGTH} letters")
         if not isinstance(fields.get("stream"), bool | None):
             raise bad_request("'stream' has to be true or false")
         _check_counts(fields)
@@ -267,15 +267,17 @@ def _rank(fields: Mapping[str, Any], headers: Mapping[str, str]) -> int | None:
         if not (text.isascii() and text.isdigit() and len(text) <= 7):
             raise bad_request(f"{RANK_HEADER} has to be a whole number")
         rank = int(text)
-    if not _whole(rank) or rank > MOST_RANK:
+    if not _whole(rank) or rank > MAX_RANK:
         raise bad_request(f"{RANK_KEY!r} has to be a whole number that is not negative")
     return int(rank)
 
 
+DONE = b"data: [DONE]\n\n"
+"""The event that ends a stream of OpenAI's older APIs, vLLM's and SGLang's."""
 DECODER = json.JSONDecoder()
-MOST_EVENT = 1 << 20
+MAX_EVENT_BYTES = 1 << 20
 """Bytes of an event that are kept until it is whole; a longer one is passed on as it comes."""
-MOST_TOKENS = 1 << 28
+MAX_TOKENS = 1 << 28
 """A count or an estimate beyond it is not believed: policies take no larger ones."""
 
 
@@ -318,7 +320,7 @@ class EventReader:
         """The whole events among what has come, with all their bytes; the rest is kept."""
         data = self._tail + chunk if self._tail else chunk
         end = _last_end(data)
-        if end == 0 and len(data) > MOST_EVENT:
+        if end == 0 and len(data) > MAX_EVENT_BYTES:
             self._tail = b""
             self.tokens += 1
             return data
@@ -399,19 +401,111 @@ def error_event(path: str, error_response: ErrorResponse) -> bytes:
     return _event(content, _error_name(path))
 
 
-def whole_as_event(path: str, status: int, body: bytes) -> bytes:
-    """A worker's answer that is no stream, for a client that was sent the head of one."""
+def whole_as_events(path: str, status: int, body: bytes) -> bytes:
+    """A worker's answer that is no stream, for a client that was sent the head of one.
+
+    What clients put together to the same answer; an error becomes one event.
+    """
     content = _json_object(body)
-    if "error" not in content:
-        if status < 300:
-            return _event(content)
+    # Engines may write `"error": null` where there is none, as the Responses API has it.
+    if not content.get("error"):
+        to_events = WHOLE_ANSWERS.get(path, _generated_events)
+        if status < 300 and (events := to_events(content)):
+            return events
+        content.pop("error", None)
         message = f"the worker answered {status}"
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        kind = "invalid_request_error" if 400 <= status < 500 else "server_error"
+        error = {"message": message, "type": kind, "param": None, "code": None}
         content = {"error": content or error}
     # An engine may answer in OpenAI's shape at Anthropic's paths, as where its middleware refuses.
     if _is_anthropic(path) and content.get("type") != "error":
         content = _error_content(path, status, content["error"])
     return _event(content, _error_name(path))
+
+
+def _generated_events(answer: dict[str, Any]) -> bytes:
+    """Of completions and of `/generate`, whose events have the shape of whole answers."""
+    return _event(answer) + DONE if answer else b""
+
+
+def _chat_events(answer: dict[str, Any]) -> bytes:
+    """One chunk; empty where it is no chat completion."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list):
+        return b""
+    chunks = [_chat_chunk(one) for one in choices if isinstance(one, dict)]
+    return _generated_events(answer | {"object": "chat.completion.chunk", "choices": chunks})
+
+
+def _chat_chunk(choice: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message")
+    delta = dict(message) if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        # Of a stream they are put together by their index.
+        numbered = enumerate(one for one in calls if isinstance(one, dict))
+        delta["tool_calls"] = [{"index": index, **call} for index, call in numbered]
+    return {key: value for key, value in choice.items() if key != "message"} | {"delta": delta}
+
+
+def _response_events(answer: dict[str, Any]) -> bytes:
+    """Its first event, without which clients take no other, and its last; the text is in that."""
+    if not answer:
+        return b""
+    end = f"response.{answer.get('status')}"
+    begun = answer | {"status": "in_progress", "output": []}
+    events = (
+        {"type": "response.created", "response": begun},
+        {"type": end if end in LAST_EVENTS else "response.completed", "response": answer},
+    )
+    return b"".join(_named_event({**one, "sequence_number": n}) for n, one in enumerate(events))
+
+
+def _message_events(answer: dict[str, Any]) -> bytes:
+    """Empty where it is no message."""
+    blocks = answer.get("content")
+    if not isinstance(blocks, list) or not all(isinstance(one, dict) for one in blocks):
+        return b""
+    begun = answer | {"content": [], "stop_reason": None, "stop_sequence": None}
+    events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    for index, block in enumerate(blocks):
+        empty, deltas = _block_deltas(block)
+        events.append({"type": "content_block_start", "index": index, "content_block": empty})
+        events += [
+            {"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas
+        ]
+        events.append({"type": "content_block_stop", "index": index})
+    end = {key: answer.get(key) for key in ("stop_reason", "stop_sequence")}
+    usage = answer.get("usage") or {}
+    events += [{"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
+    return b"".join(map(_named_event, events))
+
+
+def _block_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A content block as its stream begins it, and what follows: clients show deltas only."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return block | {"text": ""}, [{"type": "text_delta", "text": text}]
+        case {"type": "thinking", "thinking": str(text)}:
+            signature = {"type": "signature_delta", "signature": block.get("signature", "")}
+            thought = {"type": "thinking_delta", "thinking": text}
+            return block | {"thinking": "", "signature": ""}, [thought, signature]
+        case {"type": "tool_use", "input": dict(arguments)}:
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(arguments)}
+            return block | {"input": {}}, [delta]
+    return block, []
+
+
+WHOLE_ANSWERS: Mapping[str, Callable[[dict[str, Any]], bytes]] = {
+    CHAT: _chat_events,
+    RESPONSES: _response_events,
+    MESSAGES: _message_events,
+}
+"""Events of a whole answer, where they have another shape: empty for what is none of the API's.
+
+https://platform.openai.com/docs/api-reference/chat-streaming,
+https://platform.openai.com/docs/api-reference/responses-streaming,
+https://platform.claude.com/docs/en/build-with-claude/streaming
+"""
 
 
 def _is_anthropic(path: str) -> bool:
@@ -437,6 +531,11 @@ def _error_name(path: str) -> bytes:
 
 def _event(content: dict[str, Any], name: bytes = b"") -> bytes:
     return name + b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def _named_event(content: dict[str, Any]) -> bytes:
+    """Anthropic's clients skip events whose name is not that of their type."""
+    return _event(content, f"event: {content['type']}\n".encode())
 
 
 def _last_end(data: bytes) -> int:
@@ -479,4 +578,4 @@ def _is_fault(error: object) -> bool:
 
 
 def _count_of(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+    return value if type(value) is int and 0 <= value <= MAX_TOKENS else None

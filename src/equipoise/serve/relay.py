@@ -28,14 +28,14 @@ from equipoise.serve.client_connection import (
 from equipoise.serve.cors import cors_headers
 from equipoise.serve.headers import client_response_headers, worker_request_headers
 from equipoise.serve.openai_protocol import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     UNREAD_PATHS,
     EventReader,
     ParsedRequest,
     TokenUsage,
     error_event,
     read_usage,
-    whole_as_event,
+    whole_as_events,
 )
 from equipoise.serve.outcomes import ErrorResponse, RequestOutcome, RequestRefused, bad_request
 from equipoise.serve.proxy_request import ProxyRequest
@@ -79,7 +79,7 @@ class RequestContext:
 
 PRIOR_TOKENS, PRIOR_BYTES = 1 << 10, 1 << 12
 """Four bytes a token, until so much has been seen that this is no more than a beginning."""
-MOST_BYTES = 1 << 32
+MAX_BYTES = 1 << 32
 """Beyond it what was seen weighs half, so that traffic that changes is followed."""
 
 
@@ -96,7 +96,7 @@ class PromptTokenEstimator:
 
     def estimate(self, text: int) -> int:
         """Of a text of so many bytes; at least 1."""
-        return min(max(1, -(-text * self._tokens // self._bytes)), MOST_TOKENS)
+        return min(max(1, -(-text * self._tokens // self._bytes)), MAX_TOKENS)
 
     def update(self, text: int, tokens: int) -> None:
         """A text of so many bytes had so many tokens.
@@ -107,7 +107,7 @@ class PromptTokenEstimator:
             return
         self._tokens += min(tokens, text)
         self._bytes += text
-        if self._bytes > MOST_BYTES:
+        if self._bytes > MAX_BYTES:
             self._tokens = max(1, self._tokens // 2)
             self._bytes //= 2
 
@@ -117,7 +117,7 @@ class PromptTokenEstimator:
         return self._bytes / self._tokens
 
 
-MOST_PRELUDE = 1 << 16
+MAX_PRELUDE_BYTES = 1 << 16
 """Bytes that are kept back until the first token, because until then all can be tried again."""
 
 CLOSING = 1.0
@@ -198,7 +198,7 @@ class StreamRelay:
         """Pass whole events on, once there is a token among those that have come."""
         if self._client.phase is not ANSWERING:
             self._prelude += whole
-            if not self._reader.tokens and len(self._prelude) < MOST_PRELUDE:
+            if not self._reader.tokens and len(self._prelude) < MAX_PRELUDE_BYTES:
                 return
             whole, self._prelude = self._prelude, b""
             await self._begin(answer)
@@ -470,7 +470,7 @@ class Relay:
 
 async def _send_whole(context: RequestContext, whole: BufferedAnswer) -> web.StreamResponse:
     if context.client.phase is not NOTHING_SENT:
-        event = whole_as_event(context.parsed.path, whole.status, whole.body)
-        return await context.client.end_with(event)
+        events = whole_as_events(context.parsed.path, whole.status, whole.body)
+        return await context.client.end_with(events)
     headers = [*client_response_headers(whole.headers, context.stats.id), ("Server", SERVER_NAME)]
     return web.Response(status=whole.status, headers=headers, body=whole.body)

@@ -17,7 +17,7 @@ PIECE = 1 << 16
 """Bytes per read."""
 GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 """As zlib has it: either of both heads."""
-MOST_DECOMPRESSED = 1 << 20
+MAX_DECOMPRESSED_BYTES = 1 << 20
 """Bytes at a time: a few that are compressed may stand for very many."""
 LARGE = 1 << 20
 """Bytes of a body."""
@@ -108,7 +108,7 @@ class _Decompressor:
         while chunk := self._rest or await self._read():
             self._begun = True
             try:
-                data = self._zlib.decompress(chunk, MOST_DECOMPRESSED)
+                data = self._zlib.decompress(chunk, MAX_DECOMPRESSED_BYTES)
             except zlib.error as error:
                 raise aiohttp.ClientPayloadError("it cannot be decompressed") from error
             self._rest = self._zlib.unconsumed_tail

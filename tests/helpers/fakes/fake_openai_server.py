@@ -35,7 +35,7 @@ class Fake:
     A request may carry `fake`, by the name of a server: what that one is to do, and not to answer.
     `status`: answer it; `silent`: never answer; `hang_up`: after so many tokens; `stall`: after so
     many tokens say nothing more; `shy`: no `[DONE]`; `raw`: stream these pieces of text instead;
-    `delay`: seconds before the first token.
+    `whole`: answer this JSON, asked for a stream or not; `delay`: seconds before the first token.
 
     Attributes:
         name: in its tokens.
@@ -127,6 +127,8 @@ class Fake:
             await asyncio.Event().wait()
         async with self._free:
             await asyncio.sleep(behaviour.get("delay", 0))
+            if "whole" in behaviour:
+                return web.json_response(behaviour["whole"])
             if parameters.get("stream"):
                 return await self._stream(request, parameters, behaviour, name)
             return await self._whole(request, parameters, behaviour, name)

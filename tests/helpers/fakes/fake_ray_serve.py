@@ -220,6 +220,11 @@ class FakeCluster:
         if not sent_request.result.done():
             sent_request.result.set_result(sent_request.replica_id)
 
+    def finish_all(self) -> None:
+        """Answer everything that is sent now."""
+        for sent_request in list(self.open):
+            self.finish(sent_request)
+
     def kill(self, replica_id: str) -> None:
         """Everything that was sent there fails."""
         for sent_request in [one for one in self.open if one.replica_id == replica_id]:

@@ -42,7 +42,11 @@ def endpoint_at(address: str, **fields: Any) -> WorkerSettings:
 
 
 def pool_of(
-    *addresses: str, slots: int = 2, tokens: TokenSource = TokenSource.CHUNKS, **timeouts: float
+    *addresses: str,
+    slots: int = 2,
+    tokens: TokenSource = TokenSource.CHUNKS,
+    lockstep: bool = False,
+    **timeouts: float,
 ) -> EndpointPool:
     """A pool without a picker, whose endpoints all serve."""
     settings = PickerSettings(
@@ -51,7 +55,7 @@ def pool_of(
         timeouts=PickerTimeouts(**timeouts),
         tokens=tokens,
     )
-    pool = EndpointPool(routing_policy_factory("fit", {"lockstep": False}), settings)
+    pool = EndpointPool(routing_policy_factory("fit", {"lockstep": lockstep}), settings)
     set_endpoints(pool, [endpoint_at(one, slots=slots) for one in addresses])
     return pool
 

@@ -105,18 +105,24 @@ def test_file_with_a_mistake_changes_nothing(
     run(work())
 
 
+def answer_names(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
+    """The resolver of the running loop gives these answers, one after the other."""
+
+    async def resolve(_loop: object, name: str, *_: object, **__: object) -> Any:
+        assert name == "workers"
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return [(socket.AF_INET, 0, 0, "", (address, 0)) for address in answer]
+
+    monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", resolve)
+
+
 def test_name_has_an_endpoint_for_each_address_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         answers: list[Any] = [["10.0.0.2", "10.0.0.1", "10.0.0.1", "fd00::1"], OSError("no name")]
 
-        async def resolve(_loop: object, name: str, *_: object, **__: object) -> Any:
-            assert name == "workers"
-            answer = answers.pop(0)
-            if isinstance(answer, OSError):
-                raise answer
-            return [(socket.AF_INET, 0, 0, "", (address, 0)) for address in answer]
-
-        monkeypatch.setattr(asyncio.get_running_loop().__class__, "getaddrinfo", resolve)
+        answer_names(monkeypatch, answers)
         source = DnsEndpoints(name="workers", ports=(8000, 8001), slots=3, kv_tokens=9)
         workers = await first_endpoints(source)
         assert [one.url for one in workers] == [
@@ -131,6 +137,22 @@ def test_name_has_an_endpoint_for_each_address_and_port(monkeypatch: pytest.Monk
         assert (
             await first_endpoints(source) == ()
         )  # a name without an answer has none to begin with
+
+    run(work())
+
+
+def test_address_with_a_zone_is_no_endpoint_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        local = "fe80::1%eth0"
+        answer_names(monkeypatch, [[local, "fe80::1"], [local, "10.0.0.1"], [local]])
+        source = DnsEndpoints(name="workers", ports=(8000,))
+        answers = [await endpoint_list._resolved(source) for _ in range(3)]
+        urls = [None if one is None else [each.url for each in one] for one in answers]
+        # Where no other is left the endpoints stay as they are.
+        assert urls == [["http://[fe80::1]:8000"], ["http://10.0.0.1:8000"], None]
+        assert caplog.text.count(f"workers: {local} is no endpoint") == 1
 
     run(work())
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,13 +12,20 @@ from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import Proces
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import EOF
 from helpers.harnesses.picker_setup import endpoint_at, pool_of, run
+from helpers.harnesses.proxy_setup import PATIENCE
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from equipoise.balancer.requests.dispatcher import BoundToWorker, CloseReason, RequestClosed
+from equipoise.balancer.requests import dispatcher
+from equipoise.balancer.requests.dispatcher import (
+    BoundToWorker,
+    CloseReason,
+    RequestClosed,
+    Running,
+)
 from equipoise.balancer.requests.policy import WorkerState
 from equipoise.serve.outcomes import RequestOutcome
-from equipoise.serve.picker.endpoint_pool import EndpointPool
+from equipoise.serve.picker.endpoint_pool import SETTLE_SECONDS, EndpointPool
 from equipoise.serve.picker.messages import DESTINATION, LB, SUBSET, SUBSET_HINT
 from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.request_bodies import RequestBodies
@@ -72,9 +80,9 @@ class QueuedStream:
             ),
         )
 
-    def send_answer_head(self, kind: str, ends: bool = False) -> None:
+    def send_answer_head(self, kind: str, ends: bool = False, status: int = 200) -> None:
         """The worker answers."""
-        headers = [(":status", "200"), ("content-type", kind)]
+        headers = [(":status", str(status)), ("content-type", kind)]
         head = HeaderMap(headers=[HeaderValue(key=k, raw_value=v.encode()) for k, v in headers])
         self.send(response_headers=pb.HttpHeaders(headers=head, end_of_stream=ends))
 
@@ -364,6 +372,97 @@ def test_answer_may_end_with_its_head_or_its_trailers(ends: bool) -> None:
             stream.send(response_trailers=pb.HttpTrailers())
         await stream.end()
         assert stream.process.outcome is COMPLETED
+
+    run(work())
+
+
+@pytest.mark.parametrize("tokens", TokenSource)
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files"])
+def test_slot_of_request_without_tokens_is_free_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, tokens: TokenSource, path: str
+) -> None:
+    """In lockstep the policy waited for a token of the other one, until its time-out."""
+    monkeypatch.setattr(dispatcher, "STEP_TIMEOUT_SECONDS", PATIENCE)
+
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1, tokens=tokens, lockstep=True)
+        settings = replace(SETTINGS, tokens=tokens)
+        streams = [QueuedStream(pool, settings) for _ in range(4)]
+        for stream in streams:
+            stream.send_head(path=path, answers="FULL_DUPLEX_STREAMED")
+            await turns()
+        lasting, *others = streams
+        lasting.send_answer_head(JSON)
+        for ending, waiting in pairwise(others):
+            assert waiting.destination is None
+            ending.send_answer_head(JSON)
+            await turns()
+            ending.send(response_body=WHOLE)
+            for _ in range(50):
+                await asyncio.sleep(SETTLE_SECONDS)
+            assert waiting.destination == ending.destination
+        for stream in streams:
+            await stream.end()
+        assert others[0].process.outcome is COMPLETED
+        pool.close()
+
+    run(work())
+
+
+def test_tokens_of_unknown_path_are_counted_where_it_makes_some() -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES)
+        stream = QueuedStream(pool)
+        stream.send_head(path="/v1/audio/transcriptions", answers="STREAMED")
+        stream.send_answer_head(EVENTS)
+        await turns()
+        [request] = pool.dispatcher.requests
+        assert (type(request.status), request.tokens) == (BoundToWorker, 0)
+        event = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+        stream.send(response_body=pb.HttpBody(body=event * 2))
+        await turns()
+        assert (type(request.status), request.tokens) == (Running, 2)
+        stream.send(response_body=DONE)
+        await stream.end()
+        assert request.status == RequestClosed(CloseReason.FINISHED)
+
+    run(work())
+
+
+@pytest.mark.parametrize("answering", [False, True])
+def test_answered_request_without_tokens_is_bound_to_no_other_endpoint(answering: bool) -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES, slots=1)
+        stream = QueuedStream(pool)
+        stream.send_head(path="/v1/embeddings")
+        await turns()
+        if answering:
+            stream.send_answer_head(JSON)
+            await turns()
+        assert stream.destination is not None
+        set_health(pool, [stream.destination], WorkerState.LOST)
+        await turns()
+        # Envoy may still send down its list what is not answered.
+        assert len(pool.dispatcher.requests) == (not answering)
+        await stream.end()
+        assert not pool.dispatcher.requests
+
+    run(work())
+
+
+def test_slot_of_refused_request_is_free_with_the_refusal() -> None:
+    async def work() -> None:
+        pool = pool_of(*ADDRESSES[:1], slots=1)
+        refused, waiting = QueuedStream(pool), QueuedStream(pool)
+        for stream in (refused, waiting):
+            stream.send_head()
+            await turns()
+        refused.send_answer_head(JSON, ends=True, status=404)
+        await turns()
+        assert waiting.destination == ADDRESSES[0]
+        await refused.end()
+        assert refused.process.outcome is RequestOutcome.REJECTED_BY_WORKER
+        await waiting.end()
 
     run(work())
 

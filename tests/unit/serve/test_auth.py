@@ -1,5 +1,6 @@
-"""TLS by a certificate of one's own, and files that cannot be taken."""
+"""API keys in either header, TLS by a certificate of one's own, and files that cannot be taken."""
 
+import json
 import os
 import ssl
 from pathlib import Path
@@ -12,6 +13,7 @@ from helpers.processes.certificate import make_certificate
 
 from equipoise.hal.errors import UsageError
 from equipoise.serve.auth import open_to_all, tls_context
+from equipoise.serve.openai_protocol import MESSAGES
 from equipoise.serve.settings import AccessSettings
 
 
@@ -33,6 +35,47 @@ def test_proxy_serves_clients_over_tls(certificate: Path) -> None:
         ):
             assert setup.url.startswith("https://")
             assert tokens_of(await answer.read()) == ["w0:0 ", "w0:1 "]
+
+    run(work())
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_proxy_takes_key_in_either_header_and_passes_neither_on(path: str) -> None:
+    sent_headers = [{"X-Api-Key": "two"}, {"Authorization": "Bearer two"},
+                    {"X-Api-Key": "two", "Authorization": "Basic other"},
+                    {"X-Api-Key": "other", "Authorization": "Bearer two"}]  # fmt: skip
+
+    async def work() -> None:
+        access = AccessSettings(keys=("one", "two"), worker_key="theirs")
+        async with proxied(fake := Fake("w0"), access=access) as setup:
+            for headers in sent_headers:
+                assert (await setup.post(chat_request(1), path, **headers)).status == 200
+            seen = [one["headers"] for one in fake.events("begin")]
+            assert [one["authorization"] for one in seen] == ["Bearer theirs"] * len(sent_headers)
+            assert not any("x-api-key" in one for one in seen)
+
+    run(work())
+
+
+@pytest.mark.parametrize("key", ["", "tw", "two2", "Bearer two", "\xff"])
+def test_proxy_refuses_wrong_key_in_anthropics_header(key: str) -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0"), access=AccessSettings(keys=("one", "two"))) as setup:
+            for path, shape in ((CHAT, ["error"]), (MESSAGES, ["type", "error"])):
+                answer = await setup.post(chat_request(), path, X_Api_Key=key)
+                assert (answer.status, answer.error["type"]) == (401, "authentication_error")
+                assert list(json.loads(answer.body)) == shape
+            assert fake.events("begin") == []
+
+    run(work())
+
+
+def test_proxy_forwards_clients_x_api_key_without_own_key() -> None:
+    async def work() -> None:
+        async with proxied(fake := Fake("w0")) as setup:
+            await setup.post(chat_request(1), X_Api_Key="clients")
+            [begin_event] = fake.events("begin")
+            assert begin_event["headers"]["x-api-key"] == "clients"
 
     run(work())
 

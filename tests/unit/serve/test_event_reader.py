@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.serve.openai_protocol import MOST_EVENT, EventReader, TokenUsage, read_usage
+from equipoise.serve.openai_protocol import MAX_EVENT_BYTES, EventReader, TokenUsage, read_usage
 
 BLANKS = st.sampled_from(["\n\n", "\r\n\r\n"])
 
@@ -115,7 +115,7 @@ def test_event_reader_follows_usage_of_every_event() -> None:
 
 def test_event_reader_passes_on_oversized_event() -> None:
     reader = EventReader()
-    assert reader.feed(b"data: " + b"x" * MOST_EVENT).startswith(b"data: x")
+    assert reader.feed(b"data: " + b"x" * MAX_EVENT_BYTES).startswith(b"data: x")
     assert reader.tokens == 1
     assert reader.feed(b"\n\n") == b"\n\n"
 

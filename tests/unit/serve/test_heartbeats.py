@@ -164,7 +164,7 @@ def test_stream_gets_comments_between_tokens_that_are_late() -> None:
 
 
 def test_comments_do_not_cut_an_event_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_protocol, "MOST_EVENT", 100)
+    monkeypatch.setattr(openai_protocol, "MAX_EVENT_BYTES", 100)
     pieces = [f"data: {'x' * 110}", "y", "z\n\n", "data: end\n\n"]
 
     async def work() -> None:

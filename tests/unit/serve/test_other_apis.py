@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 from helpers.fakes.fake_openai_server import Fake
 from helpers.harnesses.proxy_setup import ProxySetup, chat_request, proxied, run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.serve.client_connection import HEARTBEAT
 from equipoise.serve.forwarded_paths import TOKENIZER_PATHS
 from equipoise.serve.openai_protocol import (
     CHAT,
+    COMPLETIONS,
     MESSAGES,
     UNREAD_PATHS,
     EventReader,
     TokenUsage,
     parse_request,
     read_usage,
-    whole_as_event,
+    whole_as_events,
 )
 from equipoise.serve.outcomes import RequestRefused
 from equipoise.serve.settings import AccessSettings, Limits, Timeouts
@@ -277,13 +280,16 @@ OWN = {"type": "error", "error": {"type": "own_error", "message": "own"}}
         (413, {"detail": "no message"}, ("request_too_large", "the worker answered 413")),
         (503, {}, ("overloaded_error", "the worker answered 503")),
         (200, {"error": {"message": "m"}}, ("api_error", "m")),
+        (500, {"error": None}, ("api_error", "the worker answered 500")),
+        (400, {"error": None, "detail": "d"}, ("invalid_request_error", "the worker answered 400")),
+        (200, {"a": 1}, ("api_error", "the worker answered 200")),  # no message
         (418, OWN, ("own_error", "own")),
     ],
 )
 def test_whole_error_becomes_an_event_of_anthropics_api(
     status: int, content: dict[str, Any], error: tuple[str, str]
 ) -> None:
-    event = whole_as_event(MESSAGES, status, json.dumps(content).encode())
+    event = whole_as_events(MESSAGES, status, json.dumps(content).encode())
     fields = error_event_of(event)
     assert (fields["type"], fields["message"]) == error
 
@@ -291,11 +297,172 @@ def test_whole_error_becomes_an_event_of_anthropics_api(
 def test_whole_error_of_openai_api_stays_as_the_worker_sent_it() -> None:
     content = {"error": {"message": "m", "type": "x", "code": 7}}
     event = f"data: {json.dumps(content)}\n\n".encode()
-    assert whole_as_event(CHAT, 400, json.dumps(content).encode()) == event
-    assert whole_as_event(CHAT, 400, json.dumps(content["error"]).encode()) == event
-    # An answer that is no error has no event of its own in either API.
-    for path in (CHAT, MESSAGES):
-        assert whole_as_event(path, 200, b'{"a": 1}') == b'data: {"a": 1}\n\n'
+    assert whole_as_events(CHAT, 400, json.dumps(content).encode()) == event
+    assert whole_as_events(CHAT, 400, json.dumps(content["error"]).encode()) == event
+    for body in (b'{"error": null}', b"{}", b"no JSON"):
+        [(_, refusal)] = events_of(whole_as_events(CHAT, 500, body))
+        error = refusal["error"]
+        assert (error["message"], error["type"]) == ("the worker answered 500", "server_error")
+
+
+def events_of(body: bytes) -> list[tuple[str, Any]]:
+    """Name and data of each event; the name of one without is empty."""
+    events = []
+    for event in body.replace(HEARTBEAT, b"").decode().strip().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in event.split("\n"))
+        data = lines["data"]
+        events.append((lines.get("event", ""), data if data == "[DONE]" else json.loads(data)))
+    return events
+
+
+def message_of(events: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A message as Anthropic's clients put it together."""
+    assert all(name == event["type"] for name, event in events)
+    [first, *middle, change, last] = [event for _, event in events]
+    assert (first["type"], last) == ("message_start", {"type": "message_stop"})
+    message: dict[str, Any] = first["message"]
+    arguments = ""
+    for event in middle:
+        match event:
+            case {"type": "content_block_start", "index": index, "content_block": block}:
+                assert index == len(message["content"])
+                message["content"].append(block)
+            case {"type": "content_block_stop"} if arguments:
+                message["content"][-1]["input"], arguments = json.loads(arguments), ""
+            case {"delta": {"type": "input_json_delta", "partial_json": text}}:
+                arguments += text
+            case {"delta": {"type": "signature_delta", "signature": text}}:
+                message["content"][-1]["signature"] = text
+            case {"delta": {"type": "text_delta" | "thinking_delta" as kind} as delta}:
+                key = kind.removesuffix("_delta")
+                message["content"][-1][key] += delta[key]
+    message |= change["delta"]
+    return message | {"usage": change["usage"]}
+
+
+TEXTS = st.text(max_size=9)
+BLOCKS = st.lists(
+    st.one_of(
+        st.builds(lambda text: {"type": "text", "text": text}, TEXTS),
+        st.builds(
+            lambda text, name: {"type": "thinking", "thinking": text, "signature": name},
+            TEXTS,
+            TEXTS,
+        ),
+        st.builds(
+            lambda name, fields: {"type": "tool_use", "id": name, "name": name, "input": fields},
+            TEXTS,
+            st.dictionaries(TEXTS, st.integers()),
+        ),
+        st.builds(lambda data: {"type": "redacted_thinking", "data": data}, TEXTS),
+    )
+)
+
+
+@given(blocks=BLOCKS, stop=st.sampled_from(["end_turn", "tool_use", "stop_sequence"]))
+def test_whole_message_becomes_events_that_make_the_same_message(
+    blocks: list[dict[str, Any]], stop: str
+) -> None:
+    usage = {"input_tokens": 11, "output_tokens": 2}
+    message: dict[str, Any] = {"id": "m", "type": "message", "role": "assistant", "usage": usage}
+    message |= {"content": blocks, "stop_reason": stop, "stop_sequence": None}
+    body = whole_as_events(MESSAGES, 200, json.dumps(message).encode())
+    assert message_of(events_of(body)) == message
+    reader = EventReader()
+    assert reader.feed(body) == body
+    assert (reader.ended, reader.usage) == (True, TokenUsage(11, 2))
+
+
+def test_whole_chat_completion_becomes_a_chunk_and_done() -> None:
+    call: dict[str, Any] = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": "{}"},
+    }
+    message = {"role": "assistant", "content": "ab", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    answer = {"id": "x", "object": "chat.completion", "choices": [choice], "error": None}
+    body = whole_as_events(CHAT, 200, json.dumps(answer).encode())
+    [(_, chunk), (_, last)] = events_of(body)
+    assert (chunk["object"], chunk["id"], last) == ("chat.completion.chunk", "x", "[DONE]")
+    delta = message | {"tool_calls": [call | {"index": 0}]}
+    assert chunk["choices"] == [{"index": 0, "delta": delta, "finish_reason": "tool_calls"}]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/generate", "/inference/v1/generate"])
+def test_whole_answer_of_generating_path_is_its_event_before_done(path: str) -> None:
+    answer = {"choices": [{"index": 0, "text": "ab"}]}
+    assert events_of(whole_as_events(path, 200, json.dumps(answer).encode())) == [
+        ("", answer),
+        ("", "[DONE]"),
+    ]
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "unknown"])
+def test_whole_response_is_in_the_event_that_ends_it(status: str) -> None:
+    answer = {"error": None, "status": status, "output": [{"type": "message"}]}
+    events = events_of(whole_as_events("/v1/responses", 200, json.dumps(answer).encode()))
+    end = "response.completed" if status == "unknown" else f"response.{status}"
+    assert [name for name, _ in events] == ["response.created", end]
+    assert [event["sequence_number"] for _, event in events] == [0, 1]
+    assert (events[0][1]["response"]["output"], events[1][1]["response"]) == ([], answer)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["error", "type", "content", "choices", "message", "tool_calls", "usage"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    path=st.sampled_from([CHAT, COMPLETIONS, "/v1/responses", MESSAGES, "/generate"]),
+    status=st.sampled_from([200, 400, 500]),
+    content=JSON_VALUES,
+)
+def test_whole_answer_of_any_shape_is_an_end_or_an_error(
+    path: str, status: int, content: object
+) -> None:
+    body = whole_as_events(path, status, json.dumps(content).encode())
+    events = events_of(body)
+    reader = EventReader()
+    reader.feed(body)
+    name, last = events[-1]
+    if status >= 400 or not reader.ended:
+        assert len(events) == 1
+        assert last["error"]
+        assert name == ("error" if path == MESSAGES else "")
+
+
+def test_whole_message_ends_held_open_stream_by_named_events() -> None:
+    message = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "ab"}],
+               "stop_reason": "end_turn", "stop_sequence": None,
+               "usage": {"input_tokens": 11, "output_tokens": 2}}  # fmt: skip
+    request = {**REQUESTS[MESSAGES][0], "stream": True}
+
+    async def work() -> None:
+        async with proxied(Fake("w0"), timeouts=Timeouts(heartbeat=0.05)) as setup:
+            answer = await setup.post(
+                request | {"fake": {"w0": {"whole": message, "delay": 0.3}}}, MESSAGES
+            )
+            assert answer.body.startswith(HEARTBEAT)
+            assert message_of(events_of(answer.body)) == message
+            assert await setup.metric("output_tokens_total") == 2
+        # Where nothing was sent the answer stays as it is.
+        async with proxied(Fake("w0"), timeouts=Timeouts(heartbeat=0.0)) as setup:
+            answer = await setup.post(request | {"fake": {"w0": {"whole": message}}}, MESSAGES)
+            assert json.loads(answer.body) == message
+
+    run(work())
 
 
 @pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens"])

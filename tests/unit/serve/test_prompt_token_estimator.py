@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, MOST_TOKENS, parse_request
-from equipoise.serve.relay import MOST_BYTES, PromptTokenEstimator
+from equipoise.serve.openai_protocol import CHAT, COMPLETIONS, MAX_TOKENS, parse_request
+from equipoise.serve.relay import MAX_BYTES, PromptTokenEstimator
 
 
 def test_size_estimate_starts_at_four_bytes_per_token() -> None:
@@ -31,9 +31,9 @@ def test_size_estimate_stays_positive_for_any_input(answers: list[tuple[int, int
 def test_size_estimate_follows_changed_traffic() -> None:
     sizes = PromptTokenEstimator()
     for _ in range(8):
-        sizes.update(MOST_BYTES // 4, MOST_BYTES // 16)
+        sizes.update(MAX_BYTES // 4, MAX_BYTES // 16)
     for _ in range(12):
-        sizes.update(MOST_BYTES // 4, MOST_BYTES // 4)
+        sizes.update(MAX_BYTES // 4, MAX_BYTES // 4)
     assert sizes.estimate(1000) > 900
 
 
@@ -56,6 +56,6 @@ def test_prompt_size_is_text_bytes_or_token_count() -> None:
 
 def test_size_estimate_bounds_implausible_counts() -> None:
     sizes = PromptTokenEstimator()
-    sizes.update(13, MOST_TOKENS)
+    sizes.update(13, MAX_TOKENS)
     assert sizes.estimate(4000) <= 1010
-    assert sizes.estimate(1 << 60) == MOST_TOKENS
+    assert sizes.estimate(1 << 60) == MAX_TOKENS

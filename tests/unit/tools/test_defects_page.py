@@ -17,7 +17,8 @@ def test_defects_page_names_tests_that_exist() -> None:
     assert len(tests) > 50
     for path, name in tests:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        functions = ast.FunctionDef | ast.AsyncFunctionDef
+        names = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
         assert name in names, f"{path} has no {name}"
 
 

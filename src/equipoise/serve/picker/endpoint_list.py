@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -77,7 +78,7 @@ def _version(path: Path) -> FileVersion | None:
 
 
 async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
-    """None: the name has no answer, which says nothing of the endpoints that are known."""
+    """None: the name has no answer, or none that Envoy takes: the endpoints that are known stay."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(source.interval):
@@ -86,10 +87,24 @@ async def _resolved(source: DnsEndpoints) -> tuple[WorkerSettings, ...] | None:
         LOG.warning("%s is not resolved, the endpoints stay: %s", source.name, error)
         return None
     addresses = sorted({str(address[0]) for *_, address in infos})
+    usable = [address for address in addresses if "%" not in address]
+    for address in addresses:
+        if address not in usable:
+            _log_zone(source.name, address)
+    if not usable:
+        return None
     return tuple(
         _worker(f"[{address}]" if ":" in address else address, port, source)
-        for address in addresses
+        for address in usable
         for port in source.ports
+    )
+
+
+@lru_cache(maxsize=256)
+def _log_zone(name: str, address: str) -> None:
+    """Cached so that an address is logged once, and not with every look."""
+    LOG.warning(
+        "%s: %s is no endpoint: its zone is this machine's, and Envoy takes none", name, address
     )
 
 

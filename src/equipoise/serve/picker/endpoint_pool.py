@@ -38,7 +38,7 @@ LOG = logging.getLogger("equipoise.picker")
 SETTLE_SECONDS = 0.005
 """Within it the ends of one step reach the picker; they are told to the policy as one event, where
 no tokens say when a step is over."""
-MOST_FALLBACK_LOOKS = 16
+MAX_FALLBACK_LOOKS = 16
 """Endpoints that are looked at for a fallback: each request pays for them."""
 
 
@@ -116,9 +116,21 @@ class PickedRequest(ProxyRequest):
 
     Attributes:
         subset: addresses of the endpoints that it may go to; None: any, or it is answered already.
+        requeued: called when its worker was lost, and the policy has it again.
     """
 
     subset: frozenset[str] | None = None
+
+    def __init__(
+        self, number: int, size: int, required_worker: int | None, blocks: Sequence[int]
+    ) -> None:
+        super().__init__(number, size, required_worker, blocks)
+        self.requeued: Callable[[], object] = lambda: None
+
+    def on_requeued(self) -> None:
+        """See `DispatchedRequest`."""
+        super().on_requeued()
+        self.requeued()
 
 
 @dataclass(frozen=True)
@@ -250,7 +262,7 @@ class EndpointPool:
         serving, most = self.dispatcher.serving, self._settings.limits.fallbacks
         # In turns: what a lost worker had must not fall upon one other.
         self._turn += 1
-        for offset in range(min(len(serving), MOST_FALLBACK_LOOKS)):
+        for offset in range(min(len(serving), MAX_FALLBACK_LOOKS)):
             if len(addresses) > most:
                 break
             one = self._endpoints[serving[(self._turn + offset) % len(serving)]]
@@ -263,7 +275,7 @@ class EndpointPool:
                 addresses.append(one.address)
         return tuple(addresses)
 
-    def start_answer(
+    def set_answering(
         self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
     ) -> ProxyRequest:
         """The endpoint at `address` answers a request that was sent with these headers.
@@ -273,22 +285,27 @@ class EndpointPool:
         """
         bound, number = state.status, self._answering(address, headers)
         if isinstance(bound, BoundToWorker) and bound.worker == number:
-            self.dispatcher.start(state, bound)
-            return state
+            return self._keep_answering(state)
         # The data plane went down the list, or the worker was found lost since: whatever the policy
         # has made of that, the request is where it is answered.
         self.dispatcher.abort(state)
         if number is None or not self._serves(number):
             return state
         try:
+            # Where no slot is free there it waits for one in the policy, as it does in the worker.
             state = self._submit(self._bounded(state.size, [number]), number, state.blocks)
+            return self._keep_answering(state)
         except Exception as error:
             # The books lack it; the answer itself has to go on.
             LOG.warning("a request is answered by %s and not counted there: %s", address, error)
             return state
-        # Where no slot is free there it waits for one in the policy, as it does in the worker.
-        if isinstance(state.status, BoundToWorker):
-            self.dispatcher.start(state, state.status)
+
+    def start_answer(
+        self, state: ProxyRequest, address: str, headers: tuple[tuple[str, str], ...] = ()
+    ) -> ProxyRequest:
+        """As `set_answering`; from now on the policy expects a token of it in every step."""
+        state = self.set_answering(state, address, headers)
+        self._start(state)
         return state
 
     def doubt(self, address: str) -> None:
@@ -299,6 +316,7 @@ class EndpointPool:
 
     def report_tokens(self, state: ProxyRequest, tokens: int) -> None:
         """So many tokens so far."""
+        self._start(state)
         self.dispatcher.report_tokens(state, tokens)
 
     def share_tokens(self, number: int, tokens: int) -> None:
@@ -332,6 +350,20 @@ class EndpointPool:
             if timer is not None:
                 timer.cancel()
 
+    def _keep_answering(self, state: ProxyRequest) -> ProxyRequest:
+        """If its worker is lost the policy is not to bind it elsewhere: it will not be sent again.
+
+        Matters until it starts: after that the policy gives it up by itself.
+        """
+        assert isinstance(state, PickedRequest)
+        # Later, since it is called amid the dispatcher's books.
+        state.requeued = lambda: self._loop.call_soon(self.abort, state)
+        return state
+
+    def _start(self, state: ProxyRequest) -> None:
+        if isinstance(state.status, BoundToWorker):
+            self.dispatcher.start(state, state.status)
+
     def _finish_all(self) -> None:
         self._settle = None
         ended, self._ended = self._ended, []
@@ -341,10 +373,7 @@ class EndpointPool:
 
     def _finish(self, state: ProxyRequest, tokens: int) -> None:
         if tokens:
-            bound = state.status
-            if isinstance(bound, BoundToWorker):
-                self.dispatcher.start(state, bound)
-            self.dispatcher.report_tokens(state, tokens)
+            self.report_tokens(state, tokens)
         self.dispatcher.finish(state)
         self._release_empty()
 

@@ -14,7 +14,7 @@ from equipoise.serve.settings import WorkerSettings
 from equipoise.serve.worker_reports import MetricsScraper
 
 LOG = logging.getLogger("equipoise.picker")
-MOST_SHARE = 1 << 20
+MAX_SHARE = 1 << 20
 """Tokens of one request between two reports; more is a counter of something else."""
 
 
@@ -41,7 +41,7 @@ class GeneratedTokens:
         tokens = int(generated - last) + self._rest.get(number, 0)
         share, self._rest[number] = divmod(tokens, requests)
         if share:
-            self._pool.share_tokens(number, min(share, MOST_SHARE))
+            self._pool.share_tokens(number, min(share, MAX_SHARE))
 
     def forget(self, number: int) -> None:
         """The number belongs to another worker from now on."""

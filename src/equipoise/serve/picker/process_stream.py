@@ -43,7 +43,7 @@ from equipoise.serve.picker.messages import (
     served_endpoint,
     streamed_reply,
 )
-from equipoise.serve.picker.request_bodies import PromptSize, RequestBodies
+from equipoise.serve.picker.request_bodies import PARSED_PATHS, PromptSize, RequestBodies
 from equipoise.serve.picker.settings import PickerSettings, TokenSource
 from equipoise.serve.proxy_request import ProxyRequest
 
@@ -361,10 +361,15 @@ class ProcessStream:
             self.outcome = (
                 RequestOutcome.WORKERS_FAILED if failed else RequestOutcome.REJECTED_BY_WORKER
             )
+            self._end()
             return
         self.outcome = RequestOutcome.COMPLETED
         served = served or self._addresses[0]
-        self._state = self._pool.start_answer(self._state, served, self._headers)
+        # Of a path that makes no tokens the policy would wait for one in every step, and others for
+        # its decision. Whatever else does make some, such as a transcription, starts with those.
+        makes_tokens = self._path in PARSED_PATHS
+        answer = self._pool.start_answer if makes_tokens else self._pool.set_answering
+        self._state = answer(self._state, served, self._headers)
         if self._settings.tokens is TokenSource.CHUNKS:
             kind = response_header(message, "content-type")
             self._answer = AnswerTokens(kind.startswith("text/event-stream"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from equipoise.hal.errors import UsageError
 from equipoise.integrations.ray.request_sizes import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     load_request_size,
     prompt_tokens,
 )
@@ -78,7 +78,7 @@ def test_prompt_is_found_in_arguments(args: list[Any], kwargs: dict[str, Any], t
 
 @given(args=st.lists(JSON, max_size=3), kwargs=st.dictionaries(st.text(max_size=8), JSON))
 def test_any_arguments_have_a_size(args: list[Any], kwargs: dict[str, Any]) -> None:
-    assert 1 <= prompt_tokens(args, kwargs) <= MOST_TOKENS
+    assert 1 <= prompt_tokens(args, kwargs) <= MAX_TOKENS
 
 
 def test_text_is_looked_for_in_bounded_depth() -> None:
@@ -92,7 +92,7 @@ def test_text_is_looked_for_in_bounded_depth() -> None:
     ("name", "message"),
     [
         ("no_such_package:size", "does not import: ModuleNotFoundError"),
-        (f"{__name__}:MOST_TOKENS", "cannot be called"),
+        (f"{__name__}:MAX_TOKENS", "cannot be called"),
         (f"{__name__}:no_such_function", "does not import: AttributeError"),
     ],
 )

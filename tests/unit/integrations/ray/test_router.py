@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.event_loop import in_event_loop
 from helpers.fakes.failing_policies import FailingPolicy
 from helpers.fakes.fake_ray_serve import (
     ActorDied,
@@ -16,6 +17,7 @@ from helpers.fakes.fake_ray_serve import (
     PendingRequest,
     RequestRouter,
     RunningReplica,
+    SentRequest,
     fake_ray,
 )
 from hypothesis import given
@@ -53,14 +55,6 @@ def ray_router() -> Iterator[Any]:
         yield module
 
 
-def run(work: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await work
-
-    asyncio.run(bounded())
-
-
 async def turns(number: int = 12) -> None:
     for _ in range(number):
         await asyncio.sleep(0)
@@ -71,6 +65,28 @@ def router_of(module: Any, *replicas: str, slots: int = 2, **settings: Any) -> A
     router.initialize_state(**settings)
     router.update_replicas([RunningReplica(one, slots) for one in replicas])
     return router
+
+
+def cluster_of(module: Any, *replicas: str, **settings: Any) -> tuple[Any, FakeCluster]:
+    """A router, and the cluster of its replicas; settings as of `router_of`."""
+    router = router_of(module, *replicas, **settings)
+    return router, FakeCluster(router)
+
+
+async def send(cluster: FakeCluster) -> tuple[asyncio.Task[str], SentRequest]:
+    """A call that is sent to a replica, as the only one that is."""
+    call = cluster.call("x")
+    await turns()
+    (sending,) = cluster.open
+    return call, sending
+
+
+async def begin(cluster: FakeCluster) -> tuple[asyncio.Task[str], SentRequest]:
+    """As `send`; the replica takes it."""
+    call, sending = await send(cluster)
+    cluster.accept(sending)
+    await turns()
+    return call, sending
 
 
 class Driver:
@@ -126,8 +142,7 @@ class Driver:
         fresh = [RunningReplica(f"new-{one}") for one in REPLICAS]
         self.router.update_replicas(fresh)
         while not all(one.done() for one in self.calls):
-            for sending in list(self.cluster.open):
-                self.cluster.finish(sending)
+            self.cluster.finish_all()
             await turns()
         for call in self.calls:
             with suppress(asyncio.CancelledError, ActorDied):
@@ -147,308 +162,241 @@ class Driver:
 
 
 @given(events=EVENTS)
-def test_books_stay_right_whatever_replicas_and_callers_do(
+@in_event_loop
+async def test_books_stay_right_whatever_replicas_and_callers_do(
     ray_router: Any, events: Sequence[tuple[str, Any]]
 ) -> None:
-    async def work() -> None:
-        driver = Driver(ray_router)
-        for event, how in events:
-            await driver.apply(event, how)
-        await driver.end()
-
-    run(work())
+    driver = Driver(ray_router)
+    for event, how in events:
+        await driver.apply(event, how)
+    await driver.end()
 
 
-def test_request_waits_until_a_slot_is_free(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1)
-        cluster = FakeCluster(router)
-        first, second = cluster.call("x"), cluster.call("x")
+@in_event_loop
+async def test_request_waits_until_a_slot_is_free(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", slots=1)
+    first, second = cluster.call("x"), cluster.call("x")
+    await turns()
+    assert len(cluster.open) == 1
+    assert router.pool.queued == 1
+    cluster.finish(cluster.open[0])
+    assert await first == "a"
+    await turns()
+    cluster.finish(cluster.open[0])
+    assert await second == "a"
+    assert router.counts == {"policy": 2}
+
+
+@in_event_loop
+async def test_request_of_a_dead_replica_is_served_by_another(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", "b")
+    calls = [cluster.call("x") for _ in range(4)]
+    await turns()
+    begun = next(one for one in cluster.open if one.replica_id == "a")
+    cluster.accept(begun)
+    await turns()
+    cluster.kill("a")
+    for _ in range(6):
         await turns()
-        assert len(cluster.open) == 1
-        assert router.pool.queued == 1
-        cluster.finish(cluster.open[0])
-        assert await first == "a"
-        await turns()
-        cluster.finish(cluster.open[0])
-        assert await second == "a"
-        assert router.counts == {"policy": 2}
-
-    run(work())
-
-
-def test_request_of_a_dead_replica_is_served_by_another(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", "b")
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x") for _ in range(4)]
-        await turns()
-        begun = next(one for one in cluster.open if one.replica_id == "a")
-        cluster.accept(begun)
-        await turns()
-        cluster.kill("a")
-        for _ in range(6):
-            await turns()
-            for sending in list(cluster.open):
-                cluster.finish(sending)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert sorted(map(str, answers)) == ["a", "b", "b", "b"]
-        assert sum(isinstance(one, ActorDied) for one in answers) == 1
-        assert router.pool.replicas == ("b",)
-
-    run(work())
+        cluster.finish_all()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert sorted(map(str, answers)) == ["a", "b", "b", "b"]
+    assert sum(isinstance(one, ActorDied) for one in answers) == 1
+    assert router.pool.replicas == ("b",)
 
 
 @pytest.mark.parametrize("overtake", [False, True])
-def test_rejected_request_goes_to_another_replica(ray_router: Any, overtake: bool) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", "b", slots=1)
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
+@in_event_loop
+async def test_rejected_request_goes_to_another_replica(ray_router: Any, overtake: bool) -> None:
+    router, cluster = cluster_of(ray_router, "a", "b", slots=1)
+    call, sending = await send(cluster)
+    cluster.reject(sending, overtake=overtake)
+    await turns()
+    (again,) = cluster.open
+    assert again.replica_id != sending.replica_id
+    cluster.finish(again)
+    await call
+    assert router.backoffs == [0]
+    assert router.counts == {"policy": 2, "retried": 1}
+
+
+@in_event_loop
+async def test_rejection_that_is_heard_of_late_leads_to_another_attempt(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call, sending = await send(cluster)
+    cluster.end(sending)
+    await asyncio.sleep(0.002)
+    assert not router.pool.dispatcher.requests
+    cluster.reject(sending)
+    await turns()
+    cluster.finish(cluster.open[0])
+    assert await call == "a"
+    assert router.backoffs == [0]
+    assert router.counts == {"policy": 2, "retried": 1}
+
+
+@in_event_loop
+async def test_replica_that_was_taken_for_dead_may_answer(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", "b", slots=1)
+    call, sending = await send(cluster)
+    router.on_replica_actor_died(sending.replica_id)
+    (request,) = router.pool.dispatcher.requests
+    assert router.pool.replica(request.status) != sending.replica_id
+    cluster.accept(sending)
+    await turns()
+    assert not router.pool.dispatcher.requests
+    cluster.finish(sending)
+    assert await call == sending.replica_id
+    assert router.pool.attempts == 0
+
+
+@in_event_loop
+async def test_only_replica_that_rejects_is_asked_again_after_a_pause(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", slots=1)
+    call = cluster.call("x")
+    for _ in range(3):
         await turns()
-        (sending,) = cluster.open
-        cluster.reject(sending, overtake=overtake)
-        await turns()
-        (again,) = cluster.open
-        assert again.replica_id != sending.replica_id
-        cluster.finish(again)
-        await call
-        assert router.backoffs == [0]
-        assert router.counts == {"policy": 2, "retried": 1}
-
-    run(work())
-
-
-def test_rejection_that_is_heard_of_late_leads_to_another_attempt(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        (sending,) = cluster.open
-        cluster.end(sending)
-        await asyncio.sleep(0.002)
-        assert not router.pool.dispatcher.requests
-        cluster.reject(sending)
-        await turns()
-        cluster.finish(cluster.open[0])
-        assert await call == "a"
-        assert router.backoffs == [0]
-        assert router.counts == {"policy": 2, "retried": 1}
-
-    run(work())
-
-
-def test_replica_that_was_taken_for_dead_may_answer(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", "b", slots=1)
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        (sending,) = cluster.open
-        router.on_replica_actor_died(sending.replica_id)
-        (request,) = router.pool.dispatcher.requests
-        assert router.pool.replica(request.status) != sending.replica_id
-        cluster.accept(sending)
-        await turns()
-        assert not router.pool.dispatcher.requests
-        cluster.finish(sending)
-        assert await call == sending.replica_id
-        assert router.pool.attempts == 0
-
-    run(work())
-
-
-def test_only_replica_that_rejects_is_asked_again_after_a_pause(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1)
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        for _ in range(3):
-            await turns()
-            cluster.reject(cluster.open[0])
-        await turns()
-        cluster.finish(cluster.open[0])
-        assert await call == "a"
-        assert router.backoffs == [0, 1, 2]
-
-    run(work())
-
-
-def test_end_that_overtakes_the_acceptance_counts_as_finished(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        (request,) = router.pool.dispatcher.requests
-        cluster.finish(cluster.open[0])
-        await call
-        await asyncio.sleep(0.002)
-        assert request.status == RequestClosed(CloseReason.FINISHED)
-        assert not router.pool.dispatcher.requests
-
-    run(work())
-
-
-def test_replica_that_leaves_the_list_keeps_what_it_has_begun(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        (sending,) = cluster.open
-        cluster.accept(sending)
-        await turns()
-        router.update_replicas([RunningReplica("b")])
-        assert set(router.pool.replicas) == {"a", "b"}
-        assert len(router.pool.view("a").requests) == 1
-        cluster.finish(sending)
-        assert await call == "a"
-        await turns()
-        assert router.pool.replicas == ("b",)
-
-    run(work())
-
-
-def test_replica_that_comes_back_gets_requests_again(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        first = cluster.call("x")
-        await turns()
-        cluster.accept(cluster.open[0])
-        await turns()
-        router.update_replicas([])
-        second = cluster.call("x")
-        await turns()
-        assert router.pool.queued == 1
-        router.update_replicas([RunningReplica("a")])
-        await turns()
-        for sending in list(cluster.open):
-            cluster.finish(sending)
-        assert [await first, await second] == ["a", "a"]
-
-    run(work())
-
-
-def test_request_that_was_bound_to_a_leaving_replica_moves(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await asyncio.sleep(0)  # bound, and its task has chosen
-        router.update_replicas([RunningReplica("b")])
         cluster.reject(cluster.open[0])
-        await turns()
-        (again,) = cluster.open
-        assert again.replica_id == "b"
-        cluster.finish(again)
-        assert await call == "b"
-
-    run(work())
+    await turns()
+    cluster.finish(cluster.open[0])
+    assert await call == "a"
+    assert router.backoffs == [0, 1, 2]
 
 
-def test_replica_that_was_reserved_and_not_used_gets_its_slot_back(
+@in_event_loop
+async def test_end_that_overtakes_the_acceptance_counts_as_finished(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call = cluster.call("x")
+    await turns()
+    (request,) = router.pool.dispatcher.requests
+    cluster.finish(cluster.open[0])
+    await call
+    await asyncio.sleep(0.002)
+    assert request.status == RequestClosed(CloseReason.FINISHED)
+    assert not router.pool.dispatcher.requests
+
+
+@in_event_loop
+async def test_replica_that_leaves_the_list_keeps_what_it_has_begun(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call, sending = await begin(cluster)
+    router.update_replicas([RunningReplica("b")])
+    assert set(router.pool.replicas) == {"a", "b"}
+    assert len(router.pool.view("a").requests) == 1
+    cluster.finish(sending)
+    assert await call == "a"
+    await turns()
+    assert router.pool.replicas == ("b",)
+
+
+@in_event_loop
+async def test_replica_that_comes_back_gets_requests_again(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    first, _ = await begin(cluster)
+    router.update_replicas([])
+    second = cluster.call("x")
+    await turns()
+    assert router.pool.queued == 1
+    router.update_replicas([RunningReplica("a")])
+    await turns()
+    cluster.finish_all()
+    assert [await first, await second] == ["a", "a"]
+
+
+@in_event_loop
+async def test_request_that_was_bound_to_a_leaving_replica_moves(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call = cluster.call("x")
+    await asyncio.sleep(0)  # bound, and its task has chosen
+    router.update_replicas([RunningReplica("b")])
+    cluster.reject(cluster.open[0])
+    await turns()
+    (again,) = cluster.open
+    assert again.replica_id == "b"
+    cluster.finish(again)
+    assert await call == "b"
+
+
+@in_event_loop
+async def test_replica_that_was_reserved_and_not_used_gets_its_slot_back(
     ray_router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1)
-        router.pool._silence = 0.01
-        cluster = FakeCluster(router)
-        pending = cluster.call("x")
-        await turns()
-        cluster.open.clear()  # a caller of choose_replica that sends nothing
-        second = cluster.call("x")
-        await turns()
-        assert router.pool.queued == 1
-        await asyncio.sleep(0.1)
-        cluster.finish(cluster.open[0])
-        assert await second == "a"
-        pending.cancel()
-
-    run(work())
+    router, cluster = cluster_of(ray_router, "a", slots=1)
+    router.pool._silence = 0.01
+    pending = cluster.call("x")
+    await turns()
+    cluster.open.clear()  # a caller of choose_replica that sends nothing
+    second = cluster.call("x")
+    await turns()
+    assert router.pool.queued == 1
+    await asyncio.sleep(0.1)
+    cluster.finish(cluster.open[0])
+    assert await second == "a"
+    pending.cancel()
     assert "Ray has said nothing of it" in caplog.text
 
 
-def test_long_answer_is_no_silence(ray_router: Any, caplog: pytest.LogCaptureFixture) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        router.pool._silence = 0.01
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        (sending,) = cluster.open
-        cluster.accept(sending)
-        await asyncio.sleep(0.1)
-        assert len(router.pool.view("a").requests) == 1
-        cluster.finish(sending)
-        await call
-
-    run(work())
+@in_event_loop
+async def test_long_answer_is_no_silence(ray_router: Any, caplog: pytest.LogCaptureFixture) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    router.pool._silence = 0.01
+    call, sending = await send(cluster)
+    cluster.accept(sending)
+    await asyncio.sleep(0.1)
+    assert len(router.pool.view("a").requests) == 1
+    cluster.finish(sending)
+    await call
     assert not caplog.text
 
 
-def test_slot_is_free_again_where_ray_asks_no_replica(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1, strict=False)
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x") for _ in range(3)]
-        for _ in calls:
-            await turns()
-            (request,) = router.pool.view("a").requests.values()
-            assert isinstance(request.status, Running)
-            cluster.finish(cluster.open[0])
-        assert await asyncio.gather(*calls) == ["a"] * 3
-
-    run(work())
-
-
-def test_capacity_of_a_replica_may_change(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1)
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x") for _ in range(4)]
+@in_event_loop
+async def test_slot_is_free_again_where_ray_asks_no_replica(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", slots=1, strict=False)
+    calls = [cluster.call("x") for _ in range(3)]
+    for _ in calls:
         await turns()
-        router.update_replicas([RunningReplica("a", 3)])
-        await turns()
-        assert len(cluster.open) == 3
-        for call in calls:
-            call.cancel()
-
-    run(work())
+        (request,) = router.pool.view("a").requests.values()
+        assert isinstance(request.status, Running)
+        cluster.finish(cluster.open[0])
+    assert await asyncio.gather(*calls) == ["a"] * 3
 
 
-def test_generated_tokens_are_divided_among_running_requests(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=2)
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x") for _ in range(2)]
-        await turns()
-        for sending in cluster.open:
-            cluster.accept(sending)
-        await turns()
-        for stats in (
-            {"generated_tokens": 100},
-            {"generated_tokens": 111},  # one is left of the division
-            {"generated_tokens": 116, "ongoing_requests": 3},  # one is another router's
-        ):
-            router.update_replicas([RunningReplica("a", 2, stats)])
-        requests = router.pool.view("a").requests.values()
-        assert [one.tokens for one in requests] == [1 + 5 + 2] * 2
-        # Another life of it: nobody knows when its tokens were made.
-        cluster.kill("a")
-        await asyncio.gather(*calls, return_exceptions=True)
-        router.update_replicas([RunningReplica("a", 2)])
-        later = cluster.call("x")
-        await turns()
-        cluster.accept(cluster.open[0])
-        await turns()
-        router.update_replicas([RunningReplica("a", 2, {"generated_tokens": 1_000})])
-        assert [one.tokens for one in router.pool.view("a").requests.values()] == [1]
-        later.cancel()
+@in_event_loop
+async def test_capacity_of_a_replica_may_change(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", slots=1)
+    calls = [cluster.call("x") for _ in range(4)]
+    await turns()
+    router.update_replicas([RunningReplica("a", 3)])
+    await turns()
+    assert len(cluster.open) == 3
+    for call in calls:
+        call.cancel()
 
-    run(work())
+
+@in_event_loop
+async def test_generated_tokens_are_divided_among_running_requests(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a", slots=2)
+    calls = [cluster.call("x") for _ in range(2)]
+    await turns()
+    for sending in cluster.open:
+        cluster.accept(sending)
+    await turns()
+    for stats in (
+        {"generated_tokens": 100},
+        {"generated_tokens": 111},  # one is left of the division
+        {"generated_tokens": 116, "ongoing_requests": 3},  # one is another router's
+    ):
+        router.update_replicas([RunningReplica("a", 2, stats)])
+    requests = router.pool.view("a").requests.values()
+    assert [one.tokens for one in requests] == [1 + 5 + 2] * 2
+    # Another life of it: nobody knows when its tokens were made.
+    cluster.kill("a")
+    await asyncio.gather(*calls, return_exceptions=True)
+    router.update_replicas([RunningReplica("a", 2)])
+    later, _ = await begin(cluster)
+    router.update_replicas([RunningReplica("a", 2, {"generated_tokens": 1_000})])
+    assert [one.tokens for one in router.pool.view("a").requests.values()] == [1]
+    later.cancel()
 
 
 COUNTS: st.SearchStrategy[Any] = st.sampled_from(
@@ -463,94 +411,74 @@ COUNTS: st.SearchStrategy[Any] = st.sampled_from(
         max_size=8,
     )
 )
-def test_router_serves_whatever_a_replica_publishes(
+@in_event_loop
+async def test_router_serves_whatever_a_replica_publishes(
     ray_router: Any, statistics: Sequence[Any]
 ) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x") for _ in range(2)]
+    router, cluster = cluster_of(ray_router, "a")
+    calls = [cluster.call("x") for _ in range(2)]
+    await turns()
+    cluster.accept(cluster.open[0])
+    await turns()
+    for one in ({"generated_tokens": 0}, *statistics):
+        router.update_replicas([RunningReplica("a", 2, one)])
         await turns()
-        cluster.accept(cluster.open[0])
-        await turns()
-        for one in ({"generated_tokens": 0}, *statistics):
-            router.update_replicas([RunningReplica("a", 2, one)])
-            await turns()
-        assert not router.pool.stopped
-        for sending in list(cluster.open):
-            cluster.finish(sending)
-        assert await asyncio.gather(*calls) == ["a", "a"]
-        assert router.counts == {"policy": 2}
-
-    run(work())
+    assert not router.pool.stopped
+    cluster.finish_all()
+    assert await asyncio.gather(*calls) == ["a", "a"]
+    assert router.counts == {"policy": 2}
 
 
 @pytest.mark.parametrize(
     ("ongoing", "tokens"),
     [(None, 6), ("2", 6), (1.5, 6), (-3, 6), (2.0, 3), (2, 3)],
 )
-def test_ongoing_requests_that_are_no_count_are_ignored(
+@in_event_loop
+async def test_ongoing_requests_that_are_no_count_are_ignored(
     ray_router: Any, ongoing: Any, tokens: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        cluster.accept(cluster.open[0])
-        await turns()
-        for generated in (10, 12, 16.0):
-            stats = {"generated_tokens": generated, "ongoing_requests": ongoing}
-            router.update_replicas([RunningReplica("a", 2, stats)])
-        (request,) = router.pool.view("a").requests.values()
-        assert request.tokens == 1 + tokens
-        call.cancel()
-
-    run(work())
+    router, cluster = cluster_of(ray_router, "a")
+    call, _ = await begin(cluster)
+    for generated in (10, 12, 16.0):
+        stats = {"generated_tokens": generated, "ongoing_requests": ongoing}
+        router.update_replicas([RunningReplica("a", 2, stats)])
+    (request,) = router.pool.view("a").requests.values()
+    assert request.tokens == 1 + tokens
+    call.cancel()
     assert caplog.text.count("ongoing_requests has to be a count") == (tokens == 6)
 
 
-def test_jump_of_a_counter_is_bounded(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        cluster.accept(cluster.open[0])
-        await turns()
-        for generated in (0, 1 << 40, (1 << 40) + 3):
-            router.update_replicas([RunningReplica("a", 2, {"generated_tokens": generated})])
-        (request,) = router.pool.view("a").requests.values()
-        assert request.tokens == 1 + replica_pool.MOST_SHARE + 3
-        call.cancel()
-
-    run(work())
+@in_event_loop
+async def test_jump_of_a_counter_is_bounded(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call, _ = await begin(cluster)
+    for generated in (0, 1 << 40, (1 << 40) + 3):
+        router.update_replicas([RunningReplica("a", 2, {"generated_tokens": generated})])
+    (request,) = router.pool.view("a").requests.values()
+    assert request.tokens == 1 + replica_pool.MAX_SHARE + 3
+    call.cancel()
 
 
-def test_failed_policy_leaves_the_choice_to_ray(
+@in_event_loop
+async def test_failed_policy_leaves_the_choice_to_ray(
     ray_router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        router = router_of(
-            ray_router, "a", slots=1, policy="helpers.fakes.failing_policies:FailingPolicy"
-        )
-        cluster = FakeCluster(router)
-        policy = router.pool.dispatcher.policy
-        calls = [cluster.call("x") for _ in range(3)]
+    router, cluster = cluster_of(
+        ray_router, "a", slots=1, policy="helpers.fakes.failing_policies:FailingPolicy"
+    )
+    policy = router.pool.dispatcher.policy
+    calls = [cluster.call("x") for _ in range(3)]
+    await turns()
+    policy.left = 0  # at its next event
+    cluster.finish(cluster.open[0])
+    await turns()
+    calls.append(cluster.call("x"))
+    router.update_replicas([RunningReplica("a"), RunningReplica("b")])
+    for _ in range(4):
         await turns()
-        policy.left = 0  # at its next event
-        cluster.finish(cluster.open[0])
-        await turns()
-        calls.append(cluster.call("x"))
-        router.update_replicas([RunningReplica("a"), RunningReplica("b")])
-        for _ in range(4):
-            await turns()
-            for sending in list(cluster.open):
-                cluster.finish(sending)
-        assert await asyncio.gather(*calls) == ["a"] * 4
-        assert router.counts == {"policy": 1, "policy_failed": 3}
-
-    run(work())
+        cluster.finish_all()
+    assert await asyncio.gather(*calls) == ["a"] * 4
+    assert router.counts == {"policy": 1, "policy_failed": 3}
     assert caplog.text.count("the policy failed") == 1
 
 
@@ -568,24 +496,20 @@ def test_failed_policy_leaves_the_choice_to_ray(
         ({"policy": f"{__name__}:policy_once"}, "no second policy"),
     ],
 )
-def test_bad_settings_leave_the_choice_to_ray(
+@in_event_loop
+async def test_bad_settings_leave_the_choice_to_ray(
     ray_router: Any,
     settings: dict[str, Any],
     message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     CREATED.clear()
-
-    async def work() -> None:
-        router = router_of(ray_router, "a", **settings)
-        cluster = FakeCluster(router)
-        call = cluster.call("x")
-        await turns()
-        cluster.finish(cluster.open[0])
-        assert await call == "a"
-        assert router.counts == {"no_policy": 1}
-
-    run(work())
+    router, cluster = cluster_of(ray_router, "a", **settings)
+    call = cluster.call("x")
+    await turns()
+    cluster.finish(cluster.open[0])
+    assert await call == "a"
+    assert router.counts == {"no_policy": 1}
     assert message in caplog.text
     assert len(caplog.records) == 1
 
@@ -601,20 +525,18 @@ def policy_once(slots: Sequence[int], kv_tokens: Sequence[int | None]) -> Failin
     return CREATED[0]
 
 
-def test_ray_without_the_hook_leaves_the_choice_to_ray(
+@in_event_loop
+async def test_ray_without_the_hook_leaves_the_choice_to_ray(
     ray_router: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(RequestRouter, "on_request_completed")
-
-    async def work() -> None:
-        assert router_of(ray_router, "a").pool is None
-
-    run(work())
+    assert router_of(ray_router, "a").pool is None
     assert "RequestRouter.on_request_completed is missing" in caplog.text
 
 
 @pytest.mark.parametrize("name", compatibility.ROUTER_ATTRIBUTES)
-def test_ray_without_an_attribute_leaves_the_choice_to_ray(
+@in_event_loop
+async def test_ray_without_an_attribute_leaves_the_choice_to_ray(
     ray_router: Any, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     initialize = RequestRouter.__init__
@@ -624,39 +546,33 @@ def test_ray_without_an_attribute_leaves_the_choice_to_ray(
         delattr(router, name)
 
     monkeypatch.setattr(RequestRouter, "__init__", initialize_without)
-
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        assert router.pool is None
-        pending = PendingRequest(["x"], {}, SimpleNamespace(multiplexed_model_id=""))
-        assert (await router._choose_replica_for_request(pending)).replica_id == "a"
-        assert router.counts == {"no_policy": 1}
-
-    run(work())
+    router = router_of(ray_router, "a")
+    assert router.pool is None
+    pending = PendingRequest(["x"], {}, SimpleNamespace(multiplexed_model_id=""))
+    assert (await router._choose_replica_for_request(pending)).replica_id == "a"
+    assert router.counts == {"no_policy": 1}
     assert f"RequestRouter sets no {name}" in caplog.text
 
 
 @pytest.mark.parametrize("broken", ["histogram", "counter", "metadata"])
-def test_choice_that_raises_leaves_no_attempt(ray_router: Any, broken: str) -> None:
+@in_event_loop
+async def test_choice_that_raises_leaves_no_attempt(ray_router: Any, broken: str) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ArithmeticError("a mistake")
 
-    async def work() -> None:
-        router = router_of(ray_router, "a", slots=1)
-        metadata = SimpleNamespace(multiplexed_model_id="", internal_request_id="call")
-        if broken == "histogram":
-            router.queue_wait_time_ms_histogram.observe = fail
-        elif broken == "counter":
-            router._choices.inc = fail
-        else:
-            del metadata.internal_request_id
-        with pytest.raises((ArithmeticError, AttributeError)):
-            await router._choose_replica_for_request(PendingRequest(["x"], {}, metadata))
-        assert router.pool.attempts == 0
-        assert not router.pool.dispatcher.requests
-        assert not router.pool.view("a").requests
-
-    run(work())
+    router = router_of(ray_router, "a", slots=1)
+    metadata = SimpleNamespace(multiplexed_model_id="", internal_request_id="call")
+    if broken == "histogram":
+        router.queue_wait_time_ms_histogram.observe = fail
+    elif broken == "counter":
+        router._choices.inc = fail
+    else:
+        del metadata.internal_request_id
+    with pytest.raises((ArithmeticError, AttributeError)):
+        await router._choose_replica_for_request(PendingRequest(["x"], {}, metadata))
+    assert router.pool.attempts == 0
+    assert not router.pool.dispatcher.requests
+    assert not router.pool.view("a").requests
 
 
 @pytest.mark.usefixtures("ray_router")
@@ -678,32 +594,26 @@ def test_doctor_says_what_to_install_without_ray(monkeypatch: pytest.MonkeyPatch
     assert detail.startswith(expected)
 
 
-def test_request_for_a_model_is_left_to_ray(ray_router: Any) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a")
-        cluster = FakeCluster(router)
-        call = cluster.call("x", model="adapter")
-        await turns()
-        cluster.finish(cluster.open[0])
-        assert await call == "a"
-        assert router.counts == {"multiplexed": 1}
-
-    run(work())
+@in_event_loop
+async def test_request_for_a_model_is_left_to_ray(ray_router: Any) -> None:
+    router, cluster = cluster_of(ray_router, "a")
+    call = cluster.call("x", model="adapter")
+    await turns()
+    cluster.finish(cluster.open[0])
+    assert await call == "a"
+    assert router.counts == {"multiplexed": 1}
 
 
-def test_size_function_that_fails_costs_one_line(
+@in_event_loop
+async def test_size_function_that_fails_costs_one_line(
     ray_router: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work() -> None:
-        router = router_of(ray_router, "a", request_size=f"{__name__}:failing_size")
-        cluster = FakeCluster(router)
-        calls = [cluster.call("x" * 400) for _ in range(2)]
-        await turns()
-        assert [one.size for one in router.pool.dispatcher.requests] == [1, 1]
-        for call in calls:
-            call.cancel()
-
-    run(work())
+    router, cluster = cluster_of(ray_router, "a", request_size=f"{__name__}:failing_size")
+    calls = [cluster.call("x" * 400) for _ in range(2)]
+    await turns()
+    assert [one.size for one in router.pool.dispatcher.requests] == [1, 1]
+    for call in calls:
+        call.cancel()
     assert caplog.text.count("request_size failed") == 1
 
 
