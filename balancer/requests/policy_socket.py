@@ -1,6 +1,7 @@
-"""Shares a policy between processes of one machine: JSON lines over a Unix socket.
+"""Carries the messages of a shared policy between processes, as JSON lines.
 
-Only processes of one user can connect: the socket is in a folder that nobody else may enter.
+On one machine over a Unix socket, to which only processes of one user can connect: it is in a
+folder that nobody else may enter. Between machines over TCP, to which all can that reach the port.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ DIGEST_DIGITS = 14
 """With these a path is no longer than those of vLLM's own sockets in the same folder."""
 RETRY_SECONDS = 0.1
 """Between two attempts to connect."""
+KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""A peer that is cut off is noticed after 30 seconds, though nothing is sent to it."""
 
 
 def socket_path(name: str) -> Path:
@@ -96,6 +99,7 @@ class JsonLinesLink(asyncio.Protocol):
         """Send what waits."""
         # uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        _keep_alive(transport.get_extra_info("socket"))
         if self._unsent:
             self._transport.write(bytes(self._unsent))
             self._unsent.clear()
@@ -169,10 +173,15 @@ class PolicySocket:
         self._socket.close()
 
     def _accept(self) -> JsonLinesLink:
-        link = JsonLinesLink(lambda message: None, lambda: None)
-        session = self._server.connect(link)
-        link.receive, link.closed = session.receive, session.disconnect
-        return link
+        return accept(self._server)
+
+
+def accept(server: PolicyServer) -> JsonLinesLink:
+    """Return the protocol of a connection that somebody has made to the server of a policy."""
+    link = JsonLinesLink(lambda message: None, lambda: None)
+    session = server.connect(link)
+    link.receive, link.closed = session.receive, session.disconnect
+    return link
 
 
 def connect_by_socket(name: str, policy: RemotePolicy, dispatcher: RequestDispatcher) -> None:
@@ -218,6 +227,15 @@ def _connected(path: Path) -> socket.socket:
         connecting.close()
         raise
     return connecting
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _bind(path: Path) -> socket.socket:

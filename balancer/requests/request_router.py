@@ -263,7 +263,7 @@ class RequestRouter:
         del self._ids[self._handles.pop(name)]
 
 
-def prompt_weight_of(policy: RoutingPolicy) -> float:
+def prompt_weight_of(policy: RoutingPolicy | None) -> float:
     """Returns what `policy` takes a prompt token to weigh now, in KV tokens; 0: it weighs none."""
     return policy.prompt_weight if isinstance(policy, RequestRouter) else 0.0
 

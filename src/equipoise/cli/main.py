@@ -104,6 +104,10 @@ def _dispatch(arguments: Namespace, command: str) -> int:
         from equipoise.cli.picker import picker
 
         return picker(arguments)
+    if arguments.command == "policy-server":
+        from equipoise.cli.policy_server import policy_server
+
+        return policy_server(arguments)
     from equipoise.cli.run import run
 
     return run(arguments, command)

@@ -16,6 +16,7 @@ from equipoise.cli import (
     engines,
     picker,
     plan,
+    policy_server,
     record,
     report,
     route,
@@ -150,6 +151,17 @@ examples:
 
 exit code: 0 ended by a signal, 1 requests that waited for a worker were refused then,
 2 bad input, 3 a part of it failed"""
+POLICY_SERVER = """\
+Decides for several proxies or pickers in front of the same workers, as one would: start
+each of them with --policy-server. While it is away they decide by their own
+policies. Needs the extra `serve`: pip install '.[serve]' in a clone."""
+POLICY_SERVER_EXAMPLES = """\
+examples:
+  equipoise policy-server
+  equipoise route --workers http://10.0.0.1:8000 http://10.0.0.2:8000 --policy-server 127.0.0.1:9004
+  equipoise policy-server --host 0.0.0.0 --policy-options lockstep=false
+
+exit code: 0 ended by a signal, 2 bad input, 3 the policy failed"""
 BENCH = """\
 Send requests to a server of the OpenAI API, or to the proxy, and say how long it took
 to answer: time to first token, time per output token, latency, throughput. Needs
@@ -237,6 +249,7 @@ def build_parser() -> Parser:
     _add_route(commands)
     _add_route_report(commands)
     _add_picker(commands)
+    _add_policy_server(commands)
     _add_bench(commands)
     _add_simulate(commands)
     _add_doctor(commands)
@@ -316,6 +329,12 @@ def _add_picker(commands: Any) -> None:
     about = "which worker a request goes to, for Envoy"
     command = _command(commands, "picker", about, PICKER, PICKER_EXAMPLES)
     _add_options(command, picker.OPTIONS)
+
+
+def _add_policy_server(commands: Any) -> None:
+    about = "one policy for several proxies or pickers"
+    command = _command(commands, "policy-server", about, POLICY_SERVER, POLICY_SERVER_EXAMPLES)
+    _add_options(command, policy_server.OPTIONS)
 
 
 def _add_route_report(commands: Any) -> None:

@@ -25,6 +25,7 @@ from equipoise.cli.route import (
     check_ranges,
     check_reports,
     check_tls_files,
+    policy_server_address,
     settings_field,
     whole_numbers,
 )
@@ -74,7 +75,9 @@ OPTIONS = (
     Option(key="endpoints_ports", kind=kinds.NAME, group=WORKERS, metavar="PORT,...",
            shown_default="8000",
            help="ports of each address of --endpoints-name, one for each data-parallel rank"),
-    *(route.BY_KEY[key] for key in ("policy", "policy_options", "slots", "kv_tokens")),
+    *(route.BY_KEY[key] for key in (
+        "policy", "policy_options", "policy_server", "slots", "kv_tokens",
+    )),
     replace(
         route.BY_KEY["metrics"],
         help="names of the Prometheus metrics by which workers report: generated=NAME is a counter "
@@ -188,6 +191,7 @@ def picker_settings(values: Mapping[str, Any]) -> PickerSettings:
         timeouts=PickerTimeouts(**of_group(WAITS)),
         health=HealthSettings(**of_group(HEALTH)),  # type: ignore[arg-type]  # as their kinds say
         reports=reports,
+        policy_server=policy_server_address(values.get("policy_server")),
         sheddable=_names(values.get("sheddable")),
         tokens=tokens,
     )

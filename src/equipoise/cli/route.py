@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from equipoise.balancer.requests.policy_settings import POLICIES
 from equipoise.cli import kinds
@@ -21,6 +22,7 @@ from equipoise.serve.settings import (
     ClientRank,
     HealthSettings,
     Limits,
+    PolicyServerAddress,
     ReportSettings,
     RouteSettings,
     Timeouts,
@@ -58,6 +60,10 @@ OPTIONS = (
     Option(key="policy_options", kind=kinds.SETTINGS, group=WORKERS, metavar="NAME=VALUE",
            shown_default="as the policy is published",
            help="how the policy is set, such as front_ends=2; a mapping in a file"),
+    Option(key="policy_server", kind=kinds.NAME, group=WORKERS, metavar="HOST:PORT",
+           shown_default="none",
+           help="an `equipoise policy-server` that decides for several of these; --policy is for "
+           "the time while it is away"),
     Option(key="slots", kind=kinds.WHOLE, group=WORKERS, metavar="N", shown_default="256",
            help="requests that a worker has at once, where its entry does not say"),
     Option(key="kv_tokens", kind=kinds.WHOLE, group=WORKERS, metavar="TOKENS",
@@ -135,6 +141,7 @@ class RouteRequest:
     workers: tuple[object, ...] = ()
     policy: str = "fit"
     policy_options: tuple[tuple[str, object], ...] = ()
+    policy_server: str | None = None
     metrics: tuple[tuple[str, object], ...] = ()
     slots: int = 256
     kv_tokens: int | None = None
@@ -223,9 +230,24 @@ def route_settings(request: RouteRequest) -> RouteSettings:
         timeouts=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
+        policy_server=policy_server_address(request.policy_server),
         log=request.log,
         wandb=request.wandb,
     )
+
+
+def policy_server_address(text: str | None) -> PolicyServerAddress | None:
+    """Of `HOST:PORT`; None: there is none. Raises UsageError where it is no such text."""
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if host is None or not port or parts.netloc != text or parts.username is not None:
+        raise UsageError(f"--policy-server: expected HOST:PORT, got {text!r}")
+    return PolicyServerAddress(host, port)
 
 
 def settings_field(key: str) -> str:

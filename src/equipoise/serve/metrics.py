@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from queue import Full, Queue
 from typing import Any
@@ -26,7 +25,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from equipoise.balancer.observe.wandb_module import MODULE, require_wandb
 from equipoise.balancer.requests.dispatcher import RequestDispatcher, Running, load_imbalance
-from equipoise.balancer.requests.policy import RoutingPolicy, WorkerState
+from equipoise.balancer.requests.policy import WorkerState
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.balancer.requests.request_router import prompt_weight_of
 from equipoise.serve.health import LoopStalls
 from equipoise.serve.outcomes import RequestOutcome
@@ -146,13 +146,9 @@ class ProxyMetrics:
         dispatcher: RequestDispatcher,
         stalls: LoopStalls,
         dropped: Callable[[], int],
-        prompt_weight: Callable[[], float],
     ) -> None:
-        """Show what `dispatcher` and `stalls` know, how many records were dropped, and what a
-        prompt token weighs."""
-        self._registry.register(
-            _LiveCollector(dispatcher, stalls, self._workers, dropped, prompt_weight)
-        )
+        """Show what `dispatcher` and `stalls` know, and how many records were dropped."""
+        self._registry.register(_LiveCollector(dispatcher, stalls, self._workers, dropped))
 
     def exposition(self) -> bytes:
         """What Prometheus reads."""
@@ -174,10 +170,9 @@ class _LiveCollector:
         stalls: LoopStalls,
         names: Sequence[str],
         dropped: Callable[[], int],
-        prompt_weight: Callable[[], float],
     ) -> None:
         self._dispatcher, self._names, self._dropped = dispatcher, names, dropped
-        self._stalls, self._prompt_weight = stalls, prompt_weight
+        self._stalls = stalls
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """See prometheus_client."""
@@ -189,7 +184,10 @@ class _LiveCollector:
         )
         yield _gauge("idle_tokens", "workers x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over workers x largest load", balance.idle)
-        yield _gauge("prompt_weight", "KV tokens that a prompt token weighs", self._prompt_weight())
+        joined = isinstance(dispatcher.policy, RemotePolicy)
+        yield _gauge("policy_server_joined", "1 while the policy server decides", joined)
+        weight = prompt_weight_of(dispatcher.policy)
+        yield _gauge("prompt_weight", "KV tokens that a prompt token weighs", weight)
         yield _count(
             "policy_errors", "events that the policy could not take", dispatcher.policy_errors
         )
@@ -251,12 +249,10 @@ class StatLogger:
         self._counts = dict.fromkeys(RequestOutcome, 0)
         self._dispatcher: RequestDispatcher | None = None
 
-    def watch(
-        self, dispatcher: RequestDispatcher, stalls: LoopStalls, policy: RoutingPolicy
-    ) -> None:
+    def watch(self, dispatcher: RequestDispatcher, stalls: LoopStalls) -> None:
         """Show what these know, from now on."""
         self._dispatcher = dispatcher
-        self.metrics.watch(dispatcher, stalls, self._dropped, partial(prompt_weight_of, policy))
+        self.metrics.watch(dispatcher, stalls, self._dropped)
 
     def request_ended(self, stats: RequestStats) -> None:
         """A request is over."""

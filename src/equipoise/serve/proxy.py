@@ -139,7 +139,7 @@ class Proxy:
             view.capacity = Capacity(slots=worker.slots, kv_tokens=worker.kv_tokens)
         self.health = HealthBoard(self.dispatcher)
         self._stalls = LoopStalls()
-        self._stats.watch(self.dispatcher, self._stalls, policy)
+        self._stats.watch(self.dispatcher, self._stalls)
         self._admin = Admin(settings, self.dispatcher)
         self._bodies = BodyReader(limits, settings.timeouts)
         self._parser = BodyParser()

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 from equipoise.balancer.requests.policy_factory import PolicyFactory
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.serve.cancel_scope import wait_for_any
+from equipoise.serve.policy_client import PolicyClient, check_policy_takes_over
 from equipoise.serve.proxy import Proxy
 from equipoise.serve.settings import RouteSettings
 
@@ -73,20 +75,31 @@ def serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> in
 
     Returns 0 if every request that had been taken came to its end, 1 if some were cut off.
 
-    Raises: UsageError where it cannot listen there; EquipoiseError where a part of it failed.
+    Raises: UsageError where it cannot listen there, or for a policy that cannot take the place of a
+        policy server's; EquipoiseError where a part of it failed.
     """
+    if settings.policy_server is not None:
+        check_policy_takes_over(factory)
     with (
-        log_to_stderr("equipoise.route"),
+        log_to_stderr("equipoise.route", "equipoise.balancer.requests"),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
         return runner.run(_serve(settings, factory, say))
+
+
+class _LineFormatter(logging.Formatter):
+    """Says once who it is: what also runs in engines says so itself."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = record.message.removeprefix("equipoise: ")
+        return super().formatMessage(record)
 
 
 @contextmanager
 def log_to_stderr(*names: str) -> Iterator[None]:
     """Show what these loggers say, a line each."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("equipoise: %(message)s"))
+    handler.setFormatter(_LineFormatter("equipoise: %(message)s"))
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)
@@ -107,12 +120,16 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 async def _serve(settings: RouteSettings, factory: PolicyFactory, say: PrintLine) -> int:
     workers = settings.workers
-    policy = factory([one.slots for one in workers], [one.kv_tokens for one in workers])
+    slots, kv_tokens = [one.slots for one in workers], [one.kv_tokens for one in workers]
+    make_policy = partial(factory, slots, kv_tokens)
     # Before the proxy starts: a signal that comes during the start ends it as any other does.
     signals = SignalListener()
     try:
-        proxy = Proxy(settings, policy)
+        proxy = Proxy(settings, make_policy())
         await _start(proxy, settings, say)
+        if settings.policy_server is not None:
+            client = PolicyClient(proxy.dispatcher, settings.policy_server, make_policy)
+            proxy.tasks.start("policy client", client.run())
         await signals.wait_or(proxy.tasks.failed)
         failed = not signals.count
         say("ending: waiting for the requests under way")

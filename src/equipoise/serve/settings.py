@@ -46,6 +46,17 @@ class WorkerSettings:
         return None
 
 
+@dataclass(frozen=True)
+class PolicyServerAddress:
+    """Where the policy is that several front ends share."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How much the proxy takes; beyond it requests are refused, by the status in parentheses.
@@ -191,6 +202,7 @@ class RouteSettings:
 
     Attributes:
         reports: what workers are asked for the policy; None: they are not asked.
+        policy_server: what decides for several proxies; None: this one has a policy of its own.
         log: JSON lines, one a request; None: none are written.
         wandb: project at Weights & Biases; None: none.
     """
@@ -202,5 +214,6 @@ class RouteSettings:
     health: HealthSettings = field(default_factory=HealthSettings)
     client_rank: ClientRank = ClientRank.FORBID
     reports: ReportSettings | None = None
+    policy_server: PolicyServerAddress | None = None
     log: Path | None = None
     wandb: str | None = None

@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from equipoise.balancer.requests.dispatcher import Running, WorkerView, load_imbalance
 from equipoise.balancer.requests.policy import WorkerState
+from equipoise.balancer.requests.remote_policy import RemotePolicy
 from equipoise.serve.metrics import DECISION_SECONDS, WAIT_SECONDS
 from equipoise.serve.outcomes import RequestOutcome
 from equipoise.serve.picker.endpoint_pool import EndpointPool
@@ -70,6 +71,8 @@ class _PoolCollector:
         yield _gauge("serving_endpoints", "endpoints that get requests", self._pool.serving)
         yield _gauge("idle_tokens", "endpoints x largest load - all load", balance.imbalance)
         yield _gauge("idle_ratio", "imbalance over endpoints x largest load", balance.idle)
+        joined = isinstance(dispatcher.policy, RemotePolicy)
+        yield _gauge("policy_server_joined", "1 while the policy server decides", joined)
         yield CounterMetricFamily(
             PREFIX + "policy_errors",
             "events that the policy could not take",

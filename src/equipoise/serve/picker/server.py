@@ -29,6 +29,7 @@ from equipoise.serve.picker.metrics import PickerMetrics
 from equipoise.serve.picker.process_stream import ProcessStream
 from equipoise.serve.picker.request_bodies import RequestBodies
 from equipoise.serve.picker.settings import PickerPorts, PickerSettings
+from equipoise.serve.policy_client import PolicyClient, check_policy_takes_over
 from equipoise.serve.server import (
     EXIT_CUT_OFF,
     PrintLine,
@@ -69,7 +70,7 @@ class Picker:
     def __init__(
         self, settings: PickerSettings, factory: PolicyFactory, tasks: asyncio.TaskGroup
     ) -> None:
-        self._settings, self._group = settings, tasks
+        self._settings, self._group, self._factory = settings, tasks, factory
         self.metrics = PickerMetrics()
         self.pool = EndpointPool(factory, settings, self.metrics.observe_decision)
         self.metrics.watch(self.pool)
@@ -101,6 +102,13 @@ class Picker:
         self.pool.set_endpoints(endpoints)
         follower = self._group.create_task(follow_endpoints(source, self.pool), name="endpoints")
         self._followers.append(follower)
+        if self._settings.policy_server is not None:
+            shared = PolicyClient(
+                self.pool.dispatcher,
+                self._settings.policy_server,
+                lambda: self._factory([1], [None]),
+            )
+            self._followers.append(self._group.create_task(shared.run(), name="policy client"))
         await self._set_ready(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self) -> int:
@@ -300,7 +308,9 @@ def serve_picker(settings: PickerSettings, factory: PolicyFactory, say: PrintLin
         EquipoiseError where a part of it failed.
     """
     check_policy(factory)
-    with log_to_stderr("equipoise.picker", "equipoise.route"):
+    if settings.policy_server is not None:
+        check_policy_takes_over(factory)
+    with log_to_stderr("equipoise.picker", "equipoise.route", "equipoise.balancer.requests"):
         try:
             return asyncio.run(_serve(settings, factory, say))
         except ExceptionGroup as group:

@@ -6,7 +6,13 @@ from enum import StrEnum, unique
 from pathlib import Path
 from typing import TypeAlias
 
-from equipoise.serve.settings import MIB, HealthSettings, ReportSettings, WorkerSettings
+from equipoise.serve.settings import (
+    MIB,
+    HealthSettings,
+    PolicyServerAddress,
+    ReportSettings,
+    WorkerSettings,
+)
 
 
 @unique
@@ -125,6 +131,7 @@ class PickerSettings:
 
     Attributes:
         reports: what endpoints are asked for the policy; None: they are not asked.
+        policy_server: what decides for several pickers; None: this one has a policy of its own.
         sheddable: objectives whose requests are refused (429) where they would have to wait.
         tokens: where tokens of answers are known from.
     """
@@ -135,5 +142,6 @@ class PickerSettings:
     timeouts: PickerTimeouts = field(default_factory=PickerTimeouts)
     health: HealthSettings = field(default_factory=HealthSettings)
     reports: ReportSettings | None = None
+    policy_server: PolicyServerAddress | None = None
     sheddable: frozenset[str] = frozenset()
     tokens: TokenSource = TokenSource.CHUNKS

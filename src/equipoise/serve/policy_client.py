@@ -1,0 +1,134 @@
+"""Has a front end decided for by a policy server while there is one, and by its own policy else."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import Enum, unique
+
+from equipoise.balancer.requests.dispatcher import RequestDispatcher
+from equipoise.balancer.requests.policy import RoutingPolicy
+from equipoise.balancer.requests.policy_factory import PolicyFactory
+from equipoise.balancer.requests.policy_messages import SharedPolicyLost
+from equipoise.balancer.requests.policy_socket import JsonLinesLink
+from equipoise.balancer.requests.remote_policy import RemotePolicy
+from equipoise.balancer.requests.request_router import RequestRouter
+from equipoise.hal.errors import UsageError
+from equipoise.serve.settings import PolicyServerAddress
+
+LOG = logging.getLogger("equipoise.route")
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+"""Requests wait as long for a server that hangs, before this front end decides alone."""
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 5.0
+"""Between two attempts to join: after the first that fails, and after many."""
+
+
+@unique
+class Membership(Enum):
+    """Who decides."""
+
+    ALONE = "alone"
+    """A policy of this front end; it tries to join."""
+    JOINED = "joined"
+    """The policy of the server."""
+
+
+def check_policy_takes_over(factory: PolicyFactory) -> None:
+    """Raises UsageError unless a policy of this factory can take the place of another one."""
+    if not callable(getattr(factory([1], [None]), "on_running", None)):
+        raise UsageError(
+            "--policy: with a policy server it needs a method `on_running`: requests run "
+            "when it takes over"
+        )
+
+
+class PolicyClient:
+    """Joins a policy server, again and again; to be created in an event loop.
+
+    Where the server is lost, the dispatcher gets a policy of its own, with what waits and what
+    runs; where it is there again, the server is told the same.
+
+    Args:
+        dispatcher: of this front end's requests; it has a policy of its own at first.
+        address: of the server.
+        make_policy: makes a policy for the dispatcher's workers.
+
+    Attributes:
+        membership: who decides.
+    """
+
+    def __init__(
+        self,
+        dispatcher: RequestDispatcher,
+        address: PolicyServerAddress,
+        make_policy: Callable[[], RoutingPolicy],
+    ) -> None:
+        self.membership = Membership.ALONE
+        self._dispatcher, self._address, self._make_policy = dispatcher, address, make_policy
+        own = dispatcher.policy
+        self._lockstep = own.settings.lockstep if isinstance(own, RequestRouter) else None
+        self._loop = asyncio.get_running_loop()
+        self._told = ""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        delay = RETRY_SECONDS
+        while True:
+            was_joined = await self._join()
+            delay = RETRY_SECONDS if was_joined else min(2 * delay, MAX_RETRY_SECONDS)
+            await asyncio.sleep(delay)
+
+    async def _join(self) -> bool:
+        """One attempt, and what follows until the server is lost; whether it decided."""
+        lost: asyncio.Future[bool] = self._loop.create_future()
+
+        def on_lost(error: SharedPolicyLost) -> None:
+            lost.set_result(self.membership is Membership.JOINED)
+            self._lose(str(error))
+
+        policy = RemotePolicy(
+            self._loop,
+            on_lost,
+            lambda: self._joined(policy),
+            ANSWER_SECONDS,
+            ANSWER_SECONDS,
+            self._lockstep,
+        )
+        link = JsonLinesLink(policy.receive, lambda: policy.lose("the connection has ended"))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._loop.create_connection(
+                    lambda: link, self._address.host, self._address.port
+                )
+        except TimeoutError:
+            self._tell(f"no connection in {CONNECT_SECONDS:g} seconds")
+            return False
+        except OSError as error:
+            self._tell(error.strerror or str(error))
+            return False
+        policy.connect(link, self._dispatcher)
+        try:
+            return await lost
+        finally:
+            policy.close()
+
+    def _joined(self, policy: RemotePolicy) -> None:
+        self.membership, self._told = Membership.JOINED, ""
+        self._dispatcher.replace_policy(policy)
+        LOG.warning("the policy server at %s decides from now on", self._address)
+
+    def _lose(self, why: str) -> None:
+        if self.membership is Membership.JOINED:
+            self.membership = Membership.ALONE
+            self._dispatcher.replace_policy(self._make_policy())
+        self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        """Once for each reason: it tries every second."""
+        if why != self._told:
+            self._told = why
+            LOG.warning(
+                "policy server at %s: %s: this front end decides alone, and tries to join",
+                self._address,
+                why,
+            )
