@@ -110,6 +110,7 @@ class PolicyClient:
         try:
             return await lost
         finally:
+            self._decide_alone()
             policy.close()
 
     def _joined(self, policy: RemotePolicy) -> None:
@@ -118,10 +119,13 @@ class PolicyClient:
         LOG.warning("the policy server at %s decides from now on", self._address)
 
     def _lose(self, why: str) -> None:
+        self._decide_alone()
+        self._tell(why)
+
+    def _decide_alone(self) -> None:
         if self.membership is Membership.JOINED:
             self.membership = Membership.ALONE
             self._dispatcher.replace_policy(self._make_policy())
-        self._tell(why)
 
     def _tell(self, why: str) -> None:
         """Once for each reason: it tries every second."""
