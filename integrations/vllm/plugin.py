@@ -133,6 +133,11 @@ def non_eplb_config_errors(config: Any, settings: Settings) -> list[str]:
             "pp_transport needs all rows of a step on every rank, and prefill context parallelism "
             "divides them"
         )
+    if settings.pp_transport and getattr(parallel, "enable_fault_tolerance", False):
+        errors.append(
+            "pp_transport has messages in flight, which a step that --enable-fault-tolerance "
+            "abandons leaves behind"
+        )
     if settings.pp_transport and uses_ray_compiled_graph(config):
         errors.append(
             f"pp_transport is not used in Ray's compiled graph ({RAY_EXECUTOR_VARIABLE}=0)"

@@ -116,6 +116,12 @@ def test_plugin_names_environment_settings_that_config_overrides(
         ("eplb_policy", {}, "need --enable-eplb"),
         ("eplb", {}, "need --enable-eplb"),
         ("eplb", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
+        ("eplb", {"enable_eplb": True, "enable_fault_tolerance": True}, "fault-tolerance"),
+        (
+            "pp_transport",
+            {"pipeline_parallel_size": 2, "enable_fault_tolerance": True},
+            "fault-tolerance",
+        ),
         ("pp_transport", {}, "--pipeline-parallel-size of at least 2"),
         (
             "pp_transport",
