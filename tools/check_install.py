@@ -3,8 +3,9 @@
     python tools/check_install.py [CASE...]
 
 Resolved are the `pip install` lines of README, with the default torch of the index, which brings
-CUDA, and with the CPU build; the oldest torch that pyproject.toml admits; and the environments of
-tox. The first three on every Python that pyproject.toml names, at its first release (3.11.0).
+CUDA, and with the CPU build; the oldest torch that pyproject.toml admits; the project beside what
+vllm-ascend pins, of which no version may change; and the environments of tox. All but the last on
+every Python that pyproject.toml names, at its first release (3.11.0).
 
 pip runs with `--dry-run`: it reads index pages and metadata, and downloads no wheel. Where the
 index serves no metadata files, pip reads them out of the wheels by range requests (fast-deps):
@@ -38,6 +39,12 @@ OLDEST_PIP = (25, 3)
 TOX_PYTHON = "3.11"
 LINE = re.compile(r"^(?:python3 -m )?pip install ([^&#\n]+)", re.MULTILINE)
 CUDA_PACKAGE = re.compile(r"(nvidia|cuda|triton)\b")
+VLLM_ASCEND = "vllm-ascend==0.23.0"
+VLLM_ASCEND_TORCH = "torch==2.10.0"
+VLLM_ASCEND_POST1 = "memcache_hybrid==1.2.0", "memfabric_hybrid==1.2.0"
+"""What 0.23.0.post1, of which the index has the source only, requires otherwise than 0.23.0."""
+NO_WHEEL = re.compile(r"(triton-ascend|arctic-inference)\b")
+"""What they require and the index has no wheel of, in that version."""
 LIMIT = 600.0
 """Seconds for one case."""
 OFFLINE = "EQUIPOISE_OFFLINE"
@@ -95,6 +102,8 @@ class Case:
     origin: str
     """File and line that tell people, or tox, to install this."""
     cpu: bool = False
+    beside: tuple[str, ...] = ()
+    """A package whose requirements are installed already, and further ones: all have to stay."""
 
     def __str__(self) -> str:
         """The case as it is printed."""
@@ -190,6 +199,9 @@ def cases(readme: str) -> Iterator[Case]:
                 yield Case(f"pip install {line}", python, arguments, origin, cpu=True)
         torch, origin = f"torch=={oldest_torch()}.*", file_and_line("pyproject.toml", '"torch>=')
         yield Case(f"pip install . {torch}", python, (*requirements(), torch), origin)
+        # torch_npu requires the CPU build of torch.
+        name, beside = f"pip install . beside {VLLM_ASCEND}", (VLLM_ASCEND, *VLLM_ASCEND_POST1)
+        yield Case(name, python, tuple(requirements()), origin, cpu=True, beside=beside)
     for name, arguments in tox_environments((ROOT / "tox.ini").read_text("utf-8")):
         origin = file_and_line("tox.ini", f"[testenv:{name}]")
         yield Case(f"tox -e {name}", TOX_PYTHON, arguments, origin)
@@ -271,16 +283,11 @@ def reason(output: str) -> str:
     return output[first_error.start() if first_error else 0 :].partition("\nTo fix this")[0].strip()
 
 
-def write_cpu_torch(folder: Path, variables: dict[str, str]) -> None:
+def write_cpu_torch(folder: Path, pin: str, variables: dict[str, str]) -> None:
     """A wheel with nothing but the metadata of torch's CPU build, which another index serves.
 
     It requires what the default build does, less the packages of CUDA.
     """
-    pin = next(
-        line
-        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
-        if line.startswith("torch==")
-    )
     torch = resolve(TOX_PYTHON, (pin, "--no-deps"), variables)["torch"]
     required = [r for r in torch["requires_dist"] if not CUDA_PACKAGE.match(r)]
     label = f"{torch['version']}+cpu"
@@ -292,21 +299,43 @@ def write_cpu_torch(folder: Path, variables: dict[str, str]) -> None:
             archive.writestr(f"torch-{label}.dist-info/{name}", "\n".join([*lines, ""]))
 
 
+def torch_pin() -> str:
+    """The torch that constraints.txt pins."""
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def installed_versions(
+    case: Case, options: tuple[str, ...], variables: dict[str, str]
+) -> tuple[str, ...]:
+    """What is installed before a case, each in its version; raises Unresolved."""
+    if not case.beside:
+        return ()
+    package, *others = case.beside
+    (metadata,) = resolve(case.python, (package, "--no-deps"), variables).values()
+    required = [r for r in metadata["requires_dist"] if not NO_WHEEL.match(r)]
+    installed = resolve(case.python, (*required, *others, *options), variables)
+    return tuple(f"{name}=={found['version']}" for name, found in installed.items())
+
+
 def examine(case: Case, cpu_torch: Path, variables: dict[str, str]) -> str:
     """What a case resolves to, in words; raises Unresolved."""
-    wheel_options = ("--find-links", str(cpu_torch)) if case.cpu else ()
-    packages = resolve(case.python, (*case.arguments, *wheel_options), variables)
+    options = ("--find-links", str(cpu_torch)) if case.cpu else ()
+    before = installed_versions(case, options, variables)
+    packages = resolve(case.python, (*case.arguments, *before, *options), variables)
     torch = packages["torch"]["version"] if "torch" in packages else ""
     if torch and case.cpu != torch.endswith("+cpu"):
         raise Unresolved(f"the index gave torch {torch}")
-    return f"{len(packages)} packages" + (f", torch {torch}" if torch else "")
+    kept = f", {len(before)} of them unchanged" if before else ""
+    return f"{len(packages)} packages{kept}" + (f", torch {torch}" if torch else "")
 
 
 def check_all(selected_cases: list[Case], variables: dict[str, str]) -> bool:
     """Prints a line for each case, and tells whether all resolve; raises Unreachable."""
     resolved = True
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
-        write_cpu_torch(Path(folder), variables)
+        for pin in (torch_pin(), VLLM_ASCEND_TORCH):
+            write_cpu_torch(Path(folder), pin, variables)
         outcomes = [pool.submit(examine, case, Path(folder), variables) for case in selected_cases]
         try:
             for case, outcome in zip(selected_cases, outcomes, strict=True):
@@ -347,7 +376,7 @@ def main(arguments: list[str]) -> int:
         print(f"check_install: the package index cannot be reached; {OFFLINE}=1 skips this check")
         return 1
     except Unresolved as error:
-        # Of the pinned torch, from which the CPU build is derived.
+        # Of a torch from which a CPU build is derived.
         print(
             f"check_install: {error}",
             f"change: {file_and_line('constraints.txt', 'torch==')}",

@@ -25,17 +25,17 @@ Figure = Callable[[Counts, Table], float]
 """Of a table under a load (layers, experts)."""
 
 
-def copied_fraction(before: Table, after: Table) -> float:
+def copied_fraction(before: Table, after: Table, shape: ExpertShape = SHAPE) -> float:
     """Experts that ranks have now and had not, as part of all slots."""
-    held = [np.zeros((SHAPE.layers, SHAPE.ranks, SHAPE.experts), dtype=bool) for _ in range(2)]
+    held = [np.zeros((shape.layers, shape.ranks, shape.experts), dtype=bool) for _ in range(2)]
     for mask, table in zip(held, (before, after), strict=True):
-        np.put_along_axis(mask, table.reshape(SHAPE.layers, SHAPE.ranks, -1), True, axis=2)
+        np.put_along_axis(mask, table.reshape(shape.layers, shape.ranks, -1), True, axis=2)
     return float((held[1] & ~held[0]).sum() / before.size)
 
 
-def copies(table: Table) -> npt.NDArray[np.int64]:
+def copies(table: Table, shape: ExpertShape = SHAPE) -> npt.NDArray[np.int64]:
     """(layers, experts): slots of each."""
-    return np.stack([np.bincount(row, minlength=SHAPE.experts) for row in table])
+    return np.stack([np.bincount(row, minlength=shape.experts) for row in table])
 
 
 def even_split(load: Counts, table: Table) -> float:
@@ -43,9 +43,9 @@ def even_split(load: Counts, table: Table) -> float:
     return imbalance(np.take_along_axis(load / copies(table), table, axis=1))
 
 
-def imbalance(rows: npt.NDArray[np.float64]) -> float:
+def imbalance(rows: npt.NDArray[np.float64], shape: ExpertShape = SHAPE) -> float:
     """max/mean - 1 of the ranks, mean over layers, from rows by slot."""
-    ranks = rows.reshape(SHAPE.layers, SHAPE.ranks, -1).sum(axis=2)
+    ranks = rows.reshape(shape.layers, shape.ranks, -1).sum(axis=2)
     return float((ranks.max(axis=1) / ranks.mean(axis=1) - 1).mean())
 
 

@@ -11,6 +11,9 @@ from equipoise.integrations.sglang.entry import SETTINGS_VARIABLE
 from equipoise.integrations.vllm.entry import SETTINGS_KEY
 from equipoise.integrations.vllm.settings import EplbPolicySettings, parse_settings
 
+FEATURE = "eplb_policy"
+VLLM_FEATURES = ("eplb", "pp_transport", "dp_load_balancer")
+"""Features of the vLLM integration that are not for SGLang."""
 DEFAULT_TARGET = 0.005
 """Below that of the vLLM integration: a plan is made for several windows here, and has less noise
 to follow. What is worth a change is `min_gain`; the target says how far a change goes."""
@@ -66,19 +69,22 @@ def policy_settings(text: str) -> EplbPolicySettings | None:
 
 
 def _check_features(features: object) -> None:
-    """Raise `ConfigError` for a feature that is on and not for SGLang."""
+    """Raise `ConfigError` for a feature that is on and not for SGLang, or that there is not."""
     if isinstance(features, Mapping):
-        for name in ("eplb", "pp_transport", "dp_load_balancer"):
+        for name in VLLM_FEATURES:
             if features.get(name) not in (None, False):
-                raise ConfigError(f"{name} is not for SGLang, only eplb_policy is")
+                raise ConfigError(f"{name} is not for SGLang, only {FEATURE} is")
+        unknown = sorted(set(features) - {FEATURE, *VLLM_FEATURES})
+        if unknown:
+            raise ConfigError(f"unknown {', '.join(unknown)}; the only feature is {FEATURE}")
 
 
 def _with_defaults(features: object) -> object:
     """Return the features with the default target, where `eplb_policy` is on without one."""
-    options = features.get("eplb_policy") if isinstance(features, Mapping) else None
+    options = features.get(FEATURE) if isinstance(features, Mapping) else None
     if options is True:
         options = {}
     if not isinstance(options, Mapping):
         return features
     assert isinstance(features, Mapping)
-    return {**features, "eplb_policy": {"target": DEFAULT_TARGET, **options}}
+    return {**features, FEATURE: {"target": DEFAULT_TARGET, **options}}

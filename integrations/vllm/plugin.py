@@ -26,7 +26,7 @@ from equipoise.integrations.vllm.eplb.config_check import (
     uses_ray_compiled_graph,
 )
 from equipoise.integrations.vllm.eplb.install import restore_policy
-from equipoise.integrations.vllm.settings import Settings, parse_settings
+from equipoise.integrations.vllm.settings import Settings, is_variable_ignored, parse_settings
 
 EXTENSION_CLASS = "equipoise.integrations.vllm.worker_extension.WorkerExtension"
 """The worker extension that is set in the configuration."""
@@ -43,6 +43,11 @@ def switch_on(config: Any) -> None:
     Raises as `prepare`, and `ConfigError` for invalid settings.
     """
     settings = parse_settings(config.additional_config, os.environ)
+    if is_variable_ignored(config.additional_config, os.environ):
+        LOG.warning(
+            "equipoise: --additional-config has settings, so those of %s are not used",
+            SETTINGS_VARIABLE,
+        )
     if settings is not None:
         prepare(config, settings)
     else:
@@ -70,7 +75,7 @@ def prepare(config: Any, settings: Settings) -> None:
         _extend(config, settings, worker_class)
     if settings.dp_load_balancer is not None:
         core_client.prepare(settings.dp_load_balancer)
-    if SETTINGS_KEY not in config.additional_config:
+    if config.additional_config.get(SETTINGS_KEY) is None:
         # They came from the environment, which other processes of the engine may not share.
         config.additional_config[SETTINGS_KEY] = json.loads(os.environ[SETTINGS_VARIABLE])
     LOG.info("equipoise: %s switched on", ", ".join(settings.enabled_features))
@@ -127,6 +132,11 @@ def non_eplb_config_errors(config: Any, settings: Settings) -> list[str]:
         errors.append(
             "pp_transport needs all rows of a step on every rank, and prefill context parallelism "
             "divides them"
+        )
+    if settings.pp_transport and getattr(parallel, "enable_fault_tolerance", False):
+        errors.append(
+            "pp_transport has messages in flight, which a step that --enable-fault-tolerance "
+            "abandons leaves behind"
         )
     if settings.pp_transport and uses_ray_compiled_graph(config):
         errors.append(

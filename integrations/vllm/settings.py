@@ -48,6 +48,10 @@ class EplbPolicySettings:
 
     def __post_init__(self) -> None:
         _check_numbers(self, target=MAX_IMBALANCE, min_gain=MAX_IMBALANCE, max_move_fraction=1)
+        if self.max_move_fraction == 0:
+            raise ConfigError(
+                "max_move_fraction 0 would move nothing: switch eplb_policy off instead"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +151,7 @@ class DpLoadBalancerSettings:
         policy: one of `equipoise route --help`.
         policy_options: of the policy, by name.
         queue_timeout: longest time that a request waits for a rank; then vLLM's own rule
-            chooses one.
+            chooses one. With 0 it chooses for every request that the policy does not place at once.
         slots: requests that a rank runs at once; None: vLLM's `--max-num-seqs`.
         kv_tokens: tokens of a rank's KV cache that the policy may fill; None: what vLLM
             reports, or no limit with prefix caching, where prompts share tokens.
@@ -208,6 +212,18 @@ def parse_settings(additional: object, environment: Mapping[str, str]) -> Settin
         raise ConfigError(f"{SETTINGS_KEY} must be an object of features, got {value!r}")
     settings = _settings(value)
     return settings if settings.enabled_features else None
+
+
+def is_variable_ignored(additional: object, environment: Mapping[str, str]) -> bool:
+    """Whether `EQUIPOISE_VLLM` has other settings than `additional`, which come first."""
+    value = additional.get(SETTINGS_KEY) if isinstance(additional, Mapping) else None
+    text = environment.get(SETTINGS_VARIABLE, "")
+    if value is None or not text.strip():
+        return False
+    try:
+        return bool(_parse_variable(text) != value)
+    except ConfigError:
+        return True
 
 
 def _parse_variable(text: str) -> object:

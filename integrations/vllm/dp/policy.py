@@ -1,6 +1,7 @@
 """Creates the policy of `dp_load_balancer` from its settings and the capacity of the ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,32 +52,48 @@ def rank_capacity(config: Any, count: int, settings: DpLoadBalancerSettings) -> 
 
 
 def policy_factory(settings: DpLoadBalancerSettings) -> PolicyFactory:
-    """Return the factory of the policy.
+    """Return the factory of the policy, once it has made one for two ranks.
 
-    Raises `ConfigError` if the policy does not exist, or its options are invalid.
+    What a third-party factory makes is known only when it is called: here, before there is an
+    engine.
+
+    Raises `ConfigError` if the policy does not exist, its options are invalid, or its factory makes
+    no policy.
     """
+    factory = _find_factory(settings)
+    with _errors_of_settings():
+        factory([1, 1], [None, None])
+    return factory
+
+
+def make_policy(settings: DpLoadBalancerSettings, ranks: RankCapacity) -> RoutingPolicy:
+    """Create the policy. Raises `ConfigError` as `policy_factory`."""
+    factory = _find_factory(settings)
+    with _errors_of_settings():
+        return factory([ranks.slots] * ranks.count, [ranks.kv_token_limit] * ranks.count)
+
+
+def _find_factory(settings: DpLoadBalancerSettings) -> PolicyFactory:
     options = dict(settings.policy_options or {})
     reserved = sorted(set(options) & set(RESERVED_OPTIONS))
     if reserved:
         raise ConfigError(
             f"dp_load_balancer: {', '.join(reserved)}: all API servers share one policy"
         )
-    try:
+    with _errors_of_settings():
         return routing_policy_factory(settings.policy, options)
+
+
+@contextmanager
+def _errors_of_settings() -> Iterator[None]:
+    """Turn errors that name flags of our command line into `ConfigError`s that name settings."""
+    try:
+        yield
     except UsageError as error:
         message = (
             str(error).replace("--policy-options", "policy_options").replace("--policy", "policy")
         )
         raise ConfigError(f"dp_load_balancer: {message}") from error
-
-
-def make_policy(settings: DpLoadBalancerSettings, ranks: RankCapacity) -> RoutingPolicy:
-    """Create the policy.
-
-    Raises `ConfigError` as `policy_factory`, and `UsageError` if a third-party factory fails.
-    """
-    factory = policy_factory(settings)
-    return factory([ranks.slots] * ranks.count, [ranks.kv_token_limit] * ranks.count)
 
 
 def may_hold_requests(settings: DpLoadBalancerSettings) -> bool:

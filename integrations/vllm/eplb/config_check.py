@@ -124,6 +124,8 @@ UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "eplb does not follow elastic expert parallelism": lambda config: (
         config.parallel_config.enable_elastic_ep
     ),
+    "eplb balances after every step of every rank, and --enable-fault-tolerance abandons steps and "
+    "ranks": lambda config: config.parallel_config.enable_fault_tolerance,
     "eplb does not know which rows are padding with prefill context parallelism": lambda config: (
         config.parallel_config.prefill_context_parallel_size > 1
     ),

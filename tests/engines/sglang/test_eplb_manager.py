@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sglang_cpu.recorded_load import recorded_windows
 
 pytestmark = pytest.mark.timeout(900)
 Play = Callable[..., list[Any]]
@@ -44,18 +47,18 @@ def imbalance(window: Any, table: Table) -> float:
     return float(np.mean(found))
 
 
-def dispatched_imbalance(answers: Any) -> float:
+def dispatched_imbalance(answers: Any, windows: int = WINDOWS) -> float:
     """max/mean - 1 of the ranks by SGLang's dispatch, mean over layers and over windows before
-    which traffic did not switch."""
+    which traffic did not switch, as it does after so many windows."""
     rows = np.array([answer["rows"] for answer in answers]).sum(axis=0)
-    steady = [number for number in range(len(rows)) if (number + 1) % WINDOWS]
-    ranks = rows[steady].reshape(len(steady), LAYERS, len(answers), -1).sum(axis=3)
+    steady = [number for number in range(len(rows)) if (number + 1) % windows]
+    ranks = rows[steady].reshape(len(steady), rows.shape[1], len(answers), -1).sum(axis=3)
     return float((ranks.max(axis=2) / ranks.mean(axis=2) - 1).mean())
 
 
-def copies(before: Table, after: Table) -> int:
+def copies(before: Table, after: Table, ranks: int = RANKS) -> int:
     """Experts that come to a rank that did not hold them, which the updater fetches from a peer."""
-    shape = LAYERS, RANKS, -1
+    shape = len(before), ranks, -1
     return sum(
         len(set(new) - set(old))
         for old_layer, new_layer in zip(before.reshape(shape), after.reshape(shape), strict=True)
@@ -70,11 +73,12 @@ def serve(
     ranks: int = RANKS,
     dispatch: str = "dynamic",
     loads: Any = TWO_SWITCHES,
+    redundant: int = REDUNDANT,
 ) -> list[Any]:
     """What each rank answers."""
     answers = play(
-        "eplb_manager:balance", ranks, loads=loads, experts=EXPERTS, redundant=REDUNDANT,
-        chunk=chunk, plugin=plugin, dispatch=dispatch,
+        "eplb_manager:balance", ranks, loads=loads, experts=len(loads[0][0][0]),
+        redundant=redundant, chunk=chunk, plugin=plugin, dispatch=dispatch,
     )  # fmt: skip
     assert all(answer["marks"] for answer in answers)
     for answer in answers:
@@ -98,6 +102,80 @@ def test_sglang_moves_fewer_experts_at_no_worse_balance(play: Play) -> None:
         for maps in (stock, ours)
     ]
     assert after[1] <= after[0] + 0.01
+
+
+@pytest.mark.parametrize("dispatch", ["static", "dynamic"])
+def test_sglang_moves_a_tenth_on_recorded_load_at_no_worse_balance(
+    play: Play, dispatch: str
+) -> None:
+    """Two switches of text in thirty windows: stock moves in each, and ours after a switch."""
+    loads = [window.tolist() for window in recorded_windows(steps=40)]
+    stock, ours = (
+        serve(play, plugin, ranks=DISPATCH_RANKS, dispatch=dispatch, loads=loads, redundant=8)
+        for plugin in (None, OURS)
+    )
+    stock_copies, our_copies = (
+        sum(copies(*pair, DISPATCH_RANKS) for pair in pairwise(installed(answers)))
+        for answers in (stock, ours)
+    )
+    assert our_copies <= stock_copies / 10
+    stock_imbalance, our_imbalance = (dispatched_imbalance(each, 10) for each in (stock, ours))
+    assert our_imbalance <= stock_imbalance
+
+
+@st.composite
+def drawn_windows(draw: st.DrawFn) -> dict[str, Any]:
+    """A load of any shape that two ranks can have, with its redundant slots and a dispatch."""
+    layers, experts = draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    counts = st.integers(0, 1000) | st.just(0)
+    row = st.lists(counts, min_size=experts, max_size=experts)
+    step = st.lists(row, min_size=layers, max_size=layers)
+    return {
+        "loads": draw(st.lists(step, min_size=1, max_size=3)),
+        "redundant": draw(st.integers(0, 4)) * RANKS + experts % RANKS,
+        "dispatch": draw(st.sampled_from(["static", "dynamic", "fake"])),
+    }
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(window=drawn_windows())
+def test_sglang_gets_metadata_of_any_shape_as_its_own_algorithm_makes(
+    play: Play, window: dict[str, Any]
+) -> None:
+    """The contract of `rebalance_experts`, and of the metadata that SGLang makes of its answer."""
+    stock, ours = (
+        play("eplb_manager:plan", RANKS, plugin=plugin, **window) for plugin in (None, OURS)
+    )
+    for theirs, own in zip(stock, ours, strict=True):
+        assert own.keys() == theirs.keys()
+        for name, field in theirs.items():
+            assert (own[name] is None) == (field is None), name
+            if field is not None:
+                assert (own[name]["shape"], own[name]["type"]) == (field["shape"], field["type"])
+        assert own["physical_to_logical_map"] == ours[0]["physical_to_logical_map"]
+        assert own["physical_to_logical_map"] == own["physical_to_logical_map_cpu"]
+        check_tables(own, window["dispatch"])
+
+
+def check_tables(metadata: dict[str, Any], dispatch: str) -> None:
+    """Every expert has a slot, and every table names slots that hold the expert."""
+    values = {name: field["values"] for name, field in metadata.items() if field is not None}
+    static = values.get("logical_to_rank_dispatch_physical_map")
+    assert (static is not None) == (dispatch == "static")
+    for layer, held in enumerate(values["physical_to_logical_map"]):
+        for expert, on_host in enumerate(values["logical_to_all_physical_map_cpu"][layer]):
+            slots = [slot for slot, other in enumerate(held) if other == expert]
+            assert slots
+            assert sorted(on_host[: len(slots)]) == slots
+            assert set(on_host[len(slots) :]) <= {-1}
+            listed = values["logical_to_all_physical_map"][layer][expert]
+            valid = values["logical_to_all_physical_map_num_valid"][layer][expert]
+            assert set(listed[:valid]) <= set(slots)
+            assert valid >= 1
+            assert set(listed[valid:]) <= {-1}
+            assert static is None or static[layer][expert] in slots
 
 
 @pytest.mark.parametrize(("dispatch", "fraction"), [("static", 0.75), ("dynamic", 0.9)])

@@ -21,6 +21,8 @@ EAGER: Mapping[str, Any] = {
 }
 """Moves for whatever can be gained, so that there is much to go wrong."""
 MODEL = "qwen3-moe"
+EXPERTS = 8
+"""Of a layer of that model."""
 
 
 def balanced_case(reference: Reference, **settings: Any) -> Case:
@@ -76,6 +78,36 @@ def test_engine_keeps_tokens_while_layers_are_rewritten_in_place(
     outcome = run_once(f"ours-in-place-{model}", balanced_case(references[model], **settings))
     check_tokens(outcome, references[model])
     balanced_by_us(outcome)
+
+
+@pytest.mark.deep
+def test_engine_keeps_every_bit_of_bfloat16_experts_that_move(
+    references: References, run_once: RunOnce
+) -> None:
+    """Tokens cannot show it: partial sums are rounded, and which there are goes by placement."""
+    case = balanced_case(references[MODEL])
+    outcome = run_once(
+        "ours-bfloat16",
+        replace(
+            case,
+            engine={**case.engine, "dtype": "bfloat16"},
+            asks=("equipoise_placement", "expert_slot_digests"),
+        ),
+    )
+    assert len(outcome.rounds) == modes.ROUNDS
+    balanced_by_us(outcome)
+    placement, other = outcome.rpc_results["equipoise_placement"]
+    assert placement == other
+    assert any(experts != [*range(EXPERTS), 0, 1] for experts in placement)
+    ranks = outcome.rpc_results["expert_slot_digests"]
+    for layer, experts in enumerate(placement):
+        loaded, now = (
+            [digest for rank in ranks for digest in rank[moment][layer]]
+            for moment in ("loaded", "now")
+        )
+        assert len(set(loaded)) == EXPERTS
+        assert loaded[EXPERTS:] == loaded[:2], "redundant slots repeat the first experts"
+        assert now == [loaded[expert] for expert in experts]
 
 
 @pytest.mark.deep

@@ -36,6 +36,7 @@ def configuration(additional: Any = None, **parallel: Any) -> SimpleNamespace:
         "worker_extension_cls": "",
         "enable_eplb": False,
         "enable_elastic_ep": False,
+        "enable_fault_tolerance": False,
         "pipeline_parallel_size": 1,
         "data_parallel_size": 1,
         "world_size": 1,

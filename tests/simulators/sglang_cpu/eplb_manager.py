@@ -112,6 +112,43 @@ def balance(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, 
         }
 
 
+def plan(fabric: Fabric, address: str, loads: Any, **case: Any) -> dict[str, Any]:
+    """The metadata that SGLang plans for one window from its trivial placement.
+
+    Args:
+        fabric: of the case, for rank and size.
+        address: a file where the ranks meet, as a URL.
+        loads: (steps, layers, experts).
+        case: as for `balance`, without `chunk`.
+
+    Returns:
+        By field, its `shape`, its `type`, and its `values`; None where it is no tensor.
+    """
+    numbers = ModelConfigForExpertLocation(len(loads[0]), len(loads[0][0]), 1)
+    with ExitStack() as stack:
+        stack.enter_context(group(fabric, address))
+        stack.enter_context(plugin(case["plugin"]))
+        stack.enter_context(
+            configuration(fabric, numbers, case["redundant"], None, case["dispatch"])
+        )
+        recorder = Recorder([])
+        stack.enter_context(
+            patch.object(eplb_manager, "get_global_expert_distribution_recorder", lambda: recorder)
+        )
+        first = ExpertLocationMetadata.init_trivial(MODEL_CONFIG, fabric.control.rank)
+        expert_location.set_global_expert_location_metadata(first, allow_overwrite=True)
+        made: Any = make_manager({}, [])._compute_expert_location_metadata(
+            torch.tensor(loads), broadcast_over_world=False
+        )
+        dist.barrier()  # nothing else is sent: one rank could leave while the other still connects
+    return {
+        name: {"shape": value.shape, "type": str(value.dtype), "values": value.tolist()}
+        if isinstance(value, torch.Tensor)
+        else None
+        for name, value in vars(made).items()
+    }
+
+
 def dispatched(load: Any, fabric: Fabric) -> list[list[int]]:
     """(layers, slots): rows of each, by SGLang's dispatch, of one rank's part of a load.
 

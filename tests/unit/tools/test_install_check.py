@@ -4,6 +4,8 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import check_install
 import pytest
@@ -13,6 +15,7 @@ from check_install import (
     Unreachable,
     Unresolved,
     cases,
+    examine,
     main,
     pythons,
     readme_lines,
@@ -70,6 +73,30 @@ def test_project_is_replaced_by_its_requirements() -> None:
         "mpi4py",
         "mpich",
     }
+
+
+def test_install_beside_vllm_ascend_keeps_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [case for case in cases(README) if case.beside]
+    assert [case.python for case in found] == pythons()
+    asked = []
+
+    def resolved(python: str, arguments: tuple[str, ...], variables: object) -> dict[str, Any]:
+        asked.append(arguments)
+        required = ["torch==2.10.0", "triton-ascend==3.2.2", "numba"]
+        versions = {"torch": "2.10.0+cpu", "numba": "0.60"}
+        if arguments == ("vllm-ascend==0.23.0", "--no-deps"):
+            return {"vllm-ascend": {"version": "0.23.0", "requires_dist": required}}
+        return {name: {"version": version} for name, version in versions.items()}
+
+    monkeypatch.setattr(check_install, "resolve", resolved)
+    message = examine(found[0], Path("links"), {})
+    pins = "memcache_hybrid==1.2.0", "memfabric_hybrid==1.2.0"
+    links = "--find-links", "links"
+    assert asked[1:] == [
+        ("torch==2.10.0", "numba", *pins, *links),
+        (*requirements(), "torch==2.10.0+cpu", "numba==0.60", *links),
+    ]
+    assert message == "2 packages, 2 of them unchanged, torch 2.10.0+cpu"
 
 
 def test_every_line_of_readme_is_resolved_on_every_python_with_both_torches() -> None:

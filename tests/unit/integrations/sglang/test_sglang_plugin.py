@@ -48,6 +48,7 @@ def test_sglang_entry_without_settings_imports_nothing(value: str | None) -> Non
     [
         ('{"eplb_policy": true}', "SGLang is not installed: install sglang"),
         ("{", "EQUIPOISE_SGLANG is no JSON"),
+        ('{"eplbb": true}', "EQUIPOISE_SGLANG: unknown eplbb; the only feature is eplb_policy$"),
         ('{"eplb": true}', "EQUIPOISE_SGLANG: eplb is not for SGLang, only eplb_policy is"),
     ],
 )

@@ -74,13 +74,40 @@ def test_plugin_names_eplb_config_options_without_effect(
     assert named in "".join(warnings)
 
 
+@pytest.mark.parametrize("additional", [{}, {SETTINGS_KEY: None}])
 def test_plugin_copies_environment_settings_into_config(
-    monkeypatch: pytest.MonkeyPatch,
+    additional: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin_settings = {"pp_transport": True}
     monkeypatch.setenv(SETTINGS_VARIABLE, json.dumps(plugin_settings))
-    config = engine_config(configuration({}, pipeline_parallel_size=2))
+    config = engine_config(configuration(additional, pipeline_parallel_size=2))
     assert config.additional_config == {SETTINGS_KEY: plugin_settings}
+
+
+@pytest.mark.parametrize(
+    ("value", "variable", "is_named"),
+    [
+        ({"pp_transport": True}, '{"eplb": true}', True),
+        ({"pp_transport": True}, "no JSON", True),
+        (False, '{"eplb": true}', True),
+        # As in a process that has both from the one that copied them.
+        ({"pp_transport": True}, '{"pp_transport": true}', False),
+        ({"pp_transport": True}, " ", False),
+        (None, '{"pp_transport": true}', False),
+    ],
+)
+def test_plugin_names_environment_settings_that_config_overrides(
+    value: object,
+    variable: str,
+    is_named: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(SETTINGS_VARIABLE, variable)
+    engine_config(configuration({SETTINGS_KEY: value}, pipeline_parallel_size=2))
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    message = "equipoise: --additional-config has settings, so those of EQUIPOISE_VLLM are not used"
+    assert lines == [message] * is_named
 
 
 @pytest.mark.parametrize(
@@ -89,6 +116,12 @@ def test_plugin_copies_environment_settings_into_config(
         ("eplb_policy", {}, "need --enable-eplb"),
         ("eplb", {}, "need --enable-eplb"),
         ("eplb", {"enable_eplb": True, "enable_elastic_ep": True}, "elastic"),
+        ("eplb", {"enable_eplb": True, "enable_fault_tolerance": True}, "fault-tolerance"),
+        (
+            "pp_transport",
+            {"pipeline_parallel_size": 2, "enable_fault_tolerance": True},
+            "fault-tolerance",
+        ),
         ("pp_transport", {}, "--pipeline-parallel-size of at least 2"),
         (
             "pp_transport",

@@ -99,6 +99,7 @@ def test_settings_refuse_invalid_json_in_environment() -> None:
         ("eplb", {"sub_window": 0}, "sub_window must be a whole number"),
         ("eplb", {"metrics_port": 70000}, "metrics_port must be 1 to 65535"),
         ("eplb_policy", {"target": -1}, "target must be a number from 0"),
+        ("eplb_policy", {"max_move_fraction": 0}, "max_move_fraction 0 would move nothing"),
         ("eplb_policy", {"min_gain": True}, "min_gain must be a number from 0"),
         (
             "pp_transport",

@@ -66,7 +66,7 @@ def problems(draw: st.DrawFn) -> tuple[Ints, Ints]:
     return rng.integers(0, 10 ** draw(st.integers(0, 9)), (layers, experts)), table
 
 
-@given(problems(), st.floats(0, 1))
+@given(problems(), st.floats(0, 1, exclude_min=True))
 def test_policy_plan_is_accepted_bounded_and_never_worsens_a_layer(
     problem: tuple[Ints, Ints], most: float
 ) -> None:

@@ -98,6 +98,8 @@ def switch_on(routing: object) -> None:
         ({"policy_options": {"windw": 1}}, "policy_options: unknown option 'windw'"),
         ({"policy_options": {"front_ends": 2}}, "front_ends: all API servers share one policy"),
         ({"policy": "os:sep"}, "policy: 'os:sep' cannot be called"),
+        ({"policy": "os:getcwd"}, "policy: 'os:getcwd' makes no policy: TypeError"),
+        ({"policy": "builtins:zip"}, "policy: what 'builtins:zip' makes is no policy: it has no"),
         ({"policy_options": {"window": -1}}, "policy fit: window: expected at least 1"),
         ({"slots": 0}, "slots must be a whole number from 1"),
         ({"kv_tokens": 1.5}, "kv_tokens must be a whole number from 1"),

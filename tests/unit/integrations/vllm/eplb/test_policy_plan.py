@@ -58,7 +58,7 @@ def plan_for(standing: Standing, **chosen: float) -> PolicyPlan:
 
 
 @UNHURRIED
-@given(standings(), st.floats(0, 1))
+@given(standings(), st.floats(0, 1, exclude_min=True))
 def test_proposal_keeps_a_slot_for_every_expert(standing: Standing, most: float) -> None:
     policy_plan = plan_for(standing, max_move_fraction=most)
     assert policy_plan.placement.dtype == np.int64
@@ -95,7 +95,7 @@ def test_proposal_moves_equal_changed_slots_and_fetched_copies(standing: Standin
 
 
 @UNHURRIED
-@given(standings(), st.floats(0, 0.5))
+@given(standings(), st.floats(0, 0.5, exclude_min=True))
 def test_proposal_moves_stay_within_limit(standing: Standing, most: float) -> None:
     assert (
         plan_for(standing, max_move_fraction=most, min_gain=0.0).moved_slots
@@ -252,6 +252,7 @@ def test_proposal_does_not_overflow_with_largest_loads() -> None:
         {"target": -0.1},
         {"min_gain": float("nan")},
         {"max_move_fraction": 1.5},
+        {"max_move_fraction": 0},
         {"target": 1e6},
         {"min_gain": 1e6},
     ],
