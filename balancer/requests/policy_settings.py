@@ -129,7 +129,8 @@ class RoutingPolicySettings:
             KV cache than others, a worker still takes requests, in standard deviations of the
             loads. Above 1.4 it has no effect on up to three workers that are alike.
         overshoot: `fit`: what a token above the level costs, in tokens below it, times the number
-            of workers; at least as much as one below.
+            of workers; at least as much as one below, and at the fullest worker at least as
+            much as one below for each worker.
         prompt_weight: `fit`: cost of computing a prompt token, in KV tokens read in one step; 0:
             workers do not compute prompts, or their cost is ignored; None: fitted to the times of
             steps, where the router has a clock and the workers are in lockstep, and 0 elsewhere.

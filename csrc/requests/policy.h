@@ -35,7 +35,7 @@ struct PolicySettings {
     // worth, in mean sizes of the requests that wait. `slack`: how far above the mean load a worker
     // still takes requests, in standard deviations of the loads. `overshoot`: what a token above
     // the level costs, in tokens below it and times the number of workers, all of which wait for
-    // the fullest; 1 at least. `prompt_weight`: KV tokens that are read in the time of computing
+    // the fullest; 1 at least, and at the fullest the number of workers at least. `prompt_weight`: KV tokens that are read in the time of computing
     // one prompt token; without it, fitted to the times of steps. `prefill_wait`: how many times
     // the cost of a prompt that is computed alone may be lost while requests wait for each other.
     std::int64_t window = 1024;

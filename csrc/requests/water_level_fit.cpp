@@ -37,10 +37,14 @@ class WaterLevelFitPolicy final : public Policy {
 
     void dispatch(RouterState& state) override {
         if (should_gather(state)) return;
+        // Once for all that this decision binds. Taken anew after each request, the level would
+        // rise with every one that is larger than the mean: the emptiest worker gets such a one,
+        // and there would always be an emptiest, until all stand where the fullest does.
+        const double level = mean_end_load(state, mean_size(state));
         for (bool bound = true; bound && state.pooled() > 0;) {
             const std::int64_t free = state.free_slots();
             if (free == 0) return;
-            bound = state.pooled() >= free ? bind_closest(state) : bind_largest(state);
+            bound = state.pooled() >= free ? bind_closest(state, level) : bind_largest(state);
         }
     }
 
@@ -149,10 +153,8 @@ class WaterLevelFitPolicy final : public Policy {
 
     // There are at least as many requests as free slots. All slots will be filled, so what matters
     // is where the workers stand then, not now. Binds one request; the next one sees the new loads.
-    bool bind_closest(RouterState& state) {
-        const double size = static_cast<double>(state.pooled_tokens()) /
-                            static_cast<double>(state.pooled());
-        const double level = mean_end_load(state, size);
+    bool bind_closest(RouterState& state, double level) {
+        const double size = mean_size(state);
         const LoadLimits limits = survey_limits(state);
         passed_over_.assign(state.size(), 0);
         for (std::int32_t w = next_worker(state, size, limits); w >= 0;
@@ -166,6 +168,11 @@ class WaterLevelFitPolicy final : public Policy {
             passed_over_[w] = 1;  // its KV cache has no room for any request of the window
         }
         return false;
+    }
+
+    // Of all that wait.
+    static double mean_size(const RouterState& state) {
+        return static_cast<double>(state.pooled_tokens()) / static_cast<double>(state.pooled());
     }
 
     static double end_load(const Worker& worker, double size) {
@@ -203,12 +210,11 @@ class WaterLevelFitPolicy final : public Policy {
     }
 
     // Returns the request of the window whose size is nearest to what the worker needs: what is
-    // larger counts as further away the more workers there are. Requests that have waited longer,
-    // or have tokens cached there, count as nearer.
+    // larger counts as further away (overshoot_cost). Requests that have waited longer, or have
+    // tokens cached there, count as nearer.
     std::int32_t closest_request(RouterState& state, std::int32_t w, double need,
                                  double mean_size) {
-        const double overshoot =
-            std::max(1.0, settings_.overshoot * static_cast<double>(state.count_present()));
+        const double overshoot = overshoot_cost(state, w, mean_size);
         std::int32_t best = -1;
         double least = 0;
         std::int64_t left = settings_.window;
@@ -226,6 +232,18 @@ class WaterLevelFitPolicy final : public Policy {
             least = cost;
         }
         return best;
+    }
+
+    // What a token above the level costs, in tokens below it. All workers wait for the fullest, so
+    // there it costs as many as there are workers. Another one only may become the fullest.
+    double overshoot_cost(const RouterState& state, std::int32_t w, double size) const {
+        const auto workers = static_cast<double>(state.count_present());
+        const double cost = std::max(1.0, settings_.overshoot * workers);
+        const double end = end_load(state.worker(w), size);
+        for (std::size_t other = 0; other < state.size(); ++other)
+            if (!state.worker(other).lost() && end_load(state.worker(other), size) > end)
+                return cost;
+        return std::max(cost, workers);
     }
 
     // What waiting is worth, in mean sizes. In proportion to the steps, and, once a request has

@@ -172,8 +172,20 @@ def _overflow_of_now(self: FastPhi, worker: int, size: int) -> Fraction:
     return max(Fraction(0), size - margin)
 
 
+_fill = Fit.fill
+
+
 def _to_the_level(self: Fit, front: SlowFront, worker: int, need: float) -> SlowRequest | None:
     return Fit.nearest(self, front, worker, need / 2)
+
+
+def _moving_level(self: Fit, front: SlowFront) -> tuple[SlowRequest, int] | None:
+    self.level = self.level_of(front)
+    return _fill(self, front)
+
+
+def _alike_when_fullest(self: Fit, front: SlowFront, worker: int) -> float:
+    return max(1.0, self.settings.overshoot * front.present)
 
 
 def _smallest(self: Fit, front: SlowFront) -> tuple[SlowRequest, int] | None:
@@ -321,6 +333,8 @@ MUTANTS = (
     Mutant("survival forgets ages", "fast_phi", FastPhi, {"expected": _unaged}),
     Mutant("only this step's overflow counts", "fast_phi", FastPhi, {"overflow": _overflow_of_now}),
     Mutant("half of what is needed is given", "fit", Fit, {"nearest": _to_the_level}),
+    Mutant("the level moves with each request", "fit", Fit, {"fill": _moving_level}),
+    Mutant("the fullest holds up no more", "fit", Fit, {"overshoot": _alike_when_fullest}),
     Mutant("the smallest go first", "fit", Fit, {"spread": _smallest}),
     _misread("nobody ages", Fit, lambda s: replace(s, wait_bonus=0.0)),
     _misread("the window is wider", Fit, lambda s: replace(s, window=s.window + 1)),

@@ -9,6 +9,7 @@ from operator import add
 from helpers.references.reference_front_end import SlowFront, SlowRequest
 from helpers.references.reference_random import SlowLengths
 
+from equipoise.balancer.requests.policy import WorkerState
 from equipoise.balancer.requests.policy_settings import Predictor, RoutingPolicySettings
 
 
@@ -137,13 +138,15 @@ class Fit:
         self.looked: int | None = None
         self.lost_work = 0.0
         self.bound, self.mean_wait = 0, 0.0
+        self.level = 0.0
 
     def finished(self, made: int) -> None:
         self.output_lengths.append(made)
 
     def dispatch(self, front: SlowFront) -> None:
-        if self.gathers(front):
+        if self.gathers(front) or not self.serving(front):
             return
+        self.level = self.level_of(front)
         while front.pool:
             free = sum(front.free(w) for w in range(front.size))
             if not free:
@@ -211,15 +214,23 @@ class Fit:
         first = front.pool[: min(free, self.settings.window)]
         return sum(max(0, r.size - max(r.hits, default=0)) for r in first) / len(first)
 
+    def end(self, front: SlowFront, worker: int) -> float:
+        """Where it will stand once its free slots are filled."""
+        return front.load(worker) + front.free(worker) * self.mean_size(front)
+
+    def level_of(self, front: SlowFront) -> float:
+        """Of what waits as a decision begins: it does not move with what is bound."""
+        ends = [self.end(front, w) for w in self.serving(front)]
+        return total(ends) / len(ends)
+
     def fill(self, front: SlowFront) -> tuple[SlowRequest, int] | None:
         """The request nearest to what the emptiest needs of those that are not too heavy."""
         mean = self.mean_size(front)
-        ends = {w: front.load(w) + front.free(w) * mean for w in self.serving(front)}
-        level = total(ends.values()) / len(ends)
-        for worker in sorted((w for w in ends if front.free(w)), key=lambda w: ends[w]):
+        ends = {w: self.end(front, w) for w in self.serving(front) if front.free(w)}
+        for worker in sorted(ends, key=lambda w: ends[w]):
             if self.too_heavy(front, worker):
                 continue
-            request = self.nearest(front, worker, level - (ends[worker] - mean))
+            request = self.nearest(front, worker, self.level - (ends[worker] - mean))
             if request is not None:
                 return request, worker
         return None
@@ -228,9 +239,13 @@ class Fit:
         """Of all that wait."""
         return sum(request.size for request in front.pool) / len(front.pool)
 
-    def overshoot(self, front: SlowFront) -> float:
-        """What a token above the level costs, in tokens below it."""
-        return max(1.0, self.settings.overshoot * front.present)
+    def overshoot(self, front: SlowFront, worker: int) -> float:
+        """What a token above the level costs, in tokens below it: all wait for the fullest."""
+        workers = front.workers
+        present = [w for w in range(front.size) if workers[w].state is not WorkerState.LOST]
+        fullest = max(self.end(front, w) for w in present)
+        waiting = 1.0 if self.end(front, worker) == fullest else 0.0
+        return max(1.0, max(waiting, self.settings.overshoot) * front.present)
 
     def serving(self, front: SlowFront) -> list[int]:
         return [w for w in range(front.size) if front.serves(w)]
@@ -239,12 +254,12 @@ class Fit:
         window = front.pool[: self.settings.window]
         for request in window:
             request.seen = front.steps if request.seen is None else request.seen
-        mean_size = self.mean_size(front)
+        mean_size, overshoot = self.mean_size(front), self.overshoot(front, worker)
 
         def cost(request: SlowRequest) -> float:
             waiting_time = front.steps - (request.seen or 0)
             distance = request.size - need
-            away = self.overshoot(front) * distance if distance > 0 else -distance
+            away = overshoot * distance if distance > 0 else -distance
             patience = mean_size * self.wait_credit(waiting_time)
             return away - patience - self.credit(request, worker)
 

@@ -36,15 +36,15 @@ SEED = 104
 
 
 @cache
-def workload_of(name: str) -> Workload:
+def workload_of(name: str, seed: int = SEED) -> Workload:
     if "." not in name:
-        return generate(name, 6_000, SEED)
+        return generate(name, 6_000, seed)
     assert TRACES is not None
-    return read_trace(Path(TRACES) / name).resampled(SEED)
+    return read_trace(Path(TRACES) / name).resampled(seed)
 
 
 def simulated(
-    name: str,
+    workload: Workload,
     workers: int,
     slots: int,
     weight: float,
@@ -54,7 +54,6 @@ def simulated(
     fixed_share: float = 0.5,
 ) -> SimulationRun:
     """`load`: of the capacity; None: saturated. `fixed_share`: of a step with all slots taken."""
-    workload = workload_of(name)
     cluster = with_fixed_share(
         Cluster(workers=workers, slots=slots, prefill=Prefill()), workload, fixed_share
     )
@@ -76,8 +75,12 @@ OFF = RoutingPolicySettings(prompt_weight=0.0)
 def test_fitted_weight_is_near_the_true_one(
     name: str, workers: int, slots: int, noise: float, load: float | None
 ) -> None:
-    (heavy,) = simulated(name, workers, slots, 200.0, noise, load, FITTED).prompt_weights
-    (light,) = simulated(name, workers, slots, 20.0, noise, load, FITTED).prompt_weights
+    (heavy,) = simulated(
+        workload_of(name), workers, slots, 200.0, noise, load, FITTED
+    ).prompt_weights
+    (light,) = simulated(
+        workload_of(name), workers, slots, 20.0, noise, load, FITTED
+    ).prompt_weights
     assert 140 <= heavy <= 260
     assert 5 <= light <= 40
 
@@ -88,9 +91,9 @@ def test_fitted_weight_is_near_the_true_one(
 def test_free_prompts_give_decisions_of_weight_0(
     name: str, workers: int, slots: int, noise: float, load: float | None
 ) -> None:
-    fitted = simulated(name, workers, slots, 0.0, noise, load, FITTED)
+    fitted = simulated(workload_of(name), workers, slots, 0.0, noise, load, FITTED)
     assert fitted.prompt_weights == (0.0,)
-    assert same(fitted, simulated(name, workers, slots, 0.0, noise, load, OFF))
+    assert same(fitted, simulated(workload_of(name), workers, slots, 0.0, noise, load, OFF))
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -100,18 +103,27 @@ def test_free_prompts_give_decisions_of_weight_0(
 def test_fitted_weight_serves_as_many_tokens_as_the_true_one(
     name: str, workers: int, slots: int, weight: float, noise: float, load: float | None
 ) -> None:
-    told = RoutingPolicySettings(prompt_weight=weight)
-    throughputs = [
-        simulated(name, workers, slots, weight, noise, load, policy).metrics().throughput
-        for policy in (FITTED, told)
-    ]
-    assert throughputs[0] >= 0.97 * throughputs[1]
+    # Of generated requests three orders: tokens of one differ from those of another by 1 %. Of the
+    # trace one: on others the first estimate may come too late.
+    seeds = (SEED,) if name == MOONCAKE else (SEED, SEED + 1, SEED + 2)
+    fitted, told = (
+        sum(
+            simulated(workload_of(name, seed), workers, slots, weight, noise, load, policy)
+            .metrics()
+            .throughput
+            for seed in seeds
+        )
+        for policy in (FITTED, RoutingPolicySettings(prompt_weight=weight))
+    )
+    assert fitted >= 0.97 * told
 
 
 def test_fitted_weight_costs_no_tokens_where_most_of_a_step_is_fixed() -> None:
     """A free slot loses the fixed part of a step, too; the weight alone does not know of it."""
     fitted, off, told = (
-        simulated("sharegpt", 8, 32, 200.0, 0.0, None, policy, fixed_share=0.97).metrics()
+        simulated(
+            workload_of("sharegpt"), 8, 32, 200.0, 0.0, None, policy, fixed_share=0.97
+        ).metrics()
         for policy in (FITTED, OFF, RoutingPolicySettings(prompt_weight=200.0))
     )
     assert fitted.throughput > off.throughput > told.throughput

@@ -1,14 +1,16 @@
 """What holds of policies by arithmetic: section by section of the papers, and for any state."""
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 from helpers.harnesses.router_states import arrivals, full, loaded, resize
 from helpers.strategies.simulation_comparison import clusters, same, scenarios, workloads
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from equipoise import _native
 from equipoise.balancer.requests.cluster import Cluster
 from equipoise.balancer.requests.policy_settings import POLICIES, RoutingPolicySettings, WhenFull
 from equipoise.balancer.requests.simulation import Scenario, TimedArrivals, simulate
@@ -64,6 +66,39 @@ def subset_sums(sizes: list[int], most: int) -> set[int]:
 
 def total_of(assignments: list[tuple[object, int]], sizes: list[int]) -> int:
     return sum(size for name, size in enumerate(sizes) if name in [b[0] for b in assignments])
+
+
+@given(st.lists(st.integers(1, 150), min_size=2, max_size=6), st.integers(1, 4))
+def test_fit_fills_free_slots_of_a_decision_with_mean_sizes(loads: list[int], free: int) -> None:
+    workers = len(loads)
+    settings = RoutingPolicySettings(slack=100.0)
+    router = _native.Router(settings.native(), workers, free + 1, 1 << 40)
+    router.count_steps_by_caller()
+    for worker, load in enumerate(loads):
+        router.arrive(load, -1, [], worker)
+    assert len(router.dispatch()) == workers
+    # So many of every size that each worker gets what it needs, but for half of a step of sizes.
+    sizes = [*range(10, 401, 10)] * 25
+    size_of = {router.arrive(size, -1, [], -1): size for size in sizes}
+    bound = [size_of[request] for request, _ in router.dispatch()]
+    assert len(bound) == workers * free
+    assert sum(bound) == pytest.approx(len(bound) * sum(sizes) / len(sizes), abs=10 * workers)
+
+
+@example([58, 86], [1, 1, 46, 72], 0)
+@given(LOADS, SIZES, st.integers(0, 59))
+def test_fit_counts_overshoot_for_every_worker_at_the_fullest(
+    loads: list[int], sizes: list[int], drawn: int
+) -> None:
+    worker, mean = drawn % len(loads), sum(sizes) / len(sizes)
+    ends = [load + mean * (w == worker) for w, load in enumerate(loads)]
+    need = sum(ends) / len(ends) - loads[worker]
+    overshoot = len(loads) if ends[worker] == max(ends) else 1
+    costs = [overshoot * (size - need) if size > need else need - size for size in sizes]
+    router = full(RoutingPolicySettings(slack=100.0, overshoot=0.0), loads, sizes)
+    ((name, bound_to),) = resize(router, worker, 2)
+    assert bound_to == worker
+    assert costs[cast("int", name)] == pytest.approx(min(costs))
 
 
 @given(LOADS, st.integers(1, 1000))
