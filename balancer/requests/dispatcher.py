@@ -182,7 +182,7 @@ class WorkerView:
     """What is known of one worker.
 
     Attributes:
-        name: by which several front ends mean the same worker.
+        name: by which several front ends mean the same worker; empty: it was removed.
         capacity: what it takes at once; None: as the policy was made with.
         state: as last reported to the policy.
         health: state found by health checks.
@@ -418,6 +418,9 @@ class RequestDispatcher:
         """Remove a worker as if it were lost; drain it before, to let its requests end."""
         self.set_health(worker, WorkerState.LOST)
         self._removed.add(worker)
+        view = self.workers[worker]
+        view.name, view.capacity = "", None
+        self._tell(lambda policy: policy.on_worker_change(_introduction(worker, view)))
 
     def set_health(self, worker: int, state: WorkerState) -> None:
         """A health check found a worker in this state."""

@@ -82,7 +82,8 @@ class WorkerChange:
     """A change of worker `worker`: the fields that are not None.
 
     A number equal to the number of workers so far adds a worker. A number with a `name` is from now
-    on that of the worker of this name; one that had the number before is gone.
+    on that of the worker of this name, and with an empty one of none; one that had the number
+    before is gone.
     """
 
     worker: int

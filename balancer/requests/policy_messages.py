@@ -77,7 +77,7 @@ def _is_next_worker(value: Any, workers: int) -> bool:
 
 
 def _is_name(value: Any, _: int) -> bool:
-    return type(value) is str and 0 < len(value) <= MAX_NAME
+    return type(value) is str and len(value) <= MAX_NAME
 
 
 def _is_lockstep(value: Any, _: int) -> bool:
@@ -93,7 +93,12 @@ def _is_usage(value: Any, _: int) -> bool:
 
 
 def _is_hits(value: Any, workers: int) -> bool:
-    return _whole_list(MAX_TOKENS)(value, workers) and len(value) == workers
+    """Workers and their tokens by turns."""
+    return (
+        _whole_list(MAX_TOKENS)(value, workers)
+        and len(value) % 2 == 0
+        and all(worker < workers for worker in value[::2])
+    )
 
 
 _NUMBER, _TOKENS = _whole(0, MAX_NUMBER), _whole(0, MAX_TOKENS)

@@ -34,6 +34,8 @@ from equipoise.balancer.requests.policy_messages import (
 from equipoise.hal.errors import PolicyError, RequestError, WorkerError
 
 LOG = logging.getLogger(__name__)
+MAX_WORKERS = 4096
+"""Of a policy: each decision looks at all of them."""
 SILENT_SECONDS = 30.0
 """How long the server hears nothing from a front end that has requests, or has not said `hello`,
 before it drops it."""
@@ -89,6 +91,12 @@ class SharedRequest:
         """The only worker that it may go to now; None: any."""
         return self.pin if self.required_worker is None else self.required_worker
 
+    def move(self, worker: int = -1, pin: int | None = None) -> None:
+        """It is on another worker, or is to go there only; by default on none, and to any."""
+        self.session.count(self, -1)
+        self.worker, self.pin = worker, pin
+        self.session.count(self, 1)
+
     def arrival(self, workers: int) -> Request:
         """As the policy is told of it, which has so many workers."""
         hits = [self.hits.get(worker, 0) for worker in range(workers)] if self.hits else None
@@ -120,11 +128,13 @@ class ReportedWorker:
         number: of the policy.
         state: by its own health checks and its own list.
         capacity: what the worker takes; None: nothing is said of it.
+        is_reporter: whether it has passed on a load report of the worker.
     """
 
     number: int
     state: WorkerState
     capacity: Capacity | None
+    is_reporter: bool = False
 
 
 class PolicyServer:
@@ -148,6 +158,7 @@ class PolicyServer:
     Attributes:
         policy: for inspection; None once it is called no more.
         workers: as the policy knows them, by its numbers.
+        counts: requests that each worker has, or that the server has chosen it for.
     """
 
     def __init__(
@@ -162,6 +173,7 @@ class PolicyServer:
         self.policy: RoutingPolicy | None = policy
         self.lockstep = lockstep
         self.workers = [SharedWorker(name) for name in workers]
+        self.counts: Counter[int] = Counter()
         self._misplaced: deque[SharedRequest] = deque()
         self._clock, self._on_failure, self._observe = clock, on_failure, observe
         self._sessions: dict[int, FrontEndSession] = {}
@@ -169,6 +181,9 @@ class PolicyServer:
         self._step_timer: Timer | None = None
         for number, worker in enumerate(self.workers):
             if worker.name is None:
+                worker.capacity = Capacity()
+                change = WorkerChange(worker=number, capacity=worker.capacity)
+                self.tell(lambda policy, change=change: policy.on_worker_change(change))  # type: ignore[misc]
                 self._set_state(number, WorkerState.LOST)
 
     @property
@@ -216,12 +231,16 @@ class PolicyServer:
     def abort(self, request: SharedRequest) -> None:
         """Take a request from the policy."""
         in_policy = request.stage is not Stage.PARKED
-        request.stage, request.worker, request.pin = Stage.PARKED, -1, None
+        request.stage = Stage.PARKED
+        request.move()
         if in_policy:
             self.tell(lambda policy: policy.on_abort(request.id))
 
     def find_worker(self, name: str) -> int:
-        """Return the number of a worker, which the policy gets if it has none of this name."""
+        """Return the number of a worker, which the policy gets if it has none of this name.
+
+        Raises `MalformedMessage` where it has as many as it may have.
+        """
         names = [worker.name for worker in self.workers]
         for wanted in (name, None):
             if wanted in names:
@@ -229,6 +248,8 @@ class PolicyServer:
                 self.workers[number].name = name
                 return number
         number = len(self.workers)
+        if number == MAX_WORKERS:
+            raise MalformedMessage(f"the policy has {MAX_WORKERS} workers already")
         self.workers.append(SharedWorker(name, WorkerState.LOST))
         change = WorkerChange(worker=number, name=name, state=WorkerState.LOST)
         self.tell(lambda policy: policy.on_worker_change(change), number)
@@ -237,35 +258,41 @@ class PolicyServer:
     def update_worker(self, number: int) -> None:
         """Tell the policy the state of a worker, if another one follows from what is said of it."""
         worker = self.workers[number]
-        reported = [session.reported(number) for session in self.sessions]
-        known = [one for one in reported if one is not None]
+        known = self._reports_of(number)
         states = {one.state for one in known}
         # In the order of the states: what one front end uses, serves.
         state = next((one for one in WorkerState if one in states), WorkerState.LOST)
         if state is not worker.state:
             self._set_state(number, state)
         if not known:
-            # The next worker of this number is another one, whose capacity has to be told.
-            worker.name = worker.capacity = None
+            worker.name = None  # the next worker of this number is another one
 
     def update_capacity(self, number: int) -> None:
-        """Tell the policy what a worker takes: the least that a front end says.
+        """Tell the policy what a worker takes: the least that a front end says that has it.
+
+        Before its state: a worker that serves gets requests at once.
 
         Raises `MalformedMessage` where the policy refuses it.
         """
-        reported = [session.reported(number) for session in self.sessions]
-        told = [one.capacity for one in reported if one is not None and one.capacity is not None]
-        if not told:
-            return
-        slots, kv_tokens = (
-            min((amount for amount in amounts if amount is not None), default=None)
-            for amounts in zip(*((one.slots, one.kv_tokens) for one in told), strict=True)
+        worker = self.workers[number]
+        told = [
+            one.capacity
+            for one in self._reports_of(number)
+            if one.state is not WorkerState.LOST and one.capacity is not None
+        ]
+        if not told and worker.capacity is None:
+            return  # the policy was made with a capacity, and nobody says another one
+        capacity = Capacity(
+            slots=_least(one.slots for one in told), kv_tokens=_least(one.kv_tokens for one in told)
         )
-        capacity = Capacity(slots=slots, kv_tokens=kv_tokens)
-        if capacity != self.workers[number].capacity:
-            self.workers[number].capacity = capacity
+        if capacity != worker.capacity:
             change = WorkerChange(worker=number, capacity=capacity)
             self.tell_refusable(lambda policy: policy.on_worker_change(change))
+            worker.capacity = capacity
+
+    def _reports_of(self, number: int) -> "list[ReportedWorker]":
+        reported = (session.reported(number) for session in self.sessions)
+        return [one for one in reported if one is not None]
 
     def tell(self, event: PolicyEvent, changed_worker: int | None = None) -> None:
         """Call the policy with an event that it cannot refuse: an abort, or the state of a worker.
@@ -309,6 +336,10 @@ class PolicyServer:
             self._observe(len(self._sessions))
         for number in range(len(self.workers)):
             self.update_worker(number)
+            try:
+                self.update_capacity(number)
+            except MalformedMessage as error:  # it has taken the same before
+                self._fail(error)
         self.flush()
 
     # The policy.
@@ -346,7 +377,8 @@ class PolicyServer:
             for session in self.sessions:
                 for request in session.with_stage(Stage.BOUND):
                     if request.worker == changed_worker:
-                        request.stage, request.worker = Stage.POOLED, -1
+                        request.stage = Stage.POOLED
+                        request.move(pin=request.pin)
         for assignment in decision.assignments:
             request, worker = self._find(assignment.request), assignment.worker
             if request is None or not self._can_bind(request, worker):
@@ -382,8 +414,9 @@ class PolicyServer:
             try:
                 self._call(lambda policy, request=request: policy.on_abort(request.id))  # type: ignore[misc]
                 request.stage = Stage.PARKED
+                request.move()
                 if request.required_worker is None:
-                    request.pin = self._least_loaded(request)
+                    request.move(pin=self._least_loaded(request))
                 only = request.only_worker
                 if only is None or not request.session.uses(only):
                     continue  # until one of its workers serves
@@ -396,21 +429,12 @@ class PolicyServer:
     def _least_loaded(self, request: SharedRequest) -> int | None:
         """The worker with the fewest requests of those that its front end uses and that have room
         for it; None: there is none."""
-        counts = Counter(
-            one.worker if one.worker >= 0 else one.pin
-            for session in self.sessions
-            for one in session.requests
-        )
-        candidates = [
-            (counts[number], number)
-            for number, worker in enumerate(self.workers)
-            if request.session.uses(number)
-            and (
-                worker.capacity is None
-                or worker.capacity.kv_tokens is None
-                or request.size <= worker.capacity.kv_tokens
-            )
-        ]
+        candidates = []
+        for number in request.session.used:
+            capacity = self.workers[number].capacity
+            room = None if capacity is None else capacity.kv_tokens
+            if room is None or request.size <= room:
+                candidates.append((self.counts[number], number))
         return min(candidates)[1] if candidates else None
 
     def _set_state(self, number: int, state: WorkerState) -> None:
@@ -493,6 +517,17 @@ class FrontEndSession:
             raise MalformedMessage(f"number {own} is that of a worker that is gone")
         return worker
 
+    @property
+    def used(self) -> list[int]:
+        """The workers of the policy that it says serve."""
+        return [number for number in self._numbers if self.uses(number)]
+
+    def count(self, request: SharedRequest, by: int) -> None:
+        """Count a request at the worker that it is on, or is to go to."""
+        worker = request.pin if request.worker < 0 else request.worker
+        if worker is not None:
+            self._server.counts[worker] += by
+
     def uses(self, number: int) -> bool:
         """Whether it says that a worker of the policy serves."""
         reported = self.reported(number)
@@ -536,14 +571,22 @@ class FrontEndSession:
 
     def bind(self, request: SharedRequest, worker: int) -> None:
         """The policy has bound a request."""
-        request.stage, request.worker = Stage.BOUND, worker
+        request.stage = Stage.BOUND
+        request.move(worker, request.pin)
         request.message = self._sent + 1  # the next one
         self._bound.append((request.serial, self._numbers[worker]))
 
     def lose(self, request: SharedRequest) -> None:
         """The policy does not know a request any more, which its front end has not ended."""
-        del self._requests[request.serial]
+        self._remove(request.serial)
         self._lost.append(request.serial)
+
+    def _remove(self, serial: int) -> SharedRequest | None:
+        """A request has ended; None: it had before."""
+        request = self._requests.pop(serial, None)
+        if request is not None:
+            self.count(request, -1)
+        return request
 
     def _answer(self) -> None:
         bound, self._bound = self._bound, []
@@ -615,16 +658,17 @@ class FrontEndSession:
                     raise MalformedMessage(f"{len(counts)} counts of {len(serials)} requests")
                 self._on_tokens(dict(zip(serials, counts, strict=True)), ended)
             case ["abort", serial]:
-                known = self._requests.pop(serial, None)
+                known = self._requests.get(serial)
                 if known is not None:  # else the policy has lost it meanwhile
                     server.abort(known)
+                    self._remove(serial)
             case ["worker", number, name, slots, kv_tokens, state]:
                 self._on_worker(number, name, _capacity(slots, kv_tokens), WorkerState(state))
             case ["state", worker, state, acknowledged]:
                 self._on_state(self._worker(worker), WorkerState(state), acknowledged)
             case ["capacity", worker, slots, kv_tokens]:
                 self._worker(worker).capacity = _capacity(slots, kv_tokens)
-                server.update_capacity(self._worker(worker).number)
+                self._use(self._worker(worker))
             case ["report", worker, waiting, running, tokens, kv_usage]:
                 self._on_report(
                     self._worker(worker).number,
@@ -655,21 +699,22 @@ class FrontEndSession:
 
     def _hits(self, hits: Sequence[int]) -> dict[int, int]:
         """By numbers of the policy, without those that are none."""
-        pairs = zip(self._workers, hits, strict=True) if hits else ()
-        return {worker.number: hit for worker, hit in pairs if hit and worker is not None}
+        pairs = zip(hits[::2], hits[1::2], strict=True)
+        return {self._worker(own).number: tokens for own, tokens in pairs}
 
     def _on_running(self, request: SharedRequest, worker: int, tokens: int) -> None:
         """It runs already: this front end had another policy before."""
         number = self._worker(worker).number
         if self._worker(worker).state is WorkerState.LOST:
             raise MalformedMessage(f"request {request.serial} runs on a worker that is lost")
-        request.worker = number
+        request.move(number)
         request.stage = Stage.RUNNING if tokens else Stage.BOUND
         running = Request(id=request.id, size=request.size, worker=request.required_worker)
         try:
             self._server.tell_refusable(lambda policy: policy.on_running(running, number, tokens))
         except MalformedMessage:
-            request.stage, request.worker = Stage.PARKED, -1  # the policy does not know it
+            request.stage = Stage.PARKED  # the policy does not know it
+            request.move()
             raise
 
     def _on_tokens(self, counts: Mapping[int, int], ended: Iterable[int]) -> None:
@@ -689,7 +734,7 @@ class FrontEndSession:
             self._server.tell_refusable(lambda policy: policy.on_tokens(tokens, ends))
         # Not before: of an event that is refused the policy still has all requests.
         for serial in finished:
-            self._requests.pop(serial, None)
+            self._remove(serial)
 
     def _begun(self, serial: int) -> SharedRequest | None:
         request = self._requests.get(serial)
@@ -702,18 +747,18 @@ class FrontEndSession:
     def _on_worker(
         self, own: int, name: str, capacity: Capacity | None, state: WorkerState
     ) -> None:
-        """It has a worker of this name, by this number from now on."""
-        server = self._server
+        """By this number it has a worker of this name from now on; an empty name: none."""
         if own < len(self._workers):
             self._forget_worker(own)
-        number = server.find_worker(name)
-        if number in self._numbers:  # it was removed, and comes back by another number
-            self._forget_worker(self._numbers[number])
-            number = server.find_worker(name)
+        else:
+            self._workers.append(None)
+        if not name:
+            return
+        number = self._server.find_worker(name)
+        if number in self._numbers:
+            raise MalformedMessage(f"worker {name!r} has two numbers")
         self._numbers[number] = own
-        reported = ReportedWorker(number, state, capacity)
-        self._workers[own : own + 1] = [reported]
-        server.update_capacity(number)
+        reported = self._workers[own] = ReportedWorker(number, state, capacity)
         self._use(reported)
 
     def _forget_worker(self, own: int) -> None:
@@ -753,8 +798,8 @@ class FrontEndSession:
             required = is_lost and request.required_worker == number
             begun = is_lost and request.worker == number and request.stage is Stage.RUNNING
             if required or begun:
-                self.lose(request)
                 server.abort(request)
+                self.lose(request)
             elif (
                 request.worker == number
                 and request.stage is Stage.BOUND
@@ -769,20 +814,39 @@ class FrontEndSession:
             server.arrive(request)
 
     def _use(self, worker: ReportedWorker) -> None:
-        """Tell the policy what follows from the state of a worker, and of what waits for it."""
-        self._server.update_worker(worker.number)
-        if worker.state is WorkerState.SERVING:
-            for request in self.with_stage(Stage.PARKED):
-                if request.required_worker in (None, worker.number):
-                    self._server.arrive(request)
+        """Tell the policy what follows from what is said of a worker; what waits for one may go
+        there, too."""
+        server = self._server
+        server.update_capacity(worker.number)
+        server.update_worker(worker.number)
+        if worker.state is not WorkerState.SERVING:
+            return
+        for request in self.requests:
+            if request.stage is Stage.POOLED and request.pin not in (None, worker.number):
+                server.abort(request)
+        for request in self.with_stage(Stage.PARKED):
+            if request.required_worker in (None, worker.number):
+                server.arrive(request)
 
     def _on_report(self, number: int, report: WorkerReport) -> None:
-        """Pass on a report of the front end that has been there longest of those that have the
-        worker: an older one of another must not replace a newer one."""
-        first = next(one for one in self._server.sessions if one.reported(number) is not None)
-        if first is self and self._server.workers[number].state is not WorkerState.LOST:
+        """Pass on a report of the front end that has been there longest of those that use the
+        worker and report: an older one of another must not replace a newer one."""
+        mine = self.reported(number)
+        assert mine is not None
+        mine.is_reporter = True
+        reporters = [
+            one
+            for one in self._server.sessions
+            if one.uses(number) and (reported := one.reported(number)) and reported.is_reporter
+        ]
+        if reporters[:1] == [self]:
             change = WorkerChange(worker=number, report=report)
             self._server.tell_refusable(lambda policy: policy.on_worker_change(change))
+
+
+def _least(amounts: Iterable[int | None]) -> int | None:
+    """The least of those that are limits."""
+    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 def _capacity(slots: int | None, kv_tokens: int | None) -> Capacity | None:

@@ -91,7 +91,10 @@ class RemotePolicy:
     def on_arrival(self, request: Request) -> Decision:
         """A request arrived."""
         serial = self._name(request)
-        hits = None if request.hits is None else list(request.hits)
+        # Most are 0: a front end that joins tells all that waits at once.
+        hits = [
+            number for pair in enumerate(request.hits or ()) if pair[1] for number in pair
+        ] or None
         return self._send("arrive", serial, request.size, request.worker, hits, request.expected)
 
     def on_running(self, request: Request, worker: int, tokens: int) -> Decision:

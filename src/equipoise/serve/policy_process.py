@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -122,6 +123,7 @@ class PolicyProcess:
 
     async def _workers(self, _request: web.Request) -> web.Response:
         """What is said of each worker, and by how many front ends."""
+        requests = Counter(one.worker for s in self.server.sessions for one in s.requests)
         page = [
             {
                 "name": worker.name,
@@ -130,18 +132,13 @@ class PolicyProcess:
                 "kv_tokens": worker.capacity and worker.capacity.kv_tokens,
                 "known_to": sum(one.reported(n) is not None for one in self.server.sessions),
                 "used_by": sum(one.uses(n) for one in self.server.sessions),
-                "requests": requests_of(self.server, n),
+                "requests": requests[n],
             }
             for n, worker in enumerate(self.server.workers)
             if worker.name is not None
         ]
         answer = {"front_ends": len(self.server.sessions), "workers": page}
         return web.Response(body=json.dumps(answer).encode(), content_type="application/json")
-
-
-def requests_of(server: PolicyServer, worker: int) -> int:
-    """How many requests a worker has."""
-    return sum(one.worker == worker for session in server.sessions for one in session.requests)
 
 
 class _PolicyCollector:

@@ -33,7 +33,9 @@ from equipoise.balancer.requests.policy_server import FrontEndSession, PolicySer
 from equipoise.balancer.requests.remote_policy import ALIVE_SECONDS, RemotePolicy
 from equipoise.balancer.requests.request_router import RequestRouter
 
-WORKERS, SLOTS, FRONT_ENDS, QUEUE_TIMEOUT = ("a", "b", "c"), 2, 3, 30.0
+WORKERS, SLOTS, FRONT_ENDS, QUEUE_TIMEOUT = ("a", "b", "c", "d", "e"), 2, 3, 30.0
+AT_FIRST = WORKERS[:3]
+"""Workers that a front end begins with; others come."""
 SERVING, DRAINING, LOST = WorkerState
 INDEX = st.integers(0, 99)
 NAMES = st.integers(0, 3)
@@ -108,9 +110,9 @@ class FrontEnd:
         self.policy.connect(self.to_server, self.dispatcher)
         self.is_joined = True
         # By another order at each, so that they have other numbers.
-        first = len(machine.front_ends) % len(WORKERS)
+        first = len(machine.front_ends) % len(AT_FIRST)
         self.numbers: dict[str, int] = {}
-        for name in WORKERS[first:] + WORKERS[:first]:
+        for name in AT_FIRST[first:] + AT_FIRST[:first]:
             self.add_worker(name)
 
     def connect(self) -> None:
@@ -389,6 +391,14 @@ class SharedPolicyMachine(RuleBasedStateMachine):
                 stages[shared.stage] += 1
         self.policy_knows(stages)
         self.workers_are_as_reported()
+        counts: Counter[int] = Counter()
+        for session in self.server.sessions:
+            for one in session.requests:
+                there_or_pin = one.pin if one.worker < 0 else one.worker
+                if there_or_pin is not None:
+                    counts[there_or_pin] += 1
+        assert +self.server.counts == counts
+        assert min(self.server.counts.values(), default=0) >= 0
 
     def workers_are_as_reported(self) -> None:
         """One serves if any front end says so, and is there while one has it."""

@@ -13,6 +13,7 @@ from helpers.harnesses.shared_policy_machine import SharedPolicyMachine, machine
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from equipoise.balancer.requests import policy_server
 from equipoise.balancer.requests.dispatcher import (
     CloseReason,
     DispatchedRequest,
@@ -492,7 +493,8 @@ ARRIVES = ["arrive", 0, 5, None, None, None]
         ["state", 0, "gone", 0], ["state", 0, ["lost"], 0], ["state", 0, "draining", -5],
         *(["capacity", 0, slots, None] for slots in (-1, "x", True)),
         *(["worker", number, "x", None, None, "lost"] for number in (3, -1, True)),
-        *(["worker", 2, name, None, None, "lost"] for name in ("", "x" * 1025, 7, None)),
+        *(["worker", 2, name, None, None, "lost"] for name in ("x" * 1025, 7, None)),
+        ["worker", 0, "", None, None, "lost"],
         ["worker", 2, "x", -1, None, "lost"], ["worker", 2, "x", 1, None, "gone"],
         ["worker", 0, "x", None, None, "lost"], ["worker", 2, "0", None, None, "lost"],
         *(["running", 1, 5, None, worker, 0] for worker in NO_WORKERS),
@@ -842,8 +844,109 @@ def test_number_of_a_removed_worker_is_used_again() -> None:
             pool.settle()
             dispatcher.remove_worker(number)
             pool.settle()
-    names = [one.name for one in pool.server.workers]
-    assert names == ["0", "new 4", None], "each keeps the last that it removed"
+    assert [one.name for one in pool.server.workers] == ["0", None]
+
+
+def test_worker_that_comes_back_by_another_number_is_known_when_its_front_end_rejoins() -> None:
+    pool = Pool(LateBinding([1]), front_ends=1)
+    dispatcher = pool.dispatchers[0]
+    numbers = [dispatcher.add_worker(Capacity(slots=1), name=name) for name in "ab"]
+    for number in numbers:
+        dispatcher.remove_worker(number)
+    assert dispatcher.add_worker(Capacity(slots=1), name="b") == numbers[0]
+    remote = RemotePolicy(pool.clock, pool.errors.append)
+    connect_in_process(pool.server, remote, dispatcher, pool.clock)
+    pool.settle()
+    assert pool.errors == []
+    assert [one.name for one in pool.server.workers][:2] == ["0", "b"]
+
+
+def test_new_worker_gets_what_waits_though_another_front_end_had_it_before() -> None:
+    pool = Pool(LateBinding([2]))
+    for front_end in (0, 1):
+        pool.submit(front_end, "first")
+    waits = [pool.submit(0, str(name)) for name in range(8)]
+    for front_end in (1, 0):
+        new = pool.dispatchers[front_end].add_worker(Capacity(slots=8), name="new")
+        pool.settle()
+    assert [one.worker for one in waits] == [new] * 8
+
+
+def test_worker_that_serves_again_gets_what_waits() -> None:
+    pool = Pool(LateBinding([1, 4]), 2)
+    pool.dispatchers[0].set_health(1, WorkerState.DRAINING)
+    pool.settle()
+    first, *waits = [pool.submit(0, str(name)) for name in range(5)]
+    assert [one.worker for one in (first, *waits)] == [0, None, None, None, None]
+    pool.dispatchers[0].set_health(1, WorkerState.SERVING)
+    pool.settle()
+    assert [one.worker for one in waits] == [1] * 4
+
+
+def test_capacity_of_a_front_end_that_left_or_lost_the_worker_does_not_count() -> None:
+    pool = Pool(LateBinding([9]))
+    for dispatcher, slots in zip(pool.dispatchers, (1, 3), strict=True):
+        dispatcher.set_capacity(0, Capacity(slots=slots))
+    pool.settle()
+    requests = [pool.submit(1, name) for name in "abcd"]
+    assert [one.worker for one in requests] == [0, None, None, None]
+    pool.dispatchers[0].set_health(0, WorkerState.LOST)
+    pool.settle()
+    assert [one.worker for one in requests] == [0, 0, 0, None]
+    pool.dispatchers[0].set_health(0, WorkerState.SERVING)
+    pool.dispatchers[1].abort(requests[0])
+    pool.settle()
+    assert requests[3].worker is None
+    pool.dispatchers[0].close()
+    pool.settle()
+    assert requests[3].worker == 0
+
+
+def test_number_that_is_used_again_has_no_capacity_of_the_worker_before() -> None:
+    pool = Pool(LateBinding([1]), front_ends=1)
+    dispatcher = pool.dispatchers[0]
+    number = dispatcher.add_worker(Capacity(slots=1), name="small")
+    dispatcher.remove_worker(number)
+    pool.settle()
+    assert dispatcher.add_worker(Capacity(slots=3), name="large") == number
+    requests = [pool.submit(0, name) for name in "abcde"]
+    assert [one.worker for one in requests].count(number) == 3
+
+
+def test_report_of_a_worker_comes_from_a_front_end_that_uses_it() -> None:
+    policy = LateBinding([1])
+    pool = Pool(policy)
+    pool.dispatchers[0].set_health(0, WorkerState.LOST)
+    pool.settle()
+    report = WorkerReport(waiting=0, running=1, tokens=0, kv_usage=0.0)
+    pool.dispatchers[1].report_worker(0, report)
+    pool.settle()
+    assert policy.reports == [(0, report)]
+
+
+def test_larger_capacity_frees_what_was_too_large() -> None:
+    pool = Pool(LateBinding([1, 1]), 2)
+    pool.dispatchers[0].set_capacity(0, Capacity(slots=1, kv_tokens=4))
+    pool.dispatchers[0].set_health(1, WorkerState.LOST)
+    first = pool.submit(1, "first", size=3)
+    large = pool.submit(0, "large")
+    assert (first.worker, large.worker) == (0, None)
+    pool.dispatchers[1].abort(first)
+    pool.settle()
+    assert large.worker is None, "no worker that its front end uses has room for it"
+    pool.dispatchers[0].set_capacity(0, Capacity(slots=1, kv_tokens=9))
+    pool.settle()
+    assert large.worker == 0
+
+
+def test_front_end_cannot_add_workers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_server, "MAX_WORKERS", 3)
+    pool = Pool(LateBinding([1]))
+    link, session = greeted(pool)
+    for number in range(1, 5):
+        session.receive(["worker", number, f"w{number}", 1, None, "lost"])
+    assert "3 workers already" in link.messages[-1][1]
+    assert [one.name for one in pool.server.workers] == ["0", None, None]
 
 
 def test_front_end_that_joins_brings_what_runs() -> None:
