@@ -17,6 +17,7 @@ from equipoise.balancer.requests.policy_socket import accept
 from equipoise.balancer.requests.request_router import RequestRouter, prompt_weight_of
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.serve.metrics import CONTENT_TYPE
+from equipoise.serve.picker.endpoint_pool import check_policy
 from equipoise.serve.policy_client import check_policy_takes_over
 from equipoise.serve.server import PrintLine, SignalListener, log_to_stderr, loop_factory
 
@@ -36,9 +37,10 @@ class PolicyServerSettings:
 def serve_policy(settings: PolicyServerSettings, factory: PolicyFactory, say: PrintLine) -> int:
     """Serve until SIGTERM or SIGINT; returns 0.
 
-    Raises UsageError where it cannot listen there, or for a policy that cannot take over requests
-    that run; EquipoiseError where the policy failed.
+    Raises UsageError where it cannot listen there, or for a policy that takes no new workers, or
+    no requests that run; EquipoiseError where the policy failed.
     """
+    check_policy(factory)
     check_policy_takes_over(factory)
     with (
         log_to_stderr("equipoise.policy", "equipoise.balancer.requests"),
@@ -108,7 +110,7 @@ class PolicyProcess:
         self.failed.set()
 
     def _on_front_ends(self, front_ends: int) -> None:
-        LOG.warning("%d front end(s)", front_ends)
+        LOG.warning("front ends that have joined: %d", front_ends)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE}
