@@ -67,6 +67,7 @@ class PolicyProcess:
             policy, [None], self._loop, self._on_failure, self._on_front_ends, lockstep
         )
         self.ports: dict[str, int] = {}
+        self._front_ends = 0
         self._listener: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self._registry = CollectorRegistry()
@@ -89,8 +90,8 @@ class PolicyProcess:
             self._listener = await self._loop.create_server(
                 lambda: accept(self.server), settings.host, port
             )
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # the second: no name that a resolver takes
+            why = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"--host {settings.host} {flag} {port}: {why}") from error
         self.ports = {
             "port": self._listener.sockets[0].getsockname()[1],
@@ -110,6 +111,9 @@ class PolicyProcess:
         self.failed.set()
 
     def _on_front_ends(self, front_ends: int) -> None:
+        if front_ends == self._front_ends:  # at the end of a server that none has joined
+            return
+        self._front_ends = front_ends
         LOG.warning("front ends that have joined: %d", front_ends)
 
     async def _metrics(self, _request: web.Request) -> web.Response:

@@ -27,9 +27,10 @@ from equipoise.serve.picker.server import serve_picker
 from equipoise.serve.picker.settings import PickerSettings, StaticEndpoints
 from equipoise.serve.policy_process import PolicyProcess, PolicyServerSettings, serve_policy
 from equipoise.serve.server import serve
-from equipoise.serve.settings import PolicyServerAddress, WorkerSettings
+from equipoise.serve.settings import AccessSettings, PolicyServerAddress, WorkerSettings
 
 ANY = PolicyServerSettings(port=0, metrics_port=0)
+WORKER = WorkerSettings(url="http://127.0.0.1:1", name="w")
 ADDRESS = PolicyServerAddress("127.0.0.1", 1)
 LATE_BINDING = cast(PolicyFactory, LateBinding)
 HELLO = ["hello", VERSION, None]
@@ -165,6 +166,25 @@ def test_port_in_use_is_a_usage_error_that_names_the_option(flag: str) -> None:
     assert "address already in use" in str(error.value)
 
 
+LISTENERS: dict[str, Callable[[str], object]] = {
+    "policy-server": lambda host: serve_policy(
+        PolicyServerSettings(host=host), LATE_BINDING, print
+    ),
+    "route": lambda host: serve(
+        settings_of([], workers=(WORKER,), access=AccessSettings(host=host)), LATE_BINDING, print
+    ),
+}
+
+
+@pytest.mark.parametrize("server", LISTENERS)
+def test_host_that_no_resolver_takes_is_a_usage_error(
+    server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(UsageError, match=r"--host a\.\.b .* label empty or too long"):
+        LISTENERS[server]("a..b")
+    assert not caplog.records, "nobody has joined or left"
+
+
 @contextmanager
 def noting(work: Callable[[int], Any]) -> Iterator[tuple[list[str], Callable[[str], None]]]:
     """Lines of a policy server; with the first one `work` begins, with its port."""
@@ -232,11 +252,7 @@ class DerivesFromTheProtocol(TakesNothingOver, RoutingPolicy):
 SERVERS: dict[str, Callable[[Any], object]] = {
     "policy-server": lambda factory: serve_policy(ANY, factory, print),
     "route": lambda factory: serve(
-        settings_of(
-            [],
-            workers=(WorkerSettings(url="http://127.0.0.1:1", name="w"),),
-            policy_server=ADDRESS,
-        ),
+        settings_of([], workers=(WORKER,), policy_server=ADDRESS),
         factory,
         print,
     ),
