@@ -213,7 +213,9 @@ class EndpointPool:
         wanted = {one.key: one for one in listed}
         known = {one.key: one for one in self._endpoints.values()}
         for key, endpoint in known.items():
-            if key not in wanted and endpoint.number not in self._leaving:
+            # One before it that leaves may end the last request of one that was leaving.
+            is_there = endpoint.number in self._endpoints
+            if is_there and key not in wanted and endpoint.number not in self._leaving:
                 self._leave(endpoint)
         for key, settings in wanted.items():
             if key in known:
