@@ -33,7 +33,15 @@ class Link(Protocol):
 
 
 class SharedPolicyLost(PolicyError):
-    """The process that has the shared policy does not answer, or its policy has failed."""
+    """The process that has the shared policy does not answer, or its policy has failed.
+
+    Attributes:
+        reason: why it is lost.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the policy that front ends share is lost: {reason}")
+        self.reason = reason
 
 
 class MalformedMessage(Exception):

@@ -686,8 +686,8 @@ class FrontEndSession:
         ours = self._server.lockstep
         if None not in (lockstep, ours) and lockstep is not ours:
             raise MalformedMessage(
-                f"its requests need a policy with lockstep {_text(lockstep)}, and this one has "
-                f"{_text(ours)}: set the policy option `lockstep` of the policy's process"
+                f"lockstep is {_text(lockstep)} at the front end and {_text(ours)} at the policy "
+                "server: set the policy option `lockstep` of one as that of the other"
             )
 
     def _add(self, serial: int, size: int, required: int | None) -> SharedRequest:

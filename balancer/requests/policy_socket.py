@@ -31,6 +31,7 @@ MAX_PATH_BYTES = 107
 """Of the path of a Unix socket, in Linux and, with four more for the end, elsewhere."""
 DIGEST_DIGITS = 14
 """With these a path is no longer than those of vLLM's own sockets in the same folder."""
+ENDED = "the connection has ended"
 RETRY_SECONDS = 0.1
 """Between two attempts to connect."""
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
@@ -58,15 +59,22 @@ class JsonLinesLink(asyncio.Protocol):
     Attributes:
         receive: called with each message.
         closed: called once, when the stream has ended.
+        fault: for which this end has dropped the peer; empty: it has not.
     """
 
     def __init__(self, receive: Callable[[Message], object], closed: Callable[[], object]) -> None:
         self.receive, self.closed = receive, closed
+        self.fault = ""
         self.connecting: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._unsent, self._unread = bytearray(), bytearray()
         self._open = True
+
+    @property
+    def end(self) -> str:
+        """Why the stream has ended."""
+        return f"the connection is dropped: {self.fault}" if self.fault else ENDED
 
     @property
     def is_open(self) -> bool:
@@ -113,9 +121,7 @@ class JsonLinesLink(asyncio.Protocol):
         self._unread = rest
         try:
             for line in lines:
-                message = json.loads(line)
-                if not isinstance(message, list):
-                    raise MalformedMessage(f"not a message: {line[:80]!r}")
+                message = _message(line)
                 self.receive(message)
         except (MalformedMessage, ValueError, RecursionError) as error:
             self._drop(str(error))
@@ -128,7 +134,7 @@ class JsonLinesLink(asyncio.Protocol):
         self.closed()
 
     def _drop(self, why: str) -> None:
-        LOG.warning("equipoise: the connection of a shared policy is dropped: %s", why)
+        self.fault = why
         self._open = False
         if self._transport is not None:
             self._transport.abort()
@@ -180,7 +186,13 @@ def accept(server: PolicyServer) -> JsonLinesLink:
     """Return the protocol of a connection that somebody has made to the server of a policy."""
     link = JsonLinesLink(lambda message: None, lambda: None)
     session = server.connect(link)
-    link.receive, link.closed = session.receive, session.disconnect
+
+    def closed() -> None:
+        if link.fault:
+            LOG.warning("equipoise: a front end of a shared policy is dropped: %s", link.fault)
+        session.disconnect()
+
+    link.receive, link.closed = session.receive, closed
     return link
 
 
@@ -193,7 +205,7 @@ def connect_by_socket(name: str, policy: RemotePolicy, dispatcher: RequestDispat
     Raises `PolicyError` where there cannot be a socket.
     """
     path = socket_path(name)
-    link = JsonLinesLink(policy.receive, lambda: policy.lose("the connection has ended"))
+    link = JsonLinesLink(policy.receive, lambda: policy.lose(link.end))
     policy.connect(link, dispatcher)
     dispatcher.replace_policy(policy)
     link.connecting = asyncio.get_running_loop().create_task(_connect(path, link, policy))
@@ -227,6 +239,17 @@ def _connected(path: Path) -> socket.socket:
         connecting.close()
         raise
     return connecting
+
+
+def _message(line: bytearray) -> Message:
+    """Raises `MalformedMessage` for what is none, such as the first line of another protocol."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, list):
+        raise MalformedMessage(f"not a message of a shared policy: {bytes(line[:40])!r}")
+    return message
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -169,14 +169,14 @@ class RemotePolicy:
         """The server is gone: the dispatcher does as with any policy that failed."""
         if self._lost is not None:
             return
-        self._lost = SharedPolicyLost(f"the policy that front ends share is lost: {why}")
+        self._lost = SharedPolicyLost(why)
         self._stop()
         self._on_lost(self._lost)
 
     def close(self) -> None:
         """Leave the server, which aborts what it still has of this front end."""
         if self._lost is None:
-            self._lost = SharedPolicyLost("this front end has left the policy")
+            self._lost = SharedPolicyLost("this front end has left it")
             self._stop()
 
     def _stop(self) -> None:

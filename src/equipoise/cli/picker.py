@@ -21,6 +21,8 @@ from equipoise.cli.route import (
     WHERE,
     WORKERS,
     check_bodies,
+    check_distinct,
+    check_given_once,
     check_port,
     check_ranges,
     check_reports,
@@ -141,7 +143,9 @@ def picker(arguments: Namespace) -> int:
 def option_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What the command line asks for, its configuration file included."""
     file = read_config(arguments["config"], BY_KEY) if "config" in arguments else {}
-    return file | {key: value for key, value in arguments.items() if key in BY_KEY}
+    values = file | {key: value for key, value in arguments.items() if key in BY_KEY}
+    check_given_once(values)
+    return values
 
 
 def policy_of(values: Mapping[str, Any], tokens: TokenSource) -> tuple[str, dict[str, object]]:
@@ -256,10 +260,7 @@ def endpoints_of(
                 f"workers: {one.url} has to be http://IP:PORT: Envoy takes no names, no zones and "
                 "no paths, and has the TLS of workers in its own configuration"
             )
-    pairs = [(one.url, tuple(sorted(one.headers.items()))) for one in workers]
-    for pair in pairs:
-        if pairs.count(pair) > 1:
-            raise UsageError(f"workers: {pair[0]} is there twice: give them headers of their ranks")
+    check_distinct(workers)
     return workers
 
 

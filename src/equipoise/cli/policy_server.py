@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from equipoise.balancer.requests.policy_settings import POLICIES
@@ -10,12 +11,15 @@ from equipoise.cli.config import read_config
 from equipoise.cli.offline import warn
 from equipoise.cli.option import Option
 from equipoise.cli.process import print_stderr
-from equipoise.cli.route import WHERE, check_port
+from equipoise.cli.route import WHERE, check_given_once, check_port
 from equipoise.hal.errors import UsageError
 
 DEFAULT_PORT, DEFAULT_METRICS_PORT = 9004, 9005
 OPTIONS = (
-    *(route.BY_KEY[key] for key in ("policy", "policy_options", "host")),
+    route.BY_KEY["policy"],
+    replace(route.BY_KEY["policy_options"],
+            help="how the policy is set, such as lockstep=false; a mapping in a file"),
+    route.BY_KEY["host"],
     Option(key="port", kind=kinds.WHOLE, group=WHERE, metavar="PORT",
            shown_default=str(DEFAULT_PORT), help="port for front ends; 0 picks a free one"),
     Option(key="metrics_port", kind=kinds.WHOLE, group=WHERE, metavar="PORT",
@@ -31,6 +35,7 @@ def policy_server(arguments: Namespace) -> int:
     given = vars(arguments)
     file = read_config(given["config"], BY_KEY) if "config" in given else {}
     values: dict[str, Any] = file | {key: value for key, value in given.items() if key in BY_KEY}
+    check_given_once(values)
     ports = {"port": DEFAULT_PORT, "metrics_port": DEFAULT_METRICS_PORT}
     for key in ports:
         ports[key] = values.get(key, ports[key])

@@ -1,7 +1,7 @@
 """`equipoise route`: its options, its checks, and the settings that the proxy runs with."""
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from equipoise.serve.settings import (
     ReportSettings,
     RouteSettings,
     Timeouts,
+    WorkerSettings,
 )
 
 WHERE, WORKERS, WAITS = "listening", "workers", "waits"
@@ -197,11 +198,7 @@ def request_of(arguments: Mapping[str, Any]) -> RouteRequest:
     for key in ("workers", "policy_options", "metrics", "allowed_origins"):
         if key in values:
             values[key] = tuple(values[key])
-    for key in ("policy_options", "metrics"):
-        names = [name for name, _ in values.get(key, ())]
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"{BY_KEY[key].name}: {name} is there twice")
+    check_given_once(values)
     return RouteRequest(**values, others=limits)
 
 
@@ -220,6 +217,10 @@ def route_settings(request: RouteRequest) -> RouteSettings:
     if reports is not None and reports.generated is not None:
         raise UsageError("--metrics: generated is for `equipoise picker`: a proxy counts tokens")
     check_reports(request.policy, reports)
+    policy_server = policy_server_address(request.policy_server)
+    if policy_server is not None:
+        # By their keys a policy server knows which workers of several proxies are the same.
+        check_distinct(workers)
     limits = Limits(**whole_numbers(by_group[LIMITS]))
     check_bodies(limits.body, limits.buffered)
     return RouteSettings(
@@ -230,10 +231,27 @@ def route_settings(request: RouteRequest) -> RouteSettings:
         timeouts=Timeouts(**by_group[WAITS]),
         health=HealthSettings(**by_group[HEALTH]),  # type: ignore[arg-type]  # as their kinds say
         client_rank=request.client_rank,
-        policy_server=policy_server_address(request.policy_server),
+        policy_server=policy_server,
         log=request.log,
         wandb=request.wandb,
     )
+
+
+def check_given_once(values: Mapping[str, Any]) -> None:
+    """Raises UsageError where an option of NAME=VALUE has a name twice."""
+    for key in ("policy_options", "metrics"):
+        names = [name for name, _ in values.get(key, ())]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"{BY_KEY[key].name}: {name} is there twice")
+
+
+def check_distinct(workers: Sequence[WorkerSettings]) -> None:
+    """Raises UsageError where two workers have the same url and the same headers."""
+    by_key: dict[str, WorkerSettings] = {}
+    for one in workers:
+        if by_key.setdefault(one.key, one) is not one:
+            raise UsageError(f"workers: {one.url} is there twice: give them headers of their ranks")
 
 
 def policy_server_address(text: str | None) -> PolicyServerAddress | None:
@@ -243,6 +261,7 @@ def policy_server_address(text: str | None) -> PolicyServerAddress | None:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
+        (host or "").encode("idna")  # as a resolver is asked for it
     except ValueError:
         host, port = None, None
     if host is None or not port or parts.netloc != text or parts.username is not None:

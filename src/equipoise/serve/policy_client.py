@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import Callable
 from enum import Enum, unique
 
@@ -20,7 +22,8 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 """Requests wait as long for a server that hangs, before this front end decides alone."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 5.0
-"""Between two attempts to join: after the first that fails, and after many."""
+"""Between two attempts to join: after the first that fails or a server that was lost, and after
+many that failed."""
 
 
 @unique
@@ -35,7 +38,9 @@ class Membership(Enum):
 
 def check_policy_takes_over(factory: PolicyFactory) -> None:
     """Raises UsageError unless a policy of this factory can take the place of another one."""
-    if not callable(getattr(factory([1], [None]), "on_running", None)):
+    method = getattr(type(factory([1], [None])), "on_running", None)
+    # What derives from the protocol has a method that does nothing.
+    if method is None or method is RoutingPolicy.on_running:
         raise UsageError(
             "--policy: with a policy server it needs a method `on_running`: requests run "
             "when it takes over"
@@ -74,17 +79,20 @@ class PolicyClient:
         """Until it is cancelled."""
         delay = RETRY_SECONDS
         while True:
-            was_joined = await self._join()
-            delay = RETRY_SECONDS if was_joined else min(2 * delay, MAX_RETRY_SECONDS)
+            if await self._join():
+                delay = RETRY_SECONDS
             await asyncio.sleep(delay)
+            delay = min(2 * delay, MAX_RETRY_SECONDS)
 
     async def _join(self) -> bool:
         """One attempt, and what follows until the server is lost; whether it decided."""
         lost: asyncio.Future[bool] = self._loop.create_future()
 
         def on_lost(error: SharedPolicyLost) -> None:
+            if lost.done():  # `run` is cancelled in this turn of the loop
+                return
             lost.set_result(self.membership is Membership.JOINED)
-            self._lose(str(error))
+            self._lose(error.reason)
 
         policy = RemotePolicy(
             self._loop,
@@ -94,7 +102,7 @@ class PolicyClient:
             ANSWER_SECONDS,
             self._lockstep,
         )
-        link = JsonLinesLink(policy.receive, lambda: policy.lose("the connection has ended"))
+        link = JsonLinesLink(policy.receive, lambda: policy.lose(link.end))
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._loop.create_connection(
@@ -104,7 +112,7 @@ class PolicyClient:
             self._tell(f"no connection in {CONNECT_SECONDS:g} seconds")
             return False
         except OSError as error:
-            self._tell(error.strerror or str(error))
+            self._tell(_reason(error))
             return False
         policy.connect(link, self._dispatcher)
         try:
@@ -132,7 +140,15 @@ class PolicyClient:
         if why != self._told:
             self._told = why
             LOG.warning(
-                "policy server at %s: %s: this front end decides alone, and tries to join",
+                "no decisions from the policy server at %s (%s): this front end decides alone, and "
+                "tries to join",
                 self._address,
                 why,
             )
+
+
+def _reason(error: OSError) -> str:
+    """Without the address, which asyncio's own text of a refused connection repeats."""
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)

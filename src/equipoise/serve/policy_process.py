@@ -18,6 +18,7 @@ from equipoise.balancer.requests.policy_socket import accept
 from equipoise.balancer.requests.request_router import RequestRouter, prompt_weight_of
 from equipoise.hal.errors import EquipoiseError, UsageError
 from equipoise.serve.metrics import CONTENT_TYPE
+from equipoise.serve.picker.endpoint_pool import check_policy
 from equipoise.serve.policy_client import check_policy_takes_over
 from equipoise.serve.server import PrintLine, SignalListener, log_to_stderr, loop_factory
 
@@ -37,9 +38,10 @@ class PolicyServerSettings:
 def serve_policy(settings: PolicyServerSettings, factory: PolicyFactory, say: PrintLine) -> int:
     """Serve until SIGTERM or SIGINT; returns 0.
 
-    Raises UsageError where it cannot listen there, or for a policy that cannot take over requests
-    that run; EquipoiseError where the policy failed.
+    Raises UsageError where it cannot listen there, or for a policy that takes no new workers, or
+    no requests that run; EquipoiseError where the policy failed.
     """
+    check_policy(factory)
     check_policy_takes_over(factory)
     with (
         log_to_stderr("equipoise.policy", "equipoise.balancer.requests"),
@@ -66,6 +68,7 @@ class PolicyProcess:
             policy, [None], self._loop, self._on_failure, self._on_front_ends, lockstep
         )
         self.ports: dict[str, int] = {}
+        self._front_ends = 0
         self._listener: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self._registry = CollectorRegistry()
@@ -88,8 +91,8 @@ class PolicyProcess:
             self._listener = await self._loop.create_server(
                 lambda: accept(self.server), settings.host, port
             )
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # the second: no name that a resolver takes
+            why = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"--host {settings.host} {flag} {port}: {why}") from error
         self.ports = {
             "port": self._listener.sockets[0].getsockname()[1],
@@ -109,7 +112,10 @@ class PolicyProcess:
         self.failed.set()
 
     def _on_front_ends(self, front_ends: int) -> None:
-        LOG.warning("%d front end(s)", front_ends)
+        if front_ends == self._front_ends:  # at the end of a server that none has joined
+            return
+        self._front_ends = front_ends
+        LOG.warning("front ends that have joined: %d", front_ends)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE}

@@ -147,9 +147,9 @@ async def _start(proxy: Proxy, settings: RouteSettings, say: PrintLine) -> None:
     access = settings.access
     try:
         await proxy.start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second: no name that a resolver takes
         await proxy.stop()
-        why = error.strerror or str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--host {access.host} --port {access.port}: {why}") from error
     scheme = "http" if access.certificate is None else "https"
     say(f"serving on {scheme}://{access.host}:{proxy.port}, {len(settings.workers)} worker(s)")

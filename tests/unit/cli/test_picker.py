@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from equipoise.balancer.requests.policy_factory import PolicyFactory, routing_policy_factory
 from equipoise.cli.picker import OPTIONS, option_values, picker_settings, policy_of, read_endpoints
 from equipoise.hal.errors import UsageError
+from equipoise.serve import policy_process
 from equipoise.serve.picker import server
 from equipoise.serve.picker.settings import (
     DnsEndpoints,
@@ -18,6 +20,7 @@ from equipoise.serve.picker.settings import (
     StaticEndpoints,
     TokenSource,
 )
+from equipoise.serve.policy_process import PolicyServerSettings
 
 ONE = "workers: ['http://10.0.0.1:8000']\n"
 BAD = {
@@ -167,18 +170,64 @@ def test_picker_help_defaults_match_settings() -> None:
     assert shown["host"] == settings.ports.host
 
 
-def test_example_of_kubernetes_is_taken_and_waits_for_no_steps(tmp_path: Path) -> None:
+def kubernetes_objects(kind: str) -> dict[str, Any]:
+    """Those of the example, by name."""
     example = Path(__file__).parents[3] / "examples" / "picker" / "kubernetes.yaml"
-    [text] = [
-        one["data"]["picker.yaml"]
-        for one in yaml.safe_load_all(example.read_text())
-        if one["kind"] == "ConfigMap"
-    ]
+    objects = yaml.safe_load_all(example.read_text())
+    return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
+
+
+def test_example_of_kubernetes_is_taken_and_waits_for_no_steps(tmp_path: Path) -> None:
+    [text] = [one["data"]["picker.yaml"] for one in kubernetes_objects("ConfigMap").values()]
     (tmp_path / "picker.yaml").write_text(text)
     values = option_values({"config": tmp_path / "picker.yaml"})
     settings = picker_settings(values)
     assert settings.tokens is TokenSource.CHUNKS
     assert policy_of(values, settings.tokens) == ("fit", {"lockstep": False})
+
+
+def test_example_of_kubernetes_starts_the_policy_server_that_its_pickers_name(
+    equipoise: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[PolicyServerSettings, Any]] = []
+
+    def serve(settings: PolicyServerSettings, factory: PolicyFactory, _: object) -> int:
+        made.append((settings, factory([1], [None])))
+        return 0
+
+    monkeypatch.setattr(policy_process, "serve_policy", serve)
+    deployment = kubernetes_objects("Deployment")["equipoise-policy"]["spec"]
+    assert deployment["replicas"] == 1
+    pod = deployment["template"]
+    [container] = pod["spec"]["containers"]
+    program, *arguments = container["command"]
+    assert program == "equipoise"
+    assert equipoise(*arguments).code == 0
+    [(settings, policy)] = made
+    assert settings == PolicyServerSettings(host="0.0.0.0")
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["port"] == settings.metrics_port
+
+    [config] = kubernetes_objects("ConfigMap").values()
+    (tmp_path / "picker.yaml").write_text(config["data"]["picker.yaml"])
+    values = option_values({"config": tmp_path / "picker.yaml"})
+    pickers = picker_settings(values)
+    service = kubernetes_objects("Service")["equipoise-policy"]
+    assert str(pickers.policy_server) == f"{service['metadata']['name']}:{settings.port}"
+    assert service["spec"]["ports"][0]["port"] == settings.port
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    own = routing_policy_factory(*policy_of(values, pickers.tokens))([1], [None])
+    assert policy.settings == own.settings  # type: ignore[attr-defined]  # a native one
+
+    [network] = kubernetes_objects("NetworkPolicy").values()
+    assert network["spec"]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    [front_ends] = [
+        rule["from"]
+        for rule in network["spec"]["ingress"]
+        if {"port": settings.port} in rule["ports"]
+    ]
+    labels = kubernetes_objects("Deployment")["equipoise-picker"]["spec"]["template"]["metadata"]
+    assert front_ends == [{"podSelector": {"matchLabels": labels["labels"]}}]
 
 
 def test_example_configuration_is_taken() -> None:

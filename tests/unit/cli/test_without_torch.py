@@ -36,6 +36,13 @@ COMMANDS = {
     "simulate": ("simulate", "--workload", "prop", "--workers", "2", "--requests", "40"),
     "route-report": ("route-report", "log"),
 }
+SERVERS = (
+    (
+        ("route", "--workers", "http://127.0.0.1:9", "--slots", "1", "--port", "0"),
+        "serving on http://127.0.0.1:",
+    ),
+    (("policy-server", "--port", "0", "--metrics-port", "0"), "policy on port "),
+)
 RECORD = RequestRecord(
     run=10.0, streamed=True, id="a", path="/v1/completions", model="m", worker="rank 0",
     attempts=1, arrived_at=11.0, bound_at=12.0, first_answer_at=13.0, ended_at=14.0, prompt=5,
@@ -83,15 +90,15 @@ def test_offline_command_works_without_torch(command: str) -> None:
     assert (completed.returncode, completed.stderr.count("Traceback")) == (0, 0), completed.stderr
 
 
-@pytest.mark.skipif(find_spec("aiohttp") is None, reason="the proxy takes aiohttp")
-def test_proxy_serves_without_torch() -> None:
-    command = ("route", "--workers", "http://127.0.0.1:9", "--slots", "1", "--port", "0")
+@pytest.mark.skipif(find_spec("aiohttp") is None, reason="both take aiohttp")
+@pytest.mark.parametrize(("command", "line"), SERVERS)
+def test_server_serves_without_torch(command: tuple[str, ...], line: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", BLOCKED, *command], stderr=subprocess.PIPE, text=True
     ) as proxy:
         try:
             assert proxy.stderr is not None
-            assert proxy.stderr.readline().startswith("equipoise: serving on http://127.0.0.1:")
+            assert proxy.stderr.readline().startswith(f"equipoise: {line}")
             proxy.send_signal(signal.SIGTERM)
             _, stderr = proxy.communicate(timeout=BOUND)
         finally:

@@ -146,6 +146,21 @@ def test_endpoint_that_comes_back_in_time_gets_requests_again() -> None:
     run(work())
 
 
+def test_endpoint_stays_whose_headers_are_written_otherwise() -> None:
+    async def work() -> None:
+        pool = pool_of()
+        set_endpoints(pool, [endpoint_at(ADDRESSES[0], headers={"X-A": "1", "X-B": "2"})])
+        state = pool.submit(7)
+        pool.set_endpoints([endpoint_at(ADDRESSES[0], headers={"x-b": "2", "x-a": "1"})])
+        [endpoint] = pool.endpoints
+        assert not pool.is_leaving(endpoint)
+        assert state.worker == endpoint.number
+        assert pool.serving == 1
+        pool.close()
+
+    run(work())
+
+
 def test_fallback_needs_the_same_headers_and_another_address() -> None:
     async def work() -> None:
         pool = pool_of()

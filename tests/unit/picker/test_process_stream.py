@@ -276,6 +276,7 @@ FULL: list[tuple[str, Any]] = [("request", None)] * 3 + [("turns", 6)]
         ("turns", 6),
     ]
 )
+@example(events=[("list", {0}), ("health", (1, WorkerState.LOST)), ("list", set())])
 @given(events=EVENTS_OF_A_POOL)
 def test_streams_have_at_most_one_request_each_whatever_happens(
     events: Sequence[tuple[str, Any]],

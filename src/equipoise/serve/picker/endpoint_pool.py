@@ -148,9 +148,9 @@ class Endpoint:
     headers: tuple[tuple[str, str], ...]
 
     @property
-    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+    def key(self) -> str:
         """What makes it the same endpoint in two lists."""
-        return self.settings.url, self.headers
+        return self.settings.key
 
 
 def address_of(settings: WorkerSettings) -> str:
@@ -210,10 +210,12 @@ class EndpointPool:
 
     def set_endpoints(self, listed: Sequence[WorkerSettings]) -> None:
         """The endpoints from now on. Those that are gone keep their requests until these end."""
-        wanted = {_key(one): one for one in listed}
+        wanted = {one.key: one for one in listed}
         known = {one.key: one for one in self._endpoints.values()}
         for key, endpoint in known.items():
-            if key not in wanted and endpoint.number not in self._leaving:
+            # One before it that leaves may end the last request of one that was leaving.
+            is_there = endpoint.number in self._endpoints
+            if is_there and key not in wanted and endpoint.number not in self._leaving:
                 self._leave(endpoint)
         for key, settings in wanted.items():
             if key in known:
@@ -502,10 +504,6 @@ class EndpointPool:
         self.on_change()
         self.dispatcher.remove_worker(number)
         LOG.warning("%s: removed", endpoint.settings.name)
-
-
-def _key(settings: WorkerSettings) -> tuple[str, tuple[tuple[str, str], ...]]:
-    return settings.url, tuple(settings.headers.items())
 
 
 def _capacity(settings: WorkerSettings) -> Capacity:

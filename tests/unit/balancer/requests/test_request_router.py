@@ -401,6 +401,79 @@ def test_router_refuses_bad_worker_change_and_keeps_state(change: WorkerChange) 
 
 
 @pytest.mark.parametrize(
+    ("fields", "worker", "tokens", "error", "message"),
+    [
+        ({"size": 0}, 0, 0, RequestError, "size must be at least 1, got 0"),
+        ({"size": 2.5}, 0, 0, RequestError, "size must be a whole number, got 2.5"),
+        ({"id": "b"}, 0, 0, RequestError, "request 'b' has arrived already"),
+        ({"worker": 2}, 0, 0, WorkerError, "there is no worker 2: there are 2"),
+        ({}, 2, 0, WorkerError, "there is no worker 2: there are 2"),
+        ({}, -1, 0, WorkerError, "there is no worker -1: there are 2"),
+        ({}, 1.0, 0, RequestError, "worker must be a whole number, got 1.0"),
+        ({}, 0, -1, RequestError, "tokens must be at least 0, got -1"),
+        ({}, 0, 2**31, RequestError, "tokens must be at most 2147483647, got 2147483648"),
+        ({}, 0, 1.5, RequestError, "tokens must be a whole number, got 1.5"),
+    ],
+)
+def test_router_refuses_bad_running_request_and_keeps_state(
+    fields: dict[str, Any], worker: Any, tokens: Any, error: type[Exception], message: str
+) -> None:
+    router = RequestRouter(RoutingPolicySettings(name="jsq"), [CAPACITY] * 2)
+    router.on_running(request(0, 5), 0, 1)
+    router.on_arrival(Request(id="b", size=3))
+    before = (router.loads, router.counts, router.unassigned)
+    with pytest.raises(error) as raised:
+        router.on_running(Request(**{"id": "a", "size": 10, **fields}), worker, tokens)
+    assert str(raised.value) == message
+    assert (router.loads, router.counts, router.unassigned) == before
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_router_refuses_running_request_of_lost_worker(name: str) -> None:
+    router = RequestRouter(RoutingPolicySettings(name=name), [CAPACITY] * 2)
+    lose_worker(router, 0)
+    with pytest.raises(WorkerError, match="worker 0"):
+        router.on_running(request(0, 5), 0, 1)
+    router.on_running(request(0, 5), 1, 1)
+    assert (router.loads, router.counts) == ([0, 6], [0, 1])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_router_counts_running_request_until_it_ends(name: str) -> None:
+    router = RequestRouter(RoutingPolicySettings(name=name), [CAPACITY] * 2)
+    assert router.on_running(request(0, 5), 1, 3) == Decision()
+    assert (router.loads, router.counts) == ([0, 8], [0, 1])
+    router.on_tokens({0: 2})
+    assert (router.loads, router.counts) == ([0, 10], [0, 1])
+    router.on_finish(0)
+    assert (router.loads, router.counts, router.unassigned) == ([0, 0], [0, 0], 0)
+    with pytest.raises(RequestError, match="not known, or gone"):
+        router.on_finish(0)
+
+
+@pytest.mark.parametrize("name", BINDING_LATE)
+def test_router_binds_nothing_beside_running_requests_that_fill_slots(name: str) -> None:
+    settings = RoutingPolicySettings(name=name, lockstep=False)
+    router = RequestRouter(settings, [Capacity(slots=1)])
+    # More than it has slots: the front end had another policy that knew less.
+    for number in range(2):
+        router.on_running(request(number, 5), 0, 1)
+    assert router.on_arrival(request(2, 5)) == Decision()
+    assert router.on_finish(0) == Decision()
+    assert [one.request for one in router.on_finish(1).assignments] == [2]
+
+
+def test_router_loses_running_requests_and_moves_those_without_a_token() -> None:
+    router = RequestRouter(RoutingPolicySettings(name="jsq"), [Capacity(), Capacity()])
+    router.on_running(request(0, 5), 0, 1)
+    router.on_running(request(1, 5), 0, 0)
+    router.on_running(request(2, 5, worker=0), 0, 0)
+    decision = lose_worker(router, 0)
+    assert sorted(map(str, decision.lost)) == ["0", "2"], "one has begun, one may go nowhere else"
+    assert [(one.request, one.worker) for one in decision.assignments] == [(1, 1)]
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"size": 2.5}, "size must be a whole number, got 2.5"),

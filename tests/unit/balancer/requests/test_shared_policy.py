@@ -646,7 +646,7 @@ def test_front_end_that_tells_steps_otherwise_is_refused(
     link = RecordingLink()
     server.connect(link).receive(["hello", VERSION, theirs])
     assert link.closed is refused
-    assert not refused or "need a policy with lockstep false" in link.messages[-1][1]
+    assert not refused or "lockstep is false at the front end and true" in link.messages[-1][1]
 
 
 def test_connection_counts_as_front_end_after_its_hello() -> None:
