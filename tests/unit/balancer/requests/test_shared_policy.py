@@ -847,7 +847,7 @@ def test_number_of_a_removed_worker_is_used_again() -> None:
     assert [one.name for one in pool.server.workers] == ["0", None]
 
 
-def test_worker_that_comes_back_by_another_number_is_known_when_its_front_end_rejoins() -> None:
+def test_worker_that_came_back_by_another_number_is_known_at_a_rejoin() -> None:
     pool = Pool(LateBinding([1]), front_ends=1)
     dispatcher = pool.dispatchers[0]
     numbers = [dispatcher.add_worker(Capacity(slots=1), name=name) for name in "ab"]
